@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
-# What headrace.connectors.compiled looks for when a compiled module is imported, followed by the digest.
+# What headrace.connectors.base.compiled looks for when a compiled module is imported, followed by the digest.
 MARK = "headrace: compiled from source with sha256 "
 
 COMPILED = (

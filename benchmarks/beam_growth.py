@@ -29,8 +29,8 @@ from benchmarks.environment import environment
 from benchmarks.figures import save
 from benchmarks.stored import write_whole
 from headrace.beam import ReadFromKafka
-from headrace.harness.flink import FlinkCluster, start_flink
-from headrace.harness.kafka import create_topic, start_broker
+from headrace.testing.servers.flink import FlinkCluster, start_flink
+from headrace.testing.servers.kafka import create_topic, start_broker
 
 PARTITIONS = 100
 CHECKPOINT_MS = 2000

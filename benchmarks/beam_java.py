@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from headrace.enumerator.errors import PeerError, RetriableError
-from headrace.harness.jars import Bundle, find_java, installed
-from headrace.harness.ports import HOST, is_listening, reserved_ports
-from headrace.harness.processes import JAVA_OPTIONS, LOGGING_OPTIONS, ServerProcess, guarded
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.jars import Bundle, find_java, installed
+from headrace.testing.servers.ports import HOST, is_listening, reserved_ports
+from headrace.testing.servers.processes import JAVA_OPTIONS, LOGGING_OPTIONS, ServerProcess, guarded
 
 VERSION = "2.70.0"
 # Beam's wrapper would download it all in one jar, which is not everywhere to be had; so it is put together from its parts.

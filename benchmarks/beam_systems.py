@@ -27,9 +27,9 @@ from benchmarks.harness import Context, Measurement
 from benchmarks.topics import Shape
 from headrace.beam import ReadFromKafka
 from headrace.enumerator.errors import RetriableError
-from headrace.harness.flink import FlinkCluster, start_flink
-from headrace.harness.waiting import wait_until
 from headrace.kafka import Latest
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.flink import FlinkCluster, start_flink
 
 HERE = Path(__file__).parent
 BEAM_SYSTEMS = ("headrace", "headrace-records", "confluent", "kafkaio")

@@ -23,14 +23,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, Committer
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.record_batch import stored_batches
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer
 from headrace.connectors.kafka.write.sink import KafkaSink, _commit_log
-from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, Committer
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 
 RESULTS = Path(__file__).parent / "results" / "commit-list.json"

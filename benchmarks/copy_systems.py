@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.flink_systems import flink
 from benchmarks.harness import Context, Measurement
 from benchmarks.spark_systems import Stream, spark_copy
-from headrace.harness.kafka import create_topic, delete_topic
 from headrace.kafka import Earliest, KafkaSource, Latest
+from headrace.testing.servers.kafka import create_topic, delete_topic
 
 
 def copy_topic(context: Context, work: Stream) -> Measurement:

@@ -27,7 +27,7 @@ from benchmarks.harness import Cell, Fleet, fleet
 from benchmarks.read_throughput import BROKER_HEAP
 from benchmarks.spark_systems import Read, batch_read
 from benchmarks.topics import Shape, fill
-from headrace.harness.kafka import start_broker
+from headrace.testing.servers.kafka import start_broker
 
 RESULT = Path(__file__).parent / "results" / "cpu-budget.json"
 SHAPES = (Shape(6_000_000, 100), Shape(1_000_000, 1024), Shape(1_000_000, 1024, "zstd"))

@@ -15,7 +15,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from headrace.harness.jars import Bundle, cache_directory, installed
+from headrace.testing.servers.jars import Bundle, cache_directory, installed
 
 FLINK_VERSION = "2.2.1"
 CONNECTOR_VERSION = "5.0.0-2.2"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.harness.jars import Bundle, installed
+from headrace.testing.servers.jars import Bundle, installed
 
 CONNECTOR_VERSION = "4.2.0"
 AVRO_VERSION = "4.1.1"

@@ -32,7 +32,7 @@ from benchmarks.restore.oracle import Log, Seen, judge, read_log
 from benchmarks.restore.process import Family
 from benchmarks.restore.records import identify
 from benchmarks.restore.systems import BY_NAME, Job, System
-from headrace.harness.kafka import BrokerCluster, create_topic, start_broker
+from headrace.testing.servers.kafka import BrokerCluster, create_topic, start_broker
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "outage.json"

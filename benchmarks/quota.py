@@ -28,7 +28,7 @@ from rich.progress import track
 from benchmarks.environment import environment
 from benchmarks.spark_systems import session
 from benchmarks.topics import Shape, fill
-from headrace.harness.kafka import start_broker
+from headrace.testing.servers.kafka import start_broker
 
 RESULT = Path(__file__).parent / "results" / "quota.json"
 SHAPE = Shape(records=20_000, value_bytes=1024)

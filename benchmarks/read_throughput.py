@@ -22,7 +22,7 @@ from benchmarks.environment import environment
 from benchmarks.harness import Cell, Fleet, fleet, is_finished, measure, save
 from benchmarks.jars import jvm_connector_jars
 from benchmarks.report import report, summary
-from headrace.harness.kafka import start_broker
+from headrace.testing.servers.kafka import start_broker
 
 HERE = Path(__file__).parent
 BROKER_HEAP = ("-Xms1g", "-Xmx1g")

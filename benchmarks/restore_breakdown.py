@@ -25,7 +25,7 @@ from benchmarks.restore.stages import STAGES, processes, stages
 from benchmarks.restore.systems import BY_NAME
 from benchmarks.restore_throughput import BROKER_HEAP, scratch
 from benchmarks.stored import write_whole
-from headrace.harness.kafka import start_broker
+from headrace.testing.servers.kafka import start_broker
 
 FILE = Path(__file__).parent / "results" / "restore-breakdown.json"
 SYSTEMS = ("headrace", "headrace-cold", "jvm", "jvm-warm")

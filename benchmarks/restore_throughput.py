@@ -31,8 +31,8 @@ from benchmarks.restore.report import summary
 from benchmarks.restore.run import FULL, QUICK, Timing, Work, run
 from benchmarks.restore.runs import capacities_in, runs_in
 from benchmarks.restore.systems import ABLATIONS, BY_NAME, SYSTEMS, System
-from headrace.harness.kafka import start_broker
-from headrace.harness.kafka.containers import docker_answers
+from headrace.testing.servers.kafka import start_broker
+from headrace.testing.servers.kafka.containers import docker_answers
 
 HERE = Path(__file__).parent
 BROKER_HEAP = ("-Xms1g", "-Xmx1g")

@@ -31,14 +31,14 @@ from deltalake.transaction import CommitProperties, Transaction
 from pyiceberg.catalog import load_catalog
 from pyiceberg.types import LongType
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError, refuse_stale
-from headrace.connectors.sink import Attempt, TwoPhaseSink
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError, refuse_stale
+from headrace.connectors.base.sink import Attempt, TwoPhaseSink
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.delta import DeltaSink, _LoadedDelta
 from headrace.connectors.tables.handles import TableHandle
 from headrace.connectors.tables.iceberg import IcebergSink, _LoadedIceberg
-from headrace.connectors.tables.keyed.changes import Changes
-from headrace.connectors.tables.work import WorkFolder
+from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.connectors.tables.writing import TableTransaction, _File
 from headrace.enumerator.errors import FencedError, PeerError
 

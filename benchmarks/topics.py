@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-from headrace.harness.kafka import create_topic, delete_topic
+from headrace.testing.servers.kafka import create_topic, delete_topic
 
 KEY_BYTES = 8
 CHUNK = 10_000

@@ -19,7 +19,7 @@
 No message carries a secret. All can be pickled: they travel from workers to drivers.
 """
 
-from headrace.connectors.commit import StaleEpochError, SupersededError
+from headrace.connectors.base.commit import StaleEpochError, SupersededError
 from headrace.connectors.formats.registry.schemas import UnknownSchemaError
 from headrace.connectors.kafka.client.errors import (
     BrokerError,

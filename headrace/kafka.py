@@ -2,12 +2,12 @@
 
 `KafkaSource("host:9092", topics=["flights"]).batches()` reads Arrow record batches in the caller's own process, with no engine.
 `KafkaSink("host:9092", topic="out")` writes exactly once, `AtLeastOnceKafkaSink` at least once: a runner, or a program of
-yours, drives them as `headrace.connectors.sink` says. `KafkaLease`: where a Spark job's supervisors agree which of them leads.
+yours, drives them as `headrace.connectors.base.sink` says. `KafkaLease`: where a Spark job's supervisors agree which of them leads.
 """
 
-from headrace.connectors.dead_letters import DeadLetters
-from headrace.connectors.kafka.client.login.sasl import SaslConfig
+from headrace.connectors.base.dead_letters import DeadLetters
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
+from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.lease import KafkaLease
 from headrace.connectors.kafka.read.source import KafkaBatches, KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit

@@ -10,7 +10,7 @@
 or, in a shell, `headrace run job.py:pipeline --workers 4 --checkpoints /var/lib/copy`.
 """
 
-from headrace.enumerator.restarts import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 from headrace.runners.local.pipeline import Pipeline, Retention, RunSettings
+from headrace.runners.restarts import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 __all__ = ["ExponentialDelay", "FailureRate", "FixedDelay", "NoRestart", "Pipeline", "Retention", "RunSettings"]

@@ -9,9 +9,9 @@
 `FunctionSink` makes a sink of a function, at least once.
 """
 
-from headrace.connectors.commit import JobCommitter
-from headrace.connectors.function_sink import FunctionSink
-from headrace.connectors.sink import (
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.function_sink import FunctionSink
+from headrace.connectors.base.sink import (
     Attempt,
     CommitList,
     CommitListSerializer,
@@ -26,7 +26,7 @@ from headrace.connectors.sink import (
     TwoPhaseSink,
     check_job,
 )
-from headrace.connectors.tables.keyed.changes import Changes
+from headrace.connectors.tables.changes import Changes
 
 __all__ = [
     "Attempt",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.connectors.kafka.read.split import KafkaSplit
     from headrace.runners.spark.readers import BatchReader, StreamReader
-    from headrace.runners.spark.supervision.rehearsing import RehearsalWriter
+    from headrace.runners.spark.supervision.dry_run_source import RehearsalWriter
     from headrace.runners.spark.writers import BatchWriter, StreamWriter
 
 __all__ = ["DefaultSource"]
@@ -53,41 +53,41 @@ class DefaultSource(DataSource):
     def schema(self) -> StructType:
         """The columns of a user who gave no schema. Raises UsageError for options that fit no kind of query."""
         from headrace.runners.spark.schema import default_schema
-        from pyspark_headrace.connectors import kafka_options
-        from pyspark_headrace.kafka_read import any_read
+        from headrace.spark.connectors import kafka_options
+        from headrace.spark.kafka_read import any_read
 
         return default_schema(any_read(kafka_options(self.options)))
 
     def reader(self, schema: StructType) -> BatchReader[KafkaSplit]:
         """A batch read. Raises UsageError for options or a schema that cannot be honoured."""
         from headrace.runners.spark.readers import BatchReader
-        from pyspark_headrace.connectors import kafka_options
-        from pyspark_headrace.kafka_read import Mode, kafka_read
+        from headrace.spark.connectors import kafka_options
+        from headrace.spark.kafka_read import Mode, kafka_read
 
         return BatchReader(kafka_read(kafka_options(self.options), Mode.BATCH, schema), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader[KafkaSplit]:  # noqa: N802 - Spark's name
         """A streaming read. Raises UsageError for options or a schema that cannot be honoured."""
         from headrace.runners.spark.readers import StreamReader
-        from pyspark_headrace.connectors import kafka_options
-        from pyspark_headrace.kafka_read import Mode, kafka_read
+        from headrace.spark.connectors import kafka_options
+        from headrace.spark.kafka_read import Mode, kafka_read
 
         return StreamReader(kafka_read(kafka_options(self.options), Mode.STREAM, schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter[Any]:  # noqa: FBT001 - Spark's signature
         """A batch write. Raises UsageError for options or columns that cannot be honoured, and for `.mode("overwrite")`."""
         from headrace.runners.spark.writers import BatchWriter
-        from pyspark_headrace.connectors import offset_log, planned_batch_write
+        from headrace.spark.connectors import offset_log, planned_batch_write
 
         write, columns = planned_batch_write(self.options, schema, overwrite=overwrite)
         return BatchWriter(write.sink, columns, write.job, write.epoch, offset_log(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any] | RehearsalWriter:  # noqa: FBT001, N802 - Spark's
         """A streaming write. Raises UsageError for options or columns that cannot be honoured."""
-        from headrace.runners.spark.supervision.ownership.incarnation import incarnation_of
-        from headrace.runners.spark.supervision.rehearsing import RehearsalWriter, is_rehearsal
+        from headrace.runners.spark.supervision.driver_id import incarnation_of
+        from headrace.runners.spark.supervision.dry_run_source import RehearsalWriter, is_rehearsal
         from headrace.runners.spark.writers import StreamWriter
-        from pyspark_headrace.connectors import offset_log, planned_stream_write
+        from headrace.spark.connectors import offset_log, planned_stream_write
 
         write, columns = planned_stream_write(self.options, schema, complete=overwrite)
         if is_rehearsal(self.options):

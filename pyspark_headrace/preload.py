@@ -20,8 +20,8 @@ import headrace.connectors.kafka.read.source
 import headrace.connectors.kafka.write.sink
 import headrace.runners.spark.readers
 import headrace.runners.spark.writers
-import pyspark_headrace.kafka_read
-import pyspark_headrace.kafka_write
+import headrace.spark.kafka_read
+import headrace.spark.kafka_write
 from headrace.connectors.kafka.client.wire.protocol import compile_codecs
 
 compile_codecs()

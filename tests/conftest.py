@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from headrace.harness.flink import FlinkCluster
-    from headrace.harness.kafka import BrokerCluster
+    from headrace.testing.servers.flink import FlinkCluster
+    from headrace.testing.servers.kafka import BrokerCluster
 
 pytest_plugins = ["headrace.pytest_plugin"]
 
@@ -78,7 +78,7 @@ def _no_fetcher_left_open() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def broker() -> Iterator[BrokerCluster]:
     """One broker shared by the session; a test that kills it must restart it."""
-    from headrace.harness.kafka import start_broker
+    from headrace.testing.servers.kafka import start_broker
 
     with start_broker(config=_config()) as cluster:
         yield cluster
@@ -87,7 +87,7 @@ def broker() -> Iterator[BrokerCluster]:
 @pytest.fixture(scope="session")
 def cluster3() -> Iterator[BrokerCluster]:
     """Three brokers shared by the session; a test that kills some must restart them."""
-    from headrace.harness.kafka import start_broker
+    from headrace.testing.servers.kafka import start_broker
 
     with start_broker(3, config=_config()) as cluster:
         yield cluster

@@ -26,8 +26,8 @@ from benchmarks.chaos.oracle import VALUE_BYTES, Census, judged
 from benchmarks.restore.oracle import Log
 from benchmarks.restore.records import identify
 from headrace.enumerator.errors import RetriableError
-from headrace.harness.databases import Database, mariadb, postgresql
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.databases import Database, mariadb, postgresql
 
 LOOK_S = 0.05
 END_S = 10.0

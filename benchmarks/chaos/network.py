@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 CHUNK = 1 << 16
 HARNESS, JOB = "harness", "job"
 HARNESS_CLIENTS = ("chaos-harness", "headrace-broker")
-"""How the client ids of this process begin: those of load, census and admin, and those of `headrace.harness`."""
+"""How the client ids of this process begin: those of load, census and admin, and those of `headrace.testing.servers`."""
 
 BROKER_CLIENT = re.compile(r"(?:broker-|raft-client-)?(\d+)(?:-.*)?")
 """Replica fetchers and what sends transaction markers, the metadata quorum, and what talks to the controller."""

@@ -11,9 +11,9 @@ from uuid import UUID
 from kafka import KafkaAdminClient
 
 from benchmarks.chaos.network import HARNESS_CLIENTS, Network, network
-from headrace.harness.kafka import create_topic, start_broker
-from headrace.harness.kafka.metadata import ask
 from headrace.testing.fake_kafka.state.brokers import coordinator_partition
+from headrace.testing.servers.kafka import create_topic, start_broker
+from headrace.testing.servers.kafka.metadata import ask
 
 BROKERS, REPLICAS = 3, 3
 GROUPS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.harness.class_archives import QUIET
-from headrace.harness.flink.programs import JOB_MANAGER, OPENED, TASK_MANAGER
-from headrace.harness.flink.settings import write_settings
-from headrace.harness.jars import find_java
-from headrace.harness.ports import HOST
+from headrace.runners.spark_processes.class_archives import QUIET
+from headrace.testing.servers.flink.programs import JOB_MANAGER, OPENED, TASK_MANAGER
+from headrace.testing.servers.flink.settings import write_settings
+from headrace.testing.servers.jars import find_java
+from headrace.testing.servers.ports import HOST
 
 CLUSTER = "/standby"
 ROOT = "/flink"

@@ -24,10 +24,10 @@ from benchmarks.restore.flink_cluster import REST_LEADER, Command, Places, Progr
 from benchmarks.restore.flink_pair import REHEARSAL_S, Kind, Look, Pair, rest_port
 from benchmarks.stored import write_whole
 from headrace.enumerator.errors import PeerError, RetriableError
-from headrace.harness.flink.rest import FlinkRest
-from headrace.harness.ports import HOST, Ports, is_listening, reserved_ports
-from headrace.harness.processes import ServerProcess, guarded
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.flink.rest import FlinkRest
+from headrace.testing.servers.ports import HOST, Ports, is_listening, reserved_ports
+from headrace.testing.servers.processes import ServerProcess, guarded
 
 LOOK_S, CALM_LOOK_S = 0.1, 0.5
 """Between two looks; the latter while a standby waits, so that looking takes no time from the job."""

@@ -24,7 +24,7 @@ from benchmarks.restore.process import Family
 from benchmarks.restore.scenarios import Phase, Scenario
 from benchmarks.restore.systems import Job, System, Victim
 from benchmarks.restore.timeline import ECHO_S, Curve, Moments, lag_level, restore, series
-from headrace.harness.kafka import add_partitions, create_topic, delete_topic
+from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic
 
 PARTITIONS = 8
 POLL_S = 0.05

@@ -14,13 +14,13 @@ from typing import Any
 from benchmarks.flink_systems import CONNECTOR, flink_home, flink_python
 from benchmarks.jars import jvm_connector_jars
 from benchmarks.restore.scenarios import GROW, Phase, Scenario, before_the_list, scenario
-from headrace.harness.flink.programs import FLINK
-from headrace.harness.jars import installed
-from headrace.runners.spark.class_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.testing.servers.flink.programs import FLINK
+from headrace.testing.servers.jars import installed
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FAULTS = ROOT / "faults"
+FAULTS = ROOT / "tests" / "faults"
 PARALLELISM = 2
 
 

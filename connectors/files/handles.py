@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.connectors.base.sink import Attempt, HandleSerializer, check_job, stored_number
 from headrace.connectors.files.formats import FileFormat
-from headrace.connectors.sink import Attempt, HandleSerializer, check_job, stored_number
 
 OPEN = ".tmp"
 SWEPT = ".swept"

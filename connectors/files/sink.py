@@ -33,11 +33,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer
-from headrace.connectors.files.guard import AllOrNothing
-from headrace.connectors.files.handles import OPEN, SWEPT, FileHandle, FileHandleSerializer, temporary_name
-from headrace.connectors.files.store import Store, is_local, normal_path, open_store
-from headrace.connectors.sink import (
+from headrace.connectors.base.sink import (
     Attempt,
     CommitList,
     CommitListSerializer,
@@ -48,6 +44,10 @@ from headrace.connectors.sink import (
     TwoPhaseSink,
     check_job,
 )
+from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer
+from headrace.connectors.files.guard import AllOrNothing
+from headrace.connectors.files.handles import OPEN, SWEPT, FileHandle, FileHandleSerializer, temporary_name
+from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
 
 log = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from headrace.connectors.base.lease import LEAST_TIMEOUT_S, Beat, LeaseBoard, parse_beat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.groups import CommittedOffset
-from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.write.commit_log import CommitLog
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC
-from headrace.connectors.lease import LEAST_TIMEOUT_S, Beat, LeaseBoard, parse_beat
 from headrace.enumerator.errors import StateError, UsageError
 
 __all__ = ["DEFAULT_LEASE_TIMEOUT_S", "KafkaLease"]

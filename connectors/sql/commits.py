@@ -29,7 +29,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from headrace.connectors.sink import CommitList, CommitListSerializer, RecordedEpoch, is_one_off
+from headrace.connectors.base.sink import CommitList, CommitListSerializer, RecordedEpoch, is_one_off
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, SqlHandleSerializer, job_of_key, list_key
 from headrace.connectors.sql.table import destination_of

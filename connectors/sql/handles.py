@@ -22,7 +22,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from headrace.connectors.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
+from headrace.connectors.base.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
 from headrace.enumerator.errors import UsageError
 
 __all__ = [

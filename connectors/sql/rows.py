@@ -10,7 +10,7 @@ import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from headrace.connectors.sink import Transaction
+from headrace.connectors.base.sink import Transaction
 from headrace.connectors.sql.arrow import Field, normalised
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import SqlHandle

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 
-from headrace.connectors.sink import CommitList, Committer, HandleSerializer, RecordedEpoch, TwoPhaseSink
+from headrace.connectors.base.sink import CommitList, Committer, HandleSerializer, RecordedEpoch, TwoPhaseSink
 from headrace.connectors.sql.commits import CommitStore
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, SqlHandleSerializer

@@ -23,7 +23,7 @@ from typing import TypeVar
 import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from headrace.connectors.sink import (
+from headrace.connectors.base.sink import (
     CommitList,
     Committer,
     JobClaim,
@@ -34,9 +34,9 @@ from headrace.connectors.sink import (
     numbered_content,
 )
 from headrace.connectors.tables.handles import TableHandle, task_of
-from headrace.connectors.tables.keyed.merging import Merge, Merger
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
-from headrace.connectors.tables.work import LeftOver, WorkFolder, refused_by_store
+from headrace.connectors.tables.merging import Merge, Merger
+from headrace.connectors.tables.metadata_folder import LeftOver, WorkFolder, refused_by_store
 from headrace.connectors.tables.writing import Layout
 from headrace.enumerator.errors import (
     DataLossError,

@@ -28,10 +28,10 @@ from pyarrow import fs
 from headrace.connectors.files.store import is_local, normal_path
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
+from headrace.connectors.tables.metadata_folder import jobs_in, refused_by_store
 from headrace.connectors.tables.rows import between, can_partition, check_columns, check_no_twins, check_partition_columns
 from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import delta_statistics
-from headrace.connectors.tables.work import jobs_in, refused_by_store
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.connectors.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
-from headrace.connectors.tables.keyed.changes import Changes
+from headrace.connectors.base.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
+from headrace.connectors.tables.changes import Changes
 
 __all__ = ["DataFile", "TableHandle", "TableHandleSerializer", "place_of", "task_of"]
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from headrace.connectors.sink import JobClaim, content_number, numbered_content
+from headrace.connectors.base.sink import JobClaim, content_number, numbered_content
 from headrace.connectors.tables.handles import DataFile
 from headrace.enumerator.errors import RetriableError
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.sink import Attempt, RecordedEpoch, TwoPhaseSink, check_job, numbered_content
+from headrace.connectors.base.sink import Attempt, RecordedEpoch, TwoPhaseSink, check_job, numbered_content
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer
-from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import JobMarker, TableLog
 from headrace.connectors.tables.rows import check_no_twins, fitting_schema, new_columns
 from headrace.connectors.tables.writing import TARGET_FILE_BYTES, Layout, TableTransaction, written_columns

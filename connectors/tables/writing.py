@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.connectors.files.guard import AllOrNothing
-from headrace.connectors.sink import Attempt, Transaction
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
-from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import FileLayout, LoadedTable, TableLog
+from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.connectors.tables.rows import fitted, fitting_schema, partitions_of
-from headrace.connectors.tables.work import WorkFolder
 from headrace.enumerator.errors import PeerError, UsageError
 
 __all__ = ["TARGET_FILE_BYTES", "Layout", "PartitionedFiles", "TableTransaction", "written_columns"]

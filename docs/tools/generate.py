@@ -18,9 +18,8 @@ from typer.cli import get_docs_for_click
 
 from headrace.cli import app
 from headrace.connectors.kafka.client import properties
-from pyspark_headrace import files_write, kafka_options, sql_write
-from pyspark_headrace.options import OptionTable
-from pyspark_headrace.tables import delta_write, iceberg_write
+from headrace.spark import delta_write, files_write, iceberg_write, kafka_options, sql_write
+from headrace.spark.options import OptionTable
 
 DOCS = Path(__file__).parents[1]
 PAGES = (DOCS / "reference" / "options.md", DOCS / "reference" / "client-properties.md", DOCS / "reference" / "cli.md")

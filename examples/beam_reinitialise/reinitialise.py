@@ -24,11 +24,11 @@ from rich.table import Table
 
 from headrace.beam import ReadFromKafka
 from headrace.enumerator.errors import RetriableError
-from headrace.harness.flink import start_flink
-from headrace.harness.flink.programs import FLINK, OPENED, RUNNER_VERSION
-from headrace.harness.jars import find_java, installed
-from headrace.harness.kafka import create_topic, start_broker
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.flink import start_flink
+from headrace.testing.servers.flink.programs import FLINK, OPENED, RUNNER_VERSION
+from headrace.testing.servers.jars import find_java, installed
+from headrace.testing.servers.kafka import create_topic, start_broker
 
 HERE = Path(__file__).parent
 NUMBERS = 3000  # that each run reads before it ends

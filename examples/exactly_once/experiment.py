@@ -20,7 +20,7 @@ import psutil
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from headrace.enumerator.errors import UsageError
-from headrace.harness.kafka import create_topic, delete_topic, start_broker
+from headrace.testing.servers.kafka import create_topic, delete_topic, start_broker
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[1]

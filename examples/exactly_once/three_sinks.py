@@ -3,7 +3,7 @@
     python examples/exactly_once/three_sinks.py [--mariadb URL --postgresql URL] [--kill PHASE]...
 
 Each batch goes to a topic, then to a table in MariaDB, then to one in PostgreSQL. PostgreSQL has to have prepared transactions
-(max_prepared_transactions). Without addresses, throwaway servers are started (`headrace/harness/databases.py`). Without --kill
+(max_prepared_transactions). Without addresses, throwaway servers are started (`headrace/testing/servers/databases.py`). Without --kill
 it is killed in all phases, which are listed below.
 """
 
@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from experiment import CHECKOUT, ExperimentError, Job, Kafka, Reader, check, kafka_and_scratch, say, wait_until
 
 from headrace.connectors.sql.url import driver_engine
-from headrace.harness.databases import mariadb, postgresql
+from headrace.testing.servers.databases import mariadb, postgresql
 
 SERVERS = {"mariadb": mariadb, "postgresql": postgresql}
 RECORDS, PARTITIONS, BATCH = 240, 2, 80
@@ -91,7 +91,7 @@ def planted(phase: str, mark: Path) -> dict[str, str]:
     """The environment in which the job is killed in this phase."""
     names = ("module", "owner", "method", "when", "nth")
     kill = {**dict(zip(names, PHASES[phase], strict=True)), "mark": str(mark)}
-    return {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": str(CHECKOUT / "faults" / "kill")}
+    return {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": str(CHECKOUT / "tests" / "faults" / "kill")}
 
 
 def experiment(kafka: Kafka, scratch: Path, databases: Sequence[Table], phases: Sequence[str]) -> None:

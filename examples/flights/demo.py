@@ -27,7 +27,7 @@ from report import delays, draw
 from rich.console import Console
 from supervised import DemoError, SupervisedJob
 
-from headrace.harness.kafka import add_partitions, create_topic, delete_topic, start_broker
+from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic, start_broker
 
 T = TypeVar("T")
 

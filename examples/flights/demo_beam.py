@@ -20,8 +20,8 @@ from producer import FlightProducer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.harness.flink import FlinkCluster, start_flink
-from headrace.harness.kafka import add_partitions, create_topic, delete_topic, start_broker
+from headrace.testing.servers.flink import FlinkCluster, start_flink
+from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic, start_broker
 
 HERE = Path(__file__).parent
 PARTITIONS, PARTITIONS_WHILE_DOWN, PARTITIONS_WHILE_RUNNING, PARTITIONS_BETWEEN = 3, 5, 7, 9

@@ -29,10 +29,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from headrace import Pipeline
-from headrace.harness.flink import FlinkCluster, start_flink
-from headrace.harness.kafka import add_partitions, create_topic, delete_topic, start_broker
 from headrace.kafka import KafkaSource, Latest
 from headrace.spark import session_builder
+from headrace.testing.servers.flink import FlinkCluster, start_flink
+from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic, start_broker
 
 HERE = Path(__file__).parent
 WAYS = 6

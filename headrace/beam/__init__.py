@@ -13,8 +13,8 @@ with _needs_extra("beam", "apache_beam"):
     from headrace.beam.kafka_write import WriteToKafka
     from headrace.connectors.beam import BeamSource, schema_of
     from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
-    from headrace.runners.beam.limited import Limit
     from headrace.runners.beam.read import ReadFromSource
+    from headrace.runners.beam.read_limit import Limit
     from headrace.runners.beam.write import WriteExactlyOnce
 
 __all__ = [

@@ -9,7 +9,7 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.dead_letters import BAD_COLUMNS, DEAD_LETTER, LETTER_TYPE
+from headrace.connectors.base.dead_letters import BAD_COLUMNS, DEAD_LETTER, LETTER_TYPE
 from headrace.enumerator.errors import UsageError
 
 
@@ -18,7 +18,7 @@ class SplitDeadLetters(beam.PTransform[Any, Any]):
 
     Gives two outputs, `records` and `dead_letters`, which may be unpacked in this order. `records` are batches without the
     columns that tell of bad records. `dead_letters` are batches with the columns key, value and headers: the original records
-    with the headers of `headrace.connectors.dead_letters`, as `WriteToKafka` takes them. Both are of one read, so with
+    with the headers of `headrace.connectors.base.dead_letters`, as `WriteToKafka` takes them. Both are of one read, so with
     exactly-once delivery both are committed by the same checkpoints.
     """
 

@@ -14,18 +14,18 @@ import pyarrow.compute as pc
 from headrace.beam.kafka_records import KafkaRecord, as_kafka_records, as_pairs
 from headrace.beam.typed_rows import AsRows, row_type
 from headrace.connectors.formats.value_format import ValueFormat
-from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES, BadTimestamps
+from headrace.connectors.kafka.read.bad_batches import BadBatches
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
-from headrace.connectors.kafka.read.passing_over import BadBatches
 from headrace.connectors.kafka.read.source import DISCOVERY_INTERVAL_S, KafkaSource
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
-from headrace.runners.beam.limited import Limit
 from headrace.runners.beam.read import READ_S, ReadFromSource, to_records
+from headrace.runners.beam.read_limit import Limit
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -6,19 +6,19 @@ import sys
 
 import typer
 
+from headrace.cli.accept_loss import accept_loss, forget
 from headrace.cli.beam import beam_command
 from headrace.cli.broker import broker_command
-from headrace.cli.compare.verify import verify_command
+from headrace.cli.checkpoints import checkpoint_app
 from headrace.cli.dump import dump_command
 from headrace.cli.lag import lag_command
 from headrace.cli.letters.commands import dead_letters_app
-from headrace.cli.losses import accept_loss, forget
 from headrace.cli.run import rescale_command, run_command, savepoint_command, top_command
-from headrace.cli.spark.checkpoint import checkpoint_app
-from headrace.cli.spark.supervise import supervise_command
-from headrace.cli.spark.warm_up import warm_up_command
+from headrace.cli.supervise import supervise_command
 from headrace.cli.tables import tables_app
 from headrace.cli.transactions import transactions_app
+from headrace.cli.verify import verify_command
+from headrace.cli.warm_up import warm_up_command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command(name="broker")(broker_command)

@@ -15,8 +15,8 @@ from headrace.cli.serving import POLL_S, named_settings, until_interrupted
 from headrace.enumerator.errors import RetriableError
 
 if TYPE_CHECKING:
-    from headrace.harness.flink import FlinkCluster
-    from headrace.harness.flink.watch import Watch
+    from headrace.testing.servers.flink import FlinkCluster
+    from headrace.testing.servers.flink.watch import Watch
 
 
 def beam_command(
@@ -37,8 +37,8 @@ def beam_command(
     Reports on stderr what Beam and Flink do not report: workers that do not start, checkpoints that do not complete, and jobs
     that fail and restart. Python workers run the same Python as this command and inherit PYTHONPATH.
     """
-    from headrace.harness.flink import start_flink
-    from headrace.harness.flink.watch import Patience
+    from headrace.testing.servers.flink import start_flink
+    from headrace.testing.servers.flink.watch import Patience
 
     settings = named_settings(config)
     limits = Patience(patience, patience)

@@ -39,7 +39,7 @@ def broker_command(
 
     The cluster and its data are deleted at the end. If HEADRACE_BOOTSTRAP is set, that cluster is used and none is started.
     """
-    from headrace.harness.kafka import create_topic, start_broker
+    from headrace.testing.servers.kafka import create_topic, start_broker
 
     settings, topics = named_settings(config), named_topics(topic)
     with until_interrupted(), start_broker(brokers, config=settings, port=port) as cluster:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.connectors.formats.registry.framing import Framed
     from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId
     from headrace.connectors.formats.value_format import DecodedValues
-    from headrace.connectors.kafka.write.log_dump import DumpedBatch
+    from headrace.connectors.kafka.log_dump import DumpedBatch
 
 MOST_BATCHES = 100
 BATCH_COLUMNS = (
@@ -140,7 +140,7 @@ def record_rows(
     topic: str, partition: int, batch: DumpedBatch, typed: Mapping[str, RegistryValues]
 ) -> Iterator[Sequence[object]]:
     """The cells of RECORD_COLUMNS for each record; none for a marker. `typed`: what shows key and value, if not as bytes."""
-    from headrace.connectors.kafka.write.log_dump import records_of
+    from headrace.connectors.kafka.log_dump import records_of
 
     if batch.marker is not None:
         return
@@ -201,7 +201,7 @@ def dump_command(
     transaction, coordinator epoch, compression, bytes, greatest timestamp) and `record` (partition, offset, timestamp, key,
     value, transaction). `transaction` is committed, aborted or open; COMMIT or ABORT for a marker; `-` outside a transaction.
     """
-    from headrace.connectors.kafka.write.log_dump import dump
+    from headrace.connectors.kafka.log_dump import dump
 
     if start is not None and partition is None:
         raise UsageError("--from needs --partition: offsets are per partition")

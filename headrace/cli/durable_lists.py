@@ -10,9 +10,9 @@ from headrace.connectors.kafka.write.names import TransactionName, parse_key
 from headrace.enumerator.errors import StateError
 
 if TYPE_CHECKING:
+    from headrace.connectors.base.sink import CommitList
     from headrace.connectors.kafka.client.cluster import KafkaCluster
     from headrace.connectors.kafka.write.handles import KafkaHandle
-    from headrace.connectors.sink import CommitList
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def read_lists(cluster: KafkaCluster, topic: str) -> DurableLists:
 
 def parse_lists(topic: str, records: Mapping[str, bytes]) -> DurableLists:
     """Parse the records of a commit topic, given by key."""
+    from headrace.connectors.base.sink import CommitListSerializer
     from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
-    from headrace.connectors.sink import CommitListSerializer
 
     serializer = CommitListSerializer(KafkaHandleSerializer())
     lists: dict[str, CommitList[KafkaHandle]] = {}

@@ -92,9 +92,9 @@ def savepoint_command(
     --pipeline these are committed first, and what else its workers have left open is aborted.
     """
     from headrace.enumerator.errors import StateError
-    from headrace.harness.waiting import wait_until
     from headrace.runners.local.savepoints import take_savepoint
     from headrace.runners.local.storage.places import run_files, whole_name
+    from headrace.runners.waiting import wait_until
 
     checkpoints, target = whole_name(checkpoints), target.absolute()  # before the user's file may change the working folder
     if pipeline is not None:
@@ -125,9 +125,9 @@ def rescale_command(
     taken the checkpoint yet.
     """
     from headrace.enumerator.errors import RetriableError
-    from headrace.harness.waiting import wait_until
     from headrace.runners.local.rescale import is_requested, request_rescale, withdraw_request
     from headrace.runners.local.storage.places import machine_folder
+    from headrace.runners.waiting import wait_until
 
     folder = machine_folder(checkpoints)
 

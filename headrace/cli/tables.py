@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.output import Listing, confirm, note, show
-from headrace.connectors.sink import check_job, is_one_off
+from headrace.connectors.base.sink import check_job, is_one_off
 from headrace.enumerator.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     from headrace.connectors.tables.delta import DeltaSink
     from headrace.connectors.tables.iceberg import IcebergSink
-    from headrace.connectors.tables.upkeep import JobState, OpenTransaction, TableUpkeep
+    from headrace.connectors.tables.vacuum import JobState, OpenTransaction, TableUpkeep
 
 tables_app = typer.Typer(no_args_is_help=True, help="Look after Delta and Iceberg tables that jobs write to.")
 
@@ -50,7 +50,7 @@ class NamedTable:
     @property
     def upkeep(self) -> TableUpkeep:
         """Contacts nobody yet."""
-        from headrace.connectors.tables.upkeep import TableUpkeep
+        from headrace.connectors.tables.vacuum import TableUpkeep
 
         return TableUpkeep(self.sink.log(), self.where)
 
@@ -139,7 +139,7 @@ def list_of_table(table: NamedTable) -> None:
 
 def commit_to_table(table: NamedTable, jobs: Collection[str] | None) -> None:
     """Complete the recorded epochs of these jobs, or (None) of all. Raises typer.Exit if one fails."""
-    from headrace.connectors.commit import JobCommitter
+    from headrace.connectors.base.commit import JobCommitter
 
     known = {state.job: state for state in table.upkeep.jobs()}
     for job in jobs or ():
@@ -172,7 +172,7 @@ def commit_to_table(table: NamedTable, jobs: Collection[str] | None) -> None:
 
 def abort_in_table(table: NamedTable, ids: Sequence[str], job: str | None, *, yes: bool) -> None:
     """Remove these transactions' files, or those of all that the job has open. Raises typer.Exit unless all end up aborted."""
-    from headrace.connectors.tables.upkeep import MarkState
+    from headrace.connectors.tables.vacuum import MarkState
 
     there = {id_of(item): item for item in table.upkeep.transactions()}
     names = ids or [name for name, item in there.items() if item.job == check_job(job or "")]
@@ -219,7 +219,7 @@ def vacuum(
     that a compaction has replaced, are left alone: for these there is the table's own vacuum. A driver of the job that is still
     running is fenced. Plain lines are `removed` (id, files, bytes, age in s).
     """
-    from headrace.connectors.tables.upkeep import MarkState
+    from headrace.connectors.tables.vacuum import MarkState
 
     table = table_of(context.params)
     now_s = time.time()

@@ -31,6 +31,7 @@ from headrace.cli.tables import (
     list_of_table,
     named_table,
 )
+from headrace.connectors.base.sink import check_job, is_one_off
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,
@@ -40,14 +41,13 @@ from headrace.connectors.kafka.write.names import (
     parse_name,
     prefix_of,
 )
-from headrace.connectors.sink import check_job, is_one_off
 from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 
 if TYPE_CHECKING:
+    from headrace.connectors.base.sink import CommitList, Committer
     from headrace.connectors.kafka.write.handles import KafkaHandle
     from headrace.connectors.kafka.write.sink import KafkaSink
     from headrace.connectors.kafka.write.transactions import TransactionDescription, Transactions
-    from headrace.connectors.sink import CommitList, Committer
 
 transactions_app = typer.Typer(no_args_is_help=True, help="Inspect and end the transactions of exactly-once writes.")
 
@@ -416,7 +416,7 @@ def complete(completion: Completion, sinks_committer: Committer[KafkaHandle]) ->
 
     Raises DataLossError, FencedError, PeerError. May be called again after any of them.
     """
-    from headrace.connectors.commit import JobCommitter
+    from headrace.connectors.base.commit import JobCommitter
 
     committer = JobCommitter(completion.job, sinks_committer, completion.incarnation)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeVar
 
-from headrace.connectors.sink import CommitList, Committer, HandleT, Outcome
+from headrace.connectors.base.sink import CommitList, Committer, HandleT, Outcome
 
 __all__ = ["COMMITTER_STEPS", "DyingCommitter", "Killed", "Step", "When"]
 

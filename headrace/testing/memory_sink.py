@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from headrace.connectors.sink import (
+from headrace.connectors.base.sink import (
     Attempt,
     CommitList,
     CommitListSerializer,

@@ -27,8 +27,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
-from headrace.connectors.sink import Attempt, CommitList, Committer, Outcome, TwoPhaseSink
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
+from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, TwoPhaseSink
 from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError
 from headrace.testing.dying import DyingCommitter, Killed, Step, When
 

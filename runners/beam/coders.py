@@ -16,8 +16,8 @@ from headrace.enumerator.errors import StateError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Source
 from headrace.enumerator.split import SplitT
-from headrace.runners.beam.restrictions.reader import ReaderRestriction
-from headrace.runners.beam.restrictions.split import Enumerated, Enumeration, Fresh, HandedOn
+from headrace.runners.beam.reader_restriction import ReaderRestriction
+from headrace.runners.beam.split_restriction import Enumerated, Enumeration, Fresh, HandedOn
 
 _FRESH = {"format": "headrace-fresh", "version": 1}
 _HANDED_ON = {"format": "headrace-handed-on", "version": 1}

@@ -31,10 +31,10 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
 from headrace.runners.beam.coders import Element, EnumerationFormat, ReaderFormat
 from headrace.runners.beam.event_time import IDLE_LAG, SplitWatermark
-from headrace.runners.beam.flink.placement import Subtasks, placed
-from headrace.runners.beam.pauses import pause
-from headrace.runners.beam.restrictions.reader import deal
-from headrace.runners.beam.restrictions.split import (
+from headrace.runners.beam.flink_placement import Subtasks, placed
+from headrace.runners.beam.reader_restriction import deal
+from headrace.runners.beam.resume_delay import pause
+from headrace.runners.beam.split_restriction import (
     EncodedTracker,
     Enumerated,
     Enumeration,

@@ -12,7 +12,7 @@ from headrace.enumerator.errors import DeadlineExceededError, is_retriable
 from headrace.enumerator.source import Source
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam.publication import Publication, Ticket
-from headrace.runners.beam.restrictions.reader import Published, ReaderRestriction
+from headrace.runners.beam.reader_restriction import Published, ReaderRestriction
 from headrace.runners.beam.worker import Worker
 
 log = logging.getLogger(__name__)

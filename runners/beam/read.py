@@ -22,19 +22,19 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, LogSource, Source
 from headrace.enumerator.split import OffsetSplit, SplitT
+from headrace.runners.beam import flink_options
 from headrace.runners.beam import worker as workers
 from headrace.runners.beam.coders import Element, ReaderFormat
 from headrace.runners.beam.enumerate import EnumerateBounded, EnumerateUnbounded
 from headrace.runners.beam.event_time import IDLE_LAG, EventTime, ProcessingTime, SplitWatermark, bounds
-from headrace.runners.beam.flink import options as flink_options
-from headrace.runners.beam.flink.options import Promise
-from headrace.runners.beam.flink.placement import Subtasks
-from headrace.runners.beam.held import HeldReader
-from headrace.runners.beam.limited import POSITIONS, Limit, ReadLimited
-from headrace.runners.beam.pauses import pause
+from headrace.runners.beam.flink_options import Promise
+from headrace.runners.beam.flink_placement import Subtasks
 from headrace.runners.beam.publisher import PUBLISH_PATIENCE_S, Publisher
-from headrace.runners.beam.restrictions.reader import Claim, ReaderTracker
-from headrace.runners.beam.restrictions.split import EncodedTracker, OffsetSplitTracker, SplitTracker
+from headrace.runners.beam.read_limit import POSITIONS, Limit, ReadLimited
+from headrace.runners.beam.reader_cache import HeldReader
+from headrace.runners.beam.reader_restriction import Claim, ReaderTracker
+from headrace.runners.beam.resume_delay import pause
+from headrace.runners.beam.split_restriction import EncodedTracker, OffsetSplitTracker, SplitTracker
 from headrace.runners.local.savepoints import fetch_savepoint
 
 log = logging.getLogger(__name__)

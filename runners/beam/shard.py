@@ -30,8 +30,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Generic, assert_never
 
-from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
-from headrace.connectors.sink import HandleSerializer, HandleT, Outcome, stored_number, stored_text, stored_truth
+from headrace.connectors.base.commit import Copied, Copy, End, Ended, Sweep, Swept
+from headrace.connectors.base.sink import HandleSerializer, HandleT, Outcome, stored_number, stored_text, stored_truth
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.beam.publication import Publication, Ticket
@@ -89,7 +89,7 @@ class ShardState(Generic[HandleT]):
         return replace(self, entries=tuple(entry for entry in self.entries if entry not in gone))
 
 
-# --- events: what has happened to a call; Swept, Ended and Copied are those of `headrace.connectors.commit` ---------------
+# --- events: what has happened to a call; Swept, Ended and Copied are those of `headrace.connectors.base.commit` ---------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class BundleFinalised:
 
 ShardEvent = CallStarted | Swept | Ended[HandleT] | Copied[HandleT] | RowsWritten[HandleT] | CallFailed | BundleFinalised
 
-# --- commands; Sweep, End and Copy are those of `headrace.connectors.commit` ----------------------------------------------
+# --- commands; Sweep, End and Copy are those of `headrace.connectors.base.commit` ----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.source import SourceReader
 from headrace.enumerator.split import SplitT
-from headrace.runners.beam.ends import Ends
+from headrace.runners.beam.end_offsets import Ends
 from headrace.runners.beam.publication import Publication
 
 PARKED_S = 10.0

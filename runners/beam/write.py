@@ -6,7 +6,7 @@
 have no order. A shard's transactions are prepared while its state is at hand, so that the handles become part of the state
 there and then; `headrace.runners.beam.shard` says when they are committed. Every shard is called every second, with rows or
 without, by a splittable DoFn that is part of the checkpoint, too: so a restored shard is looked after, though no row may ever
-come to it again. A sink that commits by list has one committer in place of shards: `headrace.runners.beam.tables.epochs`.
+come to it again. A sink that commits by list has one committer in place of shards: `headrace.runners.beam.table_epochs`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
-from headrace.connectors.sink import Attempt, Committer, HandleT, ImmediateSink, Transaction, TwoPhaseSink
+from headrace.connectors.base.commit import Copied, Copy, End, Ended, Sweep, Swept
+from headrace.connectors.base.sink import Attempt, Committer, HandleT, ImmediateSink, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
-from headrace.runners.beam.flink.options import ON_FLINK, Promise, refuse
-from headrace.runners.beam.pauses import pause
+from headrace.runners.beam.flink_options import ON_FLINK, Promise, refuse
+from headrace.runners.beam.resume_delay import pause
 from headrace.runners.beam.shard import (
     BundleFinalised,
     CallFailed,
@@ -52,7 +52,7 @@ from headrace.runners.beam.shard import (
     ShardStateSerializer,
     Write,
 )
-from headrace.runners.beam.tables.listed import EpochWriter, TableWriter
+from headrace.runners.beam.table_committer import EpochWriter, TableWriter
 
 __all__ = ["DEFAULT_SHARDS", "WriteExactlyOnce", "WriteImmediately"]
 
@@ -128,7 +128,7 @@ class _ImmediateWriter(beam.DoFn):
 class WriteExactlyOnce(beam.PTransform[Any, Any]):
     """Writes batches to a `TwoPhaseSink`; its readers see each row once, two to three checkpoints after it was read.
 
-    A table gets one commit for all that a checkpoint has made durable (`headrace.runners.beam.tables.listed`).
+    A table gets one commit for all that a checkpoint has made durable (`headrace.runners.beam.table_committer`).
 
     Needs Flink's runner with checkpoints: raises UsageError for another runner, and for options without them. The job goes on
     until it is stopped, whatever its input is. A savepoint goes on in one job at a time.

@@ -29,8 +29,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 
-from headrace.connectors.outputs import SOLE, OutputHandleSerializer
-from headrace.connectors.sink import HandleSerializer, HandleT, stored_text
+from headrace.connectors.base.outputs import SOLE, OutputHandleSerializer
+from headrace.connectors.base.sink import HandleSerializer, HandleT, stored_text
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import HeadraceError, RetriableError, StateError
 from headrace.enumerator.split import SplitT

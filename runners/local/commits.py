@@ -1,4 +1,4 @@
-"""Commits of a run, in the order that `headrace.connectors.commit` decides, with the run's checkpoints as the lists.
+"""Commits of a run, in the order that `headrace.connectors.base.commit` decides, with the run's checkpoints as the lists.
 
 To `CommitCore` a checkpoint is an epoch: `record` stores positions and handles together. So what is committed is what a
 stored checkpoint lists, and a restart finds there what to complete. Two things shut a stale coordinator out. The folder's lock,
@@ -34,9 +34,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from headrace.connectors.commit import StaleEpochError
-from headrace.connectors.outputs import SOLE, Outputs, Sinks
-from headrace.connectors.sink import Attempt, CommitList, Committer, HandleT, Outcome, PreparedGoneError, TwoPhaseSink
+from headrace.connectors.base.commit import StaleEpochError
+from headrace.connectors.base.outputs import SOLE, Outputs, Sinks
+from headrace.connectors.base.sink import Attempt, CommitList, Committer, HandleT, Outcome, PreparedGoneError, TwoPhaseSink
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import (
     AuthenticationError,

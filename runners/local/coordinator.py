@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace._extras import needs_extra
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import (
@@ -53,7 +53,6 @@ from headrace.enumerator.events import (
     SplitsDiscovered,
     SplitsGone,
 )
-from headrace.enumerator.restarts import Restarts
 from headrace.enumerator.source import Findings
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import (
@@ -89,6 +88,8 @@ from headrace.runners.local.core import (
     WorkerDied,
     WorkerSilent,
 )
+from headrace.runners.local.monitoring.lag import LagWatch
+from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, Retention, RunSettings
 from headrace.runners.local.processes import Nursery, leave_signals_to_supervisor
 from headrace.runners.local.rescale import (
@@ -100,9 +101,8 @@ from headrace.runners.local.rescale import (
 )
 from headrace.runners.local.savepoints import begin_with, begun, given_savepoint, take_savepoint
 from headrace.runners.local.storage.places import run_files
-from headrace.runners.local.watching.lag import LagWatch
-from headrace.runners.local.watching.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.worker import WorkerOrder, work
+from headrace.runners.restarts import Restarts
 
 __all__ = ["CoordinatorOrder", "RunBegan", "RunBeginning", "RunOutcome", "coordinate"]
 
@@ -443,7 +443,7 @@ class _Coordination:
         if settings.metrics_port is None:
             return
         with needs_extra("metrics", "prometheus_client"):
-            from headrace.runners.local.watching.page import RunPage
+            from headrace.runners.local.monitoring.metrics_page import RunPage
         healthy_s = settings.schedule.longest_gap_s
         with _good_before(self._order, UsageError):
             RunPage(lambda: self._status.shown, settings.metrics_address, settings.metrics_port, healthy_s)

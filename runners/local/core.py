@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, assert_never
 
-from headrace.connectors.sink import HandleT
+from headrace.connectors.base.sink import HandleT
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.coordinator import Coordinator
 from headrace.enumerator.errors import HeadraceError, RunFailedError
@@ -61,10 +61,10 @@ from headrace.enumerator.events import (
     Started,
 )
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.restarts import GiveUp, Restart, Restarts
 from headrace.enumerator.split import SplitT
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.local.balanced import BalancedEnumerator
+from headrace.runners.restarts import GiveUp, Restart, Restarts
 
 __all__ = ["RUN_TRANSITIONS", "CheckpointFailedError", "RunCore", "RunPhase", "RunSchedule", "WorkerHandle"]
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import StateError
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer, has_run

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pyarrow as pa
 
-from headrace.connectors.outputs import SOLE, Outputs, Sinks, WrongOutputError, is_tagged, known_outputs, parts
+from headrace.connectors.base.outputs import SOLE, Outputs, Sinks, WrongOutputError, is_tagged, known_outputs, parts
 from headrace.enumerator.errors import DeadlineExceededError, UsageError, is_retriable
-from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
 from headrace.enumerator.source import Source
 from headrace.runners.local.core import RunSchedule
 from headrace.runners.local.listening import UNIX, TcpAddress, tcp_address
 from headrace.runners.local.storage.folder import local_folder
 from headrace.runners.local.storage.places import machine_folder, whole_name
 from headrace.runners.python_file import load_file, named_in_file
+from headrace.runners.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
 
 if TYPE_CHECKING:
     from apache_beam.pipeline import Pipeline as BeamPipeline
@@ -305,7 +305,7 @@ class Pipeline:
         from headrace._extras import needs_extra
 
         with needs_extra("spark", "pyspark"):
-            queries = importlib.import_module("pyspark_headrace.pipelines.queries")  # which Spark finds by its name, too
+            queries = importlib.import_module("headrace.spark.pipeline_query")  # which Spark finds by its name, too
         query = queries.pipeline_query(self, checkpointLocation, queryName, trigger, options)
         return cast("StreamingQuery", query.start(spark))
 
@@ -331,7 +331,7 @@ class Pipeline:
         from headrace._extras import needs_extra
 
         with needs_extra("beam", "apache_beam"):
-            from headrace.runners.beam.pipelines import ExpandPipeline
+            from headrace.runners.beam.pipeline import ExpandPipeline
         expanded = ExpandPipeline(
             self, start_from_savepoint=start_from_savepoint, num_readers=num_readers, num_shards=num_shards
         )

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from headrace._extras import needs_extra
-from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.base.commit import StaleEpochError
 from headrace.enumerator import errors
 from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UsageError
-from headrace.enumerator.restarts import GiveUp, Restarts
 from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunBeginning, RunOutcome, coordinate
+from headrace.runners.local.monitoring.status import remove_status
+from headrace.runners.local.monitoring.supervised import supervised
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe, reap_group
 from headrace.runners.local.rescale import RescaleRequest, read_requests
 from headrace.runners.local.storage.places import make_machine_folder
-from headrace.runners.local.watching.status import remove_status
-from headrace.runners.local.watching.supervised import supervised
+from headrace.runners.restarts import GiveUp, Restarts
 
 __all__ = ["Starting", "supervise"]
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.connectors.outputs import WrongOutputError
-from headrace.connectors.sink import Attempt, Transaction
+from headrace.connectors.base.outputs import WrongOutputError
+from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.enumerator.errors import AuthenticationError, DataLossError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from headrace.connectors.predicates import Operator, Predicate
+from headrace.connectors.base.predicates import Operator, Predicate
 
 _OPERATORS: dict[type[Filter], Operator] = {
     EqualTo: Operator.EQUAL,

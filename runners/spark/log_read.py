@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol
 
-from headrace.connectors.predicates import Pruner
+from headrace.connectors.base.predicates import Pruner
 from headrace.enumerator.source import LogSource
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.planning import OffsetRange, plan_tasks

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.connectors.predicates import Predicate
+from headrace.connectors.base.predicates import Predicate
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.filters import predicate

@@ -28,12 +28,12 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
-from headrace.harness.jars import cache_directory
-from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, archive_file, use_archive
 from headrace.runners.spark.metrics.reports import REPORTS_VARIABLE, own_address
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
-from headrace.runners.spark_daemon import ZYGOTE_VARIABLE
-from headrace.runners.spark_zygote import HASH_SEED, SEED
+from headrace.runners.spark_processes.daemon import ZYGOTE_VARIABLE
+from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_file, use_archive
+from headrace.runners.spark_processes.zygote import HASH_SEED, SEED
+from headrace.testing.servers.jars import cache_directory
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ FORKING = "spark.headrace.python.fork"
 """The setting that, when it is false, leaves Spark to start its Python processes in its own way."""
 
 PROBE_S = 60.0
-DAEMON = "headrace.runners.spark_daemon"
-ZYGOTE = "headrace.runners.spark_zygote"
+DAEMON = "headrace.runners.spark_processes.daemon"
+ZYGOTE = "headrace.runners.spark_processes.zygote"
 HOOK, PRELOADED = "pyspark_headrace", "pyspark_headrace.preload"
 PIPELINES = "headrace_pipeline_"
 """What the names of the formats begin with that a pipeline registers for itself (pipelines.py)."""

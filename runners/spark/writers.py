@@ -19,7 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headrace.connectors.commit import (
+from headrace.connectors.base.commit import (
     CommitRequested,
     JobCommitter,
     StaleEpochError,
@@ -28,8 +28,8 @@ from headrace.connectors.commit import (
     refuse_other_content,
     refuse_stale,
 )
-from headrace.connectors.counters import COUNTERS, Counted
-from headrace.connectors.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
+from headrace.connectors.base.counters import COUNTERS, Counted
+from headrace.connectors.base.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 from headrace.runners.spark.metrics.reports import QUERY_ID, report
 from headrace.runners.spark.offset_log import OffsetLog

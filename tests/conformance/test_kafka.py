@@ -15,9 +15,9 @@ import pytest
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.enumerator import Boundedness, LazyEnumerator
 from headrace.enumerator.errors import UsageError
-from headrace.harness.kafka import add_partitions, create_topic, delete_topic
 from headrace.kafka import KafkaSource, KafkaSplit, Latest
 from headrace.testing import ExternalContext, SourceConformance
+from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic
 from tests.helpers import planted
 from tests.helpers.kafka_rig import write
 

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.handles import DataFile, TableHandle
-from headrace.connectors.tables.keyed.changes import Changes
 from headrace.delta import DeltaSink
 from headrace.sinks import Attempt
 from headrace.testing import SinkConformance, SinkContext

@@ -12,9 +12,9 @@ import pytest
 
 from headrace.connectors.kafka.write.handles import KafkaHandle, WrittenRange
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
-from headrace.harness.kafka import create_topic, delete_topic
 from headrace.kafka import KafkaSink
 from headrace.testing import SinkConformance, SinkContext
+from headrace.testing.servers.kafka import create_topic, delete_topic
 from tests.helpers.planted_in_sinks import CAUGHT_BY, PassingSink, assert_caught
 from tests.helpers.sink_rig import kafka_sink, ongoing, read_all, rows, take_over
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.sql.handles import SqlHandle
-from headrace.harness.databases import Database
 from headrace.sql import SqlSink
 from headrace.testing import SinkConformance, SinkContext
+from headrace.testing.servers.databases import Database
 from tests.helpers.databases import mariadb, postgresql
 from tests.helpers.planted_in_sinks import CAUGHT_BY, PassingSink, assert_caught
 from tests.helpers.sql_rig import SqlRig

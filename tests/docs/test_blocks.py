@@ -13,15 +13,15 @@ from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from headrace.harness.kafka import create_topic, delete_topic
 from headrace.kafka import KafkaSource, Latest
+from headrace.testing.servers.kafka import create_topic, delete_topic
 from tests.docs.blocks import BlockError, Page
 from tests.docs.documents import DOCUMENTS, ROOT, tokens
 from tests.helpers.kafka_rig import write_records
 from tests.helpers.schema_registry import FakeRegistry
 
 if TYPE_CHECKING:
-    from headrace.harness.kafka import Cluster
+    from headrace.testing.servers.kafka import Cluster
 
 KEPT = {"headrace-commits"}
 """Kept with the process, as the sinks keep what they have read of it."""

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.sink import Committer, TwoPhaseSink
+from headrace.connectors.base.sink import Committer, TwoPhaseSink
 from headrace.runners.spark.writers import BatchWriter
 
 

@@ -34,10 +34,10 @@ from headrace.beam import ReadFromKafka, WriteToKafka
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.harness.flink import FlinkCluster
-from headrace.harness.flink.programs import FLINK_VERSION, RUNNER_VERSION
-from headrace.harness.kafka import create_topic, start_broker
-from headrace.harness.kafka.jars import KAFKA_VERSION
+from headrace.testing.servers.flink import FlinkCluster
+from headrace.testing.servers.flink.programs import FLINK_VERSION, RUNNER_VERSION
+from headrace.testing.servers.kafka import create_topic, start_broker
+from headrace.testing.servers.kafka.jars import KAFKA_VERSION
 from tests.helpers.beam_jobs import Flow, Verdict, Witness
 from tests.helpers.flink_rig import eventually, flink_cluster, frozen_workers, job
 from tests.helpers.kafka_rig import committed

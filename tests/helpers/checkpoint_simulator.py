@@ -17,8 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
-from headrace.connectors.sink import Attempt
+from headrace.connectors.base.commit import Copied, Copy, End, Ended, Sweep, Swept
+from headrace.connectors.base.sink import Attempt
 from headrace.enumerator.errors import PeerError
 from headrace.runners.beam.shard import (
     SWEEP_S,
@@ -46,7 +46,7 @@ class BrokenPromiseError(AssertionError):
 
 @dataclass(frozen=True)
 class Engine:
-    """What the options of a job let Flink do; as it stands, what `headrace.runners.beam.flink.options` accepts.
+    """What the options of a job let Flink do; as it stands, what `headrace.runners.beam.flink_options` accepts.
 
     concurrent: so many checkpoints may be under way. pause: a task hears of a completed checkpoint before the next one's
     barrier comes. savepoints: somebody takes them while the job runs; they ask neither for the others' end nor for a pause, no

@@ -1,4 +1,4 @@
-"""A job that writes epochs through `headrace.connectors.commit` in memory, while everything around it goes wrong.
+"""A job that writes epochs through `headrace.connectors.base.commit` in memory, while everything around it goes wrong.
 
 Several drivers of the job may be alive: the newest is the engine's, the others are zombies that have not noticed yet. Each
 performs one Committer call at a time, so any of them can be killed before and after any call, `interrupt` kills it in the
@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.commit import (
+from headrace.connectors.base.commit import (
     ClaimRequested,
     CommitPhase,
     CommitRequested,
@@ -30,7 +30,7 @@ from headrace.connectors.commit import (
     SupersededError,
     refuse_stale,
 )
-from headrace.connectors.sink import Attempt, CommitList, JobClaim, Outcome
+from headrace.connectors.base.sink import Attempt, CommitList, JobClaim, Outcome
 from headrace.enumerator.errors import FencedError, PeerError
 from headrace.testing import memory_sink
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from headrace.harness import databases
+from headrace.testing.servers import databases
 
 REQUIRED = "HEADRACE_REQUIRE_DATABASES"
 """Where this is set, a database that cannot be started is a failure."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 
-from headrace.connectors.commit import COMMIT_TRANSITIONS
+from headrace.connectors.base.commit import COMMIT_TRANSITIONS
 from headrace.enumerator.coordinator import CHECKPOINT_TRANSITIONS
 from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS
-from headrace.enumerator.supervision import SUPERVISION_TRANSITIONS
 from headrace.runners.beam.shard import SHARD_TRANSITIONS
 from headrace.runners.local.core import RUN_TRANSITIONS
-from headrace.runners.spark.supervision.ownership.lease import LEASE_TRANSITIONS
+from headrace.runners.spark.supervision.core import SUPERVISION_TRANSITIONS
+from headrace.runners.spark.supervision.lease.core import LEASE_TRANSITIONS
 from headrace.runners.spark.supervision.standby import DRIVER_TRANSITIONS
 
 DESIGN = Path(__file__).parents[2] / "DESIGN.md"

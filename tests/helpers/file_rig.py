@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.files import FileCommitter, FileFormat, FileHandle, FileSink
 from headrace.connectors.files.store import Store, open_store
-from headrace.connectors.sink import Attempt
 
 JOB = "job"
 WORK = "_headrace"

@@ -16,8 +16,8 @@ from apache_beam.utils.timestamp import Duration
 from tenacity import Retrying, retry_if_exception_type, retry_if_not_result, stop_after_delay, wait_fixed
 
 from headrace.enumerator.errors import StateError
-from headrace.harness.flink import FlinkCluster, start_flink
-from headrace.harness.flink.rest import ENDED
+from headrace.testing.servers.flink import FlinkCluster, start_flink
+from headrace.testing.servers.flink.rest import ENDED
 from tests.helpers.python_path import python_path
 
 FOR_EVER = 1 << 40

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from headrace.enumerator.errors import PeerError, RetriableError
-from headrace.harness.jars import Bundle, find_java, installed
-from headrace.harness.ports import HOST, reserved_ports
-from headrace.harness.processes import JAVA_OPTIONS, ServerProcess, guarded
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.jars import Bundle, find_java, installed
+from headrace.testing.servers.ports import HOST, reserved_ports
+from headrace.testing.servers.processes import JAVA_OPTIONS, ServerProcess, guarded
 
 _ASSERTIONS = (
     "org.junit.jupiter:junit-jupiter-api:5.8.2",

@@ -31,10 +31,10 @@ from typing import Any
 from confluent_kafka import Producer
 from rich.progress import Progress
 
+from headrace.connectors.base.sink import CommitListSerializer
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.connectors.sink import CommitListSerializer
-from headrace.harness.kafka import create_topic, start_broker
-from headrace.harness.kafka.jars import KAFKA_VERSION
+from headrace.testing.servers.kafka import create_topic, start_broker
+from headrace.testing.servers.kafka.jars import KAFKA_VERSION
 from tests.helpers.kafka_tools import IDEMPOTENT
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import eventually, kafka_sink, read_all, set_transaction_version
@@ -275,7 +275,7 @@ class SparkSoak(Soak):
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if kill is not None:
             environment["HEADRACE_KILL"] = json.dumps({**kill, "mark": str(mark)})
-            environment["PYTHONPATH"] = python_path(HERE.parents[1] / "faults" / "kill")
+            environment["PYTHONPATH"] = python_path(HERE.parents[1] / "tests" / "faults" / "kill")
         command = [sys.executable, str(HERE / "spark_sink_driver.py"), json.dumps(arguments)]
         with (self.state / "job.log").open("a") as log:
             process = subprocess.Popen(

@@ -10,8 +10,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.harness.jars import cache_directory
-from headrace.runners.spark.supervision.families import family_of, members
+from headrace.runners.spark.supervision.process_tree import family_of, members
+from headrace.testing.servers.jars import cache_directory
 from tests.helpers.standby_soak import SupervisedJob
 
 

@@ -1,4 +1,4 @@
-"""Planted bugs in commit and recovery: each breaks one rule of `headrace.connectors.commit`, and must be caught.
+"""Planted bugs in commit and recovery: each breaks one rule of `headrace.connectors.base.commit`, and must be caught.
 
 with planted_commits.sweep_skipped():
     ...  # must fail
@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from headrace.connectors import commit as module
-from headrace.connectors.commit import (
+from headrace.connectors.base import commit as module
+from headrace.connectors.base.commit import (
     COMMIT_TRANSITIONS,
     CommitCore,
     CommitPhase,
@@ -24,7 +24,7 @@ from headrace.connectors.commit import (
     Sweep,
     Swept,
 )
-from headrace.connectors.sink import CommitList, Outcome
+from headrace.connectors.base.sink import CommitList, Outcome
 
 Planted = Callable[[], AbstractContextManager[None]]
 

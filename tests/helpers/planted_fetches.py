@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from headrace.connectors.kafka.read import fetch_plan, identity
+from headrace.connectors.kafka.read import fetch_plan, topic_ids
 from headrace.connectors.kafka.read.fetch_plan import FetchPlan
 
 Planted = Callable[[], AbstractContextManager[None]]
@@ -129,13 +129,13 @@ def topics_are_known_by_name() -> Iterator[None]:
         yield
 
 
-_absence = identity.absence
+_absence = topic_ids.absence
 
 
 @contextmanager
 def one_broker_proves_absence() -> Iterator[None]:
     """Two looks of one broker that lags behind, 3 s apart, and the partition is given up."""
-    with patch.object(identity, "absence", lambda *what: _absence(*what[:-1], what[-1][:1])):
+    with patch.object(topic_ids, "absence", lambda *what: _absence(*what[:-1], what[-1][:1])):
         yield
 
 

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from headrace.connectors.base.sink import Outcome
 from headrace.connectors.files import FileCommitter, FileHandle, sink
 from headrace.connectors.files.sink import _Lists
-from headrace.connectors.sink import Outcome
 
 Planted = Callable[[], AbstractContextManager[None]]
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from headrace.connectors import commit as commit_module
+from headrace.connectors.base import commit as commit_module
 from headrace.runners.spark import writers
-from headrace.runners.spark.supervision.ownership.lease import (
+from headrace.runners.spark.supervision.lease.core import (
     BeatWritten,
     CallWanted,
     EndLease,

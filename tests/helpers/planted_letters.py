@@ -12,7 +12,7 @@ from headrace.cli.letters import replayed as notes
 from headrace.cli.letters.letters import Letter
 from headrace.cli.letters.replay import Replay, read_replayed
 from headrace.cli.letters.replayed import Replayed
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
 
 
 @contextmanager

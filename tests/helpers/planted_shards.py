@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.connectors.commit import Copy, End, Ended, Sweep, Swept
-from headrace.connectors.sink import Outcome
+from headrace.connectors.base.commit import Copy, End, Ended, Sweep, Swept
+from headrace.connectors.base.sink import Outcome
 from headrace.runners.beam.shard import Shard, ShardCall, ShardPhase, Write
 from tests.helpers.planted_publications import Trusting
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from headrace.connectors import commit as commit_module
+from headrace.connectors.base import commit as commit_module
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.read import discovery as discovery_module
@@ -19,12 +20,11 @@ from headrace.connectors.kafka.read import source as source_module
 from headrace.connectors.kafka.read.discovery import KafkaDiscovery
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import FencedError, RetriableError
 from headrace.runners.spark import planning, tasks, writers
 from headrace.runners.spark.log_read import LogOffsets
 from headrace.runners.spark.stream import StreamPlanner
-from pyspark_headrace import kafka_offsets
+from headrace.spark import kafka_offsets
 
 Planted = Callable[[], AbstractContextManager[None]]
 

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from headrace.enumerator.supervision import SupervisionPhase
 from headrace.runners.spark.supervision import lock as locks
+from headrace.runners.spark.supervision.core import SupervisionPhase
 from headrace.runners.spark.supervision.lock import KillFamily, LooksAlive, ReadLast, WriteLast
 from headrace.runners.spark.supervision.standby import StandbyCore
 from tests.helpers.worlds.standby import Family, World

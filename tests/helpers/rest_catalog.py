@@ -28,9 +28,9 @@ from rich.console import Console
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.log import OutdatedError
 from headrace.errors import FencedError, RetriableError
-from headrace.harness.jars import Bundle, find_java, installed
 from headrace.iceberg import IcebergSink
 from headrace.sinks import Attempt, Changes, JobCommitter
+from headrace.testing.servers.jars import Bundle, find_java, installed
 from tests.helpers.table_rig import JOB, WatchedLog, driver
 
 SERVER = Bundle(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headrace.connectors.sink import Attempt
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.sql.handles import SqlHandle
 from headrace.connectors.sql.sink import SqlTransaction
 from headrace.sql import SqlSink

@@ -30,10 +30,10 @@ from confluent_kafka import Producer
 from rich.progress import Progress
 
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.harness.kafka import create_topic, start_broker
-from headrace.harness.kafka.jars import KAFKA_VERSION
 from headrace.kafka import KafkaSink
 from headrace.testing import FakeKafka
+from headrace.testing.servers.kafka import create_topic, start_broker
+from headrace.testing.servers.kafka.jars import KAFKA_VERSION
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import read_pairs
 

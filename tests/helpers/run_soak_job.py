@@ -19,9 +19,9 @@ import psutil
 import pyarrow as pa
 
 from headrace import Pipeline
-from headrace.connectors.dead_letters import DEAD_LETTER
+from headrace.connectors.base.dead_letters import DEAD_LETTER
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaCommitter, KafkaTransaction
-from headrace.connectors.sink import Attempt
 from headrace.formats import JsonFormat
 from headrace.kafka import DeadLetters, KafkaSink, KafkaSource
 from headrace.runners.local.checkpoints import CheckpointStore

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
-from headrace.harness.kafka.security import Certificates
+from headrace.testing.servers.kafka.security import Certificates
 
 JAVAS_INT = 2**31 - 1
 NO_SUCH_PATH = {"error_code": 404, "message": "HTTP 404 Not Found"}

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.runners.spark.class_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_at_hand
 from tests.helpers.python_path import python_path
 
 ROOT = Path(__file__).parents[2]
@@ -51,10 +51,10 @@ def _log(folder: Path) -> str:
 
 
 def kill_driver(folder: Path, arguments: Mapping[str, Any], module: str, owner: str, method: str, when: str, nth: int) -> None:
-    """Run a driver until it is killed, as `faults/kill` says."""
+    """Run a driver until it is killed, as `tests/faults/kill` says."""
     mark = folder / f"killed-{uuid.uuid4().hex}"  # a folder may see several drivers, each of them killed
     kill = {"module": module, "owner": owner, "method": method, "when": when, "nth": nth, "mark": str(mark)}
-    environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": python_path(ROOT / "faults" / "kill")}
+    environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": python_path(ROOT / "tests" / "faults" / "kill")}
     with _driver(folder, {**arguments, "tasks": 2}, environment) as process:
         process.wait(PATIENCE_S)
         assert mark.exists(), _log(folder)

@@ -4,7 +4,7 @@
 
 As Spark does, it logs what an epoch holds (`offsets/<epoch>`) before writing it, and that it is committed (`commits/<epoch>`)
 after; restarted, it repeats the epoch that is logged and not committed. Ends when `epochs` more are committed, at once with 0.
-`kill`: {"owner", "method", "when", "nth", "what"}, as in `faults/kill`, or null. `bug`: the name of a planted one, or null.
+`kill`: {"owner", "method", "when", "nth", "what"}, as in `tests/faults/kill`, or null. `bug`: the name of an injected one, or null.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from headrace.connectors.commit import JobCommitter, refuse_stale
+from headrace.connectors.base.commit import JobCommitter, refuse_stale
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write import sink as kafka
-from headrace.connectors.sink import Attempt
 from tests.helpers import planted_commits, planted_sinks
 from tests.helpers.sink_rig import kafka_sink, rows
 

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.connection import Connection
@@ -18,7 +19,6 @@ from headrace.connectors.kafka.client.wire.protocol import UpdateFeaturesRequest
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.connectors.sink import Attempt
 from tests.helpers.kafka_tools import AT_THE_END
 
 PATIENCE_S = 30.0

@@ -17,7 +17,7 @@ from typing import Any, Self
 import psutil
 import pyspark
 
-from headrace.harness.ports import reserved_ports
+from headrace.testing.servers.ports import reserved_ports
 from tests.helpers.python_path import python_path
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ class SparkJob:
     def __init__(self, folder: Path, name: str, given: Mapping[str, Any], fault: Mapping[str, Any] | None = None) -> None:
         """`name` is that of its log; `given` are its arguments, to which the checkpoint in `folder` is added.
 
-        `fault` is one of `faults/kill`; `mark` is there once it has happened.
+        `fault` is one of `tests/faults/kill`; `mark` is there once it has happened.
         """
         self.folder, self.name = folder, name
         run = f"{name}-{time.monotonic_ns()}"
@@ -41,7 +41,7 @@ class SparkJob:
         if fault is not None:
             planted = {
                 "HEADRACE_KILL": json.dumps({**fault, "mark": str(self.mark)}),
-                "PYTHONPATH": python_path(ROOT / "faults" / "kill"),
+                "PYTHONPATH": python_path(ROOT / "tests" / "faults" / "kill"),
             }
             executors = {f"spark.executorEnv.{name}": value for name, value in planted.items()}
             self._environment |= planted

@@ -36,7 +36,7 @@ def written_by_batch(writes: list[dict]):
 def main(arguments: dict) -> None:
     os.environ["HEADRACE_KILL_GROUP"] = str(os.getpgid(0))  # seen by what the JVM starts
     from headrace.runners import spark as runner
-    from headrace.runners.spark.class_archive import archive_at_hand, use_archive
+    from headrace.runners.spark_processes.spark_archive import archive_at_hand, use_archive
 
     archive_at_hand()
     use_archive()  # its JVM starts in half the time, whatever builds the session

@@ -14,8 +14,8 @@ from confluent_kafka import Producer
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.harness.kafka import BrokerCluster, add_partitions, create_topic, delete_topic
-from headrace.runners.spark.class_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.testing.servers.kafka import BrokerCluster, add_partitions, create_topic, delete_topic
 from tests.helpers.kafka_tools import IDEMPOTENT
 
 ROOT = Path(__file__).parents[2]

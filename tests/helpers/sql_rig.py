@@ -11,8 +11,8 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from headrace.connectors.commit import JobCommitter
-from headrace.connectors.sink import Attempt, CommitList, Committer, Outcome
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome
 from headrace.connectors.sql.handles import SqlHandle
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.url import driver_engine

@@ -37,11 +37,11 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
 from benchmarks.environment import environment
-from headrace.harness.kafka import add_partitions, create_topic, start_broker
-from headrace.harness.kafka.brokers import BrokerCluster
-from headrace.runners.spark.class_archive import archive_at_hand
 from headrace.runners.spark.session import QUICK_JVM
-from headrace.runners.spark.supervision.families import family_of, members
+from headrace.runners.spark.supervision.process_tree import family_of, members
+from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.testing.servers.kafka import add_partitions, create_topic, start_broker
+from headrace.testing.servers.kafka.brokers import BrokerCluster
 from tests.helpers import standby_job
 from tests.helpers.python_path import python_path
 

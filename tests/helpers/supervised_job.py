@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.base.commit import StaleEpochError
 from headrace.enumerator.errors import DataLossError, FencedError, UsageError
 from headrace.runners.spark.supervision.takeover import Takeover
 from headrace.spark import run

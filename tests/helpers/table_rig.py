@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.tables.handles import TableHandle
 from headrace.connectors.tables.log import LoadedTable, TableLog
 from headrace.sinks import Attempt, TwoPhaseSink

@@ -24,8 +24,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from headrace.harness.kafka import create_topic, start_broker
-from headrace.harness.kafka.jars import KAFKA_VERSION
+from headrace.testing.servers.kafka import create_topic, start_broker
+from headrace.testing.servers.kafka.jars import KAFKA_VERSION
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import read_all
 from tests.helpers.token_authority import TokenAuthority
@@ -69,8 +69,8 @@ class Script:
     def _write(self) -> None:
         import pyarrow as pa
 
-        from headrace.connectors.commit import JobCommitter
-        from headrace.connectors.sink import Attempt
+        from headrace.connectors.base.commit import JobCommitter
+        from headrace.connectors.base.sink import Attempt
         from headrace.kafka import KafkaSink
 
         sink = KafkaSink(self._bootstrap, topic="in", properties=self._properties, commit_topic=_LISTS)

@@ -2,7 +2,7 @@
 
 DirectRunner is two runners: Prism, a program that Beam downloads, and where it cannot be had one in Python that runs one stage
 after the other and so can read only what ends. What streams is tested on Prism: HEADRACE_PRISM names the program, else Go
-builds it, once per user (`headrace.harness.prism`); without Go these tests are skipped, or fail with HEADRACE_REQUIRE_PRISM.
+builds it, once per user (`tests.servers.prism`); without Go these tests are skipped, or fail with HEADRACE_REQUIRE_PRISM.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from apache_beam.transforms.window import FixedWindows
 
 from headrace.beam import KafkaHeader, KafkaRecord, ReadFromKafka
 from headrace.enumerator.errors import UsageError
-from headrace.harness.kafka import add_partitions, create_topic
-from headrace.harness.prism import prism_program
 from headrace.kafka import KafkaSource, Latest
+from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.beam_rig import BeamRun, on_direct
 from tests.helpers.kafka_rig import commit, committed, eventually, transactional, wait_for_end, write, write_records
 from tests.helpers.python_path import python_path
+from tests.servers.prism import prism_program
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 

@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from confluent_kafka import Consumer, TopicPartition
 
 from headrace.beam import WriteToKafka
-from headrace.harness.kafka import BrokerCluster, create_topic
+from headrace.testing.servers.kafka import BrokerCluster, create_topic
 from tests.helpers.sink_rig import read_all
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(200)]

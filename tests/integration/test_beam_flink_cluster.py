@@ -19,8 +19,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 
 from headrace.enumerator.errors import PeerError, UsageError
-from headrace.harness.flink import FlinkCluster, start_flink
-from headrace.harness.flink.watch import Patience
+from headrace.testing.servers.flink import FlinkCluster, start_flink
+from headrace.testing.servers.flink.watch import Patience
 from tests.helpers.flink_rig import Numbers, eventually, job, kill_and_restart
 
 pytestmark = [pytest.mark.flink, pytest.mark.timeout(300)]

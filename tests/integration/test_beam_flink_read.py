@@ -17,9 +17,9 @@ import pytest
 from apache_beam.transforms.window import FixedWindows
 
 from headrace.beam import ReadFromKafka
-from headrace.harness.flink import FlinkCluster
-from headrace.harness.kafka import add_partitions, create_topic
 from headrace.kafka import At
+from headrace.testing.servers.flink import FlinkCluster
+from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.beam_jobs import Counted, Flow, Verdict, Witness
 from tests.helpers.flink_rig import eventually, job, kill_and_restart
 from tests.helpers.kafka_rig import committed

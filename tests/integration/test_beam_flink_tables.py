@@ -12,7 +12,7 @@ import pytest
 from benchmarks.tables_soak import Reader
 from headrace.beam import WriteExactlyOnce
 from headrace.delta import DeltaSink
-from headrace.harness.flink import FlinkCluster
+from headrace.testing.servers.flink import FlinkCluster
 from tests.helpers.flink_rig import Numbers, eventually, job, kill_and_restart
 from tests.helpers.table_rig import delta_paths
 

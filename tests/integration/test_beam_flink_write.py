@@ -15,9 +15,9 @@ from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.formats import JsonFormat
-from headrace.harness.flink import FlinkCluster
-from headrace.harness.kafka import BrokerCluster, create_topic
 from headrace.kafka import Earliest
+from headrace.testing.servers.flink import FlinkCluster
+from headrace.testing.servers.kafka import BrokerCluster, create_topic
 from tests.helpers.flink_rig import (
     Numbers,
     eventually,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.sink import KafkaSink
-from headrace.connectors.sink import Attempt
-from headrace.harness.kafka import BrokerCluster, create_topic
 from headrace.runners.beam.coders import RecordBatchCoder
 from headrace.runners.beam.shard import SPARE_SLOTS, SWEEP_S, BundleFinalised, Shard, ShardState, ShardStateSerializer
 from headrace.runners.beam.write import _Performer
+from headrace.testing.servers.kafka import BrokerCluster, create_topic
 from tests.helpers.sink_rig import eventually, ongoing, read_all, rows, take_over
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]

@@ -22,9 +22,9 @@ from kafka.net.compat import KafkaNetClient
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 from headrace.enumerator.errors import PeerError, UsageError
-from headrace.harness.kafka import BrokerCluster, add_partitions, create_topic, delete_topic, start_broker
-from headrace.harness.kafka.metadata import ask
-from headrace.harness.ports import Ports, is_listening, reserved_ports
+from headrace.testing.servers.kafka import BrokerCluster, add_partitions, create_topic, delete_topic, start_broker
+from headrace.testing.servers.kafka.metadata import ask
+from headrace.testing.servers.ports import Ports, is_listening, reserved_ports
 
 OWN = "HEADRACE_BOOTSTRAP"
 USERS = {"alice": "alice-secret", "bob": "bob's secret; 100%"}
@@ -434,7 +434,7 @@ def test_concurrent_first_uses_download_once(own: None, tmp_path: Path) -> None:
     """Of a small program: all of Kafka is downloaded by whoever has none yet."""
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     code = (
-        "from headrace.harness.jars import Bundle, installed\n"
+        "from headrace.testing.servers.jars import Bundle, installed\n"
         "print(installed(Bundle('a logger', 'logger', ('org.slf4j:slf4j-simple:1.7.36',), jars=2, size='60 KB')))"
     )
     users = [

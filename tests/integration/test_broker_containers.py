@@ -12,9 +12,9 @@ import docker
 import pytest
 
 from headrace.enumerator.errors import PeerError
-from headrace.harness.kafka import containers, create_topic, start, start_broker
-from headrace.harness.kafka.jars import kafka_jars
-from headrace.harness.ports import is_listening
+from headrace.testing.servers.kafka import containers, create_topic, start, start_broker
+from headrace.testing.servers.kafka.jars import kafka_jars
+from headrace.testing.servers.ports import is_listening
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 

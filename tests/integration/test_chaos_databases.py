@@ -23,9 +23,9 @@ from benchmarks.chaos.run import Journal, Servers, Session
 from benchmarks.chaos.trial import is_good
 from benchmarks.restore.records import HEAD_BYTES, RecordMaker
 from headrace.enumerator.errors import RetriableError
-from headrace.harness import databases
-from headrace.harness.databases import Database
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers import databases
+from headrace.testing.servers.databases import Database
 from tests.helpers.databases import mariadb, postgresql
 
 pytestmark = pytest.mark.timeout(600)

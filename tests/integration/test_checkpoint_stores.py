@@ -12,8 +12,8 @@ from headrace.cli import app
 from headrace.errors import UsageError
 from headrace.files import FileSink
 from headrace.runners.local.storage.places import run_files
-from pyspark_headrace.checkpoints.findings import findings_of
-from pyspark_headrace.checkpoints.logs import read_checkpoint
+from headrace.spark.checkpoints.findings import findings_of
+from headrace.spark.checkpoints.logs import read_checkpoint
 from tests.helpers.object_store import object_store
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden" / "spark_checkpoint"

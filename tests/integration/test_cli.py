@@ -15,11 +15,11 @@ import pytest
 from confluent_kafka import KafkaException
 
 from headrace import cli
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt, one_off_job
 from headrace.connectors.kafka.write.transactions import Transactions, Verdict
-from headrace.connectors.sink import Attempt, one_off_job
-from headrace.harness.kafka import create_topic, start_broker
 from headrace.testing import DyingCommitter, Killed
+from headrace.testing.servers.kafka import create_topic, start_broker
 from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
 from tests.helpers.sink_rig import (
     committer,

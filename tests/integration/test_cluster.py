@@ -17,7 +17,7 @@ from headrace.connectors.kafka.client.positions import Earliest, Latest, Timesta
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
-from headrace.harness.kafka import BrokerCluster, create_topic, delete_topic
+from headrace.testing.servers.kafka import BrokerCluster, create_topic, delete_topic
 from tests.helpers.kafka_tools import produce
 
 pytestmark = pytest.mark.broker

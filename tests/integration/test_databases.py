@@ -16,8 +16,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from headrace.connectors.sql.url import driver_engine
 from headrace.enumerator.errors import UsageError
-from headrace.harness import databases
-from headrace.harness.databases import Database, carried_initdbs
+from headrace.testing.servers import databases
+from headrace.testing.servers.databases import Database, carried_initdbs
 from tests.helpers.databases import mariadb, postgresql
 from tests.helpers.sql_rig import SqlRig, run_epoch, write_epoch
 

@@ -11,10 +11,10 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.dead_letters import LETTER_TYPE, addressed
+from headrace.connectors.base.dead_letters import LETTER_TYPE, addressed
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink
-from headrace.connectors.sink import Attempt
-from headrace.harness.kafka import create_topic
+from headrace.testing.servers.kafka import create_topic
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import read_pairs
 

@@ -15,12 +15,12 @@ import pyarrow.parquet
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from headrace.harness.kafka import create_topic
+from headrace.testing.servers.kafka import create_topic
 from tests.helpers.python_path import python_path
 
 ROOT = Path(__file__).parents[2]
 FLIGHTS = ROOT / "examples" / "flights"
-REINITIALISE = ROOT / "faults" / "reinitialise"
+REINITIALISE = ROOT / "tests" / "faults" / "reinitialise"
 COUNT = 30_000
 OUTAGES = re.compile(r"outages: \d+\.\d s until the standby had taken over; \d+\.\d s from a cold start")
 LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) duplicates, (\d+) lost, (\d+) restores")

@@ -14,7 +14,7 @@ from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.protocol import ProduceRequest
 from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordEncoder
-from headrace.harness.kafka import create_topic
+from headrace.testing.servers.kafka import create_topic
 
 pytestmark = pytest.mark.broker
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.harness.kafka import start_broker
 from headrace.testing.fake_kafka import FakeKafka
+from headrace.testing.servers.kafka import start_broker
 from tests.helpers.kafka_scenarios import SCENARIOS, played, recorded
 from tests.helpers.leader_scenario import leaders_that_move
 

@@ -20,7 +20,7 @@ from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import DeleteRecordsRequest, FetchRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
 from headrace.enumerator.errors import DataLossError
-from headrace.harness.kafka import BrokerCluster, create_topic, delete_topic
+from headrace.testing.servers.kafka import BrokerCluster, create_topic, delete_topic
 from tests.helpers.kafka_tools import Proxy, produce, proxy_to
 
 pytestmark = pytest.mark.broker

@@ -20,8 +20,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.files import FileFormat, FileSink
-from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import UsageError
 from tests.helpers.file_rig import JOB, WORK, batch_of, job_committer, left_over, prepared, published, visible
 from tests.helpers.python_path import python_path
@@ -32,7 +32,7 @@ WRITER = """
 import os, sys
 from tests.helpers.file_rig import batch_of
 from headrace.connectors.files import FileFormat, FileSink
-from headrace.connectors.sink import Attempt
+from headrace.connectors.base.sink import Attempt
 
 transaction = FileSink(sys.argv[1], FileFormat(sys.argv[2]), row_group_bytes=1).begin(Attempt("job", 0, 0, 0))
 while True:

@@ -13,17 +13,17 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError
 from headrace.connectors.kafka.client.fetch import fetch_there
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
+from headrace.connectors.kafka.log_dump import dump
 from headrace.connectors.kafka.write import commit_log
-from headrace.connectors.kafka.write.log_dump import dump
 from headrace.connectors.kafka.write.transactions import TransactionProtocol, Transactions, Verdict
-from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
-from headrace.harness.kafka import create_topic, delete_topic, start_broker
 from headrace.testing import COMMITTER_STEPS, DyingCommitter, Killed
+from headrace.testing.servers.kafka import create_topic, delete_topic, start_broker
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import (
     committer,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from headrace.enumerator.errors import UsageError
-from headrace.harness.kafka import add_partitions, create_topic
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest, Timestamp
+from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.kafka_rig import (
     Reading,
     by_partition,

@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.errors import GroupInUseError, OffsetOutOfRangeError, TopicRecreatedError
 from headrace.enumerator.errors import CorruptDataError, DataLossError
-from headrace.harness.kafka import create_topic, delete_topic
 from headrace.kafka import At, Committed, KafkaSource, Latest
+from headrace.testing.servers.kafka import create_topic, delete_topic
 from tests.helpers.kafka_rig import (
     ONE_BATCH_PER_FETCH,
     Reading,

@@ -9,16 +9,16 @@ import time
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.security import renewal
-from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import AuthenticationError, RetriableError
-from headrace.harness.kafka import create_topic, start_broker
-from headrace.harness.kafka.containers import docker_answers
-from headrace.harness.waiting import wait_until
 from headrace.kafka import KafkaSink, KafkaSource
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.kafka import create_topic, start_broker
+from headrace.testing.servers.kafka.containers import docker_answers
 from tests.helpers.token_authority import TokenAuthority
 
 LIFE_S = 4.0

@@ -31,8 +31,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from headrace.errors import RetriableError
-from headrace.harness.kafka import BrokerCluster, create_topic
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.kafka import BrokerCluster, create_topic
 from tests.helpers.kafka_rig import write_records
 from tests.helpers.sink_rig import read_pairs
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from headrace.harness.kafka import start_broker
+from headrace.testing.servers.kafka import start_broker
 from tests.helpers.kill_soak import BAD, FROZEN, LISTED, TIMEOUT_MS, BareSoak, kill_at
 from tests.helpers.sink_rig import set_transaction_version
 

@@ -18,7 +18,7 @@ from benchmarks.restore.run import Timing, Work, run
 from benchmarks.restore.scenarios import Scenario
 from benchmarks.restore.systems import BY_NAME
 from benchmarks.restore.timeline import Curve
-from headrace.harness.kafka import create_topic
+from headrace.testing.servers.kafka import create_topic
 
 pytestmark = pytest.mark.broker
 

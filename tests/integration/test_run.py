@@ -15,8 +15,8 @@ import pytest
 from kafka import KafkaProducer
 
 from headrace.errors import RetriableError
-from headrace.harness.kafka import BrokerCluster, create_topic
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.kafka import BrokerCluster, create_topic
 from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.sink_rig import read_pairs
 

@@ -19,8 +19,8 @@ from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, is_retriable
-from headrace.harness.kafka import BrokerCluster, create_topic, start_broker
-from headrace.harness.kafka.security import make_certificates
+from headrace.testing.servers.kafka import BrokerCluster, create_topic, start_broker
+from headrace.testing.servers.kafka.security import make_certificates
 from tests.helpers.kafka_tools import produce
 
 pytestmark = pytest.mark.broker

@@ -21,8 +21,8 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
-from headrace.connectors.sink import Attempt, CommitList, Outcome, one_off_job
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
+from headrace.connectors.base.sink import Attempt, CommitList, Outcome, one_off_job
 from headrace.connectors.sql import commits, handles
 from headrace.connectors.sql import sink as sql_sink
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, list_key, place_digest, split_gid
@@ -38,7 +38,6 @@ from headrace.enumerator.errors import (
     StateError,
     UsageError,
 )
-from headrace.harness.databases import PASSWORD, Database
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
@@ -47,6 +46,7 @@ from headrace.runners.local.core import WorkerHandle
 from headrace.runners.spark import writers
 from headrace.testing import FakeKafka
 from headrace.testing.memory import MemorySplitSerializer
+from headrace.testing.servers.databases import PASSWORD, Database
 from tests.helpers import run_into_sql
 from tests.helpers.databases import REQUIRED, mariadb, postgresql, unavailable
 from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
@@ -59,7 +59,7 @@ SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
 # What a task does that is killed: everything but to end by itself.
 WRITER = """
 import sys, pickle, pyarrow as pa
-from headrace.connectors.sink import Attempt
+from headrace.connectors.base.sink import Attempt
 sink, attempt, step = pickle.loads(bytes.fromhex(sys.argv[1]))
 transaction = sink.begin(attempt)
 transaction.write(pa.record_batch({"id": pa.array(range(1000), pa.int64())}))

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from headrace.connectors.tables import committer
-from headrace.connectors.tables.upkeep import TableUpkeep
+from headrace.connectors.tables.vacuum import TableUpkeep
 from headrace.delta import DeltaSink
 from headrace.iceberg import IcebergSink
 from headrace.sinks import Attempt, Changes

@@ -16,9 +16,9 @@ from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam import enumerate as enumerating
 from headrace.runners.beam import worker
 from headrace.runners.beam.coders import Element
-from headrace.runners.beam.held import HeldReader
 from headrace.runners.beam.publication import Publication
-from headrace.runners.beam.restrictions.split import Fresh
+from headrace.runners.beam.reader_cache import HeldReader
+from headrace.runners.beam.split_restriction import Fresh
 from headrace.testing.memory import MemoryLog, MemorySource
 from tests.helpers.beam_rig import BeamRun, Stage
 from tests.helpers.kafka_rig import ONE_BATCH_PER_FETCH, transactional

@@ -18,8 +18,8 @@ from headrace.connectors.kafka.read import reader as reader_module
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator import LazyEnumerator
 from headrace.enumerator.errors import CorruptDataError, DataLossError
-from headrace.harness.kafka import add_partitions, create_topic, delete_topic
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest
+from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic
 from tests.helpers.kafka_rig import (
     ONE_BATCH_PER_FETCH,
     Reading,

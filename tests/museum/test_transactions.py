@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 from crc32c import crc32c
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.kafka.client.errors import FencedByBrokerError
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.write import sink as sink_module
 from headrace.connectors.kafka.write.produce import BatchSender
 from headrace.connectors.kafka.write.transactions import TransactionProtocol, Transactions, Verdict
-from headrace.connectors.sink import Attempt, Outcome
 from headrace.enumerator.errors import HeadraceError
-from headrace.harness.kafka import create_topic
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import ErrorCode, Refuse
+from headrace.testing.servers.kafka import create_topic
 from tests.helpers.record_batches import HEADER
 from tests.helpers.sink_rig import (
     committer,

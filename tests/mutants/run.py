@@ -67,7 +67,7 @@ GROUPS = {
             "tests/museum/test_restore_and_enumeration",
         ],
     ),
-    "commit": Group(["headrace/connectors/commit"], ["tests/unit/test_commit"]),
+    "commit": Group(["headrace/connectors/base/commit"], ["tests/unit/test_commit"]),
     "planner": Group(
         ["headrace/runners/spark/planning", "headrace/runners/spark/stream", "headrace/runners/spark/tasks"],
         ["tests/unit/test_planning", "tests/unit/test_spark_stream"],
@@ -77,10 +77,10 @@ GROUPS = {
         ["tests/unit/test_fetch_plan", "tests/unit/test_fetch_index"],
     ),
     "fetch-protocol": Group(["headrace/connectors/kafka/format/fetch_protocol"], ["tests/unit/test_fetch_protocol"]),
-    "offsets": Group(["pyspark_headrace/kafka_offsets"], ["tests/unit/test_offsets"]),
-    "options": Group(["pyspark_headrace/options", "pyspark_headrace/kafka_options"], ["tests/unit/test_spark_options"]),
+    "offsets": Group(["headrace/spark/kafka_offsets"], ["tests/unit/test_offsets"]),
+    "options": Group(["headrace/spark/options", "headrace/spark/kafka_options"], ["tests/unit/test_spark_options"]),
     "pushdown": Group(
-        ["headrace/connectors/kafka/read/pushdown", "headrace/connectors/predicates"], ["tests/unit/test_pushdown"]
+        ["headrace/connectors/kafka/read/pushdown", "headrace/connectors/base/predicates"], ["tests/unit/test_pushdown"]
     ),
 }
 

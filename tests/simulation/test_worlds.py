@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from headrace.connectors.commit import COMMIT_TRANSITIONS, CommitCore, CommitPhase, Recorded
+from headrace.connectors.base.commit import COMMIT_TRANSITIONS, CommitCore, CommitPhase, Recorded
 from headrace.enumerator.coordinator import CHECKPOINT_TRANSITIONS, CheckpointPhase, Coordinator
 from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS, SplitEnumerator
 from headrace.enumerator.errors import ProtocolViolationError

@@ -10,7 +10,8 @@ import pytest
 from crc32c import crc32c
 
 from headrace.beam.kafka_records import as_kafka_records
-from headrace.connectors.counters import COUNTERS, Counted
+from headrace.connectors.base.counters import COUNTERS, Counted
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.format.encode import RecordEncoder
 from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER, stored_batches
@@ -18,12 +19,11 @@ from headrace.connectors.kafka.read import reader
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions, Verdict
-from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam.event_time import ColumnTime
+from headrace.spark.kafka_read import Mode, kafka_read
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, Refuse, Rewrite
-from pyspark_headrace.kafka_read import Mode, kafka_read
 
 NANOSECONDS = 1_700_000_000_000_000_000  # of a producer that counts in them
 

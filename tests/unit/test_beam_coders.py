@@ -20,8 +20,8 @@ from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import StateError
 from headrace.kafka import KafkaSource
 from headrace.runners.beam.coders import EnumerationFormat, ReaderFormat, RecordBatchCoder
-from headrace.runners.beam.restrictions.reader import ReaderRestriction
-from headrace.runners.beam.restrictions.split import Enumerated, Fresh, HandedOn
+from headrace.runners.beam.reader_restriction import ReaderRestriction
+from headrace.runners.beam.split_restriction import Enumerated, Fresh, HandedOn
 from headrace.testing.memory import MemoryLog, MemorySource
 from tests.helpers.beam_rig import on_direct
 from tests.helpers.driving import checkpoint_of, reading, split

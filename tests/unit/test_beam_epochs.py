@@ -15,8 +15,8 @@ from headrace.connectors.tables.log import TableLog
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.iceberg import IcebergSink
-from headrace.runners.beam.tables.epochs import VERSION, CommitterState, CommitterStateSerializer
-from headrace.runners.beam.tables.listed import BEAT, EpochCommitter, TableWriter, _finalised, job_of
+from headrace.runners.beam.table_committer import BEAT, EpochCommitter, TableWriter, _finalised, job_of
+from headrace.runners.beam.table_epochs import VERSION, CommitterState, CommitterStateSerializer
 from headrace.sinks import Attempt
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_paths, iceberg_values
 from tests.helpers.table_rig import VALUES, Death, KilledError, WatchedLog, batch_of, delta_paths, delta_values, open_marks

@@ -25,10 +25,10 @@ from headrace.enumerator.errors import CorruptDataError, DataLossError, Retriabl
 from headrace.runners.beam.coders import Element
 from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import IDLE_LAG
-from headrace.runners.beam.flink.placement import Subtasks
+from headrace.runners.beam.flink_placement import Subtasks
 from headrace.runners.beam.read import as_dicts
-from headrace.runners.beam.restrictions.reader import ReaderRestriction
-from headrace.runners.beam.restrictions.split import Enumerated, Fresh
+from headrace.runners.beam.reader_restriction import ReaderRestriction
+from headrace.runners.beam.split_restriction import Enumerated, Fresh
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource, MemorySplit
 from tests.helpers.beam_rig import BeamRun, Stage, on_direct
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from headrace.enumerator.errors import ProtocolViolationError
 from headrace.enumerator.ledger import SplitState
-from headrace.runners.beam.restrictions.reader import Claim, Published, ReaderRestriction, ReaderTracker, deal
-from headrace.runners.beam.restrictions.split import (
+from headrace.runners.beam.reader_restriction import Claim, Published, ReaderRestriction, ReaderTracker, deal
+from headrace.runners.beam.split_restriction import (
     Enumerated,
     EnumerationTracker,
     Fresh,

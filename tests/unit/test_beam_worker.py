@@ -10,7 +10,7 @@ import pytest
 
 from headrace.enumerator.errors import CorruptDataError, RetriableError
 from headrace.runners.beam import worker
-from headrace.runners.beam.ends import Ends
+from headrace.runners.beam.end_offsets import Ends
 from headrace.runners.beam.worker import MOST_PARKED, Parked, ParkedReaders
 from tests.helpers.driving import split
 

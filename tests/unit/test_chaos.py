@@ -40,11 +40,11 @@ from benchmarks.restore.oracle import Log
 from benchmarks.restore.process import LOG
 from benchmarks.restore.records import SEQUENCE_BITS, RecordMaker
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
-from headrace.harness.databases import Database
-from headrace.harness.kafka.metadata import ask
-from headrace.harness.ports import HOST
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
 from headrace.testing import FakeKafka
+from headrace.testing.servers.databases import Database
+from headrace.testing.servers.kafka.metadata import ask
+from headrace.testing.servers.ports import HOST
 
 NODE = 2
 UNREAD = 1 << 25  # bytes, more than the sockets take

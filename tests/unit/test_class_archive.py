@@ -11,11 +11,17 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.enumerator.errors import PeerError
-from headrace.harness.class_archives import ClassArchive, Sample
-from headrace.harness.kafka import class_archive as of_brokers
-from headrace.harness.kafka.class_archive import archive_options
-from headrace.runners.spark import class_archive
-from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, archive_at_hand, archive_file, make_archive, use_archive
+from headrace.runners.spark_processes import spark_archive
+from headrace.runners.spark_processes.class_archives import ClassArchive, Sample
+from headrace.runners.spark_processes.spark_archive import (
+    SUBMIT_OPTIONS,
+    archive_at_hand,
+    archive_file,
+    make_archive,
+    use_archive,
+)
+from headrace.testing.servers.kafka import class_archive as of_brokers
+from headrace.testing.servers.kafka.class_archive import archive_options
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +61,7 @@ def test_another_java_has_another_file(monkeypatch, tmp_path):
 
 
 def test_a_sample_that_fails_is_shown_and_leaves_nothing(monkeypatch, cache):
-    monkeypatch.setattr(class_archive, "SAMPLE", "headrace.no_such_module")
+    monkeypatch.setattr(spark_archive, "SAMPLE", "headrace.no_such_module")
     with pytest.raises(PeerError, match="no_such_module"):
         make_archive()
     assert list((cache / "headrace").iterdir()) == []

@@ -17,10 +17,10 @@ from headrace.cli.letters import replay as replaying
 from headrace.cli.letters.letters import COLUMNS, LetterFilter, moment_ms
 from headrace.cli.letters.replay import Plan, Replay, job_of
 from headrace.cli.letters.replayed import PAGE, REPLAYS_TOPIC, Replayed
-from headrace.connectors.dead_letters import letter_of
+from headrace.connectors.base.dead_letters import letter_of
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC
 from headrace.connectors.kafka.write.sink import KafkaSink
-from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import FencedError, HeadraceError, StateError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing import DyingCommitter, FakeKafka, Killed

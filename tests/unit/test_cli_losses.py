@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace import cli
+from headrace.cli.accept_loss import known_destinations, recorded_digests
 from headrace.cli.durable_lists import DurableLists
-from headrace.cli.losses import known_destinations, recorded_digests
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt, CommitList
 from headrace.connectors.kafka.write import sink as sink_module
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, digest_of
 from headrace.connectors.kafka.write.sink import _commit_log
-from headrace.connectors.sink import Attempt, CommitList
 from headrace.enumerator.errors import DataLossError, StateError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import NewRecord, Refuse

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from headrace.connectors.commit import JobCommitter, SupersededError
-from headrace.connectors.sink import Attempt, CommitList
+from headrace.connectors.base.commit import JobCommitter, SupersededError
+from headrace.connectors.base.sink import Attempt, CommitList
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, UsageError

@@ -18,10 +18,10 @@ from headrace.cli.transactions import (
     plan_commit,
     transaction_row,
 )
+from headrace.connectors.base.sink import CommitList, CommitListSerializer, JobClaim, one_off_job
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionDescription, TransactionProtocol
-from headrace.connectors.sink import CommitList, CommitListSerializer, JobClaim, one_off_job
 from headrace.enumerator.errors import StateError, UsageError
 
 NOW = 1_700_000_100_000

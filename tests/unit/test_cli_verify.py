@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli.compare.tally import Identity, OrderCheck, RecordFault, RecordField, Tally, identity_hash, parse_origin
-from headrace.cli.compare.verify import EpochState
+from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, Tally, identity_hash, parse_origin
+from headrace.cli.verify import EpochState
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
-from headrace.connectors.kafka.write.log_dump import Fate
+from headrace.connectors.kafka.log_dump import Fate
 from headrace.enumerator.errors import UsageError
 
 

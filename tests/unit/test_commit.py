@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import (
+from headrace.connectors.base.commit import (
     COMMIT_TRANSITIONS,
     Check,
     Checked,
@@ -37,7 +37,7 @@ from headrace.connectors.commit import (
     refuse_another,
     refuse_stale,
 )
-from headrace.connectors.sink import (
+from headrace.connectors.base.sink import (
     Attempt,
     CommitList,
     CommitListSerializer,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.connectors.compiled import MARK, check_compiled
+from headrace.connectors.base.compiled import MARK, check_compiled
 from headrace.connectors.kafka import format as kafka_format
 from headrace.connectors.kafka.format import decode, encode
 

@@ -16,8 +16,8 @@ from headrace.enumerator.errors import DataLossError
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import read_splits
+from headrace.spark.kafka_read import Mode, kafka_read
 from headrace.testing.fake_kafka import FakeKafka
-from pyspark_headrace.kafka_read import Mode, kafka_read
 from tests.helpers.beam_rig import BeamRun
 
 TEN = [b"%d" % number for number in range(10)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.connectors.kafka.client.answers.decisions import DECISIONS, Reaction, decision
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
+from headrace.connectors.kafka.client.error_policy import DECISIONS, Reaction, decision
 from headrace.connectors.kafka.client.errors import BrokerError, broker_error
 from headrace.enumerator.errors import is_retriable
 from headrace.kafka import Committed, Earliest, KafkaSource, Latest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from headrace.connectors.commit import COMMIT_TRANSITIONS, CommitPhase, Recorded
+from headrace.connectors.base.commit import COMMIT_TRANSITIONS, CommitPhase, Recorded
 from tests.helpers.draw_tables import DESIGN, TABLES, drawn, marked
 from tests.unit.test_tidy import PACKAGE, modules
 

@@ -21,8 +21,8 @@ from headrace.enumerator.source import Findings
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
+from headrace.spark.kafka_offsets import KafkaOffsets
 from headrace.testing.fake_kafka import Before, CutBefore, ErrorCode, FakeKafka, Refuse, Rewrite
-from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 DELETED = UUID(int=77)
 NUMBERS = itertools.count()

@@ -12,10 +12,10 @@ pytest.importorskip("pyspark")
 
 from headrace.connectors.kafka.read.discovery import KafkaDiscovery
 from headrace.runners.spark.stream import StreamPlanner
-from pyspark_headrace.kafka_offsets import KafkaOffsets
-from pyspark_headrace.kafka_read import Mode, kafka_read
+from headrace.spark.kafka_offsets import KafkaOffsets
+from headrace.spark.kafka_read import Mode, kafka_read
 
-FAULTS = Path(__file__).parents[2] / "faults"
+FAULTS = Path(__file__).parents[2] / "tests" / "faults"
 PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 

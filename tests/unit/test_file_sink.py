@@ -16,10 +16,10 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.base.commit import StaleEpochError
+from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, Outcome
 from headrace.connectors.files import FileFormat, FileHandle, FileHandleSerializer, FileSink
 from headrace.connectors.files.store import FsspecStore, open_store
-from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, Outcome
 from headrace.enumerator.errors import (
     DataLossError,
     FencedError,

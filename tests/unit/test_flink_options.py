@@ -6,7 +6,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from headrace.enumerator.errors import UsageError
-from headrace.runners.beam.flink.options import ACCEPTED, RULES, Promise, refuse
+from headrace.runners.beam.flink_options import ACCEPTED, RULES, Promise, refuse
 
 GOOD = {
     "streaming": True,

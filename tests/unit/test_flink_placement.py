@@ -9,7 +9,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from headrace.beam import ReadFromSource
 from headrace.runners.beam.coders import Element, ReaderFormat
-from headrace.runners.beam.flink.placement import Subtasks, placed
+from headrace.runners.beam.flink_placement import Subtasks, placed
 from headrace.testing.memory import MemoryLog, MemorySource
 from tests.helpers.beam_rig import Stage
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.harness.flink.rest import FlinkCheckpoint, JobView
-from headrace.harness.flink.watch import Patience, Trouble, Watch
+from headrace.testing.servers.flink.rest import FlinkCheckpoint, JobView
+from headrace.testing.servers.flink.watch import Patience, Trouble, Watch
 
 PATIENCE = Patience(worker_seconds=10.0, stall_seconds=20.0)
 RUNNING = JobView(

@@ -12,18 +12,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.base.sink import CommitListSerializer
 from headrace.connectors.files.handles import FileHandleSerializer
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, without
 from headrace.connectors.kafka.format import decode as kernel
 from headrace.connectors.kafka.write.commit_log import _whole as whole
 from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
 from headrace.connectors.security.tokens import ClientCredentials
-from headrace.connectors.sink import CommitListSerializer
 from headrace.connectors.sql.url import product_of
 from headrace.enumerator.errors import CorruptDataError, StateError, UsageError
 from headrace.formats import AvroFormat
 from headrace.runners.beam.shard import ShardStateSerializer
-from pyspark_headrace.options import Option, json_object
+from headrace.spark.options import Option, json_object
 from tests.fuzz import avro_values, flood, run, table
 from tests.fuzz.target import GOLDEN, TARGETS, Finding, Target, load, read_corpus
 

@@ -8,7 +8,7 @@ import pytest
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker
-from headrace.connectors.kafka.read.densities import shared_densities
+from headrace.connectors.kafka.read.bytes_per_offset import shared_densities
 from headrace.enumerator.errors import DeadlineExceededError
 
 CONFIG = ClientConfig(bootstrap="127.0.0.1:1", default_api_timeout_ms=1, retry_backoff_ms=1)

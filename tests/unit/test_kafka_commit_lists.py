@@ -14,14 +14,14 @@ import pytest
 
 from headrace.cli.letters.letters import LetterFilter
 from headrace.cli.letters.replay import Plan, Replay
-from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, RecordedEpoch
 from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
 from headrace.connectors.kafka.write.commit_log import CommitLog, DriverLog
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, JobNames, parse_key
 from headrace.connectors.kafka.write.sink import KafkaSink, _commit_log
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
-from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, RecordedEpoch
 from headrace.enumerator.errors import CorruptDataError, FencedError, StateError, UsageError
 from headrace.runners.spark.writers import BatchWriter
 from headrace.testing import DyingCommitter, FakeKafka, Killed

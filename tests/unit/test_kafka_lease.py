@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.connectors.base.lease import Beat, BeatState
 from headrace.connectors.kafka.client.groups import CommittedOffset
-from headrace.connectors.lease import Beat, BeatState
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.kafka import KafkaLease
 from headrace.testing import FakeKafka

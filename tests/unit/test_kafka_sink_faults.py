@@ -10,13 +10,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt, Outcome, one_off_job
 from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError, RefusedByBrokerError
 from headrace.connectors.kafka.format.encode import RecordEncoder
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.connectors.sink import Attempt, Outcome, one_off_job
 from headrace.enumerator.errors import CorruptDataError, DataLossError, DeadlineExceededError, HeadraceError, StateError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, Refuse, Rewrite, StoppedClock

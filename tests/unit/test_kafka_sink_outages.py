@@ -15,7 +15,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.kafka.client import retries
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
@@ -32,10 +33,9 @@ from headrace.connectors.kafka.write.produce import OutBatch, transactional_send
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transaction_log import outcome_of
 from headrace.connectors.kafka.write.transactions import Transactions, in_parallel
-from headrace.connectors.sink import Attempt, Outcome
 from headrace.enumerator.errors import DeadlineExceededError, FencedError, OutageError, RetriableError, StateError
-from headrace.enumerator.supervision import Ending
-from headrace.runners.spark.supervision.endings import end_by
+from headrace.runners.spark.supervision.core import Ending
+from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import Before, CutAfter, CutBefore, Refuse, Rewrite

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from headrace.connectors.lease import Beat, BeatState, parse_beat
+from headrace.connectors.base.lease import Beat, BeatState, parse_beat
 from headrace.enumerator.errors import ProtocolViolationError, StateError, UsageError
-from headrace.enumerator.supervision import DriverEnd, Ending
-from headrace.runners.spark.supervision.ownership.lease import (
+from headrace.runners.spark.supervision.core import DriverEnd, Ending
+from headrace.runners.spark.supervision.lease.core import (
     LEASE_TRANSITIONS,
     BeatWritten,
     BoardFailed,

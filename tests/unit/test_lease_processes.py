@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from headrace.runners.spark.supervision.families import family_of, members
+from headrace.runners.spark.supervision.process_tree import family_of, members
 from headrace.testing import FakeKafka
 from tests.helpers import supervised_job
 from tests.helpers.python_path import python_path

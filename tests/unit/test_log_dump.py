@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 from headrace import cli
 from headrace.cli.dump import batch_row, record_rows
 from headrace.connectors.formats.registry import client
+from headrace.connectors.kafka import log_dump
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import stored_batches
-from headrace.connectors.kafka.write import log_dump
-from headrace.connectors.kafka.write.log_dump import DumpedBatch, Fate, Marker, MarkerKind, control_marker, dump
+from headrace.connectors.kafka.log_dump import DumpedBatch, Fate, Marker, MarkerKind, control_marker, dump
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, Rewrite
 from tests.helpers.record_batches import CONTROL, TRANSACTIONAL, Record, batch, emptied, marker, numbered, seal

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.security import renewal
 from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, MskTokens
 from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, RetriableError, UsageError
-from headrace.harness.kafka.security import make_certificates
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing.fake_kafka import Before, FakeKafka
+from headrace.testing.servers.kafka.security import make_certificates
 from tests.helpers.kafka_rig import read_all
 from tests.helpers.token_endpoint import TokenEndpoint
 

@@ -14,8 +14,8 @@ from tests.mutants import patient, run
 from tests.mutants.run import Change
 
 ROOT = Path(__file__).parents[2]
-MUTANT = "headrace.connectors.commit.x_order__mutmut_3"
-CHANGE = Change("headrace.connectors.commit.order", "a < b", "a <= b")
+MUTANT = "headrace.connectors.base.commit.x_order__mutmut_3"
+CHANGE = Change("headrace.connectors.base.commit.order", "a < b", "a <= b")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def entry(**changes):
         ([], ["survived: "]),
         ([entry()], []),
         ([entry(now="a > b")], ["survived: ", "explained, and no survivor"]),
-        ([entry(), entry(function="headrace.connectors.commit.other")], ["explained, and no survivor"]),
+        ([entry(), entry(function="headrace.connectors.base.commit.other")], ["explained, and no survivor"]),
         ([entry(), entry(function="headrace.enumerator.ledger.other")], []),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_change_is_named_by_function_and_lines_and_not_by_a_number(monkeypatch
     monkeypatch.setattr(run, "mutmut", lambda copy, *command: said)
     mutant = "headrace.enumerator.ledger.x\u01c1Ledger\u01c1end__mutmut_3"
     assert run.change_of(tmp_path, mutant) == Change("headrace.enumerator.ledger.Ledger.end", "return a < b", "return a <= b")
-    assert run.change_of(tmp_path, MUTANT).function == "headrace.connectors.commit.order"
+    assert run.change_of(tmp_path, MUTANT).function == "headrace.connectors.base.commit.order"
 
 
 @pytest.mark.parametrize("changed", ["tests/test_a.py", "headrace/a.py"])

@@ -19,10 +19,10 @@ from headrace.enumerator.errors import DataLossError, StateError
 from headrace.formats import StringFormat
 from headrace.kafka import KafkaSource, Latest
 from headrace.runners.spark.log_read import LogOffsets
+from headrace.spark import kafka_offsets as offsets_json
+from headrace.spark.kafka_formats import TypedFormat
+from headrace.spark.kafka_offsets import KafkaOffsets
 from headrace.testing.fake_kafka import FakeKafka
-from pyspark_headrace import kafka_offsets as offsets_json
-from pyspark_headrace.kafka_formats import TypedFormat
-from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 FORMAT = KafkaOffsets(KafkaSource("127.0.0.1:1", topics=["t"]))
 GOLDEN_V1 = Path(__file__).parent / "golden" / "kafka_offsets_v1.json"

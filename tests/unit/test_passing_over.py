@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
-from headrace.connectors.kafka.read.passing_over import second_look
+from headrace.connectors.kafka.read.bad_batches import second_look
 from tests.helpers.record_batches import batch, numbered
 
 

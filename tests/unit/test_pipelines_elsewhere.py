@@ -28,7 +28,7 @@ from headrace.kafka import AtLeastOnceKafkaSink, DeadLetters, KafkaSink, KafkaSo
 from headrace.run import Pipeline
 from headrace.runners.beam.coders import EnumerationFormat, ReaderFormat
 from headrace.runners.beam.event_time import SplitWatermark
-from headrace.runners.beam.restrictions.split import Enumerated
+from headrace.runners.beam.split_restriction import Enumerated
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark import writers
 from headrace.sinks import FunctionSink

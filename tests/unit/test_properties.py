@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.kafka.client.login.sasl import SaslConfig, parse_jaas
 from headrace.connectors.kafka.client.properties import ClientConfig, DnsLookup, Isolation
+from headrace.connectors.kafka.client.sasl import SaslConfig, parse_jaas
 from headrace.connectors.security.tls import TlsConfig
 from headrace.enumerator.errors import UsageError
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.connectors.base.predicates import Operator, Predicate
 from headrace.connectors.kafka.read import pushdown
 from headrace.connectors.kafka.read.pushdown import KafkaPruner
-from headrace.connectors.predicates import Operator, Predicate
 from headrace.kafka import KafkaSource, KafkaSplit, Latest
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import NewRecord

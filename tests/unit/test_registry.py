@@ -49,7 +49,7 @@ from headrace.formats import (
     SubjectStrategy,
     subject_name,
 )
-from headrace.harness.kafka.security import Certificates, make_certificates
+from headrace.testing.servers.kafka.security import Certificates, make_certificates
 from tests.helpers.schema_registry import NO_SUCH_PATH, FakeRegistry
 from tests.helpers.token_endpoint import TokenEndpoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.restarts import (
+from headrace.runners.restarts import (
     RESTART_STRATEGIES,
     ExponentialDelay,
     FailureRate,

@@ -30,8 +30,8 @@ from benchmarks.restore.flink_cluster import (
 )
 from benchmarks.restore.flink_pair import REHEARSAL_S, SETTLE_S, Kind, Look, Pair, rest_port
 from benchmarks.restore.process import Family
-from headrace.harness.flink.programs import JOB_MANAGER, TASK_MANAGER
-from headrace.harness.flink.rest import FlinkRest
+from headrace.testing.servers.flink.programs import JOB_MANAGER, TASK_MANAGER
+from headrace.testing.servers.flink.rest import FlinkRest
 
 SLOTS = 2
 JOB, TASK = Kind.JOB_MANAGER, Kind.TASK_MANAGER

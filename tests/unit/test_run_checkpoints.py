@@ -24,9 +24,9 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.sink import Attempt, RecordedEpoch
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.connectors.sink import Attempt, RecordedEpoch
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import (
     AuthenticationError,
@@ -40,7 +40,6 @@ from headrace.enumerator.errors import (
     UsageError,
 )
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.restarts import GiveUp, Restarts
 from headrace.kafka import At, Committed, KafkaSink, KafkaSource, Latest
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
 from headrace.runners.local import checkpoints, coordinator, rescale
@@ -84,6 +83,7 @@ from headrace.runners.local.supervisor import _asked_before, _Life, supervise
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.runners.local.worker import described, transform_error
+from headrace.runners.restarts import GiveUp, Restarts
 from headrace.testing import (
     FakeKafka,
     Killed,

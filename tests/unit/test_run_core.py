@@ -8,7 +8,6 @@ from headrace.enumerator.enumerator import create_enumerator
 from headrace.enumerator.errors import ProtocolViolationError, RunFailedError
 from headrace.enumerator.events import DiscoverInitial, PublishPositions, SplitsDiscovered
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.restarts import FixedDelay, NoRestart, Restarts
 from headrace.enumerator.source import Findings
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.core import (
@@ -48,6 +47,7 @@ from headrace.runners.local.core import (
     WorkerSilent,
     WorkerSnapshotted,
 )
+from headrace.runners.restarts import FixedDelay, NoRestart, Restarts
 from headrace.testing.memory import MemorySplit
 from tests.helpers import run_soak
 

@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from headrace.cli.tables import NamedTable, commit_to_table
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.iceberg import IcebergSink

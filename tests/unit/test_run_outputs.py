@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter
-from headrace.connectors.outputs import SOLE, OutputHandle, OutputHandleSerializer, Outputs
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.outputs import SOLE, OutputHandle, OutputHandleSerializer, Outputs
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.ledger import SplitState
@@ -149,7 +149,7 @@ class TestWhatGoesWhere:
     def test_dead_letters_go_to_an_output_of_their_own(self):
         letter = pa.array([None, {"reason": "bad"}], pa.struct([("reason", pa.string())]))
         batch = pa.record_batch({"value": ["x", None], "deadLetter": letter})
-        with patch("headrace.connectors.dead_letters.addressed", lambda letters, topic: letters):
+        with patch("headrace.connectors.base.dead_letters.addressed", lambda letters, topic: letters):
             made = list(DeadLetters("letters", lambda good: {"good": good}, output="bad")(batch))
         assert [name for name, _ in made] == ["good", "bad"]
         assert [rows.num_rows for _, rows in made] == [1, 1]

@@ -26,14 +26,14 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.errors import RetriableError, RunFailedError
 from headrace.files import FileSink
-from headrace.harness.waiting import wait_until
 from headrace.kafka import KafkaSink, KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
+from headrace.runners.local.monitoring.status import read_status
 from headrace.runners.local.processes import Nursery
 from headrace.runners.local.rescale import is_requested, request_rescale
 from headrace.runners.local.savepoints import read_savepoint, take_savepoint
 from headrace.runners.local.storage.places import run_files
-from headrace.runners.local.watching.status import read_status
+from headrace.runners.waiting import wait_until
 from headrace.testing import FakeKafka
 from tests.helpers import run_jobs
 from tests.helpers.object_store import object_store

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.connectors.commit import JobCommitter
-from headrace.connectors.sink import Attempt
-from headrace.connectors.tables.keyed import merging
-from headrace.connectors.tables.keyed.changes import Changes
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt
+from headrace.connectors.tables import merging
+from headrace.connectors.tables.changes import Changes
 from headrace.delta import DeltaSink
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import DataLossError, OutageError, PeerError, RetriableError, UsageError

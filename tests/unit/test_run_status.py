@@ -35,11 +35,11 @@ from headrace.runners.local.core import (
     TakeSnapshot,
     WorkerSnapshotted,
 )
+from headrace.runners.local.monitoring.lag import ASK_S, STALE_S, LagWatch, RunLag
+from headrace.runners.local.monitoring.metrics_page import RunPage
+from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status
+from headrace.runners.local.monitoring.supervised import is_held, is_supervised, supervised
 from headrace.runners.local.storage.lock import LOCK
-from headrace.runners.local.watching.lag import ASK_S, STALE_S, LagWatch, RunLag
-from headrace.runners.local.watching.page import RunPage
-from headrace.runners.local.watching.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status
-from headrace.runners.local.watching.supervised import is_held, is_supervised, supervised
 from headrace.testing import MemoryLog, MemorySource, MemorySplit
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"

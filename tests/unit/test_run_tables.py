@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter
-from headrace.connectors.sink import Attempt
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandleSerializer
-from headrace.connectors.tables.upkeep import MarkState, TableUpkeep
+from headrace.connectors.tables.vacuum import MarkState, TableUpkeep
 from headrace.delta import DeltaSink
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError

@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 
 from headrace.errors import RetriableError
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
 from headrace.testing import FakeKafka
 from tests.helpers.python_path import python_path
 from tests.helpers.terminal import Terminal

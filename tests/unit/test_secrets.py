@@ -16,8 +16,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headrace.errors import RetriableError
-from headrace.harness.waiting import wait_until
-from headrace.runners.local.watching.status import read_status
+from headrace.runners.local.monitoring.status import read_status
+from headrace.runners.waiting import wait_until
 from headrace.testing import FakeKafka
 from tests.helpers.python_path import python_path
 from tests.helpers.schema_registry import FakeRegistry

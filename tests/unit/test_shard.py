@@ -11,12 +11,12 @@ from uuid import UUID
 
 import pytest
 
-from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
+from headrace.connectors.base.commit import Copied, Copy, End, Ended, Sweep, Swept
+from headrace.connectors.base.sink import Outcome
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
-from headrace.connectors.sink import Outcome
 from headrace.enumerator.errors import ProtocolViolationError, StateError
-from headrace.runners.beam.flink.options import RULES
+from headrace.runners.beam.flink_options import RULES
 from headrace.runners.beam.shard import (
     SHARD_TRANSITIONS,
     SPARE_SLOTS,

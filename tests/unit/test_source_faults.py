@@ -25,8 +25,8 @@ from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, 
 from headrace.kafka import Earliest, KafkaSource, Latest, Timestamp
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
+from headrace.spark.kafka_offsets import KafkaOffsets
 from headrace.testing.fake_kafka import Before, ErrorCode, FakeKafka, NewRecord, Refuse, Rewrite, Throttle
-from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 DEADLINE_S = 30.0
 

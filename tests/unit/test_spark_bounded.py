@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from pyspark import cloudpickle
 
-from headrace.runners.spark.frames.bounded import BoundedSourceFormat, format_of
+from headrace.runners.spark.bounded import BoundedSourceFormat, format_of
 from headrace.testing.memory import MemoryLog, MemorySource
 
 

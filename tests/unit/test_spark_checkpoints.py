@@ -21,13 +21,13 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.cli.checkpoints import parse_positions
 from headrace.cli.output import epoch_ms, instant
-from headrace.cli.spark.checkpoint import parse_positions
-from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.base.commit import StaleEpochError
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.files.store import LocalStore
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.read.split import KafkaSplitSerializer
-from headrace.connectors.sink import Attempt
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.kafka import KafkaSource
@@ -35,15 +35,15 @@ from headrace.runners.local.savepoints import read_savepoint
 from headrace.runners.spark.offset_log import LOCK_NAME, OffsetLog
 from headrace.runners.spark.supervision.lock import is_held
 from headrace.runners.spark.writers import PreparedMessage, StreamWriter
+from headrace.spark.checkpoints import targets
+from headrace.spark.checkpoints.copies import batch_at, export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
+from headrace.spark.checkpoints.findings import FindingKind, findings_of
+from headrace.spark.checkpoints.logs import fsspec_address, read_checkpoint
+from headrace.spark.checkpoints.positions import OffsetForm, stored_positions
+from headrace.spark.checkpoints.savepoints import savepoint_of
+from headrace.spark.checkpoints.targets import UNFINISHED
 from headrace.testing import FakeKafka
 from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
-from pyspark_headrace.checkpoints import targets
-from pyspark_headrace.checkpoints.copies import batch_at, export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
-from pyspark_headrace.checkpoints.findings import FindingKind, findings_of
-from pyspark_headrace.checkpoints.logs import fsspec_address, read_checkpoint
-from pyspark_headrace.checkpoints.positions import OffsetForm, stored_positions
-from pyspark_headrace.checkpoints.savepoints import savepoint_of
-from pyspark_headrace.checkpoints.targets import UNFINISHED
 from tests.helpers.python_path import python_path
 
 GOLDEN = Path(__file__).parent / "golden" / "spark_checkpoint"
@@ -663,7 +663,7 @@ KILLED_WITHIN = """
 import json, os, sys, warnings
 from typer.testing import CliRunner
 from headrace.cli import app
-from pyspark_headrace.checkpoints import copies  # before the first fork
+from headrace.spark.checkpoints import copies  # before the first fork
 
 CHANGING = {"os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "open"}
 checkpoint, copy = sys.argv[1:3]

@@ -14,9 +14,9 @@ from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import LogTruncatedError
 from headrace.enumerator.errors import DataLossError, UsageError
 from headrace.runners.spark.stream import StreamPlanner
+from headrace.spark.kafka_read import Mode, kafka_read
 from headrace.testing.fake_kafka import FakeKafka
 from headrace.testing.fake_kafka.faults import Refuse
-from pyspark_headrace.kafka_read import Mode, kafka_read
 
 TEN = [b"%d" % number for number in range(10)]
 

@@ -19,13 +19,13 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from headrace.connectors.counters import COUNTERS, Counted, ProcessCounters
+from headrace.connectors.base.counters import COUNTERS, Counted, ProcessCounters
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import KafkaSink
 from headrace.runners.spark import readers, writers
 from headrace.runners.spark.metrics import reports
+from headrace.runners.spark.metrics.collector import METRICS
 from headrace.runners.spark.metrics.exporter import metrics
-from headrace.runners.spark.metrics.families import METRICS
 from headrace.runners.spark.metrics.job import JobStatus
 from headrace.runners.spark.metrics.reports import REPORTS_VARIABLE, ReportListener, own_address, report
 from headrace.runners.spark.metrics.sinks import SinkWatch

@@ -16,14 +16,14 @@ from prometheus_client.core import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.connectors.counters import Counted
+from headrace.connectors.base.counters import Counted
 from headrace.enumerator.errors import RetriableError, UsageError
-from headrace.enumerator.supervision import Ending
+from headrace.runners.spark.metrics.collector import METRICS, MetricSource
 from headrace.runners.spark.metrics.exporter import QueryListener, metrics
-from headrace.runners.spark.metrics.families import METRICS, MetricSource
 from headrace.runners.spark.metrics.prometheus import SessionCollector
 from headrace.runners.spark.metrics.queries import MOST_ENDED, KnownQueries
-from headrace.runners.spark.supervision.endings import end_by
+from headrace.runners.spark.supervision.core import Ending
+from headrace.runners.spark.supervision.exit_causes import end_by
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 QUERY = {"query_id": "q", "query_name": "flights"}

@@ -9,12 +9,12 @@ import pytest
 
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Timestamp
 from headrace.enumerator.errors import StateError, UsageError
-from pyspark_headrace.jvm_checkpoint import JvmCheckpoint
-from pyspark_headrace.kafka_options import SINK_OPTIONS
-from pyspark_headrace.kafka_options import SOURCE_OPTIONS as OPTIONS
-from pyspark_headrace.kafka_read import Mode, any_read, kafka_read
-from pyspark_headrace.kafka_write import kafka_write
-from pyspark_headrace.options import (
+from headrace.spark.jvm_checkpoint import JvmCheckpoint
+from headrace.spark.kafka_options import SINK_OPTIONS
+from headrace.spark.kafka_options import SOURCE_OPTIONS as OPTIONS
+from headrace.spark.kafka_read import Mode, any_read, kafka_read
+from headrace.spark.kafka_write import kafka_write
+from headrace.spark.options import (
     REPEATED_WRITE,
     Option,
     OptionTable,

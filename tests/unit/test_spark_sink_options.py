@@ -7,25 +7,25 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from headrace.connectors.base.sink import one_off_job
 from headrace.connectors.files import FileFormat, FileSink
 from headrace.connectors.kafka.write.sink import KafkaSink
-from headrace.connectors.sink import one_off_job
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.delta import DeltaSink
 from headrace.connectors.tables.iceberg import IcebergSink
-from headrace.connectors.tables.keyed.changes import Changes
 from headrace.enumerator.errors import UsageError
-from pyspark_headrace.connectors import kafka_options, planned_batch_write, planned_stream_write
-from pyspark_headrace.files_write import file_write
-from pyspark_headrace.kafka_write import kafka_write
-from pyspark_headrace.tables.delta_write import delta_write
-from pyspark_headrace.tables.iceberg_write import iceberg_write
+from headrace.spark.connectors import kafka_options, planned_batch_write, planned_stream_write
+from headrace.spark.delta_write import delta_write
+from headrace.spark.files_write import file_write
+from headrace.spark.iceberg_write import iceberg_write
+from headrace.spark.kafka_write import kafka_write
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
 from sqlalchemy.engine import make_url
 
+from headrace.spark.sql_write import sql_write
 from headrace.sql import SqlSink, UpsertSink
-from pyspark_headrace.sql_write import sql_write
 
 SECRET = "s3cr%t/@:?"
 QUOTED = "s3cr%25t%2F%40%3A%3F"

@@ -22,16 +22,17 @@ from confluent_kafka.serialization import SerializationContext
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from headrace.connectors.dead_letters import ADDRESSED_TYPE, LETTER_TYPE
+from headrace.connectors.base.dead_letters import ADDRESSED_TYPE, LETTER_TYPE
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.formats.registry import client
-from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import CorruptDataError, StateError, UsageError
 from headrace.errors import AuthenticationError, UnknownSchemaError
 from headrace.runners.spark.stream import StreamPlanner
+from headrace.spark import kafka_formats
+from headrace.spark.connectors import planned_stream_write
+from headrace.spark.kafka_read import Mode, any_read, kafka_read
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, ReadRecord
-from pyspark_headrace import DefaultSource, kafka_formats
-from pyspark_headrace.connectors import planned_stream_write
-from pyspark_headrace.kafka_read import Mode, any_read, kafka_read
+from pyspark_headrace import DefaultSource
 from tests.helpers.schema_registry import FakeRegistry
 
 FIELDS: list[dict[str, Any]] = [

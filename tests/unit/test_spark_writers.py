@@ -8,8 +8,8 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
-from headrace.connectors.sink import Attempt, CommitList
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
+from headrace.connectors.base.sink import Attempt, CommitList
 from headrace.enumerator.errors import DeadlineExceededError, FencedError, PeerError
 from headrace.runners.spark import writers
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter

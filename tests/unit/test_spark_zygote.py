@@ -16,12 +16,12 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from headrace.runners.spark_daemon import ZYGOTE_VARIABLE
+from headrace.runners.spark_processes.daemon import ZYGOTE_VARIABLE
 from tests.helpers.python_path import python_path
 
 PORT_BYTES = 4
 PATIENCE_S = 60.0
-DAEMON = [sys.executable, "-m", "headrace.runners.spark_daemon", "pyspark.daemon", "pyspark.worker"]
+DAEMON = [sys.executable, "-m", "headrace.runners.spark_processes.daemon", "pyspark.daemon", "pyspark.worker"]
 
 
 class Started:
@@ -39,7 +39,7 @@ class Started:
 
     def zygote(self, address: Path, *modules: str) -> subprocess.Popen[bytes]:
         address.parent.mkdir()
-        return self.start([sys.executable, "-m", "headrace.runners.spark_zygote", str(address), *modules])
+        return self.start([sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), *modules])
 
     def daemon(self, address: Path, **environment: str) -> subprocess.Popen[bytes]:
         return self.start(DAEMON, **{ZYGOTE_VARIABLE: str(address)}, **environment)
@@ -127,7 +127,7 @@ def test_a_zygote_that_has_started_a_thread_does_not_fork(processes, address, tm
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     address.parent.mkdir()
-    command = [sys.executable, "-m", "headrace.runners.spark_zygote", str(address), "threaded"]
+    command = [sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "threaded"]
     zygote = processes.start(command, PYTHONPATH=str(tmp_path))
     assert zygote.wait(PATIENCE_S) != 0
     assert b"not forking" in zygote.stderr.read()
@@ -170,7 +170,7 @@ def written(tmp_path):
 
     def write(name: str, text: str) -> list[str]:
         Path(tmp_path, f"{name}.py").write_text(text)
-        return [sys.executable, "-m", "headrace.runners.spark_daemon", name]
+        return [sys.executable, "-m", "headrace.runners.spark_processes.daemon", name]
 
     return write
 
@@ -211,7 +211,7 @@ def test_a_zygote_that_gives_up_deletes_nothing_but_its_own_socket(processes, ad
     beside = tmp_path / "zygote" / "python"
     address.parent.mkdir()
     beside.write_text("what Spark runs as its Python")
-    zygote = processes.start([sys.executable, "-m", "headrace.runners.spark_zygote", str(address), "no_such_module"])
+    zygote = processes.start([sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "no_such_module"])
     assert zygote.wait(PATIENCE_S) != 0
     assert beside.exists()
     assert not address.exists()
@@ -220,14 +220,14 @@ def test_a_zygote_that_gives_up_deletes_nothing_but_its_own_socket(processes, ad
 def test_a_zygote_serves_though_its_address_is_longer_than_a_socket_may_have(processes, tmp_path):
     address = tmp_path / ("d" * 120) / "zygote" / "socket"
     address.parent.mkdir(parents=True)
-    zygote = processes.start([sys.executable, "-m", "headrace.runners.spark_zygote", str(address), "pyspark.daemon"])
+    zygote = processes.start([sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "pyspark.daemon"])
     wait_for(lambda: address.exists() or zygote.poll() is not None)
     assert is_forked(processes.daemon(address))
 
 
 def test_libraries_that_start_threads_when_told_leave_spark_its_own_daemons(processes, address):
     address.parent.mkdir()
-    command = [sys.executable, "-m", "headrace.runners.spark_zygote", str(address), "numpy"]
+    command = [sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "numpy"]
     zygote = processes.start(command, OPENBLAS_NUM_THREADS="2")
     assert zygote.wait(PATIENCE_S) != 0
     assert b"not forking" in zygote.stderr.read()
@@ -291,7 +291,7 @@ def test_what_a_fork_has_forked_in_its_turn_is_not_waited_for_by_whoever_asked(r
 def test_without_a_zygote_a_module_is_run_from_an_archive_as_sparks_are(processes, address, tmp_path):
     with zipfile.ZipFile(tmp_path / "modules.zip", "w") as archive:
         archive.writestr("archived.py", "print('reached', __name__)")
-    command = [sys.executable, "-m", "headrace.runners.spark_daemon", "archived"]
+    command = [sys.executable, "-m", "headrace.runners.spark_processes.daemon", "archived"]
     ended = processes.start(command, PYTHONPATH=python_path(tmp_path / "modules.zip"), **{ZYGOTE_VARIABLE: str(address)})
     assert ended.wait(PATIENCE_S) == 0
     assert ended.stdout.read() == b"reached __main__\n"

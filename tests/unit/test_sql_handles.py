@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer
+from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer
 from headrace.connectors.sql.handles import (
     SqlHandle,
     SqlHandleSerializer,

@@ -10,21 +10,21 @@ import traceback
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
-from headrace.connectors.sink import Attempt
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
+from headrace.connectors.base.sink import Attempt
 from headrace.delta import DeltaSink
-from headrace.enumerator.supervision import Ending
 from headrace.files import FileSink
 from headrace.iceberg import IcebergSink
 from headrace.kafka import KafkaSink
 from headrace.runners.spark import offset_log, writers
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.supervision.endings import end_by
+from headrace.runners.spark.supervision.core import Ending
+from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
+from headrace.spark.connectors import offset_log as offset_log_of
 from headrace.sql import UpsertSink
 from headrace.testing import FakeKafka
 from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
-from pyspark_headrace.connectors import offset_log as offset_log_of
 from tests.helpers.iceberg_rig import TABLE, catalog_of
 from tests.helpers.sql_rig import SqlRig
 from tests.helpers.table_rig import VALUES

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.enumerator.errors import FencedError, ProtocolViolationError, UsageError
-from headrace.enumerator.restarts import FixedDelay, NoRestart
-from headrace.enumerator.supervision import (
+from headrace.runners.restarts import FixedDelay, NoRestart
+from headrace.runners.spark.supervision.core import (
     DriverEnd,
     Ending,
     JobStopRequested,
@@ -16,7 +16,6 @@ from headrace.enumerator.supervision import (
     SupervisionStarted,
     TimePassed,
 )
-from headrace.runners.spark.supervision.families import Process
 from headrace.runners.spark.supervision.lock import (
     AskAgain,
     KillFamily,
@@ -28,6 +27,7 @@ from headrace.runners.spark.supervision.lock import (
     WriteLast,
     taking,
 )
+from headrace.runners.spark.supervision.process_tree import Process
 from headrace.runners.spark.supervision.standby import (
     DRIVER_TRANSITIONS,
     FIRST_LOOKS,

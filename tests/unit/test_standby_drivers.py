@@ -35,34 +35,33 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from headrace.enumerator.errors import FencedError, RetriableError, UsageError
-from headrace.enumerator.restarts import FixedDelay
-from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
 from headrace.kafka import KafkaSink
-from headrace.runners.spark import pipelines
+from headrace.runners.restarts import FixedDelay
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.pipelines import PipelineWrite, sink_format
+from headrace.runners.spark.pipeline import PipelineWrite, sink_format
 from headrace.runners.spark.supervision import driver as drivers
-from headrace.runners.spark.supervision import families, rehearsing
+from headrace.runners.spark.supervision import dry_run as rehearsals
+from headrace.runners.spark.supervision import dry_run_source, process_tree
 from headrace.runners.spark.supervision import lock as locks
-from headrace.runners.spark.supervision import rehearsal as rehearsals
+from headrace.runners.spark.supervision.core import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.supervision.driver import DriverOrder, refuse_connect
-from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, Process, family_of, new_family, supervisor_of
+from headrace.runners.spark.supervision.dry_run import Rehearsal
+from headrace.runners.spark.supervision.dry_run_source import RehearsalWriter
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.lock import CheckpointLock
-from headrace.runners.spark.supervision.rehearsal import Rehearsal
-from headrace.runners.spark.supervision.rehearsing import RehearsalWriter
+from headrace.runners.spark.supervision.process_tree import FAMILY_VARIABLE, Process, family_of, new_family, supervisor_of
+from headrace.runners.spark.supervision.query_hooks import StartedQuery, intercepted
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
-from headrace.runners.spark.supervision.starts import StartedQuery, intercepted
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import supervise
 from headrace.runners.spark.supervision.takeover import Takeover, check_peers, check_standby, checkpoint_of, resolved
 from headrace.runners.spark.writers import StreamWriter
 from headrace.sinks import FunctionSink
+from headrace.spark.connectors import kafka_options
+from headrace.spark.kafka_read import Mode, kafka_read
 from headrace.testing import FakeKafka
 from pyspark_headrace import DefaultSource
-from pyspark_headrace.connectors import kafka_options
-from pyspark_headrace.kafka_read import Mode, kafka_read
 from tests.helpers import supervised_job
 from tests.helpers.python_path import python_path
 
@@ -194,9 +193,9 @@ def test_one_that_is_just_being_replaced_by_another_program_is_killed_too(monkey
     """For a moment it has no environment."""
     family = new_family()
     looks = [[], [Process(7, 1)], [], []]
-    monkeypatch.setattr(families, "_living", lambda *_: looks.pop(0))
-    monkeypatch.setattr(families, "_kill", lambda process: None)
-    assert families.kill_family(family) == 1
+    monkeypatch.setattr(process_tree, "_living", lambda *_: looks.pop(0))
+    monkeypatch.setattr(process_tree, "_kill", lambda process: None)
+    assert process_tree.kill_family(family) == 1
     assert looks == []
 
 
@@ -231,9 +230,9 @@ def test_seen_here_a_driver_that_has_written_over_its_environment_is_still_of_it
     with loses_its_environment(family) as driver:
         child, bare = map(int, driver.stdout.readline().split())
         assert FAMILY_VARIABLE.encode() not in Path(f"/proc/{driver.pid}/environ").read_bytes()
-        assert sorted(families.members(family)) == sorted([driver.pid, child, bare])
+        assert sorted(process_tree.members(family)) == sorted([driver.pid, child, bare])
         assert family_of(driver.pid) == family
-        assert families.kill_family(family) == 3
+        assert process_tree.kill_family(family) == 3
         assert driver.wait() == -signal.SIGKILL
 
 
@@ -253,8 +252,8 @@ def test_a_driver_without_environment_and_children_is_killed_by_who_knows_it():
             os.kill(pid, signal.SIGKILL)
         while not all(map(is_dead, children)):
             os.sched_yield()
-        assert families.kill_family(family) == 0
-        assert families.kill_family(family, Process.of(driver.pid)) == 1
+        assert process_tree.kill_family(family) == 0
+        assert process_tree.kill_family(family, Process.of(driver.pid)) == 1
         assert driver.wait() == -signal.SIGKILL
 
 
@@ -262,10 +261,10 @@ def test_seen_here_a_process_that_is_killed_and_does_not_end_is_waited_for_and_n
     """As one that waits for a server of files. Nothing may go on meanwhile, and nobody knew why."""
     stuck = Process.of(os.getpid())
     looks = [[stuck]] * 5 + [[], []]
-    monkeypatch.setattr(families, "_living", lambda *_: looks.pop(0))
-    monkeypatch.setattr(families, "_kill", lambda process: None)
+    monkeypatch.setattr(process_tree, "_living", lambda *_: looks.pop(0))
+    monkeypatch.setattr(process_tree, "_kill", lambda process: None)
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert families.kill_family("a family") == 1
+    assert process_tree.kill_family("a family") == 1
     assert [f"for {waited} s so far" in record.message for waited, record in zip((2, 4), caplog.records, strict=True)] == [
         True,
         True,
@@ -294,10 +293,10 @@ def test_seen_here_a_process_whose_main_thread_has_ended_lives_while_another_thr
             assert jvm.stdout.readline() == b"it has ended\n"
             was = Process.of(jvm.pid)
             assert was.is_alive
-            assert families._states(was) not in ("Z", "ended")
-            assert families.members(family) == [jvm.pid]
+            assert process_tree._states(was) not in ("Z", "ended")
+            assert process_tree.members(family) == [jvm.pid]
             assert family_of(jvm.pid) == family
-            assert families.kill_family(family) == 1
+            assert process_tree.kill_family(family) == 1
             assert not was.is_alive  # though nobody has waited for it yet
         finally:
             jvm.kill()
@@ -319,18 +318,18 @@ def test_a_process_that_ends_and_has_the_lock_still_is_waited_for_and_not_taken_
 
 def test_seen_here_what_was_killed_is_waited_for_though_it_has_no_environment_any_more(monkeypatch):
     """The kernel takes that away before the last thread has ended."""
-    family, kill, killed = new_family(), families._kill, []
+    family, kill, killed = new_family(), process_tree._kill, []
 
     def loses_its_environment_first(process):
         killed.append(process)
         if len(killed) > 1:
             kill(process)
-        monkeypatch.setattr(families, "_environment", lambda pid: b"")
+        monkeypatch.setattr(process_tree, "_environment", lambda pid: b"")
 
-    monkeypatch.setattr(families, "_kill", loses_its_environment_first)
+    monkeypatch.setattr(process_tree, "_kill", loses_its_environment_first)
     with subprocess.Popen(["sleep", "600"], env={FAMILY_VARIABLE: family}, start_new_session=True) as stuck:
         try:
-            assert families.kill_family(family) == 1
+            assert process_tree.kill_family(family) == 1
             assert killed == [Process(stuck.pid, killed[0].started)] * 2
             assert not killed[0].is_alive
         finally:
@@ -350,7 +349,7 @@ def test_seen_here_a_process_of_another_user_is_left_alone_with_a_warning_and_th
 
         monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
         try:
-            assert families.kill_family(family) == 1
+            assert process_tree.kill_family(family) == 1
             assert own.wait() == -signal.SIGKILL
             assert roots.poll() is None
         finally:
@@ -361,7 +360,7 @@ def test_seen_here_a_process_of_another_user_is_left_alone_with_a_warning_and_th
 
 def test_seen_here_a_pid_that_has_become_anothers_since_it_was_looked_at_is_not_killed():
     with subprocess.Popen(["sleep", "600"]) as another:
-        families._kill(Process(another.pid, 1))
+        process_tree._kill(Process(another.pid, 1))
         assert another.poll() is None
         another.kill()
 
@@ -714,7 +713,7 @@ def test_seen_here_so_it_is_of_sinks_of_ours_that_are_written_at_least_once(tmp_
     started_with_a_standby(tmp_path, "headrace", delivery="at-least-once", **KAFKA)
     assert "the sink 'AtLeastOnceKafkaSink' is written at least once" in caplog.text
     pipeline = sink_format(PipelineWrite(FunctionSink(print), iter, pa.schema([]), OffsetLog("/c")))
-    with patch.dict(pipelines._sinks, {pipeline.name(): pipeline}):
+    with patch.dict(pipeline._sinks, {pipeline.name(): pipeline}):
         started_with_a_standby(tmp_path, pipeline.name())
     assert "the sink 'FunctionSink' is written at least once: a takeover repeats the batch" in caplog.text
 
@@ -969,12 +968,12 @@ def reader():
 
 def test_what_a_job_fails_with_in_a_rehearsal_is_told_and_not_raised(rehearsal):
     def job():
-        assert rehearsing.is_under_way()
+        assert dry_run_source.is_under_way()
         assert metrics(MagicMock(), port=1).port is None  # the active driver has it
         raise ConnectionError("no broker answers")
 
     assert rehearsal.first(job) == "ConnectionError: no broker answers"
-    assert not rehearsing.is_under_way()
+    assert not dry_run_source.is_under_way()
 
 
 def test_a_rehearsal_ends_at_once_when_the_driver_is_called(rehearsal, java):

@@ -19,18 +19,18 @@ from unittest.mock import MagicMock
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.cli.spark.supervise import seconds_or_never, strategy_settings
-from headrace.connectors.commit import StaleEpochError
+from headrace.cli.supervise import seconds_or_never, strategy_settings
+from headrace.connectors.base.commit import StaleEpochError
 from headrace.enumerator.errors import DataLossError, FencedError, OutageError, UsageError
-from headrace.enumerator.restarts import FixedDelay
-from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
+from headrace.runners.restarts import FixedDelay
 from headrace.runners.spark import submitted
 from headrace.runners.spark.session import REDACTION
 from headrace.runners.spark.submitted import as_it_was_submitted
+from headrace.runners.spark.supervision.core import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.supervision.driver import DriverOrder, stage_of
-from headrace.runners.spark.supervision.endings import end_by
-from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family, members, new_family
+from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.supervision.jobs import FunctionName, load
+from headrace.runners.spark.supervision.process_tree import FAMILY_VARIABLE, kill_family, members, new_family
 from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, WatchedQuery, queries_of
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
@@ -259,13 +259,13 @@ def test_of_a_family_that_has_ended_nobody_is_left():
 
 TRACEBACK = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed
 Traceback (most recent call last):
-  File "/x/headrace/connectors/commit.py", line 1, in _run
+  File "/x/headrace/connectors/base/commit.py", line 1, in _run
 headrace.enumerator.errors.RetriableError: the first
 
 During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
-  File "/x/headrace/connectors/commit.py", line 2, in _run
+  File "/x/headrace/connectors/base/commit.py", line 2, in _run
 {last}
  SQLSTATE: XXKST
 """
@@ -293,7 +293,7 @@ class IllegalArgumentException(Exception):  # noqa: N818 - PySpark's name
         (RuntimeError("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."), Ending.FENCED),
         (RuntimeError("[STREAM_FAILED] java.io.IOException: disk full"), Ending.FAILED),
         (RuntimeError(TRACEBACK.format(last="headrace.enumerator.errors.DataLossError: t-0 is gone")), Ending.DATA_LOSS),
-        (RuntimeError(TRACEBACK.format(last="headrace.connectors.commit.StaleEpochError: old")), Ending.BAD_CHECKPOINT),
+        (RuntimeError(TRACEBACK.format(last="headrace.connectors.base.commit.StaleEpochError: old")), Ending.BAD_CHECKPOINT),
         (AnalysisException(TRACEBACK.format(last="headrace.enumerator.errors.OutageError: away")), Ending.FAILED),
         (RuntimeError(TRACEBACK.format(last="headrace.nowhere.DataLossError: t-0 is gone")), Ending.FAILED),
         (RuntimeError(TRACEBACK.format(last="ValueError: headrace.enumerator.errors.FencedError: quoted")), Ending.FAILED),

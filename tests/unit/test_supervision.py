@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from headrace.enumerator.errors import ProtocolViolationError, UsageError
-from headrace.enumerator.restarts import (
+from headrace.runners.restarts import (
     RESTART_STRATEGIES,
     ExponentialDelay,
     FailureRate,
@@ -16,7 +16,7 @@ from headrace.enumerator.restarts import (
     NoRestart,
     restart_strategy,
 )
-from headrace.enumerator.supervision import (
+from headrace.runners.spark.supervision.core import (
     EXIT_STATUSES,
     SUPERVISION_TRANSITIONS,
     DriverEnd,
@@ -310,7 +310,7 @@ def starts_the_next_before_the_last_is_dead(self, now_s):
 
 def test_the_simulation_sees_a_driver_that_is_started_beside_one_that_lives(monkeypatch):
     anything = dict.fromkeys(SUPERVISION_TRANSITIONS, tuple(SupervisionPhase))
-    monkeypatch.setattr("headrace.enumerator.supervision.SUPERVISION_TRANSITIONS", anything)
+    monkeypatch.setattr("headrace.runners.spark.supervision.core.SUPERVISION_TRANSITIONS", anything)
     monkeypatch.setattr(SupervisionCore, "_time_passed", starts_the_next_before_the_last_is_dead)
     assert any(seen(seed) for seed in range(20))
 

@@ -13,15 +13,15 @@ from functools import partial
 
 import pytest
 
-from headrace.connectors.lease import Beat, BeatState, LeaseBoard
+from headrace.connectors.base.lease import Beat, BeatState, LeaseBoard
 from headrace.enumerator.errors import DeadlineExceededError, PeerError
-from headrace.enumerator.restarts import FixedDelay
-from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
+from headrace.runners.restarts import FixedDelay
 from headrace.runners.spark import submitted
 from headrace.runners.spark.supervision import supervisor
+from headrace.runners.spark.supervision.core import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.jobs import FunctionName
-from headrace.runners.spark.supervision.ownership import lease
+from headrace.runners.spark.supervision.lease import core
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import supervise
@@ -177,7 +177,7 @@ def others(first, term=1, count=1, state=BeatState.LEADING, **how):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(lease, "LOOK_S", 0.01)
+    monkeypatch.setattr(core, "LOOK_S", 0.01)
 
 
 pytestmark_lease = pytest.mark.usefixtures("quick")
@@ -337,7 +337,7 @@ def test_while_the_board_is_away_nobody_takes_over_and_the_job_goes_on(play, cap
 @pytestmark_lease
 def test_seen_here_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_seen_the_board_again(play, monkeypatch):
     """That driver waits meanwhile, which is no driver that gets on with nothing."""
-    monkeypatch.setattr(lease, "LEAST_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(core, "LEAST_TIMEOUT_S", 0.0)
     monkeypatch.setattr(PlayedBoard, "timeout_s", 0.05)
     drivers, called, before = [], [], []
     made = PlayedDriver.__init__
@@ -364,7 +364,7 @@ def test_seen_here_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_se
 
 @pytestmark_lease
 def test_seen_here_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(lease, "LEAST_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(core, "LEAST_TIMEOUT_S", 0.0)
     monkeypatch.setattr(PlayedBoard, "timeout_s", 0.05)
     called, shown, told = [], [], []
     made = PlayedDriver.__init__

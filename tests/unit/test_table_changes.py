@@ -17,11 +17,11 @@ from deltalake.schema import Field, PrimitiveType
 from deltalake.transaction import AddAction
 from pyiceberg.types import StringType
 
-from headrace.connectors.commit import JobCommitter
-from headrace.connectors.sink import Attempt
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandle
-from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import OutdatedError
 from headrace.connectors.tables.rows import new_columns
 from headrace.delta import DeltaSink

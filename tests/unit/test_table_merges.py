@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.connectors.sink import Attempt, CommitList
-from headrace.connectors.tables.keyed import merging
-from headrace.connectors.tables.keyed.changes import Changes
+from headrace.connectors.base.sink import Attempt, CommitList
+from headrace.connectors.tables import merging
+from headrace.connectors.tables.changes import Changes
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 from headrace.iceberg import IcebergSink

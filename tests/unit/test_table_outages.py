@@ -16,7 +16,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitStateUnknownException
 from sqlalchemy.exc import OperationalError
 
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.tables import committer
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.log import LoadedTable

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from headrace.connectors.commit import JobCommitter
-from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, Outcome
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, Outcome
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
-from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import OutdatedError
-from headrace.connectors.tables.work import WorkFolder
+from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
 from tests.helpers.table_rig import (

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.tables_changes import SCHEMA, TEXT, Replay
 from benchmarks.tables_job import BY_ID, CHANGES_SCHEMA, TABLE, catalog_of, changes_of
 from benchmarks.tables_soak import Reader
-from headrace.connectors.tables.keyed import merging
+from headrace.connectors.tables import merging
 from headrace.delta import DeltaSink
 from headrace.iceberg import IcebergSink
 from headrace.sinks import Attempt

@@ -15,18 +15,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.sink import KafkaSink
-from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import FencedError
 from headrace.kafka import KafkaSource
 from headrace.run import Pipeline
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.supervision.endings import end_by
-from headrace.runners.spark.supervision.families import new_family
+from headrace.runners.spark.supervision.driver_id import INCARNATION
+from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.supervision.lock import CheckpointLock
-from headrace.runners.spark.supervision.ownership.incarnation import INCARNATION
-from headrace.runners.spark.supervision.starts import StartedQuery
+from headrace.runners.spark.supervision.process_tree import new_family
+from headrace.runners.spark.supervision.query_hooks import StartedQuery
 from headrace.runners.spark.supervision.takeover import Takeover
 from headrace.runners.spark.writers import PreparedMessage, StreamWriter
 from headrace.testing import FakeKafka

@@ -69,7 +69,7 @@ def test_only_a_few_modules_use_kafka_pythons_internals():
         for name in imported(tree)
         if name.split(".")[0] == "kafka" and name.count(".") > 0
     }
-    public = {"headrace/harness/kafka/topics.py", "headrace/harness/kafka/metadata.py"}
+    public = {"headrace/testing/servers/kafka/topics.py", "headrace/testing/servers/kafka/metadata.py"}
     wire = "connectors/kafka/client/wire/"
     fake = "headrace/testing/fake_kafka/protocol.py"
     assert users - public == {wire + "__init__.py", wire + "failures.py", wire + "handshake.py", wire + "protocol.py", fake}
@@ -80,7 +80,7 @@ ENGINE = re.compile(r"\b(spark|flink|beam)(?!-\d)", re.IGNORECASE)  # SPARK-2626
 # Prose about engines in connectors, by file: what the line says, and why a connector has to say it.
 MAY_NAME_AN_ENGINE = {
     "connectors/__init__.py": ["`headrace.enumerator.source.Source` (`kafka`, `beam`)"],  # the connector's name
-    "connectors/sink.py": ["Modelled on Flink's two-phase-commit sinks (FLIP-143,"],  # the design's source
+    "connectors/base/sink.py": ["Modelled on Flink's two-phase-commit sinks (FLIP-143,"],  # the design's source
     "connectors/kafka/read/source.py": ["Flink's default (partition.discovery.interval.ms)"],  # the number's source
     "connectors/kafka/format/decode.py": [  # the schema is one that users know from there; and where a number was measured
         "The columns of Spark's Kafka source, in its order.",
@@ -152,8 +152,8 @@ def test_a_public_class_name_means_one_thing():
 
 SANS_IO = {
     *(str(path) for path, _ in modules("enumerator") if path.stem not in ("checkpoint", "embedded", "source")),
-    "connectors/commit.py",
-    "runners/beam/tables/epochs.py",
+    "connectors/base/commit.py",
+    "runners/beam/table_epochs.py",
     "runners/beam/shard.py",
     "runners/local/balanced.py",
     "runners/local/core.py",

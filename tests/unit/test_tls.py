@@ -7,7 +7,7 @@ from cryptography.x509 import load_pem_x509_certificates
 
 from headrace.connectors.security.tls import TlsConfig, ssl_context
 from headrace.enumerator.errors import UsageError
-from headrace.harness.kafka.security import Certificates, make_certificates
+from headrace.testing.servers.kafka.security import Certificates, make_certificates
 
 
 @pytest.fixture(scope="module")

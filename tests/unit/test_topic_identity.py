@@ -12,7 +12,7 @@ from headrace.connectors.kafka.client.errors import TopicRecreatedError, Unknown
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata
 from headrace.connectors.kafka.read import fetch_plan
-from headrace.connectors.kafka.read.identity import absence, is_same
+from headrace.connectors.kafka.read.topic_ids import absence, is_same
 from headrace.enumerator.errors import DataLossError, RetriableError
 from headrace.kafka import Earliest, KafkaSource
 from headrace.testing.fake_kafka import Before, ErrorCode, FakeKafka, Refuse, Rewrite

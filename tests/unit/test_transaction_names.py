@@ -93,7 +93,7 @@ def test_two_epochs_in_a_row_and_two_attempts_share_no_name():
 def test_reading_names_imports_no_client():
     code = (
         "import sys, headrace.connectors.kafka.write.names; "
-        "print([m for m in ('kafka', 'pyarrow', 'tenacity', 'headrace.connectors.sink') if m in sys.modules])"
+        "print([m for m in ('kafka', 'pyarrow', 'tenacity', 'headrace.connectors.base.sink') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -18,8 +18,8 @@ from headrace.enumerator.errors import DataLossError
 from headrace.kafka import Earliest, KafkaSource
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
+from headrace.spark.kafka_offsets import KafkaOffsets
 from headrace.testing.fake_kafka import FakeKafka, Rewrite
-from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 ID = UUID(int=1)
 

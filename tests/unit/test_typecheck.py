@@ -37,7 +37,7 @@ def test_an_import_of_ours_that_is_not_found_is_named_and_a_librarys_is_not(tmp_
 def test_the_imports_of_every_folder_are_looked_at():
     """Of modules that are imported in one folder only."""
     found = imported(ROOT)
-    assert {"headrace.harness.guardian", "tests.helpers.sink_rig", "docs.tools.generate", "enumerator"} & found.keys()
+    assert {"headrace.testing.servers.guardian", "tests.helpers.sink_rig", "docs.tools.generate", "enumerator"} & found.keys()
     folders = {place.partition("/")[0] for place in found.values()}
     assert {"headrace", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks"} <= folders
 

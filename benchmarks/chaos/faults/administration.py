@@ -15,7 +15,7 @@ from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_tra
 from benchmarks.chaos.subject import Subject
 from benchmarks.chaos.world import CLIENT_ID, GROUPS, TRANSACTIONS, Names, World
 from headrace.enumerator.errors import RetriableError
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
 
 ANSWER_MS = 15_000
 ASK_S = 120.0

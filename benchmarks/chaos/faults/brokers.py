@@ -10,7 +10,7 @@ from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_tra
 from benchmarks.chaos.subject import Subject
 from benchmarks.chaos.world import World
 from headrace.enumerator.errors import RetriableError
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
 
 Choice = Callable[[Fault], int]
 END_S = 60.0

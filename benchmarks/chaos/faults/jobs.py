@@ -13,7 +13,7 @@ from benchmarks.chaos.network import JOB
 from benchmarks.chaos.subject import Subject, signalled
 from benchmarks.chaos.world import World
 from headrace.enumerator.errors import RetriableError
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
 
 END_S = 120.0
 LONGEST_S = 1.0

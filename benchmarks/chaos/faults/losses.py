@@ -23,8 +23,8 @@ from benchmarks.chaos.subject import Subject, signalled
 from benchmarks.chaos.world import CLIENT_ID, UNSAFE, World
 from benchmarks.restore.oracle import Log, read_log
 from headrace.enumerator.errors import RetriableError
-from headrace.harness.kafka import delete_topic
-from headrace.harness.waiting import wait_until
+from headrace.runners.waiting import wait_until
+from headrace.testing.servers.kafka import delete_topic
 
 ANSWER_S = 30.0
 ELECTION_S = 90.0

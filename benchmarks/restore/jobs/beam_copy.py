@@ -55,7 +55,7 @@ def main(told: dict[str, Any]) -> None:
     from apache_beam.options.pipeline_options import PipelineOptions
 
     from headrace.enumerator.errors import PeerError
-    from headrace.harness.flink import start_flink
+    from headrace.testing.servers.flink import start_flink
 
     mark(told, "imported")
     state = Path(told["state"])

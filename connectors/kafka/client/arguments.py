@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from headrace.connectors.kafka.client.login.sasl import SASL_PROPERTIES, SaslConfig
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.sasl import SASL_PROPERTIES, SaslConfig
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["client_config"]

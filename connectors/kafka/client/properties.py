@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from headrace.connectors.kafka.client.login.sasl import SASL_PROPERTIES, SaslConfig, login
+from headrace.connectors.kafka.client.sasl import SASL_PROPERTIES, SaslConfig, login
 from headrace.connectors.kafka.format.record_batch import CODECS, LEVELS
 from headrace.connectors.security.references import resolved
 from headrace.connectors.security.tls import TLS_PROPERTIES, TlsConfig, tls_config

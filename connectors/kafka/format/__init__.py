@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headrace.connectors.compiled import check_compiled, not_compiled
+from headrace.connectors.base.compiled import check_compiled, not_compiled
 
 NOT_COMPILED = not_compiled("record decoder and encoder", __path__[0])
 """What is said where a checkout is imported that was never built, or was built with another Python."""

@@ -26,7 +26,7 @@ from headrace.connectors.kafka.client.topology import Broker, Leader, TopicParti
 from headrace.connectors.kafka.format.fetch_protocol import BatchSpan, PartitionAnswer, span_of_batches
 from headrace.connectors.kafka.format.record_batch import AFTER_LENGTH
 from headrace.connectors.kafka.read.fetch_index import FetchIndex, Place, Worker
-from headrace.connectors.kafka.read.outages import Outages
+from headrace.connectors.kafka.read.outage_log import Outages
 from headrace.enumerator.errors import (
     CorruptDataError,
     DataLossError,

@@ -23,10 +23,10 @@ from headrace.connectors.kafka.client.topology import Broker, Leader
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import Message
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
-from headrace.connectors.kafka.read.densities import shared_densities
+from headrace.connectors.kafka.read.bytes_per_offset import shared_densities
 from headrace.connectors.kafka.read.fetch_index import Work, Worker
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
-from headrace.connectors.kafka.read.identity import absence, is_same, range_verdict
+from headrace.connectors.kafka.read.topic_ids import absence, is_same, range_verdict
 from headrace.enumerator.errors import HeadraceError, RetriableError
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from headrace.connectors.base.predicates import Operator, Predicate
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.positions import Latest, Timestamp
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.connectors.predicates import Operator, Predicate
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)

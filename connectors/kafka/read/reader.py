@@ -12,7 +12,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from headrace.connectors.counters import COUNTERS, Counted
+from headrace.connectors.base.counters import COUNTERS, Counted
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, TopicRecreatedError
 from headrace.connectors.kafka.client.fetch import fetch_there
@@ -20,8 +20,8 @@ from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.format.decode import MAX_UNCOMPRESSED_BYTES, BadTimestamps, DecodedBatch, arrow_schema, decode
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import BadBatchError
+from headrace.connectors.kafka.read.bad_batches import BadBatches, SecondLook, second_look
 from headrace.connectors.kafka.read.fetcher import Fetcher, FetchFailed, FetchFrom
-from headrace.connectors.kafka.read.passing_over import BadBatches, SecondLook, second_look
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, RetriableError, UsageError
 from headrace.enumerator.source import SourceReader, SplitBatch

@@ -18,11 +18,12 @@ from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, RefusedByBrokerError
 from headrace.connectors.kafka.client.groups import CommittedOffset
-from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES, BadTimestamps
+from headrace.connectors.kafka.read.bad_batches import BadBatches
 from headrace.connectors.kafka.read.discovery import (
     KafkaDiscovery,
     NoMatch,
@@ -35,10 +36,9 @@ from headrace.connectors.kafka.read.discovery import (
     java_pattern,
     validate,
 )
-from headrace.connectors.kafka.read.identity import is_same
-from headrace.connectors.kafka.read.passing_over import BadBatches
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS, KafkaReader
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
+from headrace.connectors.kafka.read.topic_ids import is_same
 from headrace.connectors.kafka.read.typed import BadRecords, TypedColumns, TypedReader
 from headrace.enumerator.embedded import EmbeddedRun
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError

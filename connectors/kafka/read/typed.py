@@ -14,8 +14,8 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.counters import COUNTERS, Counted
-from headrace.connectors.dead_letters import DEAD_LETTER, LETTER_TYPE, BadParts, letter_column
+from headrace.connectors.base.counters import COUNTERS, Counted
+from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, BadParts, letter_column
 from headrace.connectors.formats.value_format import ColumnFullError, ValueFormat
 from headrace.connectors.kafka.format.decode import arrow_schema
 from headrace.connectors.kafka.read.split import KafkaSplit

@@ -19,9 +19,9 @@ from headrace.connectors.kafka.client.retries import Refusals, giving_up_when
 from headrace.connectors.kafka.client.topology import Broker, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import Message, ProduceRequest
-from headrace.connectors.kafka.write.existence import refuse_deleted
 from headrace.connectors.kafka.write.rebatch import halved
-from headrace.connectors.kafka.write.settings import replicas_in_sync
+from headrace.connectors.kafka.write.topic_config import replicas_in_sync
+from headrace.connectors.kafka.write.topics import refuse_deleted
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError
 

@@ -19,13 +19,27 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.dead_letters import parted
+from headrace.connectors.base.dead_letters import parted
+from headrace.connectors.base.sink import (
+    Attempt,
+    CommitList,
+    CommitListSerializer,
+    Committer,
+    ImmediateSink,
+    Outcome,
+    RecordedEpoch,
+    Transaction,
+    TwoPhaseSink,
+    another_write,
+    check_job,
+    is_one_off,
+)
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster, enduring_cluster
 from headrace.connectors.kafka.client.errors import BrokerError
-from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.format.encode import (
     MAX_BATCH_BYTES,
     Codec,
@@ -57,20 +71,6 @@ from headrace.connectors.kafka.write.transactions import (
     Transactions,
     Verdict,
     in_parallel,
-)
-from headrace.connectors.sink import (
-    Attempt,
-    CommitList,
-    CommitListSerializer,
-    Committer,
-    ImmediateSink,
-    Outcome,
-    RecordedEpoch,
-    Transaction,
-    TwoPhaseSink,
-    another_write,
-    check_job,
-    is_one_off,
 )
 from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, StateError, UsageError
 
@@ -107,7 +107,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
       that its format cannot hold is an error of the write.
 
     A row whose column `deadLetter` is not null is written to the topic that stands there, as it stands there, and its other
-    columns are not; see `headrace.connectors.dead_letters`.
+    columns are not; see `headrace.connectors.base.dead_letters`.
 
     A value that is checked when made, hashable and picklable; contacts nobody. Raises UsageError for anything that contradicts
     itself.

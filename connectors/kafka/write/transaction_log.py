@@ -14,6 +14,7 @@ from uuid import UUID
 
 from crc32c import crc32c
 
+from headrace.connectors.base.sink import Outcome
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.fetch import fetch_once, fetch_there, intact
@@ -22,11 +23,10 @@ from headrace.connectors.kafka.client.retries import giving_up_when
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER, LOG_APPEND_TIME, StoredBatch, stored_batches
-from headrace.connectors.kafka.write.existence import find_topic
 from headrace.connectors.kafka.write.handles import KafkaHandle, WrittenRange
 from headrace.connectors.kafka.write.produce import OutBatch
+from headrace.connectors.kafka.write.topics import find_topic
 from headrace.connectors.kafka.write.transactions import Producer, Transactions
-from headrace.connectors.sink import Outcome
 from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError, is_retriable
 
 __all__ = ["BatchCopier", "open_transactions", "outcome_of", "why_lost"]

@@ -32,7 +32,7 @@ from headrace.connectors.kafka.client.wire.protocol import (
     ListTransactionsRequest,
     Message,
 )
-from headrace.connectors.kafka.write.existence import refuse_deleted
+from headrace.connectors.kafka.write.topics import refuse_deleted
 from headrace.enumerator.errors import RetriableError, is_retriable
 
 __all__ = [

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.compare.verify import TopicReader
 from headrace.cli.dump import RECORD_COLUMNS, Encoding, record_rows, typed_values
 from headrace.cli.letters.letters import COLUMNS, COUNT_COLUMNS, Counts, LetterFilter, moment_ms
 from headrace.cli.options import (
@@ -23,6 +22,7 @@ from headrace.cli.options import (
 )
 from headrace.cli.output import Listing, escaped, note, show
 from headrace.cli.transactions import kafka_sink
+from headrace.cli.verify import TopicReader
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
 
@@ -98,7 +98,7 @@ def show_command(
 
     Plain lines are `record` (partition, offset, timestamp, key, value, transaction) and `header` (name, value).
     """
-    from headrace.connectors.kafka.write.log_dump import dump, records_of
+    from headrace.connectors.kafka.log_dump import dump, records_of
 
     encodings = {"key": key_format, "value": value_format}
     typed = typed_values(schema_registry, encodings, registry_properties(properties, properties_file))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from headrace.cli.output import instant
-from headrace.connectors.dead_letters import DeadLetter, letter_of
+from headrace.connectors.base.dead_letters import DeadLetter, letter_of
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ class Notes:
 
 def read_notes(cluster: KafkaCluster) -> Notes:
     """Up to where the topic ends now; without the topic, nothing. Raises CorruptDataError, DataLossError, PeerError."""
-    from headrace.connectors.kafka.write.existence import find_topic
-    from headrace.connectors.kafka.write.log_dump import Fate, dump, records_of
+    from headrace.connectors.kafka.log_dump import Fate, dump, records_of
+    from headrace.connectors.kafka.write.topics import find_topic
 
     decided: dict[str, bytes] = {}
     undecided: dict[str, int] = {}

@@ -17,18 +17,18 @@ import pyarrow as pa
 from headrace.cli.letters.letters import Letter, LetterFilter, letters_in, origins
 from headrace.cli.letters.notes import read_notes
 from headrace.cli.letters.replayed import REPLAYS_TOPIC, Replayed
-from headrace.connectors.commit import JobCommitter
-from headrace.connectors.dead_letters import replayed_headers
-from headrace.connectors.kafka.write.existence import find_topic
+from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.dead_letters import replayed_headers
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, digest_of
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink
-from headrace.connectors.sink import Attempt
+from headrace.connectors.kafka.write.topics import find_topic
 from headrace.enumerator.errors import RetriableError, UsageError
 
 if TYPE_CHECKING:
+    from headrace.connectors.base.sink import Committer
     from headrace.connectors.kafka.write.handles import KafkaHandle
     from headrace.connectors.kafka.write.sink import KafkaSink
-    from headrace.connectors.sink import Committer
 
 MOST_LETTERS, MOST_BYTES = 1000, 4 << 20
 """Of a transaction, whichever comes first; one letter at least."""

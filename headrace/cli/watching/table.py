@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.output import one_line
-from headrace.runners.local.watching.status import RESTARTING, largest_of
+from headrace.runners.local.monitoring.status import RESTARTING, largest_of
 
 if TYPE_CHECKING:
     from rich.table import Table

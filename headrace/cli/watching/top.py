@@ -11,8 +11,8 @@ from typing import Any
 from headrace.cli.serving import until_interrupted
 from headrace.cli.watching.lines import JsonLines
 from headrace.cli.watching.table import Rates, table_of
-from headrace.harness.waiting import wait_until
-from headrace.runners.local.watching.status import NoRunError, read_status
+from headrace.runners.local.monitoring.status import NoRunError, read_status
+from headrace.runners.waiting import wait_until
 
 __all__ = ["follow"]
 

@@ -22,8 +22,8 @@ from headrace.cli.watching.footer import RESET, Footer, TableBelow
 from headrace.cli.watching.lines import JsonLines
 from headrace.cli.watching.progress import Progress
 from headrace.enumerator.errors import RetriableError, StateError
+from headrace.runners.local.monitoring.status import read_status
 from headrace.runners.local.processes import PROCESS_NAME, pipe
-from headrace.runners.local.watching.status import read_status
 
 __all__ = ["shown"]
 

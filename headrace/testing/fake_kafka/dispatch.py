@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.testing.fake_kafka.api import APIS
-from headrace.testing.fake_kafka.api.metadata.api_versions import versions
+from headrace.testing.fake_kafka.api.api_versions import versions
 from headrace.testing.fake_kafka.calls import Api, Call, Later, Peer, Refusal
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.faults import (

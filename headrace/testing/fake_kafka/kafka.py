@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from headrace.connectors.kafka.client.error_codes import error_name
 from headrace.enumerator.errors import UsageError
-from headrace.harness.ports import HOST, reserved_ports
 from headrace.testing.fake_kafka.clock import Clock
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.dispatch import Dispatcher
@@ -22,6 +21,7 @@ from headrace.testing.fake_kafka.state.logs.cleaning import compact, spans
 from headrace.testing.fake_kafka.state.logs.log import Log
 from headrace.testing.fake_kafka.state.topics import Partition, Topic
 from headrace.testing.fake_kafka.state.users import Users
+from headrace.testing.servers.ports import HOST, reserved_ports
 
 __all__ = ["FakeKafka", "ReadRecord"]
 

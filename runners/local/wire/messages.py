@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Generic
 
-from headrace.connectors.sink import HandleSerializer, HandleT
+from headrace.connectors.base.sink import HandleSerializer, HandleT
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import SplitSerializer

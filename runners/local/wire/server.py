@@ -14,7 +14,7 @@ from typing import Any, Generic
 
 import grpc
 
-from headrace.connectors.sink import HandleT
+from headrace.connectors.base.sink import HandleT
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.core import SplitDone, WorkerJoined, WorkerSilent, WorkerSnapshotted

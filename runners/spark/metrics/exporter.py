@@ -15,14 +15,14 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from headrace._extras import needs_extra
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.supervision import Ending
-from headrace.runners.spark.metrics.families import MetricSource
+from headrace.runners.spark.metrics.collector import MetricSource
 from headrace.runners.spark.metrics.job import JobStatus
 from headrace.runners.spark.metrics.queries import KnownQueries
 from headrace.runners.spark.metrics.reports import REPORTS_VARIABLE, ReportListener, own_address
 from headrace.runners.spark.metrics.sinks import ListsTransactions, SinkWatch
-from headrace.runners.spark.supervision import rehearsing
-from headrace.runners.spark.supervision.endings import end_by
+from headrace.runners.spark.supervision import dry_run_source
+from headrace.runners.spark.supervision.core import Ending
+from headrace.runners.spark.supervision.exit_causes import end_by
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -68,7 +68,7 @@ def metrics(
     """
     if port is None and meter_provider is None:
         raise UsageError("metrics are shown on a port, or by a meter provider: give port=..., meter_provider=..., or both")
-    if rehearsing.is_under_way():
+    if dry_run_source.is_under_way():
         return MetricsServer(None, lambda: None)  # the driver that runs the job has the port
     queries = KnownQueries(time.monotonic)
     with ExitStack() as started:  # of what has been started, nothing is left where the rest cannot be

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-from headrace.runners.spark.metrics.families import METRICS, MetricKind, MetricSource
+from headrace.runners.spark.metrics.collector import METRICS, MetricKind, MetricSource
 
 __all__ = ["Instruments"]
 

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.enumerator.errors import RetriableError, UsageError
-from headrace.runners.spark.metrics.families import METRICS, MetricKind, MetricSource
+from headrace.runners.spark.metrics.collector import METRICS, MetricKind, MetricSource
 
 __all__ = ["SessionCollector", "serve"]
 

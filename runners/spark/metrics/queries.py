@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from headrace.connectors.counters import Counted
-from headrace.enumerator.supervision import Ending
+from headrace.connectors.base.counters import Counted
+from headrace.runners.spark.supervision.core import Ending
 
 __all__ = ["KnownQueries", "PartitionProgress", "QueryFacts"]
 
@@ -130,7 +130,7 @@ class KnownQueries:
                 del self._queries[forgotten]
 
     def counted(self, query_id: str | None, counts: Mapping[str, float]) -> None:
-        """What a process of the session has counted (`headrace.connectors.counters`). Of a query that nobody has told of yet,
+        """What a process of the session has counted (`headrace.connectors.base.counters`). Of a query that nobody has told of yet,
         it is kept until somebody does."""
         with self._lock:
             self.throttled_s += counts.get(Counted.THROTTLED_SECONDS.value, 0.0)

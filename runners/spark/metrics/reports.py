@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from headrace.connectors.counters import COUNTERS
+from headrace.connectors.base.counters import COUNTERS
 
 log = logging.getLogger(__name__)
 

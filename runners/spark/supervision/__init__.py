@@ -1,1 +1,1 @@
-"""Supervision of Spark jobs: drivers as child processes, started again as `headrace.enumerator.supervision` decides."""
+"""Supervision of Spark jobs: drivers as child processes, started again as `headrace.runners.spark.supervision.core` decides."""

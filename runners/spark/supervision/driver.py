@@ -28,7 +28,6 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
-from headrace.enumerator.supervision import EXIT_STATUSES, DriverEnd, Ending
 from headrace.runners.spark.session import (
     PRELOADED,
     REDACTION,
@@ -37,12 +36,13 @@ from headrace.runners.spark.session import (
     session_builder,
     warm_session_builder,
 )
-from headrace.runners.spark.supervision.endings import end_by
-from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family
+from headrace.runners.spark.supervision.core import EXIT_STATUSES, DriverEnd, Ending
+from headrace.runners.spark.supervision.dry_run import KEEP_WARM_S, Rehearsal, rehearsal_folder
+from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.supervision.jobs import FunctionName, load
+from headrace.runners.spark.supervision.process_tree import FAMILY_VARIABLE, kill_family
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, RunningQuery, WatchedQuery, queries_of
-from headrace.runners.spark.supervision.rehearsal import KEEP_WARM_S, Rehearsal, rehearsal_folder
-from headrace.runners.spark.supervision.starts import intercepted
+from headrace.runners.spark.supervision.query_hooks import intercepted
 from headrace.runners.spark.supervision.takeover import Takeover
 
 if TYPE_CHECKING:

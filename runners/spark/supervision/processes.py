@@ -11,10 +11,10 @@ import sys
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from headrace.enumerator.supervision import DriverEnd, Ending
+from headrace.runners.spark.supervision.core import DriverEnd, Ending
 from headrace.runners.spark.supervision.driver import CALL, DriverOrder
-from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, Process, kill_family, new_family
-from headrace.runners.spark.supervision.rehearsal import rehearsal_folder
+from headrace.runners.spark.supervision.dry_run import rehearsal_folder
+from headrace.runners.spark.supervision.process_tree import FAMILY_VARIABLE, Process, kill_family, new_family
 
 __all__ = ["DriverProcess"]
 

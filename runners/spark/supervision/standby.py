@@ -2,7 +2,7 @@
 
 Every driver begins as a standby does: it starts its session and rehearses the job, until it is *called*. Called when it
 waits, it takes over at once; called before it is warm, it is a cold start. At most one is called at a time: the next one after
-the last process of the one before is dead. When a job needs a driver, `SupervisionCore` decides (enumerator/supervision.py);
+the last process of the one before is dead. When a job needs a driver, `SupervisionCore` decides (runners/spark/supervision/core.py);
 which one it gets, and when standbys are started and replaced, is decided here.
 
 A driver says that it lives at least twice in each look (`StandbyLimits.silence_s / LOOKS`). Silence is counted in looks, not in
@@ -21,8 +21,9 @@ from types import MappingProxyType
 from typing import assert_never
 
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.restarts import ExponentialDelay, GiveUp, Restart, Restarts, RestartStrategy
-from headrace.enumerator.supervision import (
+from headrace.enumerator.transitions import Transitions, allowed_after
+from headrace.runners.restarts import ExponentialDelay, GiveUp, Restart, Restarts, RestartStrategy
+from headrace.runners.spark.supervision.core import (
     DriverEnd,
     DriverEnded,
     DriverProgressed,
@@ -40,7 +41,6 @@ from headrace.enumerator.supervision import (
     SupervisionStarted,
     TimePassed,
 )
-from headrace.enumerator.transitions import Transitions, allowed_after
 
 __all__ = ["DRIVER_TRANSITIONS", "LOOKS", "DriverLife", "DriverPhase", "StandbyCore", "StandbyLimits", "WarmUp"]
 

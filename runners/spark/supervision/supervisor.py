@@ -23,10 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
-from headrace.connectors.lease import LeaseBoard
+from headrace.connectors.base.lease import LeaseBoard
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy
-from headrace.enumerator.supervision import (
+from headrace.runners.restarts import ExponentialDelay, RestartStrategy
+from headrace.runners.spark.submitted import as_it_was_submitted
+from headrace.runners.spark.supervision.core import (
     EXIT_STATUSES,
     DriverEnd,
     Ending,
@@ -36,12 +37,9 @@ from headrace.enumerator.supervision import (
     SupervisionStarted,
     TimePassed,
 )
-from headrace.runners.spark.submitted import as_it_was_submitted
 from headrace.runners.spark.supervision.driver import DriverOrder
-from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, reap_orphans
 from headrace.runners.spark.supervision.jobs import FunctionName
-from headrace.runners.spark.supervision.ownership.board import BoardThread
-from headrace.runners.spark.supervision.ownership.lease import (
+from headrace.runners.spark.supervision.lease.core import (
     CallWanted,
     DriverHeard,
     DriverLost,
@@ -60,6 +58,8 @@ from headrace.runners.spark.supervision.ownership.lease import (
     MayCall,
     WriteBeat,
 )
+from headrace.runners.spark.supervision.lease.store import BoardThread
+from headrace.runners.spark.supervision.process_tree import FAMILY_VARIABLE, reap_orphans
 from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.standby import (
     CallDriver,

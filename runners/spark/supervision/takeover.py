@@ -19,14 +19,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.connectors.sink import ImmediateSink, TwoPhaseSink
+from headrace.connectors.base.sink import ImmediateSink, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.session import HOOK, PIPELINES
+from headrace.runners.spark.supervision.checkpoint_owner import checkpoint_at
+from headrace.runners.spark.supervision.driver_id import INCARNATION
 from headrace.runners.spark.supervision.lock import CheckpointLock
-from headrace.runners.spark.supervision.ownership.checkpoints import checkpoint_at
-from headrace.runners.spark.supervision.ownership.incarnation import INCARNATION
 from headrace.runners.spark.supervision.queries import RunningQuery
-from headrace.runners.spark.supervision.starts import OURS, StartedQuery, hadoop_path
+from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, hadoop_path
 
 if TYPE_CHECKING:
     from headrace.runners.spark.writers import StreamWriter
@@ -227,7 +227,7 @@ def _format_of(sink: str) -> type[DataSource]:
     """Of a sink of ours."""
     if not sink.startswith(PIPELINES):
         return importlib.import_module(HOOK).DefaultSource  # type: ignore[no-any-return]
-    from headrace.runners.spark.pipelines import started_sink
+    from headrace.runners.spark.pipeline import started_sink
 
     return started_sink(sink)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from headrace.connectors.base.sink import HandleSerializer
 from headrace.connectors.files.handles import FileHandleSerializer
 from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
-from headrace.connectors.sink import HandleSerializer
 from headrace.connectors.sql.handles import SqlHandleSerializer
 from headrace.connectors.tables.handles import TableHandleSerializer
 from tests.fuzz.target import GOLDEN, Target
@@ -57,7 +57,7 @@ TARGET = Target(
         "headrace.connectors.sql.handles",
         "headrace.connectors.files.handles",
         "headrace.connectors.tables.handles",
-        "headrace.connectors.sink",
+        "headrace.connectors.base.sink",
     ),
     WORDS,
 )

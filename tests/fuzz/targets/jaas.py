@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from headrace.connectors.kafka.client.login.sasl import _MECHANISMS, SASL_PROPERTIES, login
+from headrace.connectors.kafka.client.sasl import _MECHANISMS, SASL_PROPERTIES, login
 from headrace.enumerator.errors import UsageError
 from tests.fuzz.target import Target
 
@@ -50,6 +50,6 @@ TARGET = Target(
     "jaas",
     _check,
     _seeds,
-    ("headrace.connectors.kafka.client.login.sasl", "headrace.connectors.security.tokens"),
+    ("headrace.connectors.kafka.client.sasl", "headrace.connectors.security.tokens"),
     (b"username=", b"password=", b"required", b'"', b"\\", b"tokenauth=true", b"sasl.oauthbearer."),
 )

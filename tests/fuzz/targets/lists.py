@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 
+from headrace.connectors.base.sink import CommitListSerializer
 from headrace.connectors.kafka.write.commit_log import _split as split
 from headrace.connectors.kafka.write.commit_log import _whole as whole
-from headrace.connectors.sink import CommitListSerializer
 from headrace.enumerator.errors import StateError
 from headrace.runners.beam.shard import ShardStateSerializer
 from tests.fuzz.target import GOLDEN, Target
@@ -67,7 +67,7 @@ TARGET = Target(
     _check,
     _seeds,
     (
-        "headrace.connectors.sink",
+        "headrace.connectors.base.sink",
         "headrace.runners.beam.shard",
         "headrace.connectors.kafka.write.commit_log",
         "headrace.connectors.kafka.write.handles",

@@ -9,8 +9,8 @@ import json
 
 from headrace.enumerator.errors import StateError
 from headrace.kafka import KafkaSource
-from pyspark_headrace.jvm_checkpoint import _parse as parse_initial_offsets
-from pyspark_headrace.kafka_offsets import OURS, KafkaOffsets, parse, parse_jvm, parse_ours
+from headrace.spark.jvm_checkpoint import _parse as parse_initial_offsets
+from headrace.spark.kafka_offsets import OURS, KafkaOffsets, parse, parse_jvm, parse_ours
 from tests.fuzz.target import GOLDEN, Target
 from tests.fuzz.targets.checkpoint import WORDS
 
@@ -53,6 +53,6 @@ TARGET = Target(
     "offsets_json",
     _check,
     _seeds,
-    ("pyspark_headrace.kafka_offsets", "pyspark_headrace.jvm_checkpoint", "headrace.connectors.kafka.read.split"),
+    ("headrace.spark.kafka_offsets", "headrace.spark.jvm_checkpoint", "headrace.connectors.kafka.read.split"),
     (*WORDS, b'"headrace":', b'"headrace:{', b'"began":', b'"epochs":', b'"topic_ids":', b"@"),
 )

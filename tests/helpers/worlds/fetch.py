@@ -23,7 +23,7 @@ from headrace.connectors.kafka.client.errors import (
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
-from headrace.connectors.kafka.read import identity
+from headrace.connectors.kafka.read import topic_ids
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.enumerator.errors import DataLossError, RetriableError
 from tests.helpers.worlds.search import Adversary
@@ -174,7 +174,7 @@ class FetchWorld:
             return
         told = log.told(self.now)
         answers = [{log.topic: _metadata(log.topic, view)} for view in (*told[broker:], *told[:broker])]  # who was asked first
-        error = identity.absence(log.topic, 0, self.plan.topic_id_of(source), answers)
+        error = topic_ids.absence(log.topic, 0, self.plan.topic_id_of(source), answers)
         self.happened[_ABSENCES.get(type(error), "one broker lags behind")] += 1
         self._outcome(log, self.plan.lookup_failed(source, error, self.now))
 

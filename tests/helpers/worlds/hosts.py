@@ -27,12 +27,12 @@ from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
-from headrace.connectors.commit import ClaimRequested, CommitRequested, JobCommitter, SupersededError
-from headrace.connectors.lease import Beat, parse_beat
-from headrace.connectors.sink import Attempt, Outcome
+from headrace.connectors.base.commit import ClaimRequested, CommitRequested, JobCommitter, SupersededError
+from headrace.connectors.base.lease import Beat, parse_beat
+from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.enumerator.errors import FencedError, HeadraceError
-from headrace.enumerator.restarts import FixedDelay
-from headrace.enumerator.supervision import (
+from headrace.runners.restarts import FixedDelay
+from headrace.runners.spark.supervision.core import (
     DriverEnd,
     Ending,
     JobStopRequested,
@@ -40,8 +40,8 @@ from headrace.enumerator.supervision import (
     SupervisionStarted,
     TimePassed,
 )
-from headrace.runners.spark.supervision.endings import end_by
-from headrace.runners.spark.supervision.ownership.lease import (
+from headrace.runners.spark.supervision.exit_causes import end_by
+from headrace.runners.spark.supervision.lease.core import (
     BeatWritten,
     BoardFailed,
     CallWanted,

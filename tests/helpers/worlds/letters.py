@@ -23,10 +23,10 @@ from headrace.cli.letters.letters import LetterFilter
 from headrace.cli.letters.notes import Notes
 from headrace.cli.letters.replay import Plan, Replay, job_of
 from headrace.cli.letters.replayed import REPLAYS_TOPIC, Replayed
-from headrace.connectors.commit import StaleEpochError
-from headrace.connectors.dead_letters import REPLAYS
+from headrace.connectors.base.commit import StaleEpochError
+from headrace.connectors.base.dead_letters import REPLAYS
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write import commit_log
-from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import FencedError, HeadraceError, PeerError, RetriableError, StateError
 from headrace.testing.memory_sink import LoggedTransaction, MemoryCommitter, MemorySink, MemoryTransaction, State
 from tests.helpers.commit_simulator import FusedLog, KilledError

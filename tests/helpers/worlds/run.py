@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import Any, assert_never
 from unittest.mock import patch
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError
-from headrace.connectors.outputs import SOLE, Outputs, Sinks
-from headrace.connectors.sink import HandleSerializer, RecordedEpoch
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.outputs import SOLE, Outputs, Sinks
+from headrace.connectors.base.sink import HandleSerializer, RecordedEpoch
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import FencedError, PeerError
@@ -32,7 +32,6 @@ from headrace.enumerator.events import (
     SplitsDiscovered,
 )
 from headrace.enumerator.progress import ReaderProgress
-from headrace.enumerator.restarts import ExponentialDelay, Restarts
 from headrace.enumerator.source import Findings, SplitBatch
 from headrace.runners.local import commits
 from headrace.runners.local.balanced import BalancedEnumerator
@@ -70,6 +69,7 @@ from headrace.runners.local.core import (
     WorkerSilent,
     WorkerSnapshotted,
 )
+from headrace.runners.restarts import ExponentialDelay, Restarts
 from headrace.testing.memory import MemorySplit, MemorySplitSerializer
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State
 from tests.helpers.worlds.search import Adversary

@@ -30,13 +30,13 @@ from uuid import UUID
 import pyarrow as pa
 import tenacity.nap
 
-from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.base.commit import StaleEpochError
+from headrace.connectors.base.sink import Outcome
 from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, TopicRecreatedError
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.read import source as source_module
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.connectors.sink import Outcome
 from headrace.enumerator.errors import (
     DataLossError,
     FencedError,
@@ -52,8 +52,8 @@ from headrace.runners.spark.readers import SplitsPartition
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import read_splits
 from headrace.runners.spark.writers import StreamWriter
+from headrace.spark.kafka_offsets import KafkaOffsets, parse, parse_ours
 from headrace.testing.memory_sink import MemorySink, State
-from pyspark_headrace.kafka_offsets import KafkaOffsets, parse, parse_ours
 from tests.helpers.commit_simulator import FusedLog, KilledError, list_in
 from tests.helpers.worlds.brokers import BROKERS, Brokers, Cluster, PartitionLog
 from tests.helpers.worlds.search import Adversary

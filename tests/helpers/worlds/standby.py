@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from headrace.enumerator.errors import FencedError
-from headrace.enumerator.restarts import FixedDelay
-from headrace.enumerator.supervision import (
+from headrace.runners.restarts import FixedDelay
+from headrace.runners.spark.supervision import lock as locks
+from headrace.runners.spark.supervision.core import (
     DriverEnd,
     Ending,
     JobStopRequested,
@@ -23,8 +24,6 @@ from headrace.enumerator.supervision import (
     SupervisionStarted,
     TimePassed,
 )
-from headrace.runners.spark.supervision import lock as locks
-from headrace.runners.spark.supervision.families import Process
 from headrace.runners.spark.supervision.lock import (
     AskAgain,
     KillFamily,
@@ -35,6 +34,7 @@ from headrace.runners.spark.supervision.lock import (
     WhoHolds,
     WriteLast,
 )
+from headrace.runners.spark.supervision.process_tree import Process
 from headrace.runners.spark.supervision.standby import (
     CallDriver,
     DriverDied,

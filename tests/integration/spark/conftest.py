@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.harness.kafka import BrokerCluster
+    from headrace.testing.servers.kafka import BrokerCluster
     from tests.helpers.spark_tools import Query, Topics
 
 HERE = Path(__file__).parent

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from pyspark.sql.streaming import StatefulProcessor
 
+from headrace.spark.checkpoints.copies import export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
+from headrace.spark.checkpoints.findings import findings_of
+from headrace.spark.checkpoints.logs import NAMED, read_checkpoint
 from headrace.testing import FakeKafka
-from pyspark_headrace.checkpoints.copies import export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
-from pyspark_headrace.checkpoints.findings import findings_of
-from pyspark_headrace.checkpoints.logs import NAMED, read_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
 

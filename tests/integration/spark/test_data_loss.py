@@ -5,8 +5,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from headrace.enumerator.supervision import Ending
-from headrace.runners.spark.supervision.endings import end_by
+from headrace.runners.spark.supervision.core import Ending
+from headrace.runners.spark.supervision.exit_causes import end_by
 
 
 def numbers(*spans):
@@ -104,7 +104,7 @@ class TestStreaming:
         assert query.values == ["1", "2", "3"]
 
     def create_again(self, topics, topic):
-        from headrace.harness.kafka import create_topic
+        from headrace.testing.servers.kafka import create_topic
 
         topics.delete(topic)
         create_topic(topics.bootstrap, topic)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runners.spark.class_archive import archive_at_hand
-from pyspark_headrace.kafka_offsets import OURS
+from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.spark.kafka_offsets import OURS
 from tests.helpers.spark_tools import ROOT
 
 pytestmark = pytest.mark.timeout(900)  # more than all that it waits for

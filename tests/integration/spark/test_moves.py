@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.errors import RetriableError
-from headrace.harness.waiting import wait_until
 from headrace.kafka import AtLeastOnceKafkaSink, Committed, Earliest, KafkaSink, KafkaSource, Latest
 from headrace.run import Pipeline
+from headrace.runners.waiting import wait_until
 from headrace.testing import FakeKafka
 from tests.helpers import run_jobs
 from tests.helpers.beam_rig import on_direct

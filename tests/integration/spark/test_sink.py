@@ -6,10 +6,10 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from headrace.enumerator.supervision import Ending
-from headrace.runners.spark.supervision.endings import end_by
-from pyspark_headrace.checkpoints.copies import fork, write_copy
-from pyspark_headrace.checkpoints.logs import read_checkpoint
+from headrace.runners.spark.supervision.core import Ending
+from headrace.runners.spark.supervision.exit_causes import end_by
+from headrace.spark.checkpoints.copies import fork, write_copy
+from headrace.spark.checkpoints.logs import read_checkpoint
 from tests.helpers.sink_drivers import finish_driver, kill_driver
 from tests.helpers.sink_rig import eventually, read_all, set_transaction_version
 

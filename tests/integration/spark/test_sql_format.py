@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from headrace.harness.databases import PASSWORD
+from headrace.testing.servers.databases import PASSWORD
 from tests.helpers.databases import mariadb, postgresql
 from tests.helpers.sink_drivers import finish_driver, kill_driver
 from tests.helpers.sql_rig import SqlRig

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from headrace.runners.spark.supervision.families import members
+from headrace.runners.spark.supervision.process_tree import members
 from tests.helpers.standby_soak import running, send_signal, take_over, verdict
 
 pytestmark = pytest.mark.timeout(600)

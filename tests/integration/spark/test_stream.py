@@ -12,8 +12,8 @@ from pyspark.errors import StreamingQueryException
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.enumerator.supervision import Ending
-from headrace.runners.spark.supervision.endings import end_by
+from headrace.runners.spark.supervision.core import Ending
+from headrace.runners.spark.supervision.exit_causes import end_by
 
 LONG_AGO = 1_600_000_000_000
 

@@ -8,8 +8,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from headrace.runners.spark.offset_log import OffsetLog
-from pyspark_headrace.checkpoints.copies import export_to_jvm, write_copy
-from pyspark_headrace.checkpoints.logs import read_checkpoint
+from headrace.spark.checkpoints.copies import export_to_jvm, write_copy
+from headrace.spark.checkpoints.logs import read_checkpoint
 
 
 def numbers(*spans):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from headrace.harness.kafka import create_topic
-from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, archive_at_hand
+from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_at_hand
+from headrace.testing.servers.kafka import create_topic
 from tests.helpers.kafka_tools import produce
 
 pytestmark = pytest.mark.timeout(420)
@@ -69,7 +69,7 @@ def test_classes_and_python_processes_are_taken_over_and_the_answer_is_the_same(
     assert all("spark_zygote" in line for line in found["workers"])
     assert found["rows"] == 3
     assert len(found["planners"]) == 1
-    assert "headrace.runners.spark_daemon" in found["planners"][0]  # it waits for the fork, and ends with it
+    assert "headrace.runners.spark_processes.daemon" in found["planners"][0]  # it waits for the fork, and ends with it
     assert found["alive"] == 0
     # what is made at run time cannot be kept
     lines = [line for line in loaded.read_text().splitlines() if " org.apache.spark." in line and "$$Lambda" not in line]

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 
-from headrace.connectors.counters import COUNTERS, Counted
+from headrace.connectors.base.counters import COUNTERS, Counted
 
 __all__ = ["Throttles"]
 

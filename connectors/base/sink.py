@@ -1,0 +1,589 @@
+"""The contract of a two-phase-commit sink: what a connector implements, and what a runner calls where.
+
+One *job* (a streaming query, one batch write) writes *epochs*, numbered, each in any number of tasks and attempts:
+
+- In a task: `TwoPhaseSink.begin` gives a `Transaction`; its `write` takes Arrow batches, its `prepare` (the pre-commit) returns
+  a *handle* once everything is acknowledged. A task without rows begins nothing and has no handle.
+- On the driver: a `Committer` ends what the handles name. First an epoch's handles are recorded durably, as its *committables*
+  (`Committer.record`), only then is any of them committed. Those that a restart finds recorded are committed, or copied if
+  they were aborted; every other transaction is aborted. `headrace.connectors.base.commit` decides the order, for all sinks.
+
+Handles outlive the process that wrote them: they are serialized with a version, and any process may end them. Every method
+of `Committer` may be called again after a crash in the middle of it. Modelled on Flink's two-phase-commit sinks (FLIP-143,
+FLIP-191), where the framework's checkpoint records the committables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import pyarrow as pa
+
+from headrace.enumerator.errors import PeerError, StateError, UsageError
+
+__all__ = [
+    "Attempt",
+    "CommitList",
+    "CommitListSerializer",
+    "Committer",
+    "HandleSerializer",
+    "ImmediateSink",
+    "JobClaim",
+    "Outcome",
+    "PreparedGoneError",
+    "RecordedEpoch",
+    "Transaction",
+    "TwoPhaseSink",
+    "another_write",
+    "check_job",
+    "content_number",
+    "is_one_off",
+    "numbered_content",
+    "one_off_job",
+    "stored_number",
+    "stored_text",
+    "stored_truth",
+]
+
+HandleT = TypeVar("HandleT")
+
+FORMAT = "headrace-commit-list"
+VERSION = 4
+_JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_LONGEST_JOB = 100
+_ONE_OFF = "batch-"
+_NUMBERED = "number:"
+_ONE_OFF_NAME = re.compile(r"batch-[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")  # the digits of a random UUID
+
+
+class Outcome(Enum):
+    """How a transaction has ended."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"  # by its timeout, or by somebody; nothing of it will ever be visible
+
+
+class PreparedGoneError(PeerError):
+    """What a transaction has prepared is there no more: only writing its rows again helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Who writes: one attempt at one task of one epoch of a job. No two running attempts are equal.
+
+    `job` is made of letters, digits, `-` and `_`, at most 100. The numbers are from 0 and below 2 ** 63: engines count in 64
+    bits, or draw one. `retry` is for sinks whose names for transactions are to stay few: two running attempts may have the
+    same (engines count from 0 again when they repeat a stage), so such a sink takes none that is in use.
+    """
+
+    job: str
+    epoch: int
+    task: int
+    number: int
+    retry: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class JobClaim:
+    """Whose a job is: a driver's incarnation, a name that no other driver has. `number`: one more than the claim's before.
+
+    `incarnation` is None once that driver has ended and given the job back. Where only a number can be kept, it is the
+    `numbered_content` of the name.
+    """
+
+    number: int
+    incarnation: str | None
+
+    def is_of(self, incarnation: str) -> bool:
+        """Whether this driver has made it."""
+        return self.incarnation in (incarnation, numbered_content(content_number(incarnation)))
+
+
+@dataclass(frozen=True, slots=True)
+class CommitList(Generic[HandleT]):
+    """An epoch's committables. `completed`: all of them are committed, and `handles` names them no more.
+
+    `epoch` is None on the list of a job that was claimed, and has recorded no epoch yet: it is completed then.
+    `destination`: what the list is bound to, where lists of several destinations lie in one place; None in lists of before.
+    `targets`: what the epoch was written to where rows name it themselves (Kafka: topics), sorted; None if that is not known.
+    `content`: what the epoch was made from (a digest of its plan), the same in every replay; None if that
+    is not known. An epoch of the same number with another content is of an older copy of the checkpoint. Of a completed epoch a
+    sink may keep its `content_number` alone, as `numbered_content` has it.
+    `claim`: whose the job is; None for one that no supervised driver has claimed. It goes from list to list.
+    """
+
+    epoch: int | None
+    handles: tuple[HandleT, ...]
+    completed: bool = False
+    destination: str | None = None
+    targets: tuple[str, ...] | None = None
+    content: str | None = None
+    claim: JobClaim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEpoch:
+    """A job's last recorded epoch, its targets, its content, and whose the job is, as in `CommitList`."""
+
+    epoch: int
+    targets: tuple[str, ...] | None = None
+    content: str | None = None
+    claim: JobClaim | None = None
+
+
+class HandleSerializer(ABC, Generic[HandleT]):
+    """A handle's versioned form. `version` is the newest; every version ever written stays readable."""
+
+    version: int
+
+    @abstractmethod
+    def serialize(self, handle: HandleT) -> Any:  # noqa: ANN401 - any JSON value
+        """A value that JSON can hold."""
+
+    @abstractmethod
+    def deserialize(self, version: int, value: Any) -> HandleT:  # noqa: ANN401 - any JSON value
+        """What `serialize` of `version` (at most the newest) was given. Raises KeyError, TypeError or ValueError otherwise."""
+
+
+class Transaction(ABC, Generic[HandleT]):
+    """One attempt's transaction, in the task's process. Used by one thread: writes, then `prepare` or `abort`, once."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows, without waiting for acknowledgements. Raises UsageError for what cannot be written; never drops (I7)."""
+
+    @abstractmethod
+    def prepare(self) -> HandleT | None:
+        """Pre-commit: after it the rows survive this process, unseen, until the handle is ended.
+
+        Returns only when everything is acknowledged; None when no row was written. Raises if any row was not, and the
+        transaction is then aborted.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give up, as far as it can be done now; recovery does the rest. Never raises for an unreachable peer."""
+
+    def __enter__(self) -> Self:
+        """Leaving aborts what was not prepared."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Abort, unless `prepare` has returned."""
+        self.abort()
+
+
+class Committer(ABC, Generic[HandleT]):
+    """Ends the transactions of one job, in the driver's process. Called by one thread, by `headrace.connectors.base.commit`."""
+
+    @abstractmethod
+    def fence(self) -> CommitList[HandleT] | None:
+        """Shut out any other driver of this job, then read its recorded committables; None without any. Called first, once.
+
+        From here on `record` of an older driver raises FencedError there.
+        """
+
+    @abstractmethod
+    def check(self, handles: Sequence[HandleT]) -> None:
+        """Raise unless every one of these is still prepared, with time left to commit it. Nothing is durable yet.
+
+        A sink that commits by list raises here for all that `record` would refuse: a runner whose checkpoint is the list stores
+        it in between. PreparedGoneError where that will not change: the run is told that these rows are lost, if it has no way
+        back.
+        """
+
+    @abstractmethod
+    def record(self, commits: CommitList[HandleT]) -> None:
+        """Record these durably, in place of what was recorded. Raises FencedError when another driver has taken over."""
+
+    @abstractmethod
+    def end(self, handle: HandleT) -> Outcome:
+        """Commit a recorded committable and return its outcome, however often it is called and whoever committed it before.
+
+        Raises DataLossError when it can no longer be known.
+        """
+
+    def end_all(self, handles: Sequence[HandleT]) -> Sequence[Outcome]:
+        """`end` for each of these, in any order or at once; their outcomes in theirs. By default one after the other.
+
+        Readers see a part of the epoch until it returns. Raises what `end` raises for one of them; the others may have ended.
+        """
+        return [self.end(handle) for handle in handles]
+
+    @abstractmethod
+    def copy(self, handles: Sequence[HandleT]) -> HandleT:
+        """Prepare the rows of these recorded committables, which were aborted, once more in one new transaction.
+
+        Raises DataLossError naming what is gone.
+        """
+
+    def copy_all(self, handles: Sequence[HandleT]) -> Sequence[HandleT]:
+        """`copy`, for a committer of several sinks in one transaction for each of them. By default in one."""
+        return (self.copy(handles),)
+
+    @abstractmethod
+    def sweep(self, keep: Collection[HandleT]) -> None:
+        """Abort every open transaction of this job but these."""
+
+    def sweep_tasks(self, tasks: Collection[int], keep: Collection[HandleT]) -> None:
+        """Abort every open transaction of these tasks of this job, in any epoch, but these. The others' writers may be at work.
+
+        Only of sinks that commit by list: see `TwoPhaseSink.commits_by_list`.
+        """
+        raise NotImplementedError
+
+    def open_tasks(self) -> frozenset[int]:
+        """The tasks of this job with transactions that are open now, or prepared and not committed. For `sweep_tasks`."""
+        raise NotImplementedError
+
+    def confirm(self, handles: Sequence[HandleT]) -> None:
+        """After a commit: raise StateError if these are of another write than the one that is recorded as this epoch.
+
+        They were aborted then, as those of a replay are, and must not be so in silence.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Remove what is recorded of the job: it will not run again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give connections back."""
+
+
+class TwoPhaseSink(ABC, Generic[HandleT]):
+    """Where a job writes. Picklable, since it travels to tasks; contacts nobody before a method is called."""
+
+    commits_by_list: ClassVar[bool] = False
+    """True where `Committer.record` of an epoch's list is the commit (tables), and not the end of each transaction.
+
+    A runner whose workers begin transactions at any time has them write under one job then, each as a task of its own: such a
+    sink's `Committer` has `sweep_tasks` and `open_tasks`, and `end` leaves nothing of a committed transaction to be swept.
+    """
+
+    @property
+    def refuses_epochs_by_their_rows(self) -> bool:
+        """Whether `Committer.check` may refuse an epoch for what its rows say together, as a merge does.
+
+        A runner whose checkpoint is stored before it can ask refuses such a sink.
+        """
+        return False
+
+    @property
+    @abstractmethod
+    def handles(self) -> HandleSerializer[HandleT]:
+        """How handles travel and are stored."""
+
+    @abstractmethod
+    def begin(self, attempt: Attempt) -> Transaction[HandleT]:
+        """A new transaction. Nothing is aborted that a list may name: that is for a `Committer`. Called in a task."""
+
+    @abstractmethod
+    def committer(self, job: str) -> Committer[HandleT]:
+        """The one that ends this job's transactions. Called on the driver."""
+
+    def committer_of_writer(self, writer: str, driver: Committer[HandleT]) -> Committer[HandleT]:
+        """The one for the transactions of the job `writer`, which are on the lists of another job, whose committer is `driver`.
+
+        It checks, ends, copies and sweeps, and neither fences nor records: `driver` has fenced, and another driver that takes
+        that job over shuts this one out, too. It sweeps when the writer is dead. By default `committer(writer)`, for a sink
+        whose committers sweep without having fenced. Called on the driver.
+        """
+        return self.committer(writer)
+
+    def shards_of(self, rows: pa.RecordBatch, shards: int) -> pa.Int32Array:
+        """Which of `shards` concurrent transactions has to take each row, so that rows keep their order.
+
+        Null for a row that any of them may take: by default, every row. Called in tasks.
+        """
+        return pa.nulls(rows.num_rows, pa.int32())
+
+    @abstractmethod
+    def recorded_epochs(self) -> Mapping[str, int]:
+        """Job to its last recorded epoch at this destination, of all jobs that share the place of the lists."""
+
+    def recorded(self) -> Mapping[str, RecordedEpoch]:
+        """`recorded_epochs`, with what each was written to where rows name it themselves, and what it was made from and whose
+        the job is where that is kept.
+
+        A job whose list cannot be read is left out, since it may be another's: `Committer.fence` of its own driver raises.
+        """
+        return {job: RecordedEpoch(epoch) for job, epoch in self.recorded_epochs().items()}
+
+    def recorded_now(self) -> Mapping[str, RecordedEpoch]:
+        """`recorded`, as far as it is decided at this moment: nobody's write that is under way is waited for.
+
+        Its driver may have died, and then only its timeout decides it, or who fences it. So what is not here may be recorded
+        later, until the next `Committer.fence`. By default `recorded`, for sinks whose lists are written in one step.
+        """
+        return self.recorded()
+
+    @property
+    def rows_name_targets(self) -> bool:
+        """Whether rows say themselves where they are written to, so that `targets_of` may find something. By default not."""
+        return False
+
+    def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
+        """What these rows are to be written to, where they name it themselves. Called in tasks of a recorded epoch.
+
+        A row that names what the recorded epoch was not written to is of another write: it must not be skipped in silence.
+        """
+        return frozenset()
+
+    def bounded(self) -> TwoPhaseSink[HandleT]:
+        """This sink for what is not to wait long, such as to abort what has failed, or an operator's command.
+
+        By default the sink itself: one whose calls ride out outages gives one whose calls fail after a minute or so.
+        """
+        return self
+
+    def reached(self) -> None:
+        """Called in a process of a run that has reached the destination, as this is given, from another one.
+
+        By default nothing: a sink that tells a wrong address from an outage by its first contact goes by this.
+        """
+
+    def warm(self) -> None:
+        """Called in a process that may have to write rows here soon, as those of a standby: connect, and change nothing.
+
+        By default nothing. Soon over, also where the destination is away, for which it raises what other calls do.
+        """
+
+    def warm_driver(self) -> None:
+        """As `warm`, in a process that may have to plan or commit: look up what is recorded, too."""
+
+    def left_over(self) -> frozenset[str]:
+        """Names of what is prepared now, of all jobs here, if it may stand in the way of writers: none by default.
+
+        Called before an epoch's tasks start, and shipped to them.
+        """
+        return frozenset()
+
+    def end_left_over(self, job: str, left_over: frozenset[str], incarnation: str | None = None) -> None:
+        """Before a task begins, end what is left of these and is the job's, as a new driver would: complete what is recorded,
+        and abort the rest. What was prepared since is left alone. Called in tasks, of which several may come at the same time.
+
+        `incarnation`: of the task's driver, None for one without supervision. Raises FencedError when a driver takes over
+        meanwhile, or another one owns the job, RetriableError when another recovery takes too long.
+        """
+
+
+class _Nothing(HandleSerializer[Any]):
+    version = 1
+
+    def serialize(self, handle: Any) -> Any:  # noqa: ANN401 - there is none
+        raise NotImplementedError
+
+    def deserialize(self, version: int, value: Any) -> Any:  # noqa: ANN401 - there is none
+        raise ValueError("this sink has no handles")
+
+
+class _NothingToCommit(Committer[Any]):
+    def fence(self) -> None:
+        return None
+
+    def check(self, handles: Sequence[Any]) -> None:
+        pass
+
+    def record(self, commits: CommitList[Any]) -> None:
+        pass
+
+    def end(self, handle: Any) -> Outcome:  # noqa: ANN401 - there is none
+        raise NotImplementedError
+
+    def copy(self, handles: Sequence[Any]) -> Any:  # noqa: ANN401 - there is none
+        raise NotImplementedError
+
+    def sweep(self, keep: Collection[Any]) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class ImmediateSink(TwoPhaseSink[Any]):
+    """A sink whose rows are visible once `Transaction.prepare` has returned, always None: nothing is left to commit.
+
+    After a failure an epoch is written again: at least once, or, where rows have keys and replace each other, effectively once.
+    """
+
+    @property
+    def handles(self) -> HandleSerializer[Any]:
+        """There are none."""
+        return _Nothing()
+
+    def committer(self, job: str) -> Committer[Any]:
+        """It has nothing to do."""
+        return _NothingToCommit()
+
+    def recorded_epochs(self) -> Mapping[str, int]:
+        """None are."""
+        return {}
+
+
+class CommitListSerializer(Generic[HandleT]):
+    """An epoch's committables as JSON in UTF-8. Reads every version, refuses newer ones.
+
+    Version 2 has the destination, version 3 that and the content, version 4 all that and the claim; its epoch may be null. A
+    list is written in the oldest version that holds it.
+    """
+
+    def __init__(self, handles: HandleSerializer[HandleT]) -> None:
+        """`handles` is the sink's."""
+        self._handles = handles
+
+    def serialize(self, commits: CommitList[HandleT]) -> bytes:
+        """A list that is bound to no destination is of version 1, 3 or 4: the place that it is in says whose it is."""
+        version, extra = _version_of(commits)
+        value = {
+            "format": FORMAT,
+            "version": version,
+            "epoch": commits.epoch,
+            "completed": commits.completed,
+            **extra,
+            "handle_version": self._handles.version,
+            "handles": [self._handles.serialize(handle) for handle in commits.handles],
+        }
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    def deserialize(self, data: bytes, where: str) -> CommitList[HandleT]:
+        """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
+        try:
+            value = json.loads(data)
+            if value["format"] != FORMAT:
+                raise StateError(f"{where}: this is no list of transactions: its format is {value['format']!r}")
+            newest = (VERSION, self._handles.version)
+            found = (stored_number(value["version"]), stored_number(value["handle_version"]))
+            if found[0] > VERSION or found[1] > self._handles.version:
+                raise StateError(
+                    f"{where}: a newer headrace wrote this (version {found}; this one reads up to {newest}): "
+                    "go on with that one"
+                )
+            if found[0] < 1:
+                raise ValueError(f"no list was ever written in version {found[0]}")
+            return self._read(value, *found)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise StateError(f"{where}: the list of transactions is damaged: {type(error).__name__}: {error}") from error
+
+    def _read(self, value: Any, version: int, handle_version: int) -> CommitList[HandleT]:  # noqa: ANN401 - any JSON value
+        """Raises KeyError, TypeError or ValueError for what `serialize` has never written in this version."""
+        completed = stored_truth(value["completed"])  # a list taken for completed loses rows
+        handles = tuple(self._handles.deserialize(handle_version, item) for item in value["handles"])
+        if version == VERSION:
+            return _claimed_list(value, handles, completed=completed)
+        epoch = stored_number(value["epoch"])
+        if version == 1:
+            return CommitList(epoch, handles, completed)
+        targets = _texts(value["targets"])
+        if version == 2:
+            return CommitList(epoch, handles, completed, stored_text(value["destination"]), targets)
+        return CommitList(
+            epoch, handles, completed, _text_or_null(value["destination"]), targets, stored_text(value["content"])
+        )
+
+
+def _version_of(commits: CommitList[Any]) -> tuple[int, dict[str, Any]]:
+    """The oldest version that holds the list, and what that has beside what all have."""
+    place = {"destination": commits.destination, "targets": commits.targets}
+    if commits.claim is not None:
+        claim = {"number": commits.claim.number, "incarnation": commits.claim.incarnation}
+        return VERSION, {**place, "content": commits.content, "claim": claim}
+    if commits.content is not None:
+        return 3, {**place, "content": commits.content}
+    return (1, {}) if commits.destination is None else (2, place)
+
+
+def _claimed_list(value: Any, handles: tuple[HandleT, ...], *, completed: bool) -> CommitList[HandleT]:  # noqa: ANN401
+    """Of version 4."""
+    epoch = None if value["epoch"] is None else stored_number(value["epoch"])
+    if epoch is None and (handles or not completed):
+        raise ValueError("no epoch is recorded, and transactions are to be committed")
+    found = value["claim"]
+    claim = JobClaim(stored_number(found["number"]), _text_or_null(found["incarnation"]))
+    content, destination = _text_or_null(value["content"]), _text_or_null(value["destination"])
+    return CommitList(epoch, handles, completed, destination, _texts(value["targets"]), content, claim)
+
+
+def _text_or_null(value: object) -> str | None:
+    return None if value is None else stored_text(value)
+
+
+def stored_text(value: object) -> str:
+    """The value, if it is a text as JSON has it. Raises ValueError otherwise."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def stored_number(value: object) -> int:
+    """The value, if it is a whole number from 0 as JSON has it. Raises ValueError otherwise: nothing is converted."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number from 0")
+    return value
+
+
+def stored_truth(value: object) -> bool:
+    """The value, if it is true or false as JSON has it. Raises ValueError otherwise: bool("false") is True."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _texts(value: list[object] | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(stored_text(item) for item in value)
+
+
+def content_number(content: str | None) -> int:
+    """What stands for a content where only a number can be kept: 63 bits of its SHA-256; 0 for one that is not known.
+
+    Of what `numbered_content` has made, that number again.
+    """
+    if content is None:
+        return 0
+    if content.startswith(_NUMBERED):
+        return int(content.removeprefix(_NUMBERED))
+    return max(1, int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) >> 1)
+
+
+def numbered_content(number: int) -> str | None:
+    """The content of which only this `content_number` is known. None for 0."""
+    return f"{_NUMBERED}{number}" if number else None
+
+
+def another_write(job: str, recorded: RecordedEpoch, others: Collection[str]) -> StateError:
+    """The error for rows that name what the recorded epoch was not written to: to skip them would lose them."""
+    known = ", ".join(recorded.targets or ()) or "nothing"
+    return StateError(
+        f"epoch {recorded.epoch} of job {job!r} is recorded as written to {known}, and there are rows for "
+        f"{', '.join(sorted(others))}: two writes have one name. Give each a name of its own, or one topic for all of its rows"
+    )
+
+
+def check_job(job: str) -> str:
+    """The name, if it may name a job. Raises UsageError otherwise: it becomes part of names that are matched by patterns."""
+    unchecked: object = job
+    if not isinstance(unchecked, str) or not 0 < len(job) <= _LONGEST_JOB or not _JOB_CHARACTERS.issuperset(job):
+        raise UsageError(f"a job's name has 1 to {_LONGEST_JOB} letters, digits, '-' and '_'; got {job!r}")
+    return job
+
+
+def one_off_job() -> str:
+    """A new name for the job of one write that nobody repeats: its list is of no use once it is completed."""
+    return f"{_ONE_OFF}{uuid.uuid4().hex}"
+
+
+def is_one_off(job: str) -> bool:
+    """True for what `one_off_job` made, and for no other name: one that a user gave stays recorded."""
+    return _ONE_OFF_NAME.fullmatch(job) is not None

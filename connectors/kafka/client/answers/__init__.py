@@ -1,1 +1,0 @@
-"""What the error codes of brokers mean, API by API."""

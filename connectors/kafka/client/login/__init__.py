@@ -1,1 +1,0 @@
-"""Who logs in, and with which credentials."""

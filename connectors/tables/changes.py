@@ -1,0 +1,178 @@
+"""Rows that change a table's rows, which are told apart by keys: what a task keeps of them, and which of them count. No I/O.
+
+A task stores changes as they come (`Changes.staged`), in columns of the table and a few of ours. The driver reads those of an
+epoch and keeps the last change of each key (`last_of_each_key`); `merging` brings them into the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from headrace.connectors.base.sink import stored_text
+from headrace.connectors.tables.rows import fitted, fitting_schema, row_numbers
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["Changes", "last_of_each_key", "without_keys"]
+
+_DELETED = "_headrace_deleted"
+_SEQUENCE = "_headrace_sequence_"
+_ROW = "__headrace_row"
+
+_UPSERTS = ("c", "r", "u", "+I", "+U", "insert", "update", "upsert", "update_postimage", "false")
+_DELETES = ("d", "-D", "delete", "true")
+_BEFORE = ("-U", "update_preimage")
+"""What comes before the row that takes its place: nothing is to be done for it."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Rows are changes of the table's rows with the same keys: the last one counts, and takes the place of the whole row.
+
+    - `keys`: columns that tell rows apart; of text, bytes, integers, booleans, dates, timestamps or decimals, and never null.
+    - `sequence`: columns that say which change of a key is the later one within an epoch, `offset` by default: changes of a key
+      are in one partition. They are written if the table has them. Of equal ones the last that was read counts. Empty: a key
+      that comes twice in an epoch is refused. A change of a later epoch is always the later one.
+    - `change_type`: a column that says what becomes of the row, which is not written: Debezium's `op` (c, r, u, d), the row
+      kinds of changelogs (+I, -U, +U, -D), Delta's `_change_type` (insert, update_preimage, update_postimage, delete), or a
+      boolean that is true for a delete. Of a delete only the keys count. None: every row is inserted, or takes the place of
+      another.
+
+    Raises UsageError for what contradicts itself.
+    """
+
+    keys: tuple[str, ...]
+    sequence: tuple[str, ...] = ("offset",)
+    change_type: str | None = None
+
+    def __post_init__(self) -> None:
+        """Lists become tuples, so that it can be hashed."""
+        object.__setattr__(self, "keys", tuple(self.keys))
+        object.__setattr__(self, "sequence", tuple(self.sequence))
+        if not self.keys or len(set(self.keys)) != len(self.keys):
+            raise UsageError(f"rows are told apart by one key or more, each named once, not {self.keys!r}")
+        if self.change_type is not None and self.change_type in (*self.keys, *self.sequence):
+            raise UsageError(f"column {self.change_type!r} cannot be the change type and a key or sequence too")
+
+    def new_table(self, rows: pa.Schema) -> pa.Schema:
+        """The columns of a table that is made for such rows."""
+        return pa.schema([field for field in rows if field.name != self.change_type])
+
+    def table_columns(self, rows: pa.Schema, table: pa.Schema, sources: Sequence[str], where: str) -> pa.Schema:
+        """The table's fields that are written of these rows. Raises UsageError naming the column that is missing or unfit."""
+        self._check_columns(rows, where)
+        left_out = {self.change_type, *(set(self.sequence) - set(table.names))}
+        wanted = pa.schema([field for field in rows if field.name not in left_out])
+        schema = fitting_schema(wanted, table, sources, where)
+        for name in self.keys:
+            kind = schema.field(name).type
+            if not _can_be_key(kind):
+                raise UsageError(f"{where}: column {name!r} is {kind}, and no key of that type can be compared")
+        return schema
+
+    def applied(self, batch: pa.RecordBatch, where: str) -> tuple[pa.RecordBatch, pa.BooleanArray]:
+        """Without the rows that only say what was there before, and for each row that is left whether it is deleted.
+
+        Raises UsageError naming a column that is missing, and for a value that no change type has.
+        """
+        self._check_columns(batch.schema, where)
+        deleted = self._deleted(batch, where)
+        return (batch.filter(pc.is_valid(deleted)), deleted.drop_null()) if deleted.null_count else (batch, deleted)
+
+    def staged(self, batch: pa.RecordBatch, deleted: pa.BooleanArray, schema: pa.Schema, where: str) -> pa.RecordBatch:
+        """The rows that `applied` gave as a task stores them: columns of `table_columns`, what is deleted, and the sequence.
+
+        Raises UsageError for a null in a key or sequence, and in a column of a row that is not deleted, where the table allows
+        none.
+        """
+        nullable = pa.schema([field.with_nullable(field.name not in self.keys) for field in schema], schema.metadata)
+        written = fitted(batch, nullable, where)
+        fitted(written.filter(pc.invert(deleted)), schema, where)
+        columns = {name: written.column(name) for name in schema.names} | {_DELETED: deleted}
+        for at, name in enumerate(self.sequence):
+            column = batch.column(name)
+            if column.null_count:
+                raise UsageError(f"{where}: column {name!r} says which change is the later one, and a row has a null there")
+            columns[f"{_SEQUENCE}{at}"] = column
+        return pa.RecordBatch.from_pydict(columns, schema=self.staged_schema(batch.schema, schema))
+
+    def staged_schema(self, rows: pa.Schema, schema: pa.Schema) -> pa.Schema:
+        """The columns of what `staged` gives of such rows. All may be null: of a deleted row only the keys count."""
+        order = [(f"{_SEQUENCE}{at}", rows.field(name).type) for at, name in enumerate(self.sequence)]
+        return pa.schema([*((field.name, field.type) for field in schema), (_DELETED, pa.bool_()), *order])
+
+    def _check_columns(self, rows: pa.Schema, where: str) -> None:
+        for name in (*self.keys, *self.sequence, *([self.change_type] if self.change_type else [])):
+            if rows.names.count(name) != 1:
+                raise UsageError(f"{where}: changes need the column {name!r}; the columns are {', '.join(rows.names)}")
+
+    def _deleted(self, batch: pa.RecordBatch, where: str) -> pa.BooleanArray:
+        """For each row whether it is deleted; null for one that comes before its new value."""
+        if self.change_type is None:
+            return pa.repeat(pa.scalar(value=False), batch.num_rows)
+        kinds = batch.column(self.change_type)
+        if not types.is_boolean(kinds.type):
+            kinds = pc.cast(kinds, pa.string())
+            known = pc.is_in(kinds, pa.array([*_UPSERTS, *_DELETES, *_BEFORE]))
+            if not pc.all(known, min_count=0).as_py():
+                (found, *_) = kinds.filter(pc.invert(known)).to_pylist()
+                raise UsageError(
+                    f"{where}: column {self.change_type!r} says what becomes of a row by {', '.join((*_UPSERTS, *_DELETES))}, "
+                    f"and not by {found!r}"
+                )
+            deletes = pc.is_in(kinds, pa.array([*_DELETES]))
+            return pc.if_else(pc.is_in(kinds, pa.array([*_BEFORE])), pa.scalar(None, pa.bool_()), deletes)
+        if kinds.null_count:
+            raise UsageError(f"{where}: column {self.change_type!r} says whether a row is deleted, and is null in one")
+        return kinds
+
+    def stored(self) -> Mapping[str, Any]:
+        """As JSON."""
+        return {"keys": list(self.keys), "sequence": list(self.sequence), "change_type": self.change_type}
+
+    @classmethod
+    def from_stored(cls, value: Any) -> Changes:  # noqa: ANN401 - any JSON value
+        """What `stored` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        keys, sequence = (tuple(map(stored_text, value[name])) for name in ("keys", "sequence"))
+        kind = value["change_type"]
+        try:
+            return cls(keys, sequence, None if kind is None else stored_text(kind))
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+
+
+def last_of_each_key(changes: Changes, staged: pa.Table, where: str) -> tuple[pa.Table, pa.Table]:
+    """The keys that are changed, and the rows that are there afterwards, of an epoch's staged rows.
+
+    Raises UsageError for a key with two changes of which nothing says which is the later one.
+    """
+    order = [(f"{_SEQUENCE}{at}", "ascending") for at in range(len(changes.sequence))]
+    rows = staged.sort_by(order) if order else staged
+    keys = rows.select(changes.keys).append_column(_ROW, row_numbers(rows.num_rows))
+    groups = keys.group_by(list(changes.keys), use_threads=False).aggregate([(_ROW, "max"), (_ROW, "count")])
+    if not order and groups.num_rows < rows.num_rows:
+        twice = groups.filter(pc.greater(groups[f"{_ROW}_count"], 1)).select(changes.keys).slice(0, 1).to_pylist()[0]
+        raise UsageError(f"{where}: {twice} has more than one change in an epoch, and no sequence says which is the last")
+    last = rows.take(groups[f"{_ROW}_max"].sort())
+    there = last.filter(pc.invert(last[_DELETED]))
+    ours = [name for name in staged.column_names if name == _DELETED or name.startswith(_SEQUENCE)]
+    return last.select(changes.keys), there.drop_columns(ours)
+
+
+def without_keys(rows: pa.Table, keys: pa.Table) -> pa.Table:
+    """The rows that have none of these keys, in their order."""
+    names = keys.column_names
+    numbered = rows.select(names).append_column(_ROW, row_numbers(rows.num_rows))
+    kept = numbered.join(keys.cast(pa.schema([numbered.schema.field(name) for name in names])), names, join_type="left anti")
+    return rows if kept.num_rows == rows.num_rows else rows.take(kept[_ROW].sort())
+
+
+def _can_be_key(kind: pa.DataType) -> bool:
+    texts = types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind)
+    numbers = types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    return bool(texts or numbers or types.is_date(kind) or types.is_timestamp(kind))

@@ -1,0 +1,196 @@
+"""The folder `_headrace` in a table: which transactions are open, which are about to be removed, and the lists of committables.
+
+    part-<job>/<epoch>-<task>-<number>-<token>/<n>.parquet     data files, where the commit leaves them
+    _headrace/<job>.job                                        the table has a marker of this job
+    _headrace/<job>/<epoch>-<task>-<number>-<token>.open       files of this transaction may be there, and are not committed
+    _headrace/<job>/<the same>.swept                           its files are about to be removed
+    _headrace/<job>/<epoch>.<driver>.json                      what this driver committed as this epoch, until all is swept
+
+The commit does not move a file: on object stores that would be a copy. So a file's name does not tell whether it is committed.
+The mark tells it: it is there before the first file, and is removed after the table's commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyarrow import fs
+
+from headrace.connectors.base.sink import CommitList, CommitListSerializer
+from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer, task_of
+from headrace.enumerator.errors import PeerError, RetriableError
+
+__all__ = ["LeftOver", "WorkFolder", "jobs_in", "jobs_with_marks", "refused_by_store"]
+
+WORK = "_headrace"
+_OPEN, _SWEPT, _JOB = ".open", ".swept", ".job"
+_LIST = re.compile(r"(\d+)\.(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """What is in a job's folder: transactions that are open, and that are about to be removed; (epoch, driver) of each list.
+
+    `since`: when each transaction's mark was made, in seconds since 1970 by the store's clock, where the store says it.
+    """
+
+    opened: frozenset[str]
+    swept: frozenset[str]
+    lists: frozenset[tuple[int, int]]
+    since: Mapping[str, float]
+
+    def of_tasks(self, tasks: Collection[int]) -> LeftOver:
+        """The transactions of these tasks alone."""
+        both = (self.opened, self.swept)
+        opened, swept = (frozenset(place for place in places if task_of(place) in tasks) for places in both)
+        return LeftOver(opened, swept, frozenset(), self.since)
+
+
+class WorkFolder:
+    """One job's folder. Raises OSError for what the store refuses."""
+
+    def __init__(self, store: fs.FileSystem, job: str) -> None:
+        """Contacts nobody."""
+        self._store = store
+        self._folder = f"{WORK}/{job}"
+        self._data = f"part-{job}"
+        self._lists = CommitListSerializer(TableHandleSerializer())
+
+    def data_path(self, place: str, number: int) -> str:
+        """The path of a transaction's file."""
+        return f"{self._data}/{place}/{number:05d}.parquet"
+
+    def create(self, path: str) -> pa.NativeFile:
+        """A new data file, to be written and closed."""
+        return self._new(path)
+
+    def open_data(self, path: str) -> pa.NativeFile:
+        """A data file, to be read and closed."""
+        return self._store.open_input_file(path)
+
+    def enter(self) -> None:
+        """Say that the job has a marker in the table."""
+        self._write(f"{self._folder}{_JOB}", b"")
+
+    def leave(self) -> None:
+        """Remove all but data files."""
+        for info in _files(self._store, self._folder):
+            self._remove(info.path)
+        self._remove(f"{self._folder}{_JOB}")
+
+    def open(self, place: str) -> None:
+        """From here on the transaction may have files."""
+        self._write(f"{self._folder}/{place}{_OPEN}", b"")
+
+    def mark_swept(self, place: str) -> None:
+        """From here on no driver begins to commit it."""
+        self._write(f"{self._folder}/{place}{_SWEPT}", b"")
+
+    def close(self, place: str) -> None:
+        """Its files are committed, or gone."""
+        self._remove(f"{self._folder}/{place}{_OPEN}")
+        self._remove(f"{self._folder}/{place}{_SWEPT}")
+
+    def is_open(self, place: str) -> bool:
+        """Whether it may still be committed."""
+        paths = [f"{self._folder}/{place}{ending}" for ending in (_OPEN, _SWEPT)]
+        opened, swept = (info.type is fs.FileType.File for info in self._store.get_file_info(paths))
+        return opened and not swept
+
+    def data_files(self, place: str) -> dict[str, int]:
+        """Path to size of the files that the transaction has now."""
+        return {info.path: info.size for info in _files(self._store, f"{self._data}/{place}")}
+
+    def remove_data(self, place: str) -> None:
+        """Remove the files of a transaction that is not committed."""
+        for path in self.data_files(place):
+            self._remove(path)
+        with suppress(OSError):  # stores without folders, or a file that came meanwhile
+            self._store.delete_dir(f"{self._data}/{place}")
+
+    def look(self) -> LeftOver:
+        """What is in the folder now."""
+        found = _files(self._store, self._folder)
+        names = [info.base_name for info in found]
+        return LeftOver(
+            frozenset(name.removesuffix(_OPEN) for name in names if name.endswith(_OPEN)),
+            frozenset(name.removesuffix(_SWEPT) for name in names if name.endswith(_SWEPT)),
+            frozenset((int(match[1]), int(match[2])) for name in names if (match := _LIST.fullmatch(name))),
+            {info.base_name.removesuffix(_OPEN): info.mtime.timestamp() for info in found if info.mtime is not None},
+        )
+
+    def write_list(self, driver: int, commits: CommitList[TableHandle]) -> None:
+        """Store what is about to be committed."""
+        assert commits.epoch is not None, "a list of no epoch commits nothing"
+        self._write(self._list(commits.epoch, driver), self._lists.serialize(commits))
+
+    def read_list(self, epoch: int, driver: int) -> CommitList[TableHandle] | None:
+        """None if there is none (any more). Raises StateError for one that cannot be read."""
+        path = self._list(epoch, driver)
+        try:
+            with self._store.open_input_file(path) as file:
+                return self._lists.deserialize(file.read(), path)
+        except FileNotFoundError:
+            return None
+
+    def remove_list(self, epoch: int, driver: int) -> None:
+        """If it is there."""
+        self._remove(self._list(epoch, driver))
+
+    def _list(self, epoch: int, driver: int) -> str:
+        return f"{self._folder}/{epoch}.{driver}.json"
+
+    def _write(self, path: str, data: bytes) -> None:
+        with self._new(path) as file:
+            file.write(data)
+
+    def _new(self, path: str) -> pa.NativeFile:
+        """A new file; stores that have folders want them to be there."""
+        try:
+            return self._store.open_output_stream(path)
+        except FileNotFoundError:
+            self._store.create_dir(path.rpartition("/")[0], recursive=True)
+            return self._store.open_output_stream(path)
+
+    def _remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._store.delete_file(path)
+
+
+def jobs_in(store: fs.FileSystem) -> list[str]:
+    """The jobs of which the table may have a marker, sorted."""
+    names = (info.base_name for info in store.get_file_info(fs.FileSelector(WORK, allow_not_found=True)))
+    return sorted(name.removesuffix(_JOB) for name in names if name.endswith(_JOB))
+
+
+def jobs_with_marks(store: fs.FileSystem) -> list[str]:
+    """The jobs that have something open, sorted; also those that never had a driver here, and so have no marker."""
+    depth = WORK.count("/") + 2
+    paths = (info.path.strip("/").split("/") for info in _files(store, WORK))
+    return sorted({parts[-2] for parts in paths if len(parts) >= depth and parts[-1].endswith((_OPEN, _SWEPT))})
+
+
+def _files(store: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
+    found = store.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=True))
+    return [info for info in found if info.type is fs.FileType.File]
+
+
+_LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_LASTING_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG})
+
+
+@contextmanager
+def refused_by_store(where: str) -> Iterator[None]:
+    """What the store refuses, as a PeerError that names the table; a RetriableError for what may pass, as a lost connection."""
+    try:
+        yield
+    except OSError as error:
+        is_lasting = isinstance(error, _LASTING) or error.errno in _LASTING_NUMBERS
+        raise (PeerError if is_lasting else RetriableError)(f"{where}: {error}") from error
+    except pa.ArrowException as error:
+        raise PeerError(f"{where}: {error}") from error

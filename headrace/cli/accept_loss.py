@@ -1,0 +1,171 @@
+"""`headrace transactions accept-loss` and `forget`: for a job that cannot go on by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.durable_lists import DurableLists, read_lists
+from headrace.cli.options import (
+    Bootstrap,
+    CommitTopic,
+    Prefix,
+    Properties,
+    PropertiesFile,
+    client_properties,
+    connect,
+)
+from headrace.cli.output import Listing, confirm, note, show
+from headrace.cli.transactions import Completion, complete, kafka_sink, plan_commit
+from headrace.connectors.base.sink import check_job
+from headrace.connectors.kafka.write.names import (
+    DEFAULT_COMMIT_TOPIC,
+    DEFAULT_PREFIX,
+    EACH_ROWS_TOPIC,
+    digest_of,
+    parse_key,
+    parse_name,
+)
+from headrace.enumerator.errors import StateError
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka.client.cluster import KafkaCluster
+    from headrace.connectors.kafka.write.accept_loss import Loss
+    from headrace.connectors.kafka.write.sink import KafkaSink
+
+Job = Annotated[str, typer.Option(help="The job that cannot go on. Stop it first.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+LOSS_COLUMNS = ("job", "topic", "partition", "first offset", "last offset", "records", "reason")
+
+
+# --- accept-loss -------------------------------------------------------------------------------------------------------
+
+
+def accept_loss(
+    *,
+    job: Job,
+    prefix: Prefix = DEFAULT_PREFIX,
+    commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
+    yes: Yes = False,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """Complete a job's list without the records that are lost, for a job that stops with a DataLossError at every start.
+
+    That is: its transactions timed out before they were committed, and retention, or who deleted the topic, has taken their
+    records since. Whatever can still be committed or copied is; the rest never becomes visible, the job does not write it
+    again, and goes on with its next epoch. Prints one `loss` for each range of offsets that is given up (job, topic, partition,
+    first and last offset, records, reason): keep it, nothing else names them afterwards.
+    """
+    sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
+    cluster = connect(sink.config)
+    due = plan_commit(read_lists(cluster, commit_topic), [job], prefix)
+    if not due:
+        note(f"nothing to accept: every list of job {job} is completed")
+        return
+    for item in due:
+        note(f"job {job}, epoch {item.epoch}: {item.transactions} transaction(s) to {item.topic or 'topics of its rows'}")
+    if not yes:
+        confirm("Give up for good whatever of these can be neither committed nor copied?")
+    rows: list[Sequence[object]] = []
+    for item in due:
+        rows += _loss_rows(job, _accepted(cluster, replace(sink, topic=item.topic), item))
+    show(Listing("loss", "Given up", LOSS_COLUMNS, rows))
+    if not rows:
+        note("nothing was lost: the lists are completed")
+
+
+def _accepted(cluster: KafkaCluster, sink: KafkaSink, item: Completion) -> list[Loss]:
+    from headrace.connectors.kafka.write.accept_loss import LossAccepting
+
+    accepting = LossAccepting(sink.committer(item.job), cluster)
+    complete(item, accepting)
+    return accepting.losses
+
+
+def _loss_rows(job: str, losses: Sequence[Loss]) -> list[Sequence[object]]:
+    return [
+        (
+            job,
+            loss.written.topic,
+            loss.written.partition,
+            loss.written.first,
+            loss.written.last,
+            loss.written.records,
+            loss.reason,
+        )
+        for loss in losses
+    ]
+
+
+# --- forget ------------------------------------------------------------------------------------------------------------
+
+
+def forget(
+    *,
+    job: Job,
+    topic: Annotated[list[str] | None, typer.Option(help="A topic that it writes to and that was deleted. Repeatable.")] = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
+    yes: Yes = False,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """Delete what is recorded of a job: for one whose list cannot be read, or was lost with its commit topic.
+
+    Its open transactions are aborted, also those that its list names. At its next start the job has written nothing: an epoch
+    that it repeats is written again, and what readers have of it already they get twice. What its list names and was not
+    committed is lost if the job does not repeat it. Where a list can be read, see `commit` and `accept-loss` first.
+    """
+    from headrace.connectors.kafka.write.transactions import Transactions
+
+    sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
+    cluster = connect(sink.config)
+    lists = read_lists(cluster, commit_topic)
+    names = [found.transactional_id for found in Transactions(cluster).listing(f"{prefix}.{check_job(job)}.")]
+    destinations = known_destinations(recorded_digests(lists, names, prefix, job), _candidates(cluster, topic or ()))
+    if not destinations:
+        raise StateError(
+            f"nothing is known of job {job} with the prefix {prefix}: no list in {commit_topic}, no transactional id"
+        )
+    for key, commits in lists.lists.items():
+        if parse_key(key).job == job:
+            state = "completed" if commits.completed else f"{len(commits.handles)} transaction(s) NOT committed yet"
+            note(f"job {job}, epoch {commits.epoch} to {commits.destination}: {state}")
+    note("it has written to: " + ", ".join(destinations))
+    if not yes:
+        confirm(f"Forget what is recorded of job {job}, and abort what it has open?")
+    for destination in destinations:
+        replace(sink, topic=None if destination == EACH_ROWS_TOPIC else destination).committer(job).begin_anew()
+    show(Listing("forgotten", "Forgotten", ("job", "destination"), [(job, destination) for destination in destinations]))
+
+
+def recorded_digests(lists: DurableLists, transactional_ids: Collection[str], prefix: str, job: str) -> set[str]:
+    """The digests of a job's destinations, by its lists, readable or not, and by the ids that coordinators know."""
+    keys = [parse_key(key) for key in (*lists.lists, *lists.unreadable)]
+    names = [name for name in map(parse_name, transactional_ids) if name is not None]
+    of_lists = {key.digest for key in keys if (key.prefix, key.job) == (prefix, job)}
+    of_names = {name.digest for name in names if (name.prefix, name.job) == (prefix, job)}
+    return {digest for digest in of_lists | of_names if digest is not None}
+
+
+def known_destinations(digests: Collection[str], candidates: Collection[str]) -> list[str]:
+    """The destinations that these digests stand for. Raises StateError for one that none of the candidates is."""
+    by_digest = {digest_of(candidate): candidate for candidate in candidates}
+    unknown = sorted(set(digests) - by_digest.keys())
+    if unknown:
+        raise StateError(
+            f"the job has written to a topic that is not there any more ({', '.join(unknown)}): name it by --topic"
+        )
+    return sorted(by_digest[digest] for digest in digests)
+
+
+def _candidates(cluster: KafkaCluster, given: Collection[str]) -> set[str]:
+    return {EACH_ROWS_TOPIC, *given, *cluster.topics(re.compile(".*"))}

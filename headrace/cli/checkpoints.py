@@ -1,0 +1,369 @@
+"""`headrace checkpoint`: look into the checkpoint of a streaming query, and make changed copies of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace._extras import needs_extra
+from headrace.cli.options import BOOTSTRAP_VARIABLE, Bootstrap, Properties, PropertiesFile, client_config, connect
+from headrace.cli.output import Listing, epoch_ms, instant, note, show
+from headrace.enumerator.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka.client.cluster import KafkaCluster
+    from headrace.spark.checkpoints.copies import CopyPlan
+    from headrace.spark.checkpoints.logs import SparkCheckpoint
+
+checkpoint_app = typer.Typer(
+    no_args_is_help=True, help="Look into the checkpoint of a Spark query, and make changed copies of it."
+)
+
+Location = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation: a folder, or its URL.")]
+Copy = Annotated[str, typer.Argument(metavar="COPY", help="A new folder, or its URL, for the changed copy.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Batch = Annotated[int | None, typer.Option(help="The batch to look at. Default: the last one planned.", min=0)]
+Stopped = Annotated[
+    bool, typer.Option("--stopped", help="The query is stopped, though its last batch is less than a minute old.")
+]
+
+BATCH_COLUMNS = ("batch", "state", "planned at", "watermark", "sources")
+OFFSET_COLUMNS = ("source", "form", "topic", "topic id", "partition", "offset")
+LAG_COLUMNS = (*OFFSET_COLUMNS, "end", "lag")
+DIFF_COLUMNS = ("source", "topic", "topic id", "partition", "first", "second", "difference")
+FINDING_COLUMNS = ("kind", "where", "what")
+
+
+def opened(location: str) -> SparkCheckpoint:
+    """The checkpoint. Raises UsageError where there is none."""
+    with needs_extra("spark", "pyspark"):
+        from headrace.spark.checkpoints.logs import read_checkpoint
+    return read_checkpoint(location)
+
+
+@checkpoint_app.command(name="show")
+def show_command(
+    location: Location,
+    *,
+    batch: Batch = None,
+    as_json: Json = False,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """Print the batches in the logs, and the offsets of one. With --bootstrap also where the partitions end, and the lag.
+
+    Plain lines are `query` (id, batches planned, batches committed, operators with state), `batch` (batch, state, planned at,
+    watermark, sources), `offset` (source, form, topic, topic id, partition, offset; with --bootstrap end, lag), `other`
+    (source, text) for sources that are not Kafka's, and `damaged` (file, why).
+    """
+    checkpoint = opened(location)
+    cluster = _cluster(bootstrap, properties, properties_file)
+    listings = [_query(checkpoint), _batches(checkpoint), *_offsets(checkpoint, batch, cluster), _damaged(checkpoint)]
+    _print(listings, is_json=as_json)
+
+
+@checkpoint_app.command(name="diff")
+def diff_command(
+    first: Annotated[str, typer.Argument(metavar="CHECKPOINT")],
+    second: Annotated[str, typer.Argument(metavar="OTHER")],
+    *,
+    batch: Batch = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two checkpoints: their queries, batches, and the offsets of one batch. Exit status 1 if they differ.
+
+    Plain lines are `query` (name, first, second), `offset` (source, topic, topic id, partition, first, second, difference) and,
+    for sources that are not Kafka's, `other` (source, first, second), of what differs only.
+    """
+    listings = _differences(opened(first), opened(second), batch)
+    _print(listings, is_json=as_json)
+    if any(listing.rows for listing in listings):
+        raise typer.Exit(1)
+
+
+@checkpoint_app.command(name="verify")
+def verify_checkpoint_command(
+    location: Location,
+    *,
+    as_json: Json = False,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """Check whether the query can go on from here. Exit status 1 if not.
+
+    Every log has to be readable, and no batch missing; with --bootstrap every topic and offset has to be there, too.
+
+    Plain lines are `finding` (kind, where, what). Kinds: `damaged`, a file that cannot be read; `refused`, the query does not
+    start, or loses records; `note`.
+    """
+    checkpoint = opened(location)
+    from headrace.spark.checkpoints.findings import findings_in_cluster, findings_of
+
+    found = findings_of(checkpoint)
+    cluster = _cluster(bootstrap, properties, properties_file)
+    if cluster is not None and not any(finding.kind.prevents_restore for finding in found):
+        found += findings_in_cluster(cluster, checkpoint)
+    rows = [(finding.kind.value, finding.where, finding.what) for finding in found]
+    _print([Listing("finding", "Findings", FINDING_COLUMNS, rows)], is_json=as_json)
+    is_bad = any(finding.kind.prevents_restore for finding in found)
+    asked = "" if cluster is not None else " (topics and offsets were not looked at: give --bootstrap)"
+    note(f"the query can{'not' if is_bad else ''} go on from this checkpoint{asked}")
+    if is_bad:
+        raise typer.Exit(1)
+
+
+@checkpoint_app.command(name="rewind")
+def rewind_command(
+    location: Location,
+    copy: Copy,
+    *,
+    to_batch: Annotated[int | None, typer.Option(help="The last batch that is to count as done.", min=0)] = None,
+    to_timestamp: Annotated[
+        str | None,
+        typer.Option(help="In its place a time: the last batch that was planned by then (2026-11-22T10:00:00Z, or epoch ms)."),
+    ] = None,
+    stopped: Stopped = False,
+) -> None:
+    """Copy a checkpoint at the positions after a batch, for a new query: what came after is read, and written, once more.
+
+    The copy has a query id of its own, and its batches go on with a new number: exactly-once sinks know what they have written
+    by these. So what the old query has written after that batch is in its output twice, unless you remove it or write
+    elsewhere. Refused for queries with state.
+    """
+    from headrace.spark.checkpoints.copies import batch_at, rewind
+
+    if (to_batch is None) == (to_timestamp is None):
+        raise UsageError("give either --to-batch or --to-timestamp")
+    checkpoint = opened(location)
+    batch = to_batch if to_timestamp is None else batch_at(checkpoint, epoch_ms(to_timestamp))
+    assert batch is not None, "one of the two is given"
+    _copy(checkpoint, copy, rewind(checkpoint, batch), stopped=stopped)
+    assert checkpoint.last_planned is not None, "that batch is there"
+    note(
+        f"the copy's query goes on after batch {batch}, as a new query, with number {checkpoint.last_planned + 1}: what came "
+        "after that batch is written once more"
+    )
+
+
+@checkpoint_app.command(name="fork")
+def fork_command(location: Location, copy: Copy, *, stopped: Stopped = False) -> None:
+    """Copy a checkpoint for a new query that goes on beside the old one: both write all that comes, each exactly once.
+
+    Write the new query to another place than the old one, or stop the old one first.
+    """
+    from headrace.spark.checkpoints.copies import fork
+
+    checkpoint = opened(location)
+    _copy(checkpoint, copy, fork(checkpoint), stopped=stopped)
+
+
+@checkpoint_app.command(name="set-offsets")
+def set_offsets_command(
+    location: Location,
+    copy: Copy,
+    *,
+    offset: Annotated[
+        list[str], typer.Option(help="The next offset of a partition. May be repeated.", metavar="TOPIC:PARTITION=OFFSET")
+    ],
+    stopped: Stopped = False,
+) -> None:
+    """Copy a checkpoint with other offsets for some partitions; the query's next batch begins there. The query stays the same.
+
+    Records in between are skipped, or written once more.
+    """
+    from headrace.spark.checkpoints.copies import set_offsets
+
+    checkpoint = opened(location)
+    _copy(checkpoint, copy, set_offsets(checkpoint, parse_positions(offset)), stopped=stopped)
+
+
+@checkpoint_app.command(name="forget-topic")
+def forget_topic_command(
+    location: Location, copy: Copy, *, topic: Annotated[str, typer.Option()], stopped: Stopped = False
+) -> None:
+    """Copy a checkpoint without a topic, as after it was deleted. If it is still subscribed to, it is read from its start."""
+    from headrace.spark.checkpoints.copies import forget_topic
+
+    checkpoint = opened(location)
+    _copy(checkpoint, copy, forget_topic(checkpoint, topic), stopped=stopped)
+
+
+@checkpoint_app.command(name="export")
+def export_command(
+    location: Location,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for the copy; for run, one for savepoints.")],
+    *,
+    to: Annotated[str, typer.Option(help="jvm: Spark's own Kafka connector. run: headrace run.")],
+    stopped: Stopped = False,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """Let a query go on elsewhere: with format("kafka") from a copy of its checkpoint, or in headrace run from a savepoint.
+
+    The last batch has to be committed, so that everything before the positions is written. The savepoint's file is printed. A
+    checkpoint of Spark's own Kafka connector becomes a savepoint, too; it has no topic ids, so that needs --bootstrap.
+    """
+    if to not in ("jvm", "run"):
+        raise UsageError(f"--to must be jvm or run, not {to!r}")
+    checkpoint = opened(location)
+    cluster = _cluster(bootstrap, properties, properties_file)
+    if to == "jvm":
+        from headrace.spark.checkpoints.copies import export_to_jvm
+
+        _copy(checkpoint, target, export_to_jvm(checkpoint), stopped=stopped)
+        return
+    from headrace.spark.checkpoints.copies import QUIET_S
+    from headrace.spark.checkpoints.savepoints import export_to_run
+
+    typer.echo(export_to_run(checkpoint, Path(target), cluster, quiet_s=0.0 if stopped else QUIET_S))
+    note("headrace run begins with it by --from-savepoint; do not start the query again beside it")
+
+
+def parse_positions(texts: Iterable[str]) -> dict[tuple[str, int], int]:
+    """From `topic:partition=offset`. Raises UsageError."""
+    found: dict[tuple[str, int], int] = {}
+    for text in texts:
+        place, _, offset = text.partition("=")
+        topic, _, partition = place.rpartition(":")
+        if not topic or not all(number.isascii() and number.isdigit() for number in (partition, offset)):
+            raise UsageError(f"--offset {text!r} is not TOPIC:PARTITION=OFFSET")
+        if (topic, int(partition)) in found:
+            raise UsageError(f"--offset names {topic}:{partition} twice")
+        found[topic, int(partition)] = int(offset)
+    return found
+
+
+def _cluster(bootstrap: str | None, properties: list[str] | None, file: Path | None) -> KafkaCluster | None:
+    """The cluster that the options, or the environment, name; None where they name none."""
+    if not (bootstrap or properties or file or os.environ.get(BOOTSTRAP_VARIABLE)):
+        return None
+    return connect(client_config(bootstrap, properties, file))
+
+
+def _copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, stopped: bool) -> None:
+    from headrace.spark.checkpoints.copies import QUIET_S, write_copy
+
+    write_copy(checkpoint, to, plan, quiet_s=0.0 if stopped else QUIET_S)
+    note(f"written to {to}; {checkpoint.location} is as it was")
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def _print(listings: Sequence[Listing], *, is_json: bool) -> None:
+    if not is_json:
+        for listing in listings:
+            show(listing)
+        return
+    names = {listing.kind: [name.replace(" ", "_") for name in listing.columns] for listing in listings}
+    document = {
+        listing.kind: [dict(zip(names[listing.kind], row, strict=True)) for row in listing.rows] for listing in listings
+    }
+    typer.echo(json.dumps(document, indent=2))
+
+
+def _query(checkpoint: SparkCheckpoint) -> Listing:
+    row = (checkpoint.query_id, len(checkpoint.planned), len(checkpoint.committed), len(checkpoint.state_operators))
+    return Listing("query", "Query", ("id", "planned", "committed", "stateful operators"), [row])
+
+
+def _batches(checkpoint: SparkCheckpoint) -> Listing:
+    rows = []
+    for number in sorted({*checkpoint.planned, *checkpoint.committed}):
+        batch = checkpoint.planned.get(number)
+        state = "committed" if number in checkpoint.committed else "planned"
+        times = (None, None) if batch is None else (instant(batch.planned_ms), instant(batch.watermark_ms or None))
+        rows.append((number, state, *times, 0 if batch is None else len(batch.sources)))
+    return Listing("batch", "Batches", BATCH_COLUMNS, rows)
+
+
+def _offsets(checkpoint: SparkCheckpoint, number: int | None, cluster: KafkaCluster | None) -> list[Listing]:
+    from headrace.spark.checkpoints.findings import partition_states
+    from headrace.spark.checkpoints.positions import OffsetForm, stored_positions
+
+    if number is None and checkpoint.last_planned is None:
+        return []
+    rows: list[Sequence[object]] = []
+    others: list[Sequence[object]] = []
+    for source in checkpoint.batch(number).sources:
+        positions = stored_positions(source.text)
+        if positions.form is OffsetForm.OTHER:
+            others.append((source.name, source.text))
+            continue
+        ends = [] if cluster is None else [(state.end, state.lag) for state in partition_states(cluster, positions)]
+        for at, split in enumerate(positions):
+            told = (source.name, positions.form.value, split.topic, None if split.topic_id is None else str(split.topic_id))
+            rows.append((*told, split.partition, split.next_offset, *(ends[at] if ends else ())))
+    shown = checkpoint.last_planned if number is None else number
+    columns = OFFSET_COLUMNS if cluster is None else LAG_COLUMNS
+    return [
+        Listing("offset", f"Offsets after batch {shown}", columns, rows),
+        Listing("other", "Other sources", ("source", "text"), others),
+    ]
+
+
+def _damaged(checkpoint: SparkCheckpoint) -> Listing:
+    return Listing("damaged", "Damaged files", ("file", "why"), [(file.name, file.why) for file in checkpoint.damaged])
+
+
+def _differences(first: SparkCheckpoint, second: SparkCheckpoint, number: int | None) -> list[Listing]:
+    facts = [
+        ("id", first.query_id, second.query_id),
+        ("last planned", first.last_planned, second.last_planned),
+        ("last committed", first.last_committed, second.last_committed),
+    ]
+    before, after = (_positions(checkpoint, number) for checkpoint in (first, second))
+    if not all(topic_id for _, _, topic_id, _ in (*before, *after)):  # the JVM connector stores none
+        before, after = _by_name(before), _by_name(after)
+    places = sorted({*before, *after}, key=str)
+    rows = [
+        (*place, one, other, None if one is None or other is None else other - one)
+        for place in places
+        if (one := before.get(place)) != (other := after.get(place))
+    ]
+    texts, others = (_other_texts(checkpoint, number) for checkpoint in (first, second))
+    told = [(source, texts.get(source), others.get(source)) for source in sorted({*texts, *others})]
+    return [
+        Listing("query", "Queries", ("what", "first", "second"), [fact for fact in facts if fact[1] != fact[2]]),
+        Listing("offset", "Offsets", DIFF_COLUMNS, rows),
+        Listing("other", "Other sources", ("source", "first", "second"), [row for row in told if row[1] != row[2]]),
+    ]
+
+
+StoredPlace = tuple[str, str, str | None, int]
+"""Source, topic, topic id, partition."""
+
+
+def _by_name(positions: dict[StoredPlace, int]) -> dict[StoredPlace, int]:
+    return {(source, topic, None, partition): at for (source, topic, _, partition), at in positions.items()}
+
+
+def _other_texts(checkpoint: SparkCheckpoint, number: int | None) -> dict[str, str | None]:
+    """Of sources that are not Kafka's, by source."""
+    from headrace.spark.checkpoints.positions import OffsetForm, stored_positions
+
+    if number is None and checkpoint.last_planned is None:
+        return {}
+    sources = checkpoint.batch(number).sources
+    return {source.name: source.text for source in sources if stored_positions(source.text).form is OffsetForm.OTHER}
+
+
+def _positions(checkpoint: SparkCheckpoint, number: int | None) -> dict[StoredPlace, int]:
+    """By source, topic, its id where it is stored, and partition."""
+    from headrace.spark.checkpoints.positions import stored_positions
+
+    if number is None and checkpoint.last_planned is None:
+        return {}
+    return {
+        (source.name, split.topic, None if split.topic_id is None else str(split.topic_id), split.partition): split.next_offset
+        for source in checkpoint.batch(number).sources
+        for split in stored_positions(source.text)
+    }

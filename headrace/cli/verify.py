@@ -1,0 +1,315 @@
+"""`headrace verify`: whether every record of the input topic is in the output, a topic or a table, exactly once.
+
+Topics are read under read_committed up to where they end now, a Delta or Iceberg table in its newest version; `tally.py`
+explains the comparison and its limits. Compare when the job has caught up or stopped: records that it has not written yet
+count as lost.
+
+**Epochs.** The log does not record which transactions made up an epoch. A job's list of committables does, for its last epoch,
+until that is completed. For that epoch `verify` reports how many transactions are committed, aborted and open. An epoch with
+committed and aborted ones is torn until the job (or `headrace transactions commit`) repairs it. Earlier epochs are unknown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, RowIdentity, Tally, parse_origin
+from headrace.cli.durable_lists import DurableLists, read_lists
+from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, client_properties, connect
+from headrace.cli.output import Listing, escaped, note, progress, show
+from headrace.cli.tables import Delta, Iceberg, TableProperties, named_table
+from headrace.connectors.kafka.write.names import parse_key
+from headrace.enumerator.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.connectors.kafka.client.cluster import KafkaCluster
+    from headrace.connectors.kafka.log_dump import Fate
+
+EXAMPLES = 10
+_FOR_BOTH = ("before", "columns", "identity", "id_header", "examples", "bootstrap", "properties", "properties_file")
+_ORIGIN = ("topic", "partition", "offset")
+
+
+# --- epochs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EpochState:
+    """The outcomes of the transactions of a job's recorded epoch."""
+
+    job: str
+    epoch: int
+    fates: Mapping[Fate, int]
+
+    @property
+    def is_torn(self) -> bool:
+        """Some are committed and others aborted."""
+        from headrace.connectors.kafka.log_dump import Fate
+
+        return bool(self.fates.get(Fate.COMMITTED)) and bool(self.fates.get(Fate.ABORTED))
+
+
+def epoch_states(cluster: KafkaCluster, lists: DurableLists, topic: str) -> list[EpochState]:
+    """Of every job whose list is not completed and names a transaction that wrote to the topic."""
+    from headrace.connectors.kafka.log_dump import fate_of
+
+    return [
+        EpochState(parse_key(key).job, commits.epoch, Counter(fate_of(cluster, handle) for handle in commits.handles))
+        for key, commits in lists.incomplete().items()
+        if commits.epoch is not None and any(written.topic == topic for handle in commits.handles for written in handle.ranges)
+    ]
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReader:
+    """Reads topics of a cluster."""
+
+    cluster: KafkaCluster
+    properties: Mapping[str, str]
+
+    def batches(self, topic: str, columns: Sequence[str]) -> Generator[pa.RecordBatch]:
+        """All of a topic under read_committed, up to where it ends now, with a bar on a terminal.
+
+        A timestamp that does not fit is null: a producer may claim any time.
+        """
+        from headrace.connectors.kafka.client.positions import Latest
+        from headrace.connectors.kafka.read.source import KafkaSource
+
+        given = {name: value for name, value in self.properties.items() if name not in ("isolation.level", "group.id")}
+        source = KafkaSource(
+            given["bootstrap.servers"],
+            topics=[topic],
+            stop=Latest(),
+            columns=tuple(dict.fromkeys(columns)),
+            bad_timestamps="null",
+            properties=given,
+        )
+        with progress(f"reading {topic}", self._offsets(topic)) as advance, source.batches() as batches:
+            for batch in batches:
+                yield batch
+                advance(batch.num_rows)
+
+    def note_hidden(self, topic: str) -> None:
+        """Report where an open transaction hides the rest of a partition from readers."""
+        for (_, partition), (_, stable, end) in sorted(self._ends(topic).items()):
+            if stable < end:
+                note(f"{topic}-{partition}: an open transaction hides {end - stable} offsets from offset {stable} on")
+
+    def _offsets(self, topic: str) -> int:
+        return sum(stable - first for first, stable, _ in self._ends(topic).values())
+
+    def _ends(self, topic: str) -> dict[tuple[str, int], tuple[int, int, int]]:
+        """First offset, last stable offset and high watermark of each partition."""
+        from headrace.connectors.kafka.client.positions import Earliest, Latest
+        from headrace.connectors.kafka.client.properties import Isolation
+
+        keys = [(topic, number) for number in self.cluster.topics([topic])[topic].partitions]
+        first = self.cluster.list_offsets(dict.fromkeys(keys, Earliest()))
+        stable = self.cluster.list_offsets(dict.fromkeys(keys, Latest()), Isolation.READ_COMMITTED)
+        end = self.cluster.list_offsets(dict.fromkeys(keys, Latest()), Isolation.READ_UNCOMMITTED)
+        return {key: (first[key].offset or 0, stable[key].offset or 0, end[key].offset or 0) for key in keys}
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Input and output, compared. `examples`: finding to the first records found: topic, partition, offset, identity.
+
+    A row of a table has no place: its examples have the identity alone.
+    """
+
+    identity: Identity
+    order: OrderCheck | None
+    most_examples: int
+    tally: Tally = field(default_factory=Tally)
+    examples: dict[str, list[Sequence[object]]] = field(default_factory=dict)
+    lost: int = 0
+
+    def read(self, topics: TopicReader, before: str, after: str) -> None:
+        """Read both topics; and the input again, as far as needed, to name lost records."""
+        columns = [*self.identity.columns, *_ORIGIN]
+        self._count_input(topics, before)
+        for batch in topics.batches(after, [*columns, "headers"] if self.order else columns):
+            for index, finding in self.tally.add_output(self.identity.hashes(batch)):
+                self._note(finding, self.identity, batch, index)
+            self._check_order(batch)
+        self._find_lost(topics, before)
+
+    def read_table(self, topics: TopicReader, before: str, rows: Iterable[pa.RecordBatch], identity: RowIdentity) -> None:
+        """Read the topic and the table's rows; and the topic again, as far as needed, to name lost records."""
+        self._count_input(topics, before)
+        for batch in rows:
+            for index, finding in self.tally.add_output(identity.hashes(batch)):
+                self._note(finding, identity, batch, index)
+        self._find_lost(topics, before)
+
+    def _count_input(self, topics: TopicReader, before: str) -> None:
+        for batch in topics.batches(before, self.identity.columns):
+            self.tally.add_input(self.identity.hashes(batch))
+
+    def _find_lost(self, topics: TopicReader, before: str) -> None:
+        self.lost = self.tally.lost
+        if self.lost and self.most_examples:
+            with closing(topics.batches(before, [*self.identity.columns, *_ORIGIN])) as again:
+                self._name_lost(again)
+
+    def _name_lost(self, batches: Iterator[pa.RecordBatch]) -> None:
+        for batch in batches:
+            for index in self.tally.lost_among(self.identity.hashes(batch)):
+                self._note(RecordFault.LOST, self.identity, batch, index)
+            if len(self.examples.get(RecordFault.LOST, ())) >= min(self.lost, self.most_examples):
+                return
+
+    def _check_order(self, batch: pa.RecordBatch) -> None:
+        if self.order is None:
+            return
+        partitions = batch.column("partition").to_pylist()
+        for index, headers in enumerate(batch.column("headers").to_pylist()):
+            if self.order.add(partitions[index], headers):
+                self._note("disorder", self.identity, batch, index)
+
+    def _note(self, finding: str, identity: Identity | RowIdentity, batch: pa.RecordBatch, index: int) -> None:
+        examples = self.examples.setdefault(finding, [])
+        if len(examples) < self.most_examples:
+            (parts,) = identity.parts(batch.slice(index, 1))
+            is_record = isinstance(identity, Identity)
+            place = [batch.column(name)[index].as_py() if is_record else None for name in _ORIGIN]
+            examples.append((*place, " ".join(map(escaped, parts))))
+
+
+# --- the command -------------------------------------------------------------------------------------------------------
+
+
+def verify_command(
+    context: typer.Context,
+    *,
+    before: Annotated[str, typer.Option("--input", help="The topic that was read.", metavar="TOPIC")],
+    after: Annotated[str | None, typer.Option("--output", help="The topic that was written.", metavar="TOPIC")] = None,
+    delta: Delta = None,
+    iceberg: Iceberg = None,
+    table_properties: TableProperties = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Columns of the table that hold the identity. Default: its own name(s).", metavar="COLUMN,..."),
+    ] = None,
+    identity: Annotated[
+        RecordField, typer.Option("--identity", "--by", help="The part of a record that identifies it.")
+    ] = RecordField.VALUE,
+    id_header: Annotated[
+        list[str] | None, typer.Option(help="Identify records by this header instead. May be repeated.")
+    ] = None,
+    origin_headers: Annotated[
+        str | None,
+        typer.Option(
+            help="Headers of the output that name each record's origin: checks the order.", metavar="TOPIC,PARTITION,OFFSET"
+        ),
+    ] = None,
+    commit_topic: Annotated[
+        str | None, typer.Option(help="Report torn epochs, from the lists of committables in this topic.")
+    ] = None,
+    examples: Annotated[int, typer.Option(help="Number of records to name for each kind of finding.", min=0)] = EXAMPLES,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """Check that every record of one topic is in another, or in a table, exactly once. Exit status 1 if not.
+
+    Topics are read under read_committed. A table (`--delta`, `--iceberg`, in place of `--output`) is compared by its
+    `--columns`: bytes, texts (as UTF-8) or whole numbers (as digits). `--by position` compares partition and offset.
+
+    Plain lines are `duplicate`, `lost`, `foreign` and `disorder` (topic, partition, offset, identity; the first of each) and
+    `epoch` (job, epoch, committed, aborted, open, unknown, torn or not). The last line is
+    `N records in, N out, D duplicates, L lost, F foreign`.
+
+    Records are identified by a hash of 128 bits; each takes about 150 bytes of memory. Run it when the job has caught up. Torn
+    epochs (some transactions committed, others aborted) can be detected for a job's last epoch only, while its list is
+    incomplete.
+    """
+    table = named_table(context, *_FOR_BOTH)
+    if table is None and after is None:
+        raise UsageError("give --output, --delta or --iceberg")
+    by = Identity(identity, tuple(id_header or ()))
+    rows_by = None if table is None else _row_identity(by, columns)
+    if table is None:
+        _refuse_rows(by, columns)
+    comparison = Comparison(by, parse_origin(origin_headers), examples)
+    given = client_properties(bootstrap, properties, properties_file)
+    cluster = connect(client_config(bootstrap, properties, properties_file))
+    topics = TopicReader(cluster, given)
+    torn = 0
+    if table is not None and rows_by is not None:
+        comparison.read_table(topics, before, table.sink.log().load().batches(rows_by.columns), rows_by)
+    elif after is not None:
+        comparison.read(topics, before, after)
+        topics.note_hidden(after)
+        torn = _report_epochs(cluster, commit_topic, after)
+    _report(comparison, torn)
+
+
+def _refuse_rows(by: Identity, columns: str | None) -> None:
+    """Two topics are compared. Raises UsageError for what only a table can be asked."""
+    if columns is not None or by.field is RecordField.POSITION:
+        raise UsageError("--columns and --by position are for a table: give --delta or --iceberg")
+
+
+def _row_identity(by: Identity, columns: str | None) -> RowIdentity:
+    """The columns of the rows that stand for a record's identity. Raises UsageError for what cannot be compared."""
+    if columns is None and by.headers:
+        raise UsageError("name the columns of the table that hold the headers by --columns")
+    names = by.columns if columns is None else tuple(name.strip() for name in columns.split(","))
+    wanted = len(by.headers) or len(by.columns)
+    if len(names) != wanted or not all(names):
+        raise UsageError(f"--columns names {len(names)} column(s), and a record is identified by {wanted}")
+    return RowIdentity(names)
+
+
+def _report(comparison: Comparison, torn: int) -> None:
+    """Print what was found. Raises typer.Exit if anything is wrong."""
+    for finding, rows in comparison.examples.items():
+        show(Listing(finding, finding.capitalize(), ("topic", "partition", "offset", "identity"), rows))
+    disorder = _report_order(comparison.order)
+    tally = comparison.tally
+    if tally.repeated:
+        note(f"{tally.repeated} input records repeat an identity: such records are counted, not distinguished")
+    typer.echo(tally.summary(comparison.lost))
+    if comparison.lost or tally.duplicates or tally.foreign or torn or disorder:
+        raise typer.Exit(1)
+
+
+def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) -> int:
+    """Print the recorded epochs; the number of torn ones."""
+    from headrace.connectors.kafka.log_dump import Fate
+
+    if commit_topic is None:
+        return 0
+    lists = read_lists(cluster, commit_topic)
+    states = epoch_states(cluster, lists, topic)
+    rows = [
+        (state.job, state.epoch, *(state.fates.get(fate, 0) for fate in Fate), "torn" if state.is_torn else "not torn")
+        for state in states
+    ]
+    show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in Fate), "torn"), rows))
+    for job, reason in lists.unreadable.items():
+        note(f"job {job}: the state of its epoch is unknown: {reason}")
+    return sum(state.is_torn for state in states)
+
+
+def _report_order(order: OrderCheck | None) -> int:
+    if order is None:
+        return 0
+    if order.unmarked:
+        note(f"{order.unmarked} output records have no origin headers: their order is not checked")
+    note(
+        f"{order.violations} records are out of order: behind a later one of the same input partition, in one output partition"
+    )
+    return order.violations

@@ -1,0 +1,289 @@
+"""Changed copies of a checkpoint, in any stores. The checkpoint itself is never written to; no query starts from half a copy.
+
+Where the last batch is not committed, only `fork` copies: what the next start runs again belongs to the offsets as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from headrace.connectors.files.store import Store, is_local, normal_path, open_store
+from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator.errors import StateError, UsageError
+from headrace.runners.spark.offset_log import LOCK_NAME
+from headrace.spark.checkpoints.logs import (
+    COMMITS,
+    METADATA,
+    OFFSETS,
+    PlannedBatch,
+    SourceOffsets,
+    SparkCheckpoint,
+    fsspec_address,
+    read_checkpoint,
+)
+from headrace.spark.checkpoints.positions import OffsetForm, StoredPositions, moved, stored_positions
+from headrace.spark.checkpoints.schemas import schemas_of_copy
+from headrace.spark.checkpoints.targets import copy_target
+
+__all__ = [
+    "CopyPlan",
+    "batch_at",
+    "export_to_jvm",
+    "forget_topic",
+    "fork",
+    "last_committed",
+    "refuse_running",
+    "rewind",
+    "set_offsets",
+    "write_copy",
+]
+
+QUIET_S = 60.0
+
+Changed = Callable[[StoredPositions], StoredPositions | None]
+"""A source's positions changed, or None where there is nothing to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """What differs from the checkpoint: files with other contents, by their names."""
+
+    written: Mapping[str, bytes]
+
+
+def fork(checkpoint: SparkCheckpoint) -> CopyPlan:
+    """The same, for another query: exactly-once sinks tell the two apart, so both write all that comes."""
+    return CopyPlan(written=_new_query())
+
+
+def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
+    """At the positions after `to_batch`, for another query, since the sinks know what this one has written.
+
+    Batches that came later stay, as ones that have read nothing: Spark's file sinks, and writes in `foreachBatch` that have a
+    name of the user's, know no query, and pass over the numbers that they have written. So the next batch has a new one.
+
+    Raises UsageError for a batch that is not there, and StateError for what cannot go back: state, and sources not Kafka's.
+    """
+    last = last_committed(checkpoint)
+    batch = checkpoint.batch(to_batch)
+    if to_batch not in checkpoint.committed:
+        raise UsageError(f"batch {to_batch} is not among the committed ones, which are {_span(checkpoint)}")
+    if checkpoint.state_operators and to_batch != last:
+        raise StateError("the query keeps state, of which later batches have become part: it cannot go back by its logs alone")
+    others = [source.name for source in batch.sources if stored_positions(source.text).form is OffsetForm.OTHER]
+    if others:
+        raise StateError(
+            f"source {others[0]} is not Kafka's, and keeps what it has read in files of its own: it cannot go back"
+        )
+    later = [number for number in checkpoint.planned if number > to_batch]
+    return CopyPlan(written={f"{OFFSETS}/{number}": batch.content(batch.sources) for number in later} | _new_query())
+
+
+def batch_at(checkpoint: SparkCheckpoint, time_ms: int) -> int:
+    """The last batch before the first that was planned after this time (epoch milliseconds, the driver's clock at the time).
+
+    What was there to be read later is in later batches. Raises UsageError where all that are left were planned later.
+    """
+    planned = sorted(checkpoint.planned.items())
+    later = [number for number, batch in planned if batch.planned_ms is None or batch.planned_ms > time_ms]
+    before = [number for number, _ in planned if not later or number < later[0]]
+    if not before:
+        known = [batch.planned_ms for _, batch in planned if batch.planned_ms is not None]
+        since = f"the first of them at {min(known)} ms" if known else "at times that are not known"
+        raise UsageError(
+            f"no batch in {checkpoint.location} was planned by {time_ms} ms; those that are left were planned {since}"
+        )
+    return before[-1]
+
+
+def set_offsets(checkpoint: SparkCheckpoint, offsets: Mapping[tuple[str, int], int]) -> CopyPlan:
+    """The next batch begins at these positions, by topic and partition; all others stay. The query is the same one.
+
+    Raises UsageError for partitions that are not stored once.
+    """
+    return _changed(checkpoint, lambda positions: _moved(positions, offsets), [f"{topic}-{part}" for topic, part in offsets])
+
+
+def forget_topic(checkpoint: SparkCheckpoint, topic: str) -> CopyPlan:
+    """Without a topic: where it is still subscribed to, it is a new one, and read from its first record. The same query.
+
+    Raises UsageError where it is not stored.
+    """
+    return _changed(checkpoint, lambda positions: _without(positions, topic), [topic])
+
+
+def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
+    """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express.
+
+    It goes on from the last batch. Of those before, what it cannot express stays as it is: nobody reads that any more.
+    """
+    last = last_committed(checkpoint)
+    written = {}
+    for number, batch in checkpoint.planned.items():
+        try:
+            sources = tuple(map(_of_jvm, batch.sources))
+        except StateError:
+            if number == last:
+                raise
+            continue
+        if sources != batch.sources:
+            written[f"{OFFSETS}/{number}"] = batch.content(sources)
+    if not written:
+        raise UsageError(f"no batch in {checkpoint.location} has offsets of headrace's: there is nothing to export")
+    return CopyPlan(written=written)
+
+
+def _of_jvm(source: SourceOffsets) -> SourceOffsets:
+    positions = stored_positions(source.text)
+    return replace(source, text=positions.to_text(OffsetForm.JVM)) if positions.form is OffsetForm.HEADRACE else source
+
+
+def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s: float = QUIET_S) -> None:
+    """Write the copy into a new folder: a path, or an address that fsspec knows.
+
+    Killed at any moment, it leaves no such folder, or (in a store that is not local) one from which no query starts.
+
+    `quiet_s`: a checkpoint that was written to within so many seconds, by the clock of the copy's store, is taken for a running
+    query's. Raises StateError then, and where it is written to meanwhile; UsageError where `to` is there.
+    """
+    location, target = (normal_path(fsspec_address(path)) for path in (checkpoint.location, to))
+    if f"{_followed(target)}/".startswith(f"{_followed(location)}/"):
+        raise UsageError(f"{to} is within the checkpoint itself")
+    _refuse_linked_folders(location)
+    source = open_store(location, {})
+    copy = copy_target(target)
+    try:
+        refuse_running(source, checkpoint, copy.began_s, quiet_s)
+        names = source.files()
+        written = {**schemas_of_copy(source, names, target if is_local(target) else to.rstrip("/")), **plan.written}
+        for name in _taken_over(names, written):
+            copy.take(source, name)
+        for name, content in written.items():
+            if name != METADATA:
+                copy.write(name, content)
+        metadata = plan.written.get(METADATA) or (None if source.size(METADATA) is None else source.read(METADATA))
+        if read_checkpoint(checkpoint.location) != checkpoint:
+            raise StateError(f"{checkpoint.location} has changed meanwhile: its query runs. Stop it first")
+        copy.finish(metadata)
+    except BaseException:
+        copy.discard()
+        raise
+
+
+def _refuse_linked_folders(location: str) -> None:
+    """Raise StateError for a folder that lies elsewhere: what is in it would be left out of the copy."""
+    for folder, names, _ in os.walk(location) if is_local(location) else ():
+        for path in (os.path.join(folder, name) for name in names):
+            if os.path.islink(path):
+                raise StateError(
+                    f"{path} is a link, to {os.readlink(path)}, and a copy holds no links: put the folder itself in its place"
+                )
+
+
+def _followed(path: str) -> str:
+    """Where a local path leads, whatever links are in it."""
+    return os.path.realpath(path) if is_local(path) else path
+
+
+def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, quiet_s: float) -> None:
+    """By when the newest entry of each log was written, and `now_s`, of the same store's clock if it can be had.
+
+    Raises StateError where it was less than `quiet_s` seconds ago, and, unless these are 0, where a supervised driver has the
+    checkpoint: that one may have found nothing to read for long.
+    """
+    if quiet_s > 0:
+        _refuse_supervised(checkpoint)
+    newest = [f"{log}/{max(numbers)}" for log, numbers in _logs(checkpoint) if numbers]
+    # A file's time may lie some milliseconds in the future of a file that is written after it: clocks of files are coarse.
+    age_s = max(0.0, now_s - max((source.modified_s(name) for name in newest), default=-math.inf))
+    if age_s < quiet_s:
+        raise StateError(
+            f"{checkpoint.location} was written to {age_s:.0f} s ago, so its query may be running. Stop it, and if "
+            "it is stopped, say so by --stopped"
+        )
+
+
+def _refuse_supervised(checkpoint: SparkCheckpoint) -> None:
+    path = normal_path(fsspec_address(checkpoint.location))
+    if sys.platform != "linux" or not is_local(path):
+        return
+    from headrace.runners.spark.supervision.lock import is_held
+
+    if is_held(path):
+        raise StateError(
+            f"a supervised driver is at work with {checkpoint.location}: it has the lock, {LOCK_NAME}. Stop its job first"
+        )
+
+
+def _taken_over(names: Iterable[str], written: Mapping[str, bytes]) -> Iterator[str]:
+    """What is copied as it is: not the checksums of files that are written otherwise, which Spark reads without."""
+    gone = {*written, LOCK_NAME}
+    for name in names:
+        if name != METADATA and name not in gone and _without_crc(name) not in gone:
+            yield name
+
+
+def _without_crc(name: str) -> str:
+    folder, slash, last = name.rpartition("/")
+    is_crc = last.startswith(".") and last.endswith(".crc")
+    return f"{folder}{slash}{last.removeprefix('.').removesuffix('.crc')}" if is_crc else name
+
+
+def _new_query() -> dict[str, bytes]:
+    return {METADATA: json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":")).encode()}
+
+
+def _changed(checkpoint: SparkCheckpoint, change: Changed, wanted: list[str]) -> CopyPlan:
+    """The last batch with the positions of one source changed. `wanted`: for errors."""
+    number = last_committed(checkpoint)
+    batch: PlannedBatch = checkpoint.batch(number)
+    found = [(at, new) for at, source in enumerate(batch.sources) if (new := change(stored_positions(source.text))) is not None]
+    if len(found) != 1:
+        where = "more than one source of the query" if found else "any source of the query"
+        raise UsageError(f"{', '.join(wanted)}: {'stored in' if found else 'not stored in'} {where}, in batch {number}")
+    ((at, positions),) = found
+    sources = list(batch.sources)
+    sources[at] = replace(sources[at], text=positions.to_text())
+    return CopyPlan(written={f"{OFFSETS}/{number}": batch.content(tuple(sources))})
+
+
+def _moved(positions: StoredPositions, offsets: Mapping[tuple[str, int], int]) -> StoredPositions | None:
+    splits: dict[str, KafkaSplit] = dict(positions.offsets.splits)
+    for (topic, partition), to in offsets.items():
+        there = [split for split in positions if (split.topic, split.partition) == (topic, partition)]
+        if len(there) != 1:
+            return None
+        splits[there[0].split_id] = moved(there[0], to)
+    return positions.changed(splits)
+
+
+def _without(positions: StoredPositions, topic: str) -> StoredPositions | None:
+    rest = {split.split_id: split for split in positions if split.topic != topic}
+    return None if len(rest) == len(positions.offsets.splits) else positions.changed(rest)
+
+
+def last_committed(checkpoint: SparkCheckpoint) -> int:
+    """The last batch. Raises StateError where it is not committed, or a file is damaged."""
+    if checkpoint.damaged:
+        raise StateError(f"{checkpoint.damaged[0].name} is damaged ({checkpoint.damaged[0].why}): no copy is made of that")
+    last = checkpoint.last_planned
+    if last is None or last != checkpoint.last_committed:
+        raise StateError(
+            f"batch {last} is not committed: what its next run is to read is stored. Start the query once, let the batch end, "
+            "and stop it"
+        )
+    return last
+
+
+def _logs(checkpoint: SparkCheckpoint) -> list[tuple[str, list[int]]]:
+    return [(OFFSETS, list(checkpoint.planned)), (COMMITS, list(checkpoint.committed))]
+
+
+def _span(checkpoint: SparkCheckpoint) -> str:
+    return f"{min(checkpoint.committed)} to {max(checkpoint.committed)}" if checkpoint.committed else "none"

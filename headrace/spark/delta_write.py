@@ -1,0 +1,49 @@
+"""The options of the Delta sink in Spark, and what they mean as a `DeltaSink`.
+
+Names are those of Spark's own where it has the same; case is ignored. An option nobody knows is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql.types import StructType
+
+from headrace.connectors.tables.delta import DeltaSink
+from headrace.spark.options import Option, OptionTable, SinkWrite, json_texts, sink_write, text
+from headrace.spark.table_options import table_arguments, table_options
+
+__all__ = ["OPTIONS", "delta_write"]
+
+
+OPTIONS = OptionTable(
+    "the sink",
+    "the sink",
+    table_options(
+        Option(
+            "path",
+            text,
+            "the table, as in `save(path)` and `start(path)`: a local path, or an address like `s3://bucket/table`",
+        ),
+        (
+            "storageOptions",
+            json_texts('{"AWS_REGION": "..."}'),
+            "a JSON object of what `deltalake` is told about the store, such as keys",
+        ),
+        "columns",
+        "compression of Parquet: snappy (default), zstd, gzip, none, ...",
+    ),
+)
+"""Every option of the sink."""
+
+
+def delta_write(options: Mapping[str, str], schema: StructType) -> tuple[SinkWrite[DeltaSink], tuple[str, ...]]:
+    """How to write a frame of this schema, and what to partition a new table by.
+
+    Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody; no message shows a secret.
+    """
+    given, _ = OPTIONS.parse(options)
+    OPTIONS.required(given, "path")
+    store = given.get("storageOptions", {})
+    sink = DeltaSink(given["path"], storage_options=store, **table_arguments(given, schema))
+    return sink_write(sink, given), given.get("partitionBy", ())

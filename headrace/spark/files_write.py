@@ -1,0 +1,57 @@
+"""The options of the file sink in Spark, and what they mean as a `FileSink`.
+
+Names are those of Spark's own where it has the same; case is ignored. An option nobody knows is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from headrace.connectors.files.formats import FileFormat
+from headrace.connectors.files.sink import FileSink
+from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, json_object, sink_write, text
+
+__all__ = ["OPTIONS", "SparkFormat", "file_write"]
+
+
+class SparkFormat(StrEnum):
+    """File formats, as Spark calls them."""
+
+    PARQUET = "parquet"
+    JSON = "json"
+
+
+_FORMATS = {SparkFormat.PARQUET: FileFormat.PARQUET, SparkFormat.JSON: FileFormat.JSON_LINES}
+
+
+OPTIONS = OptionTable(
+    "the sink",
+    "the sink",
+    (
+        Option(
+            "path",
+            text,
+            "the folder, as in `save(path)` and `start(path)`: a local one, or the URL of an fsspec filesystem",
+        ),
+        Option("fileFormat", choice(SparkFormat), "`parquet` (default) or `json`, one object in each line"),
+        Option("compression", text, "compression of Parquet: snappy (default), zstd, gzip, none, ..."),
+        Option(
+            "storageOptions",
+            json_object('{"key": "...", "secret": "..."}'),
+            "a JSON object of fsspec's options for a filesystem that is not local",
+        ),
+        *REPEATED_WRITE,
+    ),
+)
+"""Every option of the sink."""
+
+
+def file_write(options: Mapping[str, str]) -> SinkWrite[FileSink]:
+    """Raises UsageError naming the option that is missing, unknown or wrong. Touches nothing; no message shows a secret."""
+    given, _ = OPTIONS.parse(options)
+    OPTIONS.required(given, "path")
+    file_format = _FORMATS[given.get("fileFormat", SparkFormat.PARQUET)]
+    storage_options = given.get("storageOptions", {})
+    sink = FileSink(given["path"], file_format, given.get("compression"), storage_options=storage_options)
+    return sink_write(sink, given)

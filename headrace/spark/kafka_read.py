@@ -1,0 +1,249 @@
+"""What a set of options of Spark's Kafka source means as a `KafkaSource`.
+
+Names, defaults and meanings are those of Spark's own connector, so `kafka.isolation.level` is read_uncommitted by default,
+where `headrace.kafka.KafkaSource` has read_committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Timestamp
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES
+from headrace.connectors.kafka.read.discovery import Positions
+from headrace.connectors.kafka.read.pushdown import KafkaPruner
+from headrace.connectors.kafka.read.source import KafkaSource
+from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.log_read import Limits, LogRead
+from headrace.spark.jvm_checkpoint import JvmCheckpoint
+from headrace.spark.kafka_formats import REGISTRY_PREFIX, read_formats
+from headrace.spark.kafka_offsets import KafkaOffsets
+from headrace.spark.kafka_options import SOURCE_OPTIONS
+from headrace.spark.kafka_properties import check_properties
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Mode", "any_read", "kafka_read", "log_read"]
+
+
+class Mode(Enum):
+    """The kind of query."""
+
+    BATCH = "batch"
+    STREAM = "streaming"
+
+
+_STRATEGIES = ("subscribe", "subscribePattern", "assign")
+_STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "commitOffsetsToGroup",
+    "jvmCheckpoint",
+    "startingOffsetsOfNewPartitions",
+)
+_STARTS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+_BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp", "endingTimestamp", "endingOffsetsByTimestamp")
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None = None) -> LogRead[KafkaSplit]:
+    """What these options of a Spark query mean. `wanted`: the columns that the user asks for, where that is known.
+
+    Contacts nobody but a schema registry that the options name. Raises UsageError naming the option at fault.
+    """
+    given, properties = _parsed(options)
+    if mode is Mode.STREAM:
+        _check_stream(given)
+    else:
+        _check_batch(given)
+    return _read(given, properties, mode, wanted)
+
+
+def any_read(options: Mapping[str, str]) -> LogRead[KafkaSplit]:
+    """What these options mean in whatever kind of query they fit. Raises UsageError if they fit none."""
+    given, properties = _parsed(options)
+    mode = Mode.STREAM
+    try:
+        _check_stream(given)
+    except UsageError:
+        _check_batch(given)
+        mode = Mode.BATCH
+    return _read(given, properties, mode, None)
+
+
+def _parsed(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What holds for both kinds of queries: options by name, and the client's properties."""
+    given, properties = SOURCE_OPTIONS.parse(options)
+    chosen = [name for name in _STRATEGIES if name in given]
+    if len(chosen) != 1:
+        how_many = "Only one" if chosen else "One"
+        verb = "can" if chosen else "must"
+        raise UsageError(
+            f"{how_many} of the following options {verb} be specified for Kafka source: "
+            f"{', '.join(_STRATEGIES)}. See the docs for more details."
+        )
+    check_properties(properties, "consumer")
+    _check_what_depends(given)
+    return given, properties
+
+
+def _read(given: Mapping[str, Any], properties: dict[str, str], mode: Mode, wanted: StructType | None) -> LogRead[KafkaSplit]:
+    typed = read_formats(given, _topics(given), wanted, given.get(REGISTRY_PREFIX, {}))
+    source = KafkaSource(
+        properties.pop("bootstrap.servers"),
+        topics=given.get("subscribe"),
+        pattern=given.get("subscribePattern"),
+        partitions=given.get("assign"),
+        start=_start(given, properties, mode),
+        start_of_new_partitions=given.get("startingOffsetsOfNewPartitions", Earliest()),
+        stop=_stop(given) if mode is Mode.BATCH else None,
+        group=given.get("commitOffsetsToGroup"),
+        isolation_level=properties.pop("isolation.level", Isolation.READ_UNCOMMITTED),
+        properties=_without_group(given, properties),
+        fail_on_data_loss=given.get("failOnDataLoss", True),
+        columns=(*ALL_COLUMNS, "headers"),
+        value=typed.formats.get("value"),
+        key=typed.formats.get("key"),
+        on_bad_record=typed.on_bad,
+        no_match=given.get("startingOffsetsByTimestampStrategy", "error"),
+        bad_timestamps=given.get("badTimestamps", "error"),
+        bad_batches=given.get("badBatches", "error"),
+        max_uncompressed_batch_bytes=given.get("maxUncompressedBatchBytes", MAX_UNCOMPRESSED_BYTES),
+    )
+    bad = source.typed.bad_columns()
+    source = source.with_columns((*source.columns, *bad))
+    return log_read(source, (*ALL_COLUMNS, *(["headers"] if given.get("includeHeaders", False) else []), *bad), given)
+
+
+def log_read(source: KafkaSource, columns: tuple[str, ...], given: Mapping[str, Any]) -> LogRead[KafkaSplit]:
+    """How Spark is to read this source: `given` are the options, by name, that say nothing of the source itself.
+
+    Raises UsageError for limits that contradict each other.
+    """
+    location = given.get("jvmCheckpoint")
+    return LogRead(
+        source=source,
+        offsets=KafkaOffsets(source),
+        columns=columns,
+        limits=_limits(given),
+        min_tasks=given.get("minPartitions"),
+        max_task_offsets=given.get("maxRecordsPerPartition"),
+        poll_timeout_s=given.get("kafkaConsumer.pollTimeoutMs", 120_000) / 1000,
+        pruner=KafkaPruner(source),
+        predecessor=None if location is None else JvmCheckpoint(location),
+        savepoint=given.get("startFromSavepoint"),
+    )
+
+
+def _topics(given: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Those that are read, where that is known."""
+    return None if "subscribePattern" in given else tuple(given["subscribe"] if "subscribe" in given else given["assign"])
+
+
+def _check_what_depends(given: Mapping[str, Any]) -> None:
+    """Of the options that mean something with another one only, Spark's own is passed over, as Spark does; ours is refused."""
+    if "startingOffsetsByTimestampStrategy" in given and not any(name in given for name in _BY_TIME):
+        log.warning("option 'startingOffsetsByTimestampStrategy' means nothing without a timestamp, and is ignored")
+    if "startingOffsetsWithoutCommit" in given and given.get("startingOffsets") != Committed():
+        raise UsageError("option 'startingOffsetsWithoutCommit' means nothing without startingOffsets=group")
+    if "startFromSavepoint" in given:
+        others = [name for name in (*_STARTS, "jvmCheckpoint") if name in given]
+        if others:
+            raise UsageError(f"options 'startFromSavepoint' and '{others[0]}' both say where the query starts: give one")
+
+
+def _check_stream(given: Mapping[str, Any]) -> None:
+    if "endingOffsets" in given:
+        raise UsageError("ending offset not valid in streaming queries")
+    if "endingOffsetsByTimestamp" in given or "endingTimestamp" in given:
+        raise UsageError("ending timestamp not valid in streaming queries")
+
+
+def _check_batch(given: Mapping[str, Any]) -> None:
+    if "startFromSavepoint" in given:
+        raise UsageError("option 'startFromSavepoint' is for streaming queries: a batch read has no checkpoint to go on from")
+    starts, ends = given.get("startingOffsets"), given.get("endingOffsets")
+    if "startingTimestamp" in given or "startingOffsetsByTimestamp" in given:
+        starts = None
+    if "endingTimestamp" in given or "endingOffsetsByTimestamp" in given:
+        ends = None
+    if starts == Latest():
+        raise UsageError("starting offset can't be latest for batch queries on Kafka")
+    if ends == Earliest():
+        raise UsageError("ending offset can't be earliest for batch queries on Kafka")
+    for (topic, partition), position in starts.items() if isinstance(starts, Mapping) else ():
+        if position == Latest():
+            raise UsageError(f"startingOffsets for {topic}-{partition} can't be latest for batch queries on Kafka")
+    for (topic, partition), position in ends.items() if isinstance(ends, Mapping) else ():
+        if position == Earliest():
+            raise UsageError(f"ending offset for {topic}-{partition} can't be earliest for batch queries on Kafka")
+    _check_range(starts, ends, "offset")
+    _check_range(given.get("startingOffsetsByTimestamp"), given.get("endingOffsetsByTimestamp"), "timestamp")
+    for name in _STREAM_ONLY:
+        if name in given:
+            log.warning("%s option ignored in batch queries", name)
+
+
+def _check_range(starts: object, ends: object, what: str) -> None:
+    if not isinstance(starts, Mapping) or not isinstance(ends, Mapping):
+        return
+    if starts.keys() != ends.keys():
+        raise UsageError(f"the starting and the ending {what}s must name the same partitions: {_only(starts, ends)}")
+    for (topic, partition), start in starts.items():
+        low, high = _number(start), _number(ends[topic, partition])
+        if low is not None and high is not None and low > high:
+            raise UsageError(f"the starting {what} {low} of {topic}-{partition} is greater than its ending {what} {high}")
+
+
+def _only(starts: Mapping[Any, Any], ends: Mapping[Any, Any]) -> str:
+    return ", ".join(f"{topic}-{partition}" for topic, partition in sorted(starts.keys() ^ ends.keys())) + " is in one only"
+
+
+def _number(position: object) -> int | None:
+    match position:
+        case At(offset):
+            return offset
+        case Timestamp(ms):
+            return ms
+        case _:
+            return None
+
+
+def _start(given: Mapping[str, Any], properties: Mapping[str, str], mode: Mode) -> Positions:
+    default = Latest() if mode is Mode.STREAM else Earliest()
+    start: Positions = next((given[name] for name in _STARTS if name in given), default)
+    if start != Committed():
+        return start
+    group = properties.get("group.id") or given.get("commitOffsetsToGroup")
+    if group is None:
+        raise UsageError("startingOffsets=group needs the group: set kafka.group.id, or commitOffsetsToGroup")
+    return Committed(group, given.get("startingOffsetsWithoutCommit", Earliest()))
+
+
+def _limits(given: Mapping[str, Any]) -> Limits:
+    least, most = given.get("minOffsetsPerTrigger"), given.get("maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise UsageError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}).")
+    return Limits(most, least, given.get("maxTriggerDelay", 900.0))
+
+
+def _stop(given: Mapping[str, Any]) -> Positions:
+    names = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+    stop: Positions = next((given[name] for name in names if name in given), Latest())
+    return stop
+
+
+def _without_group(given: Mapping[str, Any], properties: Mapping[str, str]) -> dict[str, str]:
+    """The group to start from may be another than the one to commit to; only the latter is the client's then."""
+    return {name: value for name, value in properties.items() if name != "group.id" or "commitOffsetsToGroup" not in given}

@@ -1,0 +1,82 @@
+"""What a set of options of Spark's Kafka sink means as a `KafkaSink`, and which columns it writes.
+
+Names, defaults and error texts are those of Spark's own connector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from headrace.connectors.base.dead_letters import DEAD_LETTER
+from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
+from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.writers import check_columns
+from headrace.spark.kafka_formats import REGISTRY_PREFIX, write_formats
+from headrace.spark.kafka_options import SINK_OPTIONS, Delivery
+from headrace.spark.kafka_properties import check_properties
+from headrace.spark.options import SinkWrite, sink_write, warn_once
+
+__all__ = ["kafka_columns", "kafka_write"]
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "topic": ("string",),
+    "key": ("string", "binary"),
+    "value": ("string", "binary"),
+    "partition": ("int",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    DEAD_LETTER: ("struct<topic:string,key:binary,value:binary,headers:array<struct<key:string,value:binary>>>",),
+}
+"""What is written of a row, and the types it may have; a frame's other columns are left out, as Spark's sink does."""
+
+
+def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) -> list[str]:
+    """The columns of a frame that are written. Raises UsageError for a missing one, or one of another type."""
+    encoded = {"key": sink.key, "value": sink.value}
+    for field in schema:
+        if field.name == DEAD_LETTER and "topic" not in getattr(field.dataType, "names", ()):
+            raise UsageError(
+                f"the column {DEAD_LETTER} does not say where dead letters go: headrace.spark.with_dead_letters(frame, topic) "
+                f"does; or drop it, and bad records are written with a null value"
+            )
+    of_any_type = {each.name: [each.dataType.simpleString()] for each in schema if encoded.get(each.name) is not None}
+    return check_columns(schema, {**COLUMNS, **of_any_type}, ["value"])
+
+
+def kafka_write(options: Mapping[str, str], schema: StructType | None = None) -> SinkWrite[KafkaSink | AtLeastOnceKafkaSink]:
+    """How to write a frame of this schema; formats need to know it. Contacts nobody but a schema registry, if there is one.
+
+    Raises UsageError naming the option that is missing, unknown or wrong.
+    """
+    given, properties = SINK_OPTIONS.parse(options)
+    check_properties(properties, "producer")
+    formats = write_formats(given, StructType([]) if schema is None else schema, given.get(REGISTRY_PREFIX, {}))
+    sink = _sink(given, properties.pop("bootstrap.servers"), properties)
+    return sink_write(replace(sink, value=formats.get("value"), key=formats.get("key")), given)
+
+
+def _sink(given: Mapping[str, Any], bootstrap: str, properties: Mapping[str, str]) -> KafkaSink | AtLeastOnceKafkaSink:
+    if given.get("delivery") is Delivery.AT_LEAST_ONCE:
+        _check_without_transactions(given)
+        return AtLeastOnceKafkaSink(bootstrap, topic=given.get("topic"), properties=properties)
+    return KafkaSink(
+        bootstrap,
+        topic=given.get("topic"),
+        properties=properties,
+        transactional_id_prefix=given.get("transactionalIdPrefix", DEFAULT_PREFIX),
+        commit_topic=given.get("commitTopic", DEFAULT_COMMIT_TOPIC),
+    )
+
+
+def _check_without_transactions(given: Mapping[str, Any]) -> None:
+    """That a write is not written again is a promise; where its transactions are kept is none."""
+    for name in ("txnAppId", "txnVersion"):
+        if name in given:
+            raise UsageError(f"option '{name}' needs transactions, and delivery=at-least-once has none")
+    for name in ("transactionalIdPrefix", "commitTopic"):
+        if name in given:
+            warn_once(f"option '{name}' means nothing with delivery=at-least-once, and is ignored")

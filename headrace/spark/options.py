@@ -1,0 +1,267 @@
+"""The options of `format("headrace")`: one table for each connector and direction, read by one parser.
+
+Case is ignored, as Spark does. An option that nobody knows is refused with the nearest known one. No message shows the value
+of an option that may be a secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from headrace.connectors.base.sink import TwoPhaseSink, check_job, is_one_off
+from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.supervision.driver_id import INCARNATION
+
+__all__ = [
+    "REPEATED_WRITE",
+    "Option",
+    "OptionTable",
+    "Parse",
+    "SinkWrite",
+    "boolean",
+    "choice",
+    "integer",
+    "json_object",
+    "json_texts",
+    "sink_write",
+    "text",
+    "verbatim",
+    "warn_once",
+]
+
+log = logging.getLogger(__name__)
+
+ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
+SinkT = TypeVar("SinkT", bound=TwoPhaseSink[Any])
+
+_FROM_SPARK = frozenset({"checkpointlocation", "provider", "__datasource_name", "queryname", INCARNATION.lower()})
+"""What Spark, or a supervised driver, adds to the options by itself, in lower case."""
+
+_ALIKE = 0.6  # difflib's similarity, from which a known option is suggested
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: its name as documented, how its text is read, and what it is for."""
+
+    name: str
+    parse: Parse
+    meaning: str
+
+    def refuse(self, value: str, wanted: str) -> UsageError:
+        """The error for a value that is not what is wanted. It shows the value: not for secrets."""
+        return UsageError(f"option '{self.name}' must be {wanted}, not {value!r}")
+
+
+Parse = Callable[[Option, str], Any]
+"""Reads the text of an option. Raises UsageError."""
+
+
+# --- reading the text of one option -----------------------------------------------------------------------------------
+
+
+def verbatim(option: Option, value: str) -> str:
+    """The text as it is, blanks included; not only blanks. Never shown."""
+    if not value.strip():
+        raise UsageError(f"option '{option.name}' must not be empty")
+    return value
+
+
+def text(option: Option, value: str) -> str:
+    """The text without blanks around it; not empty."""
+    return verbatim(option, value).strip()
+
+
+def boolean(option: Option, value: str) -> bool:
+    """True or false, in any case."""
+    if value.strip().lower() not in ("true", "false"):
+        raise option.refuse(value, "true or false")
+    return value.strip().lower() == "true"
+
+
+def integer(least: int) -> Parse:
+    """A whole number from `least`."""
+
+    def parse(option: Option, value: str) -> int:
+        if re.fullmatch(r"[+-]?[0-9]{1,19}", value.strip()) is None:
+            raise option.refuse(value, "a whole number")
+        number = int(value)
+        if number < least:
+            raise UsageError(f"{option.name} must be positive") if least == 1 else option.refuse(value, f"at least {least}")
+        return number
+
+    return parse
+
+
+def json_object(example: str) -> Parse:
+    """A JSON object, which may hold secrets: the error shows this example, and neither the text nor the cause, which has it."""
+
+    def parse(option: Option, value: str) -> dict[str, Any]:
+        found = _from_json(value)
+        if not isinstance(found, dict):
+            raise UsageError(f"option '{option.name}' must be JSON like {example}")
+        return found
+
+    return parse
+
+
+def json_texts(example: str) -> Parse:
+    """As `json_object`, of texts only."""
+
+    def parse(option: Option, value: str) -> dict[str, str]:
+        found = _from_json(value)
+        if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
+            raise UsageError(f"option '{option.name}' must be JSON like {example}, with texts as values")
+        return found
+
+    return parse
+
+
+def _from_json(value: str) -> object:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+
+
+def choice(kind: type[ChoiceT]) -> Parse:
+    """A member of the enum, by its value in any case."""
+
+    def parse(option: Option, value: str) -> ChoiceT:
+        word = text(option, value).lower()
+        if word not in tuple(kind):
+            raise option.refuse(value, " or ".join(kind))
+        return kind(word)
+
+    return parse
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OptionTable:
+    """The options of one connector in one direction. `known_to` and `owner` say whose they are, in errors and warnings.
+
+    `prefix`: options that begin with it are properties, and are given as they are. `groups`: options that begin with one of
+    these are given together under it, by their names in lower case without it. `ignored`: passed over in silence, in lower
+    case. `other_side`: the options of the other direction, which mean nothing here: people write one set of options for
+    both, as Spark's own connector allows. A warning names each.
+    """
+
+    known_to: str
+    owner: str
+    options: Sequence[Option]
+    prefix: str = ""
+    ignored: frozenset[str] = frozenset()
+    groups: Sequence[str] = ()
+    other_side: Sequence[Option] = ()
+    nothing_alike: str = field(default="", kw_only=True)
+    """What is said of an option that resembles none."""
+
+    def __iter__(self) -> Iterator[Option]:
+        """In the order of the documentation."""
+        return iter(self.options)
+
+    @functools.cached_property
+    def _by_name(self) -> Mapping[str, Option]:
+        return {option.name.lower(): option for option in self.options}
+
+    def option(self, written: str) -> Option | None:
+        """The option of this name, whatever its case."""
+        return self._by_name.get(written.lower())
+
+    def parse(self, written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Values by documented name, and properties by name in lower case without the prefix.
+
+        Raises UsageError for an option that is not known, and as the options' own parsers. Contacts nobody.
+        """
+        given: dict[str, Any] = {}
+        properties: dict[str, str] = {}
+        for name, value in written.items():
+            option = self.option(name)
+            if self.prefix and name.lower().startswith(self.prefix):
+                properties[name.lower().removeprefix(self.prefix)] = value
+            elif option is not None:
+                given[option.name] = option.parse(option, value)
+            elif (group := next((each for each in self.groups if name.lower().startswith(each)), None)) is not None:
+                given.setdefault(group, {})[name.lower().removeprefix(group)] = value
+            elif name.lower() not in _FROM_SPARK | self.ignored:
+                self._pass_over(name)
+        return given, properties
+
+    def required(self, given: Mapping[str, Any], *names: str) -> None:
+        """Raises UsageError naming the first of these that is missing."""
+        for name in names:
+            if name not in given:
+                raise UsageError(f"option '{name}' is missing: {self._by_name[name.lower()].meaning}")
+
+    def _pass_over(self, written: str) -> None:
+        """Raises UsageError unless the option is the other direction's."""
+        other = next((option for option in self.other_side if option.name.lower() == written.lower()), None)
+        if other is None:
+            raise self._unknown(written)
+        warn_once(f"option '{other.name}' means nothing to {self.owner}, and is ignored")
+
+    def _unknown(self, written: str) -> UsageError:
+        known = {name: option.name for name, option in self._by_name.items()}
+        if self.prefix:
+            known[f"{self.prefix}bootstrap.servers"] = f"{self.prefix}bootstrap.servers"
+        near = difflib.get_close_matches(written.lower(), known, n=1, cutoff=_ALIKE)
+        hint = f"did you mean '{known[near[0]]}'?" if near else self.nothing_alike
+        return UsageError(f"option '{written}' is not known to {self.known_to}" + (f"; {hint}" if hint else ""))
+
+
+@functools.lru_cache(maxsize=256)
+def warn_once(message: str) -> None:
+    """A warning in the log; once in a process, as Spark makes a writer anew for every batch of a query."""
+    log.warning(message)
+
+
+# --- what all sinks share ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SinkWrite(Generic[SinkT]):
+    """How to write. `job` and `epoch` name a batch write that is repeated until it succeeds, or are None."""
+
+    sink: SinkT
+    job: str | None = None
+    epoch: int | None = None
+
+
+def _job(option: Option, value: str) -> str:
+    job = check_job(text(option, value))
+    if is_one_off(job):
+        raise option.refuse(job, "of another form than the names of writes that nobody repeats")
+    return job
+
+
+def _epoch(option: Option, value: str) -> int:
+    if not (digits := text(option, value)).isascii() or not digits.isdigit():
+        raise option.refuse(digits, "a whole number from 0")
+    return int(digits)
+
+
+REPEATED_WRITE: tuple[Option, ...] = (
+    Option("txnAppId", _job, "name of a batch write that is repeated until it succeeds, as in foreachBatch; needs txnVersion"),
+    Option(
+        "txnVersion", _epoch, "its number, such as the batch id in foreachBatch: a number that was written is not written again"
+    ),
+)
+"""The options of every sink."""
+
+
+def sink_write(sink: SinkT, given: Mapping[str, Any]) -> SinkWrite[SinkT]:
+    """The sink, and what `REPEATED_WRITE` says of the write. Raises UsageError naming the option that is missing."""
+    if ("txnAppId" in given) != ("txnVersion" in given):
+        raise UsageError("options 'txnAppId' and 'txnVersion' go together")
+    return SinkWrite(sink, given.get("txnAppId"), given.get("txnVersion"))

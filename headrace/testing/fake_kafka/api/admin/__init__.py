@@ -1,1 +1,0 @@
-"""Topics, partitions, settings, quotas, features."""

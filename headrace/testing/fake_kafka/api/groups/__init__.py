@@ -1,1 +1,0 @@
-"""Consumer groups: their members and their offsets."""

@@ -1,1 +1,0 @@
-"""Where things are, and what the broker speaks."""

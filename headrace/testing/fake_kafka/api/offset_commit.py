@@ -1,0 +1,61 @@
+"""API key 8, OffsetCommit: KIP-320 (leader epochs), KIP-345, KIP-848 (topic ids, version 10)."""
+
+from __future__ import annotations
+
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
+from headrace.testing.fake_kafka.api.committing import MAX_METADATA, check_committer
+from headrace.testing.fake_kafka.calls import Api, Call
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.protocol import Message, OffsetCommitResponse
+from headrace.testing.fake_kafka.state.offsets import OffsetAndMetadata
+
+_TopicAnswer = OffsetCommitResponse.OffsetCommitResponseTopic
+_PartitionAnswer = _TopicAnswer.OffsetCommitResponsePartition
+
+_SAYS_NOT_FOUND = 9
+
+
+def handle(call: Call) -> Message:
+    """Where a group stands."""
+    code: int = ErrorCode.NONE
+    try:
+        _check(call)
+    except RefusedError as error:
+        code = error.code
+    topics = []
+    for topic in call.request.topics:
+        items = [
+            _PartitionAnswer(partition_index=item.partition_index, error_code=code or _commit(call, topic, item))
+            for item in topic.partitions
+        ]
+        topics.append(_TopicAnswer(name=topic.name, topic_id=topic.topic_id, partitions=items))
+    return OffsetCommitResponse(topics=topics)
+
+
+def _check(call: Call) -> None:
+    request = call.request
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)
+    generation = request.generation_id_or_member_epoch
+    if generation >= 0 and request.group_id not in call.state.groups.by_id:
+        raise RefusedError(ErrorCode.GROUP_ID_NOT_FOUND if call.version >= _SAYS_NOT_FOUND else ErrorCode.ILLEGAL_GENERATION)
+    group = call.state.groups.get_or_create(request.group_id)
+    check_committer(group, generation, request.member_id, request.group_instance_id)
+    if request.member_id in group.members:
+        group.members[request.member_id].seen_ms = call.now_ms
+
+
+def _commit(call: Call, topic: Message, item: Message) -> int:
+    try:
+        name = call.topic(topic.name, topic.topic_id).name
+        call.partition(name, item.partition_index)
+        metadata = item.committed_metadata or ""
+        if len(metadata) > int(call.state.config[MAX_METADATA]):
+            raise RefusedError(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+    except RefusedError as error:
+        return error.code
+    committed = OffsetAndMetadata(item.committed_offset, item.committed_leader_epoch, metadata)
+    call.state.commit_offsets(call.request.group_id, {(name, item.partition_index): committed})
+    return ErrorCode.NONE
+
+
+API = Api(8, "OffsetCommit", 2, 10, OffsetCommitResponse, handle)

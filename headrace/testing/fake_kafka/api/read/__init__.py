@@ -1,1 +1,0 @@
-"""What consumers ask of logs."""

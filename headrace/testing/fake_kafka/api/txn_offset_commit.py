@@ -1,0 +1,73 @@
+"""API key 28, TxnOffsetCommit: KIP-98, KIP-447 (members and generations), KIP-890 (version 5 joins the transaction itself)."""
+
+from __future__ import annotations
+
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
+from headrace.testing.fake_kafka.api.committing import MAX_METADATA
+from headrace.testing.fake_kafka.calls import Api, Call
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.protocol import Message, TxnOffsetCommitResponse
+from headrace.testing.fake_kafka.state.brokers import coordinator_partition
+from headrace.testing.fake_kafka.state.cluster import OFFSETS_TOPIC
+from headrace.testing.fake_kafka.state.offsets import OffsetAndMetadata
+from headrace.testing.fake_kafka.state.transactions import ProducerIdentity
+
+_TopicAnswer = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
+_PartitionAnswer = _TopicAnswer.TxnOffsetCommitResponsePartition
+_IMPLICIT_ADDITION = 5
+_AS_SAID_HERE: dict[int, int] = {
+    ErrorCode.TRANSACTION_ABORTABLE: ErrorCode.INVALID_TXN_STATE,
+    ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
+}
+
+
+def handle(call: Call) -> Message:
+    """Offsets that count when the transaction commits."""
+    code: int = ErrorCode.NONE
+    try:
+        _join(call)
+    except RefusedError as error:
+        code = error.code
+    topics = []
+    for topic in call.request.topics:
+        items = [
+            _PartitionAnswer(partition_index=item.partition_index, error_code=code or _commit(call, topic.name, item))
+            for item in topic.partitions
+        ]
+        topics.append(_TopicAnswer(name=topic.name, partitions=items))
+    return TxnOffsetCommitResponse(topics=topics)
+
+
+def _join(call: Call) -> None:
+    request = call.request
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)
+    group = call.state.groups.get_or_create(request.group_id)
+    if request.generation_id >= 0 or request.member_id or request.group_instance_id is not None:
+        group.check(request.member_id, request.group_instance_id, request.generation_id)
+    producer = ProducerIdentity(request.producer_id, request.producer_epoch)
+    partition = (OFFSETS_TOPIC, coordinator_partition(request.group_id))
+    transactions = call.state.transactions
+    try:
+        if call.version >= _IMPLICIT_ADDITION:
+            transactions.add(request.transactional_id, producer, [partition], call.now_ms, version=2)
+        else:
+            transactions.verify(request.transactional_id, producer, partition)
+    except RefusedError as error:
+        raise RefusedError(_AS_SAID_HERE.get(error.code, error.code)) from None
+
+
+def _commit(call: Call, topic: str, item: Message) -> int:
+    try:
+        call.partition(topic, item.partition_index)
+        metadata = item.committed_metadata or ""
+        if len(metadata) > int(call.state.config[MAX_METADATA]):
+            raise RefusedError(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+    except RefusedError as error:
+        return error.code
+    committed = OffsetAndMetadata(item.committed_offset, item.committed_leader_epoch, metadata)
+    offsets = call.state.groups.get_or_create(call.request.group_id).offsets
+    offsets.commit_in_transaction(call.request.producer_id, {(topic, item.partition_index): committed})
+    return ErrorCode.NONE
+
+
+API = Api(28, "TxnOffsetCommit", 0, 5, TxnOffsetCommitResponse, handle)

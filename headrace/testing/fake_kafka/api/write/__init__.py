@@ -1,1 +1,0 @@
-"""What producers ask of logs."""

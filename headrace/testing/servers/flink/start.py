@@ -1,0 +1,117 @@
+"""Starting the cluster: its directory, ports, settings and processes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from headrace.enumerator.errors import UsageError
+from headrace.testing.servers.flink.programs import Command, Programs
+from headrace.testing.servers.flink.servers import JOB_MANAGER, JOB_SERVER, TASK_MANAGER, WORKERS, FlinkCluster
+from headrace.testing.servers.flink.settings import TASK_MANAGER_OPTIONS, Places, flink_settings, write_settings
+from headrace.testing.servers.flink.watch import Patience
+from headrace.testing.servers.ports import HOST, Ports, reserved_ports
+from headrace.testing.servers.processes import ServerProcess, guarded
+
+NEEDED_BY_WORKERS = ("apache_beam", "headrace")
+
+
+@contextmanager
+def start_flink(
+    *,
+    slots: int = 2,
+    state: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    config: Mapping[str, str] | None = None,
+    patience: Patience | None = None,
+) -> Iterator[FlinkCluster]:
+    """Give a Flink cluster that is ready for Beam's pipelines; end it when the context, or this process, ends.
+
+    slots: how many the TaskManager has, by default 2.
+    state: the folder for checkpoints and savepoints; by default one that is gone afterwards.
+    environment: variables for the Python workers, beside ours; their Python is the one that runs this.
+    config: settings of Flink, which win over ours.
+    patience: how long a job may look well and do nothing, until that is called an error.
+
+    Raises UsageError where Java, PySpark (which downloads) or Beam is missing, PeerError with the end of the log when a server
+    fails to start, DeadlineExceededError when one does not serve within 120 s.
+    """
+    if slots < 1:
+        raise UsageError(f"a task manager with {slots} slots: at least 1 is needed")
+    with ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="headrace-flink-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        worker_environment = _worker_environment(directory / "bin", environment or {})
+        places = _places(stack.enter_context(reserved_ports()), directory, state or directory / "state")
+        write_settings(directory / "conf", flink_settings(places, slots, config or {}))
+        programs = Programs(directory / "conf")
+        logs = directory / "logs"
+        logs.mkdir()
+        group = stack.enter_context(guarded(directory))
+
+        def server(name: str, command: Command) -> ServerProcess:
+            return ServerProcess(command, logs / name, group, worker_environment if name == WORKERS else None)
+
+        commands = {
+            JOB_MANAGER: programs.job_manager(),
+            TASK_MANAGER: programs.task_manager(TASK_MANAGER_OPTIONS),
+            JOB_SERVER: programs.job_server(HOST, places.job_server, f"{HOST}:{places.rest}", places.scratch / "artifacts"),
+            WORKERS: programs.worker_pool(Path(sys.executable), places.workers),
+        }
+        servers = {name: server(name, command) for name, command in commands.items()}
+        cluster = FlinkCluster(servers, places, slots, patience or Patience())
+        # Their state is kept or goes with them, so a clean shutdown would only take time.
+        stack.callback(cluster.kill_all)
+        cluster.start()
+        yield cluster
+
+
+def _places(ports: Ports, directory: Path, state: Path) -> Places:
+    scratch = directory / "scratch"
+    scratch.mkdir()
+    return Places(
+        rpc=ports.reserve(),
+        rest=ports.reserve(),
+        job_server=ports.reserve(),
+        workers=ports.reserve(),
+        state=state.absolute(),
+        scratch=scratch,
+    )
+
+
+def _worker_environment(bin_folder: Path, additions: Mapping[str, str]) -> dict[str, str]:
+    """Ours, with a `python` first in the PATH that is our own Python: Beam's pool starts workers by that bare name.
+
+    A script and not a link, as a linked Python would not find its virtual environment. What a worker prints goes to the log:
+    the pool gives it a pipe that nobody reads, so that it would block for ever after 64 KB. Raises UsageError when a worker of
+    this environment could not start.
+    """
+    bin_folder.mkdir()
+    python = bin_folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@" >&2\n')
+    python.chmod(0o755)
+    found = {**os.environ, **additions}
+    found["PATH"] = f"{bin_folder}{os.pathsep}{found.get('PATH', os.defpath)}"
+    _check_workers(found, bin_folder)
+    return found
+
+
+def _check_workers(environment: Mapping[str, str], folder: Path) -> None:
+    """A worker that cannot start makes a job wait for ever, without an error: so look now, from a folder that is not ours."""
+    code = f"import importlib.util as u; print(*(m for m in {NEEDED_BY_WORKERS!r} if u.find_spec(m) is None))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603 - our own command
+    if done.returncode:
+        raise UsageError(f"the Python of the workers, {sys.executable}, does not start:\n{done.stderr}")
+    if missing := done.stdout.split():
+        raise UsageError(
+            f"Python workers would not start: {sys.executable} cannot import {' and '.join(missing)} outside of this folder. "
+            "Install it there (pip install 'headrace[beam]')"
+        )

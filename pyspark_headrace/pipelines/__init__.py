@@ -1,1 +1,0 @@
-"""Pipelines as streaming queries of Spark, and positions that move between `headrace run` and Spark's checkpoints."""

@@ -1,1 +1,0 @@
-"""The options of the sinks of open table formats."""

@@ -1,0 +1,109 @@
+"""Reading only so many records, or for so long: for tests and demos. One call reads all splits, and nobody restores it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.pvalue import TaggedOutput
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import Timestamp
+
+from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.source import LogSource, Source, SplitBatch
+from headrace.runners.beam.coders import ReaderFormat
+from headrace.runners.beam.enumerate import beginning
+from headrace.runners.beam.event_time import EventTime, bounds
+from headrace.runners.beam.reader_restriction import ReaderRestriction
+
+POSITIONS = "positions"
+"""The output with where every split was left: the bytes of a `ReaderRestriction` without anything to read."""
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Where a limited read ends: after so many records, after so many seconds, whichever is first. At least one is given."""
+
+    records: int | None
+    seconds: float | None
+
+    def __post_init__(self) -> None:
+        if self.records is None and self.seconds is None:
+            raise UsageError("a limited read needs a number of records, or of seconds")
+        if (self.records is not None and self.records < 1) or (self.seconds is not None and self.seconds <= 0):
+            raise UsageError(f"limits must be positive, not {self.records} records and {self.seconds} seconds")
+
+
+class ReadLimited(beam.DoFn):
+    """Reads until the limit, or the source's end. Says in the end where it stands, for the reading stage to publish."""
+
+    def __init__(self, source: Source[Any], limit: Limit, event_time: EventTime, begins: Checkpoint[Any] | None = None) -> None:
+        """Travels to a worker by pickle. `begins`: where it begins, in place of what the source says."""
+        self._begins = begins
+        self._source = source
+        self._limit = limit
+        self._event_time = event_time
+
+    def process(self, element: bytes) -> Iterator[TimestampedValue | TaggedOutput]:
+        """Once."""
+        discovery = beginning(self._source, self._begins)
+        try:
+            positions = {split.split_id: split for split in discovery.initial().added}
+        finally:
+            discovery.close()
+        for batch in self._batches(positions):
+            positions[batch.split.split_id] = batch.split
+            if batch.records.num_rows:
+                yield self._timestamped(batch.records)
+        left: ReaderRestriction[Any] = ReaderRestriction((), tuple(positions.values()))
+        encoding: ReaderFormat[Any] = ReaderFormat(self._source)
+        yield TaggedOutput(POSITIONS, encoding.encode(left))
+
+    def _batches(self, positions: dict[str, Any]) -> Iterator[SplitBatch[Any]]:
+        left, deadline_s = self._limit.records, self._deadline_s()
+        with self._source.create_reader() as reader:
+            reader.add_splits(list(positions.values()))
+            unfinished = len(positions)
+            while unfinished and left != 0 and (wait_s := min(_POLL_S, deadline_s - time.monotonic())) > 0:
+                batch = reader.poll(wait_s)
+                if batch is None:
+                    continue
+                if left is not None and batch.records.num_rows > left:
+                    yield from self._first(positions[batch.split.split_id], batch, left, deadline_s)
+                    return
+                unfinished -= batch.finished
+                left = None if left is None else left - batch.records.num_rows
+                yield batch
+
+    def _first(self, at: Any, batch: SplitBatch[Any], left: int, deadline_s: float) -> Iterator[SplitBatch[Any]]:
+        """The first records of a batch of a split that stood there. Of a log they are read anew: only it knows the position."""
+        if not isinstance(self._source, LogSource):
+            yield SplitBatch(at, batch.records.slice(0, left))
+            return
+        stop = at.stop_offset
+        while left:  # so many offsets can be fewer records
+            with self._source.create_reader() as reader:
+                reader.add_splits([at.between(at.next_offset, at.next_offset + left)])
+                finished = False
+                while not finished:
+                    if time.monotonic() >= deadline_s:
+                        return
+                    part = reader.poll(_POLL_S)
+                    if part is not None:
+                        finished, at = part.finished, part.split.between(part.split.next_offset, stop)
+                        left -= part.records.num_rows
+                        yield SplitBatch(at, part.records)
+
+    def _deadline_s(self) -> float:
+        return float("inf") if self._limit.seconds is None else time.monotonic() + self._limit.seconds
+
+    def _timestamped(self, records: pa.RecordBatch) -> TimestampedValue:
+        times = self._event_time.micros(records)
+        return TimestampedValue(records, Timestamp.now() if times is None else bounds(times)[0])

@@ -1,0 +1,262 @@
+"""Exactly-once writing into a table under a runner that takes checkpoints: the committer's state, and what it proves. No I/O.
+
+Writers prepare files when their bundle ends, and hand what names them (a handle) to one committer. It numbers the handles as
+they come, and keeps them in its state, which is part of the runner's checkpoints. Those that a completed checkpoint covers are
+*durable* (`Publication` knows which): every state that can be restored from then on has them under the same numbers, or has
+them no more because they are committed. Only durable ones are committed, all there are in one commit of the table, and the
+epoch of that commit is the number of the last one. So the table's marker, which is set in the same commit, says for every state
+which of its handles are in the table: those up to that number.
+
+Two histories may have one number: an older savepoint, or two jobs that go on from one savepoint. So each handle has a digest of
+itself and of all before it, the marker has that of its epoch's last handle, and a state that has another one there is refused.
+
+Each crash:
+
+- before the handle is in a completed checkpoint: its rows are written again, by another transaction. Nobody commits the first.
+- between checkpoint and commit: the state has the handle, so it is committed later.
+- after the commit, or in it, before a checkpoint without the handle: the marker tells which handles are to be dropped.
+- a worker that was replaced and goes on: the committer of each life is a new driver of the table, and older ones are refused.
+
+**A job that is submitted anew** writes under a name of its own, and its restored state is of the job before. Its first call
+commits what that left and closes its history, by an epoch of a number that no state of it has, and a digest that names the
+successor. So a second job that goes on from the same savepoint is refused, and so is the first one if it is still running.
+
+**Sweeping.** Which transactions will never be handed over? A bundle ends before the barrier of a checkpoint passes, and what it
+hands over is before that barrier too. So what is open, was so before the barrier of a completed checkpoint was sent out, and is
+not in the state of that checkpoint, is of a writer that has died. That holds while no barrier overtakes rows: unaligned
+checkpoints are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from headrace.connectors.base.sink import (
+    CommitList,
+    HandleSerializer,
+    HandleT,
+    content_number,
+    numbered_content,
+    stored_number,
+    stored_text,
+)
+from headrace.enumerator.errors import StateError
+from headrace.runners.beam.publication import Publication, Ticket
+
+__all__ = [
+    "CommitterLife",
+    "CommitterState",
+    "CommitterStateSerializer",
+    "ReceivedHandle",
+    "StateAndTicket",
+    "refuse_other_history",
+]
+
+FORMAT = "headrace-epochs"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedHandle(Generic[HandleT]):
+    """A handle, and the digest of the history that ends with it."""
+
+    handle: HandleT
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitterState(Generic[HandleT]):
+    """A committer's state. `run` names the submission whose writers it commits for, and the job in the table's marker.
+
+    `committed`: all handles up to this number are in the table, and forgotten; `digest`: of the history up to it. `received`:
+    those that follow, which may be in the table.
+    """
+
+    run: str
+    committed: int = 0
+    digest: str = ""
+    received: tuple[ReceivedHandle[HandleT], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of the last handle that came."""
+        return self.committed + len(self.received)
+
+    @property
+    def handles(self) -> tuple[HandleT, ...]:
+        """Those that are not known to be committed."""
+        return self.handles_to(self.count)
+
+    def handles_to(self, number: int) -> tuple[HandleT, ...]:
+        """Those up to this number."""
+        return tuple(entry.handle for entry in self.received[: number - self.committed])
+
+    def digest_of(self, number: int) -> str:
+        """Of the history up to this number, which is neither before `committed` nor after `count`."""
+        return self.digest if number == self.committed else self.received[number - self.committed - 1].digest
+
+    def adding(self, handle: HandleT, stored: object) -> CommitterState[HandleT]:
+        """With one more, whose stored form this is."""
+        text = json.dumps(stored, separators=(",", ":"), sort_keys=True)
+        return replace(self, received=(*self.received, ReceivedHandle(handle, _digest(self.digest_of(self.count), text))))
+
+    def without(self, number: int) -> CommitterState[HandleT]:
+        """When all up to this number are committed."""
+        left = self.received[number - self.committed :]
+        return replace(self, committed=number, digest=self.digest_of(number), received=left)
+
+    def epoch(self, number: int) -> CommitList[HandleT]:
+        """The commit of all up to this number."""
+        return CommitList(number, self.handles_to(number), content=self.digest_of(number))
+
+    def closing(self, successor: str) -> CommitList[HandleT]:
+        """The last commit of this history: of all that is left, by the job that goes on from it."""
+        content = _digest(self.digest_of(self.count), f"followed by {successor}")
+        return CommitList(self.count + 1, self.handles, completed=not self.received, content=content)
+
+
+def _digest(before: str, text: str) -> str:
+    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
+
+
+def is_of(recorded: CommitList[HandleT], content: str) -> bool:
+    """Whether the recorded epoch was made from this, as far as a table keeps it."""
+    return recorded.content in (content, numbered_content(content_number(content)))
+
+
+def refuse_other_history(job: str, state: CommitterState[HandleT], recorded: CommitList[HandleT] | None) -> int:
+    """The number up to which the table has the handles of this state. Raises StateError for a table with another history."""
+    number = 0 if recorded is None or recorded.epoch is None else recorded.epoch
+    if number < state.committed:
+        raise StateError(
+            f"job {job!r} has committed {state.committed} transactions, and the table says {number or 'nothing'}: it was made "
+            "anew, put back to an older version from a copy, or is another one. Write to the table that the job is of, or "
+            "start a new job"
+        )
+    if number > state.count or (recorded is not None and not is_of(recorded, state.digest_of(number))):
+        raise StateError(
+            f"the table has transaction {number} of job {job!r}, and the restored checkpoint has {state.count}, or others: the "
+            "checkpoint or savepoint is older than what was committed, or another job has gone on from it. Its rows would come "
+            "twice. Go on from the newest checkpoint"
+        )
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """How far a call came: the handles received, and the looks at what is open."""
+
+    count: int
+    looks: int
+
+
+class CommitterLife(Generic[HandleT]):
+    """What one process knows of the committer since it was restored, and a restore does not need. Not thread-safe."""
+
+    def __init__(self, state: CommitterState[HandleT]) -> None:
+        """Nothing is known but the state that was found."""
+        self._publication: Publication[_Position] = Publication()
+        self._position = _Position(state.count, 0)
+        self._durable = _Position(0, 0)
+        self._suspects: frozenset[int] | None = None
+        self._looked_s: float | None = None
+
+    @property
+    def durable(self) -> int:
+        """Handles up to this number are part of every state that can be restored, or committed."""
+        return self._durable.count
+
+    def wants_look(self, now_s: float, every_s: float) -> bool:
+        """Whether it is time to see what is open."""
+        return self._suspects is None and (self._looked_s is None or now_s - self._looked_s >= every_s)
+
+    def looked(self, open_tasks: frozenset[int], now_s: float) -> None:
+        """What is open now. `now_s` is of a monotonic clock, in seconds."""
+        self._looked_s = now_s
+        if open_tasks:
+            self._suspects = open_tasks
+            self._position = replace(self._position, looks=self._position.looks + 1)
+
+    def orphans(self) -> frozenset[int]:
+        """Tasks whose transactions nobody will hand over, but for those in the state; given once."""
+        if self._suspects is None or self._durable.looks < self._position.looks:
+            return frozenset()
+        suspects, self._suspects = self._suspects, None
+        return suspects
+
+    def returned(self, before: _Position, state: CommitterState[HandleT]) -> Ticket[_Position] | None:
+        """A call that began at `before` ends with this state. The ticket for `finalised`; None when nothing is owed."""
+        self._position = replace(self._position, count=state.count)
+        return self._publication.register(before, self._position)
+
+    @property
+    def position(self) -> _Position:
+        """For `returned`, as the call begins."""
+        return self._position
+
+    def finalised(self, ticket: Ticket[_Position]) -> None:
+        """The runner has finalised the bundle of the call."""
+        position = self._publication.finalised(ticket)
+        if position is not None:
+            self._durable = position
+
+
+@dataclass(frozen=True, slots=True)
+class StateAndTicket(Generic[HandleT]):
+    """What a call gives back."""
+
+    state: CommitterState[HandleT]
+    ticket: Ticket[_Position] | None
+
+
+class CommitterStateSerializer(Generic[HandleT]):
+    """A committer's state as JSON in UTF-8: the newest version written, every version ever written read, newer ones refused."""
+
+    def __init__(self, handles: HandleSerializer[HandleT]) -> None:
+        """For such handles."""
+        self._handles = handles
+
+    def serialize(self, state: CommitterState[HandleT]) -> bytes:
+        """The state in the newest version."""
+        value = {
+            "format": FORMAT,
+            "version": VERSION,
+            "handle_version": self._handles.version,
+            "run": state.run,
+            "committed": state.committed,
+            "digest": state.digest,
+            "received": [[entry.digest, self._handles.serialize(entry.handle)] for entry in state.received],
+        }
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    def deserialize(self, data: bytes, where: str) -> CommitterState[HandleT]:
+        """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
+        try:
+            value = json.loads(data)
+            found = (value["format"], stored_number(value["version"]), stored_number(value["handle_version"]))
+            if found[0] != FORMAT or not 1 <= found[1] <= VERSION or found[2] > self._handles.version:
+                newest = (FORMAT, VERSION, self._handles.version)
+                raise StateError(f"{where}: this headrace reads the state of a committer up to {newest}, and this is {found}")
+            received = tuple(
+                ReceivedHandle(self._handles.deserialize(found[2], handle), stored_text(digest))
+                for digest, handle in value["received"]
+            )
+            run, digest = stored_text(value["run"]), stored_text(value["digest"])
+            return CommitterState(run, stored_number(value["committed"]), digest, received)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise StateError(f"{where}: the state of a committer is damaged: {type(error).__name__}: {error}") from error
+
+    def pack(self, run: str, handle: HandleT) -> bytes:
+        """A handle on its way from a writer of this run."""
+        return json.dumps([run, self._handles.version, self._handles.serialize(handle)], separators=(",", ":")).encode()
+
+    def unpack(self, data: bytes) -> tuple[str, HandleT, object]:
+        """The run, the handle, and its stored form. Raises StateError for what `pack` has not made."""
+        try:
+            run, version, stored = json.loads(data)
+            return stored_text(run), self._handles.deserialize(stored_number(version), stored), stored
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise StateError(f"what a writer has handed over is damaged: {type(error).__name__}: {error}") from error

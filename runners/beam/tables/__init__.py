@@ -1,1 +1,0 @@
-"""Tables under Beam: many writers, one committer."""

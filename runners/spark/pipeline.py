@@ -1,0 +1,180 @@
+"""A pipeline as a streaming query of Spark: its source and its sink as formats of their own, the transform in the sink's tasks.
+
+The transform is called where rows are written, with batches of the source's own schema. So it may give whatever the sink takes,
+in batches of several schemas, too, as in `headrace run`; a step of Spark's own (mapInArrow) would have to know one schema
+beforehand, and takes every row through the JVM once more.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql.datasource import DataSource, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.connectors.base.sink import TwoPhaseSink
+from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.bounded import pickled, register_once, spark_types
+from headrace.runners.spark.log_read import LogRead
+from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.readers import StreamReader
+from headrace.runners.spark.session import PIPELINES, told_parallelism_of
+from headrace.runners.spark.supervision.driver_id import incarnation_of
+from headrace.runners.spark.writers import StreamWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["PipelineQuery", "PipelineWrite", "sink_format", "source_format", "started_sink"]
+
+Transformed = Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]]
+"""What is to be written of a batch of the source's."""
+
+
+@dataclass(frozen=True)
+class PipelineWrite:
+    """How the query writes. `schema`: of the batches that the transform is given. `offsets`: the log of the query's batches."""
+
+    sink: TwoPhaseSink[Any]
+    transformed: Transformed
+    schema: pa.Schema
+    offsets: OffsetLog
+
+
+@dataclass(frozen=True)
+class PipelineQuery:
+    """A pipeline for Spark. `name` and `trigger` are Spark's `queryName` and the arguments of `DataStreamWriter.trigger`."""
+
+    read: LogRead[Any]
+    sink: TwoPhaseSink[Any]
+    transformed: Transformed
+    checkpoint: str
+    name: str | None = None
+    trigger: Mapping[str, Any] | None = None
+
+    def start(self, spark: SparkSession) -> StreamingQuery:
+        """Start it. Raises UsageError for a type of the source that Spark has not, and for what cannot travel to its tasks."""
+        spark_types(self.read.source)
+        read = replace(self.read, parallelism=told_parallelism_of(spark))
+        write = PipelineWrite(self.sink, self.transformed, self.read.source.schema, OffsetLog(self.checkpoint))
+        try:
+            source, sink = source_format(read), sink_format(write)
+        except Exception as error:
+            raise UsageError(f"the pipeline cannot be sent to Spark's tasks: {type(error).__name__}: {error}") from error
+        _sinks[sink.name()] = sink
+        frame = spark.readStream.format(register_once(spark, source)).load()
+        writer = frame.writeStream.format(register_once(spark, sink)).outputMode("append")
+        writer = writer.option("checkpointLocation", self.checkpoint)
+        if self.name is not None:
+            writer = writer.queryName(self.name)
+        if self.trigger is not None:
+            writer = writer.trigger(**self.trigger)
+        return writer.start()
+
+
+@functools.lru_cache(maxsize=16)
+def _loaded(data: bytes) -> Any:  # noqa: ANN401 - what was pickled
+    """Once in a process, so that what is kept by sink (connections, a driver's fence) is found for the next batch."""
+    return cloudpickle.loads(data)
+
+
+def _name(kind: str, data: bytes) -> str:
+    return f"{PIPELINES}{kind}_{hashlib.sha256(data).hexdigest()[:16]}"
+
+
+class PipelineSourceFormat(DataSource):
+    """The base of the formats that pipelines are read by: a class for each, which holds the read pickled, as `bounded` says."""
+
+    PICKLED: bytes
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is registered as: another name for another source."""
+        return _name("source", cls.PICKLED)
+
+    def schema(self) -> StructType:
+        """The source's columns."""
+        return spark_types(self._read().source)
+
+    def streamReader(self, schema: StructType) -> PipelineReader:  # noqa: N802 - Spark's name
+        """The source's reader."""
+        return PipelineReader(self._read(), schema)
+
+    def _read(self) -> LogRead[Any]:
+        return cast("LogRead[Any]", _loaded(self.PICKLED))
+
+
+class PipelineReader(StreamReader[Any]):
+    """A streaming read whose batches have the types that Spark has for those of the source."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task. Worker process. Raises UsageError for a value that Spark would cut."""
+        wanted = to_arrow_schema(spark_types(self._job.source), timezone="UTC")
+        for batch in super().read(partition):
+            yield _cast(batch, wanted)
+
+
+class PipelineSinkFormat(DataSource):
+    """The base of the formats that pipelines are written by."""
+
+    PICKLED: bytes
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is registered as."""
+        return _name("sink", cls.PICKLED)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> PipelineWriter:  # noqa: FBT001, N802 - Spark's
+        """The sink's writer."""
+        del schema, overwrite  # as `PipelineQuery.start` has it
+        return PipelineWriter(cast("PipelineWrite", _loaded(self.PICKLED)), incarnation_of(self.options))
+
+
+class PipelineWriter(StreamWriter[Any]):
+    """A streaming query's sink, with the pipeline's transform before it."""
+
+    def __init__(self, write: PipelineWrite, incarnation: str | None = None) -> None:
+        """Contacts nobody. `incarnation`: as a stream's."""
+        super().__init__(write.sink, write.schema.names, write.offsets, incarnation)
+        self._pickled = pickled((write.transformed, write.schema))  # Spark pickles the writer, and by another way
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        transformed, schema = _loaded(self._pickled)
+        for batch in super()._rows(batches):
+            if batch.num_rows:
+                yield from (rows for rows in transformed(_cast(batch, schema)) if rows.num_rows)
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if batch.schema.equals(schema):
+        return batch
+    try:
+        return batch.cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"Spark cannot hold what the source gives: {error}") from error
+
+
+def source_format(read: LogRead[Any]) -> type[PipelineSourceFormat]:
+    """The format of this read. Travels by value, as the module does not hold it."""
+    return type("RegisteredPipelineSource", (PipelineSourceFormat,), {"PICKLED": pickled(read)})
+
+
+def sink_format(write: PipelineWrite) -> type[PipelineSinkFormat]:
+    """The format of this write."""
+    return type("RegisteredPipelineSink", (PipelineSinkFormat,), {"PICKLED": pickled(write)})
+
+
+_sinks: dict[str, type[PipelineSinkFormat]] = {}
+
+
+def started_sink(name: str) -> type[PipelineSinkFormat]:
+    """The sink's format of a pipeline that this process starts, by the format's name. Raises KeyError for another."""
+    return _sinks[name]

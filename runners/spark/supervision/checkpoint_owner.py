@@ -1,0 +1,68 @@
+"""What a driver asks of a query's checkpoint before Spark reads it: whose it is, and how far it has come.
+
+A local one is read as files. Any other is read by the driver's JVM, with the session's settings, as Spark reads it: whoever
+begins has to know the query to claim it, and a file system that Python lacks is no reason not to.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame
+
+from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.supervision.query_hooks import hadoop_path
+
+__all__ = ["QueryCheckpoint", "checkpoint_at"]
+
+
+class QueryCheckpoint(Protocol):
+    """A checkpoint. All raise what the file system raises, or ValueError for a damaged one."""
+
+    def query_id(self) -> str | None:
+        """The id of the query that it is of; None where no query has begun there."""
+
+    def last_batch(self) -> int | None:
+        """The last batch that was planned; None where none was."""
+
+    def complete(self, batch: int) -> None:
+        """All rows of this batch are committed, so it need not be run again: see to that where it can be seen to."""
+
+
+def checkpoint_at(location: str, frame: DataFrame) -> QueryCheckpoint:
+    """The one at this place, as `checkpoint_of` resolves it: a local path, or a URI. `frame`: of the query's session."""
+    return OffsetLog(location) if location.startswith("/") else _HadoopCheckpoint(location, frame)
+
+
+class _HadoopCheckpoint:
+    """One in a file system of Hadoop's."""
+
+    def __init__(self, location: str, frame: DataFrame) -> None:
+        self._location, self._spark = location, frame.sparkSession
+
+    def query_id(self) -> str | None:
+        filesystem, path = self._found("metadata")
+        if not filesystem.exists(path):
+            return None
+        stream = filesystem.open(path)
+        try:
+            jvm: Any = self._spark._jvm
+            text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+        return str(json.loads(text)["id"]) if text.strip() else None
+
+    def last_batch(self) -> int | None:
+        filesystem, path = self._found("offsets")
+        if not filesystem.exists(path):
+            return None
+        names = [str(status.getPath().getName()) for status in filesystem.listStatus(path)]
+        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+
+    def complete(self, batch: int) -> None:
+        """Nothing: Spark runs it again, and the sink skips it."""
+
+    def _found(self, name: str) -> tuple[Any, Any]:
+        path, configuration = hadoop_path(self._spark, f"{self._location}/{name}")
+        return path.getFileSystem(configuration), path

@@ -1,0 +1,325 @@
+"""The life of a supervised job: when its driver is started, asked to end, killed, and started again. No process, no clock.
+
+A *driver* is one attempt at the job, with all the processes that it has started. There is never more than one: the next is
+started after the last process of the one before is dead. What a failure leads to is decided twice: its `Ending` says whether
+another try can help at all, and the restart strategy (`restarts.py`) when it comes.
+
+Times are seconds of one monotonic clock, handed in with each event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import assert_never
+
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.transitions import Transitions, allowed_after
+from headrace.runners.restarts import GiveUp, Restart, Restarts, RestartStrategy
+
+__all__ = [
+    "EXIT_STATUSES",
+    "SUPERVISION_TRANSITIONS",
+    "DriverEnd",
+    "Ending",
+    "SupervisionCore",
+    "SupervisionLimits",
+    "SupervisionPhase",
+]
+
+
+class Ending(Enum):
+    """How a driver, or the whole job, has ended."""
+
+    COMPLETED = auto()
+    STOPPED = auto()
+    FAILED = auto()
+    WRONG_USE = auto()
+    DATA_LOSS = auto()
+    BAD_CHECKPOINT = auto()
+    FENCED = auto()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another try would end in the same way, or do harm."""
+        return self is not Ending.FAILED
+
+
+EXIT_STATUSES: Mapping[Ending, int] = MappingProxyType(
+    {
+        Ending.COMPLETED: 0,
+        Ending.FAILED: 1,
+        Ending.WRONG_USE: 2,
+        Ending.DATA_LOSS: 65,
+        Ending.BAD_CHECKPOINT: 66,
+        Ending.FENCED: 67,
+        Ending.STOPPED: 143,
+    }
+)
+"""What the supervisor ends with. 0 is a job that has nothing left to do, and no other; 143 is 128 + SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverEnd:
+    """How a driver has ended, and why, in one line."""
+
+    ending: Ending
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisionLimits:
+    """Raises UsageError for a time that makes no sense.
+
+    `progress_s`: a driver is killed, and counts as failed, when for so many seconds none of its batches has ended while it was
+    at work. None: it may take any time. `stop_s`: how long the batch under way may take once the job is to stop.
+    """
+
+    progress_s: float | None = None
+    stop_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        if self.progress_s is not None and not self.progress_s > 0:
+            raise UsageError(f"the time without progress must be more than 0 s, not {self.progress_s}")
+        if not self.stop_s >= 0:
+            raise UsageError(f"the time for the batch under way must be at least 0 s, not {self.stop_s}")
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisionStarted:
+    """Begin."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DriverProgressed:
+    """A batch of the driver has ended, or it has nothing to do."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DriverEnded:
+    """The last process of the driver is dead. `chance`: of [0, 1), for jitter."""
+
+    now_s: float
+    end: DriverEnd
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobStopRequested:
+    """End the job after the batch under way; the second time at once."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The time that was asked for has come, or another."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSilent:
+    """The driver has not been heard for too long, though it has to say that it lives. `reason`: in one line."""
+
+    now_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyReady:
+    """A standby waits for the job: no delay is needed."""
+
+    now_s: float
+
+
+SupervisionEvent = (
+    SupervisionStarted | DriverProgressed | DriverEnded | JobStopRequested | TimePassed | DriverSilent | StandbyReady
+)
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartDriver:
+    """Start a driver. `number`: 1 for the first of the job."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopDriver:
+    """Have it end after the batch under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillDriver:
+    """Kill all its processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishJob:
+    """The job is over. No driver is alive."""
+
+    end: DriverEnd
+
+
+SupervisionCommand = StartDriver | StopDriver | KillDriver | FinishJob
+
+
+class SupervisionPhase(Enum):
+    """What the job does now."""
+
+    CREATED = auto()
+    RUNNING = auto()
+    RESTARTING = auto()
+    STOPPING = auto()
+    KILLING = auto()
+    OVER = auto()
+
+
+class SupervisionCore:
+    """One job. Not thread-safe. `wake_at_s`: when to send TimePassed, as of the last event; None when nothing is awaited."""
+
+    def __init__(self, strategy: RestartStrategy, limits: SupervisionLimits) -> None:
+        """Nothing has started."""
+        self.phase: SupervisionPhase = SupervisionPhase.CREATED
+        self.wake_at_s: float | None = None
+        self.drivers_started: int = 0
+        self.last_failure: str | None = None
+        self._restarts = Restarts(strategy)
+        self._limits = limits
+        self._is_to_stop = False
+        self._killed_for: str | None = None
+
+    def handle(self, event: SupervisionEvent) -> list[SupervisionCommand]:
+        """Take one event, return what is to be done, in this order.
+
+        Raises ProtocolViolationError for an event that SUPERVISION_TRANSITIONS does not allow now.
+        """
+        following = allowed_after(SUPERVISION_TRANSITIONS, self.phase, event, "the supervised job")
+        commands = self._apply(event)
+        assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
+        return commands
+
+    def _apply(self, event: SupervisionEvent) -> list[SupervisionCommand]:
+        match event:
+            case SupervisionStarted(now_s):
+                return self._start(now_s)
+            case DriverProgressed(now_s):
+                return self._progressed(now_s)
+            case DriverEnded(now_s, end, chance):
+                return self._ended(now_s, end, chance)
+            case JobStopRequested(now_s):
+                return self._stop(now_s)
+            case TimePassed(now_s):
+                return self._time_passed(now_s)
+            case DriverSilent(reason=reason):
+                return [] if self.phase is SupervisionPhase.KILLING else self._kill(reason)
+            case StandbyReady(now_s):
+                return self._start(now_s)
+            case _:
+                assert_never(event)
+
+    def _start(self, now_s: float) -> list[SupervisionCommand]:
+        self.phase = SupervisionPhase.RUNNING
+        self.drivers_started += 1
+        self._killed_for = None
+        self._progressed(now_s)
+        return [StartDriver(self.drivers_started)]
+
+    def _progressed(self, now_s: float) -> list[SupervisionCommand]:
+        if self.phase is SupervisionPhase.RUNNING:
+            self.wake_at_s = None if self._limits.progress_s is None else now_s + self._limits.progress_s
+        return []
+
+    def _stop(self, now_s: float) -> list[SupervisionCommand]:
+        is_first, self._is_to_stop = not self._is_to_stop, True
+        if self.phase is SupervisionPhase.RESTARTING:
+            return self._finish(DriverEnd(Ending.STOPPED, "it was stopped while it waited for its restart"))
+        if self.phase is SupervisionPhase.KILLING:
+            return []
+        if not is_first:
+            return self._kill("it was told twice to stop")
+        self.phase = SupervisionPhase.STOPPING
+        self.wake_at_s = now_s + self._limits.stop_s
+        return [StopDriver()]
+
+    def _time_passed(self, now_s: float) -> list[SupervisionCommand]:
+        if self.wake_at_s is None or now_s < self.wake_at_s:
+            return []
+        if self.phase is SupervisionPhase.RESTARTING:
+            return self._start(now_s)
+        if self.phase is SupervisionPhase.STOPPING:
+            return self._kill(f"the batch under way did not end within {self._limits.stop_s:g} s of the stop")
+        return self._kill(f"no batch has ended for {self._limits.progress_s:g} s")
+
+    def _kill(self, reason: str) -> list[SupervisionCommand]:
+        self.phase = SupervisionPhase.KILLING
+        self.wake_at_s = None
+        self._killed_for = reason
+        return [KillDriver()]
+
+    def _ended(self, now_s: float, end: DriverEnd, chance: float) -> list[SupervisionCommand]:
+        if end.ending is Ending.STOPPED and not self._is_to_stop:
+            end = DriverEnd(Ending.FAILED, "its driver was told to end by somebody else")
+        if end.ending is Ending.FAILED and self._killed_for is not None:
+            end = DriverEnd(Ending.FAILED, self._killed_for)
+        if end.ending is not Ending.COMPLETED and end.ending is not Ending.STOPPED:
+            self.last_failure = end.reason
+        if end.ending.is_final or self._is_to_stop:
+            return self._finish(end)
+        decision = self._restarts.failed(now_s, chance)
+        match decision:
+            case Restart(delay_s):
+                self.phase = SupervisionPhase.RESTARTING
+                self.wake_at_s = now_s + delay_s
+                return []
+            case GiveUp(why):
+                return self._finish(DriverEnd(Ending.FAILED, f"{end.reason} (not restarted: {why})"))
+            case _:
+                assert_never(decision)
+
+    def _finish(self, end: DriverEnd) -> list[SupervisionCommand]:
+        self.phase = SupervisionPhase.OVER
+        self.wake_at_s = None
+        return [FinishJob(end)]
+
+
+_CREATED, _RUNNING, _RESTARTING = SupervisionPhase.CREATED, SupervisionPhase.RUNNING, SupervisionPhase.RESTARTING
+_STOPPING, _KILLING, _OVER = SupervisionPhase.STOPPING, SupervisionPhase.KILLING, SupervisionPhase.OVER
+
+SUPERVISION_TRANSITIONS: Transitions[SupervisionPhase] = MappingProxyType(
+    {
+        (_CREATED, SupervisionStarted): (_RUNNING,),
+        (_RUNNING, DriverProgressed): (_RUNNING,),
+        (_RUNNING, TimePassed): (_RUNNING, _KILLING),
+        (_RUNNING, JobStopRequested): (_STOPPING,),
+        (_RUNNING, DriverSilent): (_KILLING,),
+        (_RUNNING, DriverEnded): (_RESTARTING, _OVER),
+        (_RESTARTING, TimePassed): (_RESTARTING, _RUNNING),
+        (_RESTARTING, StandbyReady): (_RUNNING,),
+        (_RESTARTING, JobStopRequested): (_OVER,),
+        (_STOPPING, DriverProgressed): (_STOPPING,),
+        (_STOPPING, TimePassed): (_STOPPING, _KILLING),
+        (_STOPPING, JobStopRequested): (_KILLING,),
+        (_STOPPING, DriverSilent): (_KILLING,),
+        (_STOPPING, DriverEnded): (_OVER,),
+        (_KILLING, DriverProgressed): (_KILLING,),
+        (_KILLING, TimePassed): (_KILLING,),
+        (_KILLING, JobStopRequested): (_KILLING,),
+        (_KILLING, DriverSilent): (_KILLING,),
+        (_KILLING, DriverEnded): (_RESTARTING, _OVER),
+    }
+)
+"""What is legal. No arrow leads from OVER, and none from RESTARTING to a driver that still lives: DriverEnded comes first."""

@@ -1,0 +1,82 @@
+"""What `format("headrace")` does in a rehearsal (supervision/rehearsal.py): it reads a few records, and writes none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from headrace.connectors.base.sink import TwoPhaseSink
+
+log = logging.getLogger(__name__)
+
+__all__ = ["REHEARSAL", "ROWS", "RehearsalWriter", "is_rehearsal", "is_under_way", "looked", "under_way"]
+
+REHEARSAL = "headraceRehearsal"
+"""The option that a standby sets on what its job reads and writes."""
+
+ROWS = 1000
+"""About so many records are read in a batch of a rehearsal."""
+
+
+def is_rehearsal(options: Mapping[str, str]) -> bool:
+    """Whether a standby has set the option. Spark hands options over with their names in lower case."""
+    return any(name.lower() == REHEARSAL.lower() for name in options)
+
+
+@contextmanager
+def under_way() -> Iterator[None]:
+    """Meanwhile this process calls a job for a rehearsal. In its main thread."""
+    global _under_way  # noqa: PLW0603 - of the process, as the job is
+    _under_way = True
+    try:
+        yield
+    finally:
+        _under_way = False
+
+
+def is_under_way() -> bool:
+    """Whether what is called now is called for a rehearsal."""
+    return _under_way
+
+
+_under_way = False
+
+
+def looked(look: Callable[[], None]) -> None:
+    """Have a sink look at its destination in this process. What it fails with is for the job that writes to meet."""
+    try:
+        look()
+    except Exception as error:  # noqa: BLE001 - whatever a sink raises
+        log.debug("a rehearsal goes on without a look at where it would write: %s", error)
+
+
+class RehearsalWriter(DataSourceStreamArrowWriter):
+    """Takes rows and drops them. Each process that it comes to, as a real one would, only looks at the destination."""
+
+    def __init__(self, sink: TwoPhaseSink[Any]) -> None:
+        """`sink`: the job's."""
+        self._sink = sink
+
+    def __getstate__(self) -> dict[str, Any]:
+        """In the process that plans."""
+        looked(self._sink.warm_driver)
+        return {"_sink": self._sink}
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task."""
+        looked(self._sink.warm)
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """On the driver. There is nothing to commit."""
+        looked(self._sink.warm_driver)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """On the driver. There is nothing to abort."""

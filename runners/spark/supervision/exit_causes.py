@@ -1,0 +1,74 @@
+"""What a driver's error says about another try, whichever way it came through Spark."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError, StateError, UsageError
+from headrace.runners.spark.supervision.core import DriverEnd, Ending
+
+__all__ = ["end_by", "one_line"]
+
+LONGEST = 400
+
+_OURS = re.compile(r"^[ \t]*(headrace(?:\.\w+)+)\.(\w+): ?(.*)$", re.MULTILINE)
+"""The last line of a Python traceback, which is all that is left of an error that has gone through the JVM."""
+
+_CLASSES: tuple[tuple[type[HeadraceError], Ending], ...] = (
+    (UsageError, Ending.WRONG_USE),
+    (DataLossError, Ending.DATA_LOSS),
+    (StateError, Ending.BAD_CHECKPOINT),
+    (FencedError, Ending.FENCED),
+)
+
+_ANOTHER_DRIVER = "CONCURRENT_STREAM_LOG_UPDATE"
+"""Spark's error condition for two drivers that write the log of one checkpoint."""
+
+_REFUSED_BY_SPARK = frozenset({"AnalysisException", "ParseException", "IllegalArgumentException"})
+"""Names of PySpark's errors for a plan or a setting that cannot be. Raised to the job itself, not to a running query."""
+
+_AROUND_SPARK = re.compile(
+    r"\b(?:java\.(?:io|nio)|java\.net(?!\.(?:URISyntax|MalformedURL))|org\.apache\.(?:hadoop|thrift))\.[\w.$]*Exception\b"
+)
+"""An error of networks, files, Hadoop or Hive's metastore, which Spark hands on in one of those: a name that DNS does not know
+just now is an IllegalArgumentException, a metastore that is away an AnalysisException."""
+
+
+def end_by(error: BaseException) -> DriverEnd:
+    """How a driver has ended that has ended with this error. What is not known to be final is FAILED: it is tried again."""
+    if isinstance(error, HeadraceError):
+        return DriverEnd(_ending_of(type(error)), _named(type(error).__name__, str(error)))
+    for module, name, message in reversed(_OURS.findall(str(error))):
+        ours = _class_named(module, name)
+        if ours is not None:
+            return DriverEnd(_ending_of(ours), _named(name, message))
+    reason = _named(type(error).__name__, str(error))
+    if _ANOTHER_DRIVER in str(error):
+        return DriverEnd(Ending.FENCED, reason)
+    is_refusal = any(base.__name__ in _REFUSED_BY_SPARK for base in type(error).__mro__)
+    refused = is_refusal and _AROUND_SPARK.search(str(error)) is None
+    return DriverEnd(Ending.WRONG_USE if refused else Ending.FAILED, reason)
+
+
+def one_line(text: str) -> str:
+    """The first line that says something, not too long."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+
+
+def _named(name: str, message: str) -> str:
+    return f"{name}: {one_line(message)}"
+
+
+def _ending_of(error: type[HeadraceError]) -> Ending:
+    return next((ending for kind, ending in _CLASSES if issubclass(error, kind)), Ending.FAILED)
+
+
+def _class_named(module: str, name: str) -> type[HeadraceError] | None:
+    """The error's class; None where the text names no error of ours."""
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) and issubclass(found, HeadraceError) else None

@@ -1,0 +1,533 @@
+"""Which of a job's supervisors, on several hosts, leads: runs the job. The others follow, with a warm driver. No I/O, no clock.
+
+Each supervisor looks at the board (`headrace.connectors.base.lease`) twice a second. Who leads writes a new beat after each look, as
+long as its driver lives. Who follows, and has seen nothing new in so many looks in a row, takes the leader for dead, and leads
+in its place, with the next *term*. It may be wrong: the leader was paused, or cut off from the board. Nothing comes of that:
+the driver that it calls claims the job at the sink, and what the other one does then is refused there, and by the checkpoint's
+store. Here it matters that exactly one goes on soon:
+
+- Who leads and sees a beat of a higher rank stands down: it beats a last time, its driver is killed, and it follows. By that
+  beat the other one, whose driver it may have fenced, knows by whom.
+- Who leads and cannot see the board goes on. It may be that nobody sees it, and nobody has taken over. But once it may have
+  been taken for dead, a driver that it calls could take the job from one that another host has called since, which would not
+  see by whom. So its next driver is called when it has seen the board again, and that nobody else leads.
+- Who leads and whose driver was fenced does not go on. If it sees who leads now, it follows. If nobody does, it leads once
+  more. Fenced a third time, each within an hour of the one before, without a beat of another one since it claimed, it ends:
+  whoever has fenced it knows nothing of the lease.
+
+Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
+no look is counted while the board is away: then nobody takes over, and when it comes back the leader has the whole time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import assert_never
+
+from headrace.connectors.base.lease import LEAST_TIMEOUT_S, Beat, BeatState
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.transitions import Transitions, allowed_after
+from headrace.runners.spark.supervision.core import DriverEnd, Ending
+
+__all__ = ["LEASE_TRANSITIONS", "LOOK_S", "LeaseCore", "LeasePhase"]
+
+LOOK_S = 0.5
+"""Seconds between two looks."""
+
+_UNHEARD_LOOKS = 3
+"""A driver says twice a second that it and its JVM live; after so many looks without a word its supervisor does not beat."""
+
+_FIRST_LOOKS = 60
+"""So many before it has said anything: Python has to start, and import Spark."""
+
+_QUIET_LOOKS = 7_200
+"""An hour: who has led for so many looks is fenced for the first time again. As long as restarts take to forget a failure."""
+
+_MOST_FENCES = 2
+"""So often one that is cut off from the board can fence another one: by the driver that it has called when it was not, and with
+the batch that this one has under way when it loses the job.
+"""
+
+
+class LeasePhase(Enum):
+    """What a supervisor does now. LOOKING: it has not seen the board. CLAIMING: it has said that it leads, and looks whether
+    it is the only one. DOUBTING: its driver was fenced, and it looks by whom. LEAVING: it says its last word.
+    """
+
+    CREATED = auto()
+    LOOKING = auto()
+    FOLLOWING = auto()
+    CLAIMING = auto()
+    LEADING = auto()
+    DOUBTING = auto()
+    LEAVING = auto()
+    OVER = auto()
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStarted:
+    """Begin."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LookDue:
+    """The time of `LeaseCore.wake_at_s` has come."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Answer to LookAtBoard: the last beat; None where there never was one."""
+
+    now_s: float
+    found: Beat | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeatWritten:
+    """Answer to WriteBeat."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BoardFailed:
+    """Answer to LookAtBoard or WriteBeat: it has failed, and may succeed the next time."""
+
+    now_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRefused:
+    """Answer to LookAtBoard or WriteBeat: it was refused, and will be the next time unless somebody sees to it."""
+
+    now_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriverHeard:
+    """The driver that runs the job has said that it lives, and its JVM."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLost:
+    """The driver that ran the job has ended. Whether there is another one, its word will tell."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallWanted:
+    """The job is to be run by this driver. Answered by `MayCall`, at once or later."""
+
+    now_s: float
+    driver: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The job of the supervisor that leads is over, as far as its drivers are concerned. None of them lives.
+
+    `was_to_stop`: the supervisor had been told to end. Its driver may have failed then, or was killed as it did not end.
+    """
+
+    now_s: float
+    end: DriverEnd
+    was_to_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRequested:
+    """End, though the job does not: of a supervisor that does not lead. (One that leads has its job stopped: `JobEnded`.)
+
+    Of one that says its last word: end without it.
+    """
+
+    now_s: float
+
+
+_Answer = Looked | BeatWritten | BoardFailed | BoardRefused
+LeaseEvent = LeaseStarted | LookDue | _Answer | DriverHeard | DriverLost | CallWanted | JobEnded | LeaveRequested
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtBoard:
+    """Ask the board. One question at a time; answered by `Looked` or a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBeat:
+    """Write this beat. Answered by `BeatWritten` or a failure."""
+
+    beat: Beat
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Kill all drivers there are, and keep one warm that is not called. `reason`: why, in one line."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Have the job run."""
+
+
+@dataclass(frozen=True, slots=True)
+class MayCall:
+    """Call this driver."""
+
+    driver: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """Kill all drivers there are, and end so."""
+
+    end: DriverEnd
+
+
+LeaseCommand = LookAtBoard | WriteBeat | Follow | Lead | MayCall | EndLease
+
+
+class LeaseCore:
+    """One supervisor. Not thread-safe. `wake_at_s`: when to send LookDue, as of the last event; None for not now.
+
+    `leader`: the last beat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`: what
+    was wrong with the board the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for the whole
+    timeout, so that it may have been taken for dead. That is by its own clock, whatever became of its looks. `waiting`: the
+    driver that is to run the job, and may not be called yet.
+    """
+
+    def __init__(self, supervisor: str, host: str, timeout_s: float) -> None:
+        """Knows nothing yet. Raises UsageError for a time that makes no sense."""
+        if not LEAST_TIMEOUT_S <= timeout_s < math.inf:
+            raise UsageError(f"a leader may say nothing for at least {LEAST_TIMEOUT_S:g} s, not {timeout_s}")
+        self.phase: LeasePhase = LeasePhase.CREATED
+        self.wake_at_s: float | None = None
+        self.leader: Beat | None = None
+        self.trouble: str | None = None
+        self._own = Beat(0, supervisor, 0, BeatState.LEADING, host)
+        self._timeout_s = timeout_s
+        self._most = math.ceil(timeout_s / LOOK_S)
+        self._now_s = self._written_at_s = -math.inf
+        self._missed = 0
+        self._unheard = 0
+        self._led = 0
+        self._awaits = False
+        self._asked_at_s = -math.inf
+        self._waiting: int | None = None
+        self._fenced_by_nobody = 0
+        self._has_rival = False  # another one has written that it leads, since this one has
+        self._highest = (0, "")  # rank that was seen of another one
+        self._end: DriverEnd | None = None
+        self._leave_by_s = math.inf
+        self._has_said_its_last = False
+
+    @property
+    def term(self) -> int:
+        """See the class."""
+        return self._own.term
+
+    @property
+    def is_suspect(self) -> bool:
+        """See the class."""
+        return self.phase is LeasePhase.LEADING and self._now_s - self._written_at_s >= self._timeout_s
+
+    @property
+    def waiting(self) -> int | None:
+        """See the class."""
+        return self._waiting if self.phase is LeasePhase.LEADING else None
+
+    def handle(self, event: LeaseEvent) -> list[LeaseCommand]:
+        """Take one event, return what is to be done, in this order.
+
+        Raises ProtocolViolationError for an event that LEASE_TRANSITIONS does not allow now.
+        """
+        following = allowed_after(LEASE_TRANSITIONS, self.phase, event, "the lease")
+        self._now_s = max(self._now_s, event.now_s)  # an answer has its own time, and may have waited for this thread
+        if isinstance(event, _Answer):
+            self._take_answer(event)
+        commands = self._apply(event)
+        assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
+        if any(isinstance(command, LookAtBoard | WriteBeat) for command in commands):
+            self._awaits, self._asked_at_s = True, self._now_s
+        if self._awaits or self.phase is LeasePhase.OVER:
+            self.wake_at_s = None
+        elif self.wake_at_s is None:
+            self.wake_at_s = event.now_s + LOOK_S
+        return commands
+
+    def _take_answer(self, event: _Answer) -> None:
+        self._awaits = False
+        self.trouble = event.reason if isinstance(event, BoardFailed | BoardRefused) else None
+        if isinstance(event, BeatWritten):
+            self._written_at_s = self._asked_at_s  # when it took effect nobody knows: not before
+        if isinstance(event, Looked) and event.found is not None and event.found.supervisor != self._own.supervisor:
+            self._see(event.found)
+
+    def _see(self, found: Beat) -> None:
+        if found != self.leader:
+            self._missed = -1  # it is counted below
+            leads = self.phase in (LeasePhase.CLAIMING, LeasePhase.LEADING)
+            self._has_rival |= leads and found.state is BeatState.LEADING
+        self.leader = found
+        self._highest = max(self._highest, found.rank)
+
+    def _apply(self, event: LeaseEvent) -> list[LeaseCommand]:
+        match event:
+            case LeaseStarted():
+                self.phase = LeasePhase.LOOKING
+                return [Follow("it has just started"), LookAtBoard()]
+            case LookDue():
+                self.wake_at_s = None
+                return [] if self._awaits else [LookAtBoard()]
+            case DriverHeard():
+                self._unheard = 0
+            case DriverLost():
+                self._unheard, self._waiting = _UNHEARD_LOOKS + 1, None
+            case CallWanted():
+                self._waiting = event.driver
+                return [] if self.is_suspect else self._call()
+            case JobEnded():
+                return self._job_ended(event)
+            case LeaveRequested():
+                return self._leave(event)
+            case Looked() | BeatWritten() | BoardFailed() | BoardRefused():
+                return self._answered(event)
+            case _:
+                assert_never(event)
+        return []
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _answered(self, event: _Answer) -> list[LeaseCommand]:
+        match self.phase:
+            case LeasePhase.LOOKING:
+                return self._first_look(event)
+            case LeasePhase.FOLLOWING:
+                return self._follower_looked(event)
+            case LeasePhase.CLAIMING:
+                return self._claimed(event)
+            case LeasePhase.LEADING:
+                return self._leader_looked(event)
+            case LeasePhase.DOUBTING:
+                return self._doubter_looked(event)
+            case LeasePhase.LEAVING:
+                return self._leaver_answered(event)
+            case _:  # it is over, and an answer comes late
+                return []
+
+    def _first_look(self, event: _Answer) -> list[LeaseCommand]:
+        if isinstance(event, BoardRefused):
+            self._end = DriverEnd(Ending.WRONG_USE, event.reason)
+            return self._finish()
+        if not isinstance(event, Looked):
+            return []
+        if event.found is None or event.found.state is not BeatState.LEADING:
+            return self._claim()
+        self.phase, self._missed = LeasePhase.FOLLOWING, 0
+        return []
+
+    def _follower_looked(self, event: _Answer) -> list[LeaseCommand]:
+        if not isinstance(event, Looked):
+            self._missed = 0  # in a row: who cannot see the board knows nothing
+            return []
+        if self._missed < 0 and event.found is not None:
+            return self._follow(event.found)
+        self._missed += 1
+        return self._claim() if self._missed >= self._most else []
+
+    def _follow(self, found: Beat) -> list[LeaseCommand]:
+        """Whoever has written this, which is new. If that is its last word there is nobody to be followed."""
+        is_late = found.rank < self._highest  # of one that was paused: somebody has led after it, and may still
+        self.phase, self._missed, self._fenced_by_nobody = LeasePhase.FOLLOWING, 0, 0
+        if is_late or found.state is BeatState.LEADING:
+            return []
+        return self._over_elsewhere(found) if found.state is BeatState.OVER else self._claim()
+
+    def _over_elsewhere(self, found: Beat) -> list[LeaseCommand]:
+        ending = Ending[found.ending] if found.ending in Ending.__members__ else Ending.FAILED
+        self._end = DriverEnd(ending, f"the job has ended on {found.host}: {found.reason}")
+        return self._finish()
+
+    def _claimed(self, event: _Answer) -> list[LeaseCommand]:
+        match event:
+            case BeatWritten():
+                return [LookAtBoard()]
+            case Looked(_, found) if found == self._own:
+                self.phase, self._unheard, self._led, self._waiting = LeasePhase.LEADING, -_FIRST_LOOKS, 0, None
+                return [Lead()]
+            case Looked(_, Beat() as found) if not self._is_above(found) or self._is_over(found):
+                return self._follow(found)
+            case Looked():
+                return self._beat()  # another one has claimed it as well, and will see this
+            case BoardRefused(_, reason) if self.leader is None:  # from the beginning
+                self._end = DriverEnd(Ending.WRONG_USE, reason)
+                return self._finish()
+            case _:
+                self.phase, self._missed = LeasePhase.FOLLOWING, 0
+                return []
+
+    def _leader_looked(self, event: _Answer) -> list[LeaseCommand]:
+        if isinstance(event, BeatWritten):
+            return []
+        self._unheard += 1
+        self._led += 1
+        if not isinstance(event, Looked):
+            return []
+        if event.found is None or self._is_above(event.found):
+            if self._now_s - self._asked_at_s >= self._timeout_s:  # its host was paused, and so long ago it was true
+                return [LookAtBoard()]
+            return [*self._call(), *(self._beat() if self._unheard <= _UNHEARD_LOOKS else [])]
+        stands_down = Follow(f"{event.found.host} leads, in term {event.found.term}")
+        ended_or_claimed = self._follow(event.found)
+        if self.phase is LeasePhase.OVER:
+            return ended_or_claimed
+        if ended_or_claimed:
+            return [stands_down, *ended_or_claimed]
+        # At once: while its drivers are killed the other one may end, and a beat that comes later would hide its last word.
+        return [*self._beat(), stands_down]
+
+    def _doubter_looked(self, event: _Answer) -> list[LeaseCommand]:
+        if not isinstance(event, Looked):
+            self._missed = 0
+            return []
+        is_news = self._missed < 0  # whatever its term: the board may have forgotten the higher one
+        if event.found is not None and (is_news or not self._is_above(event.found)):
+            return self._follow(event.found)  # with the driver that it has kept warm since
+        self._missed = max(0, self._missed) + 1
+        if self._missed < self._most:
+            return []
+        return self._finish() if self._fenced_by_nobody > _MOST_FENCES else self._claim()
+
+    def _leaver_answered(self, event: _Answer) -> list[LeaseCommand]:
+        """The last word is said until it stands, or does not matter: another one leads, or soon will, as its time is over.
+
+        A look after it was written tells: a beat of one that stands down may have been on its way.
+        """
+        is_late = self._has_said_its_last and event.now_s >= self._leave_by_s
+        match event:
+            case Looked(_, Beat() as found) if found == self._own or not self._is_above(found):
+                return self._finish()
+            case BeatWritten() | BoardFailed() if self._has_said_its_last and not is_late:
+                return []
+            case BoardRefused() if self._has_said_its_last:
+                return self._finish()
+            case _ if is_late:
+                return self._finish()
+            case _:
+                return self._say_the_last()
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _is_above(self, found: Beat) -> bool:
+        """Whether this one goes on beside who has written that."""
+        return found.rank <= self._own.rank
+
+    def _is_over(self, found: Beat) -> bool:
+        """Whether that is news from the last one that led, and the job's end."""
+        return self._missed < 0 and found.state is BeatState.OVER and found.rank == self._highest
+
+    def _claim(self) -> list[LeaseCommand]:
+        """The term is above all that were seen, so that who led before stands down when it sees this."""
+        self.phase, self._missed, self._has_rival = LeasePhase.CLAIMING, 0, False
+        self._own = replace(self._own, term=max(self._highest[0], self._own.term) + 1, number=0)
+        return [WriteBeat(self._own)]
+
+    def _call(self) -> list[LeaseCommand]:
+        driver, self._waiting = self._waiting, None
+        return [] if driver is None else [MayCall(driver)]
+
+    def _beat(self) -> list[LeaseCommand]:
+        self._own = replace(self._own, number=self._own.number + 1)
+        return [WriteBeat(self._own)]
+
+    def _job_ended(self, event: JobEnded) -> list[LeaseCommand]:
+        self._end = end = event.end
+        if end.ending is Ending.FENCED:
+            self.phase, self._missed = LeasePhase.DOUBTING, 0
+            before = 0 if self._led >= _QUIET_LOOKS else self._fenced_by_nobody
+            self._fenced_by_nobody = 0 if self._has_rival else before + 1
+            return [Follow("its driver was fenced")]
+        self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s
+        state = BeatState.LEFT if _may_go_on_elsewhere(event) else BeatState.OVER
+        self._own = replace(self._own, state=state, ending=end.ending.name, reason=end.reason)
+        return [] if self._awaits else self._say_the_last()
+
+    def _leave(self, event: LeaveRequested) -> list[LeaseCommand]:
+        if self.phase is LeasePhase.LEAVING:
+            return self._finish()
+        self._end = DriverEnd(Ending.STOPPED, "it was stopped")
+        if self.phase is not LeasePhase.CLAIMING:
+            return self._finish()
+        self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s  # it may have said that it leads
+        self._own = replace(self._own, state=BeatState.LEFT)
+        return [] if self._awaits else self._say_the_last()
+
+    def _say_the_last(self) -> list[LeaseCommand]:
+        self._has_said_its_last = True
+        return self._beat()
+
+    def _finish(self) -> list[LeaseCommand]:
+        assert self._end is not None
+        self.phase = LeasePhase.OVER
+        return [EndLease(self._end)]
+
+
+def _may_go_on_elsewhere(event: JobEnded) -> bool:
+    """What is refused before anything is done may be so on this host alone (a module is missing, headrace is an older one).
+
+    Others find out by themselves. Not so where records are lost: the next driver need not see that they were ever there.
+    """
+    if event.end.ending is Ending.FAILED:
+        return event.was_to_stop
+    return event.end.ending in (Ending.STOPPED, Ending.WRONG_USE, Ending.BAD_CHECKPOINT)
+
+
+_ANSWERS = (Looked, BeatWritten, BoardFailed, BoardRefused)
+_DRIVERS = (DriverHeard, DriverLost, CallWanted)
+_P = LeasePhase
+_AT_WORK = (_P.LOOKING, _P.FOLLOWING, _P.CLAIMING, _P.LEADING, _P.DOUBTING, _P.LEAVING)
+
+LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
+    {
+        (_P.CREATED, LeaseStarted): (_P.LOOKING,),
+        **{(phase, LookDue): (phase,) for phase in _AT_WORK},
+        (_P.LOOKING, Looked): (_P.FOLLOWING, _P.CLAIMING),
+        (_P.LOOKING, BoardFailed): (_P.LOOKING,),
+        (_P.LOOKING, BoardRefused): (_P.OVER,),
+        (_P.FOLLOWING, Looked): (_P.FOLLOWING, _P.CLAIMING, _P.OVER),
+        **{(_P.FOLLOWING, event): (_P.FOLLOWING,) for event in _ANSWERS[1:]},
+        (_P.CLAIMING, Looked): (_P.LEADING, _P.CLAIMING, _P.FOLLOWING, _P.OVER),
+        (_P.CLAIMING, BeatWritten): (_P.CLAIMING,),
+        (_P.CLAIMING, BoardFailed): (_P.FOLLOWING,),
+        (_P.CLAIMING, BoardRefused): (_P.FOLLOWING, _P.OVER),
+        (_P.LEADING, Looked): (_P.LEADING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
+        **{(_P.LEADING, event): (_P.LEADING,) for event in (*_ANSWERS[1:], *_DRIVERS)},
+        (_P.LEADING, JobEnded): (_P.DOUBTING, _P.LEAVING),
+        (_P.DOUBTING, Looked): (_P.DOUBTING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
+        **{(_P.DOUBTING, event): (_P.DOUBTING,) for event in _ANSWERS[1:]},
+        **{(_P.LEAVING, event): (_P.LEAVING, _P.OVER) for event in _ANSWERS},
+        **{(_P.OVER, event): (_P.OVER,) for event in _ANSWERS},
+        **{(phase, LeaveRequested): (_P.OVER,) for phase in (_P.LOOKING, _P.FOLLOWING, _P.DOUBTING, _P.LEAVING)},
+        (_P.CLAIMING, LeaveRequested): (_P.LEAVING,),
+    }
+)
+"""What is legal. To LEADING leads only the arrow of one that has seen its own claim on the board, after it was written."""

@@ -1,0 +1,159 @@
+"""A process that has loaded what Spark's Python processes need, and forks one of them when asked (daemon.py).
+
+    python -m headrace.runners.spark_processes.zygote SOCKET MODULE...
+
+It listens at once, loads, then serves, until its standard input closes: then its driver is gone. It forks as soon as somebody
+connects, and the fork reads what is wanted of it: whoever stops in the middle, or sends nonsense, holds up a fork and nobody
+else. Threads and a fork do not go together: with one that is not known to bear it, it does not serve.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.runners.spark_processes.daemon import ENDED, FORKED, LENGTH_BYTES, STATUS_BYTES, reachable, run_as_main
+
+HASH_SEED = "PYTHONHASHSEED"
+SEED = "0"  # Spark's, unless its user sets another
+STREAMS = 3
+FORKABLE_THREADS = frozenset({"jemalloc_bg_thd"})  # Arrow's allocator has its own fork handlers, which start it anew
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A process that was forked for whoever is at the other end of the connection."""
+
+    pid: int
+    connection: socket.socket
+
+
+def main(address: Path, modules: list[str]) -> None:
+    """Load and serve. Raises SystemExit when it cannot fork safely; whoever asks then starts without it."""
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            with reachable(address) as name:
+                listener.bind(name)
+            listener.listen()
+            for module in modules:
+                importlib.import_module(module)
+            if others := _other_threads() - FORKABLE_THREADS:
+                raise SystemExit(f"not forking, since loading {', '.join(modules)} has started threads: {', '.join(others)}")
+            gc.freeze()  # what is loaded is shared by all that are forked, as long as no collection writes to it
+            os.register_at_fork(after_in_child=_draw_other_numbers)
+            asking = _serve(listener)
+    finally:
+        if os.getpid() == _STARTED:
+            address.unlink(missing_ok=True)
+            with suppress(OSError):
+                address.parent.rmdir()  # made for the socket, unless something else is in it
+    if asking is not None:
+        _become(asking)
+
+
+_STARTED = os.getpid()
+
+
+def _other_threads() -> set[str]:
+    """The names of all threads but this one."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {(task / "comm").read_text().strip() for task in tasks if task.name != str(os.getpid())}
+
+
+def _serve(listener: socket.socket) -> socket.socket | None:
+    """Fork for each that connects. Returns None when the driver is gone; in a fork, the connection of whoever asked for it."""
+    with selectors.DefaultSelector() as ready:
+        ready.register(sys.stdin, selectors.EVENT_READ)
+        ready.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                if key.fileobj is sys.stdin:
+                    return None
+                if key.fileobj is not listener:
+                    ready.unregister(key.fileobj)
+                    _report_end(key.fd, key.data)
+                elif (asking := _fork(listener, ready)) is not None:
+                    _let_go_of_others(ready)
+                    return asking
+
+
+def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> socket.socket | None:
+    """None, but in the fork the connection."""
+    try:
+        connection, _ = listener.accept()
+    except OSError:  # whoever it was has gone again
+        return None
+    pid = os.fork()
+    if pid == 0:
+        return connection
+    ready.register(os.pidfd_open(pid), selectors.EVENT_READ, Fork(pid, connection))
+    return None
+
+
+def _let_go_of_others(ready: selectors.BaseSelector) -> None:
+    for key in ready.get_map().values():
+        if isinstance(key.data, Fork):
+            os.close(key.fd)
+            key.data.connection.close()
+
+
+def _report_end(descriptor: int, fork: Fork) -> None:
+    os.close(descriptor)
+    _, status = os.waitpid(fork.pid, 0)
+    with fork.connection, suppress(OSError):  # whoever asked may be gone
+        fork.connection.sendall(ENDED + status.to_bytes(STATUS_BYTES))
+
+
+def _become(connection: socket.socket) -> None:
+    """Take over what the process that asked has (streams, environment, arguments, path), and run what it would."""
+    length, streams, _, _ = socket.recv_fds(connection, LENGTH_BYTES, STREAMS)
+    with connection.makefile("rb") as told:
+        request = told.read(int.from_bytes(length))
+    if len(streams) != STREAMS:
+        return  # it has gone again
+    wanted: Mapping[str, Any] = json.loads(request)
+    # Hashes of strings have to be the same in all of Spark's workers, and are settled when an interpreter starts.
+    if wanted["environ"].get(HASH_SEED, SEED) != SEED:
+        return
+    os.chdir(wanted["directory"])
+    os.environ.clear()
+    os.environ.update(wanted["environ"])
+    time.tzset()
+    sys.argv, sys.path = wanted["argv"], wanted["path"]
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    _end_with(connection)
+    connection.sendall(FORKED)
+    run_as_main(wanted["module"])
+
+
+def _end_with(connection: socket.socket) -> None:
+    """Have the kernel send this process SIGTERM when the other end closes; what it forks in its turn is no part of that."""
+    os.register_at_fork(after_in_child=connection.close)
+    fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _draw_other_numbers() -> None:
+    """Python's own generator does so by itself; without this, numpy's would give the same numbers in every worker."""
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
