@@ -64,9 +64,9 @@ bench-outage: $(INSTALLED) ## Brokers away for ten minutes, restarted in turn, a
 	$(BIN)/python -m benchmarks.outage
 
 soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIGKILLs of exactly-once jobs (an hour)
-	$(BIN)/python -m tests.helpers.worlds.soak --histories 100000
-	$(BIN)/python -m tests.helpers.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
-	$(BIN)/python -m tests.helpers.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
+	$(BIN)/python -m tests.simulation.soak --histories 100000
+	$(BIN)/python -m tests.soak.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
+	$(BIN)/python -m tests.soak.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 
 soak-tables: $(INSTALLED) ## 300 SIGKILLs of jobs that write to Delta and Iceberg tables, and of the libraries' own ways; changelogs by key (an hour; goes on where it was)
 	$(BIN)/python -m benchmarks.tables_soak
@@ -76,17 +76,17 @@ rest-catalog: $(INSTALLED) ## The Iceberg sink against Iceberg's own REST catalo
 	$(BIN)/python -m tests.helpers.rest_catalog
 
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline (15 minutes)
-	$(BIN)/python -m tests.helpers.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json
+	$(BIN)/python -m tests.soak.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json
 
 soak-standby: $(INSTALLED) ## 200 takeovers of a Spark job by its standby: kills, stops, broker restarts, added partitions (an hour and a quarter)
-	$(BIN)/python -m tests.helpers.standby_soak --takeovers 200 --result benchmarks/results/standby-soak.json
+	$(BIN)/python -m tests.soak.standby_soak --takeovers 200 --result benchmarks/results/standby-soak.json
 
 soak-tokens: $(INSTALLED) ## Bearer tokens that live for 20 seconds, in scripts and on Spark (ten minutes)
-	$(BIN)/python -m tests.helpers.token_soak --result benchmarks/results/token-soak.json
+	$(BIN)/python -m tests.soak.token_soak --result benchmarks/results/token-soak.json
 
 soak-run: $(INSTALLED) ## SIGKILLs of workers, coordinators and everything under headrace run, in every phase of a commit (an hour)
-	$(BIN)/python -m tests.helpers.run_soak --broker fake --kills 1000 --result benchmarks/results/run-kill-soak-dead-letters.json
-	$(BIN)/python -m tests.helpers.run_soak --broker local --kills 300 --result benchmarks/results/run-kill-soak-dead-letters.json
+	$(BIN)/python -m tests.soak.run_soak --broker fake --kills 1000 --result benchmarks/results/run-kill-soak-dead-letters.json
+	$(BIN)/python -m tests.soak.run_soak --broker local --kills 300 --result benchmarks/results/run-kill-soak-dead-letters.json
 
 chaos: $(INSTALLED) ## Faults of brokers, networks, settings, databases and jobs, until each system has had 2,000; goes on where it was (days)
 	$(BIN)/python -m benchmarks.chaos.run --system embedded

@@ -3,7 +3,7 @@
 Both proofs rest on one rule (`publication`): a bundle that was under way when another was finalised is finalised by a later
 checkpoint, whose barrier came after the other's end. It needs one checkpoint at a time, a task that hears of a checkpoint's
 completion before the next barrier comes, and all calls of a split or a shard in one process. A writer needs more: that rows are
-in its state when, and only when, the source's position is behind them. `tests/helpers/checkpoint_simulator.py` plays it all.
+in its state when, and only when, the source's position is behind them. `tests/simulation/checkpoints.py` plays it all.
 """
 
 from __future__ import annotations

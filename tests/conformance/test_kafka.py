@@ -18,8 +18,8 @@ from headrace.enumerator.errors import UsageError
 from headrace.kafka import KafkaSource, KafkaSplit, Latest
 from headrace.testing import ExternalContext, SourceConformance
 from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic
-from tests.helpers import planted
 from tests.helpers.kafka_rig import write
+from tests.simulation.bugs import core
 
 TOPIC_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 GOLDEN = [
@@ -143,10 +143,10 @@ class TestTopicPerSplit(OnKafka):
 
 
 CAUGHT_BY = {
-    planted.reinitialise_on_restore: "test_savepoint",
-    planted.initial_discovery_on_restore: "test_restored_never_initialises",
-    planted.checkpoint_without_positions: "test_crash_goes_back_to_the_checkpoint",
-    planted.last_read_offset_stored: "test_savepoint",
+    core.reinitialise_on_restore: "test_savepoint",
+    core.initial_discovery_on_restore: "test_restored_never_initialises",
+    core.checkpoint_without_positions: "test_crash_goes_back_to_the_checkpoint",
+    core.last_read_offset_stored: "test_savepoint",
 }
 
 
@@ -167,7 +167,7 @@ def on_fake(fake_kafka):
 
 
 @pytest.mark.parametrize("bug", CAUGHT_BY, ids=lambda bug: bug.__name__)
-def test_the_kit_catches(bug: planted.Planted, on_fake):
+def test_the_kit_catches(bug: core.Planted, on_fake):
     with bug(), pytest.raises(AssertionError):
         on_fake(CAUGHT_BY[bug])
 

@@ -17,7 +17,7 @@ import pytest
 from headrace.enumerator import Boundedness, EagerEnumerator, LazyEnumerator
 from headrace.testing import ExternalContext, SourceConformance
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
-from tests.helpers import planted
+from tests.simulation.bugs import core
 
 
 class MemoryContext(ExternalContext):
@@ -75,23 +75,23 @@ def test_nothing_fails_without_a_bug():
 
 
 CAUGHT_BY = {
-    planted.reinitialise_on_restore: "test_savepoint",
-    planted.initial_discovery_on_restore: "test_restored_never_initialises",
-    planted.splits_of_lost_reader_dropped: "test_reader_failure_before_any_checkpoint",
-    planted.checkpoint_without_positions: "test_restart_after_every_batch",
-    planted.end_of_input_sent_once: "test_finished_source_restored",
-    planted.exhaustion_not_stored: "test_bounded_source_restored_midway",
-    planted.last_read_offset_stored: "test_restart_after_every_batch",
-    planted.extra_slots_planned: "test_multiple_splits",
-    planted.later_splits_at_latest: "test_split_added_while_running",
-    planted.removed_splits_not_reported: "test_removed_split_is_reported",
-    planted.stop_offset_ignored: "test_bounded_ends_by_itself",
-    planted.split_version_ignored: "test_damaged_splits_are_refused",
+    core.reinitialise_on_restore: "test_savepoint",
+    core.initial_discovery_on_restore: "test_restored_never_initialises",
+    core.splits_of_lost_reader_dropped: "test_reader_failure_before_any_checkpoint",
+    core.checkpoint_without_positions: "test_restart_after_every_batch",
+    core.end_of_input_sent_once: "test_finished_source_restored",
+    core.exhaustion_not_stored: "test_bounded_source_restored_midway",
+    core.last_read_offset_stored: "test_restart_after_every_batch",
+    core.extra_slots_planned: "test_multiple_splits",
+    core.later_splits_at_latest: "test_split_added_while_running",
+    core.removed_splits_not_reported: "test_removed_split_is_reported",
+    core.stop_offset_ignored: "test_bounded_ends_by_itself",
+    core.split_version_ignored: "test_damaged_splits_are_refused",
 }
 
 
 @pytest.mark.parametrize("bug", CAUGHT_BY, ids=lambda bug: bug.__name__)
-def test_the_kit_catches(bug: planted.Planted):
+def test_the_kit_catches(bug: core.Planted):
     with bug():
         failed = list(failing_cases(TestEager()))
     assert CAUGHT_BY[bug] in failed

@@ -17,8 +17,8 @@ from headrace.connectors.tables.handles import DataFile, TableHandle
 from headrace.delta import DeltaSink
 from headrace.sinks import Attempt
 from headrace.testing import SinkConformance, SinkContext
-from tests.helpers.planted_in_sinks import CAUGHT_BY, PassingSink, assert_caught
 from tests.helpers.table_rig import VALUES, batch_of, delta_paths, delta_values, open_marks, unadded_transactions
+from tests.simulation.bugs.in_sinks import CAUGHT_BY, PassingSink, assert_caught
 
 GOLDEN = {
     "job": "query-1",

@@ -17,7 +17,7 @@ from headrace.files import FileFormat, FileSink
 from headrace.sinks import Attempt
 from headrace.testing import SinkConformance, SinkContext
 from tests.helpers.file_rig import WORK, batch_of, visible
-from tests.helpers.planted_in_sinks import CAUGHT_BY, PassingSink, assert_caught
+from tests.simulation.bugs.in_sinks import CAUGHT_BY, PassingSink, assert_caught
 
 GOLDEN = {
     "job": "query-1",

@@ -15,8 +15,8 @@ from headrace.connectors.kafka.write.transactions import Producer, TransactionPr
 from headrace.kafka import KafkaSink
 from headrace.testing import SinkConformance, SinkContext
 from headrace.testing.servers.kafka import create_topic, delete_topic
-from tests.helpers.planted_in_sinks import CAUGHT_BY, PassingSink, assert_caught
 from tests.helpers.sink_rig import kafka_sink, ongoing, read_all, rows, take_over
+from tests.simulation.bugs.in_sinks import CAUGHT_BY, PassingSink, assert_caught
 
 TOPIC_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 GOLDEN = (

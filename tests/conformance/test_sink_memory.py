@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.testing import MemoryHandle, MemorySink, MemoryTransactionLog, SinkConformance, SinkContext
-from tests.helpers.planted_in_sinks import CAUGHT_BY, PassingSink, assert_caught
+from tests.simulation.bugs.in_sinks import CAUGHT_BY, PassingSink, assert_caught
 
 
 class MemoryContext(SinkContext):

@@ -16,8 +16,8 @@ from headrace.sql import SqlSink
 from headrace.testing import SinkConformance, SinkContext
 from headrace.testing.servers.databases import Database
 from tests.helpers.databases import mariadb, postgresql
-from tests.helpers.planted_in_sinks import CAUGHT_BY, PassingSink, assert_caught
 from tests.helpers.sql_rig import SqlRig
+from tests.simulation.bugs.in_sinks import CAUGHT_BY, PassingSink, assert_caught
 
 GID = "headrace.0a1b2c3d.orders.7.0.0.00c0ffee"
 

@@ -27,7 +27,7 @@ from tests.fuzz.target import load, read_corpus
 
 ROOT = Path(__file__).parents[2]
 _SEED = "sanitized"
-_TESTS = ("tests/unit/test_decode.py", "tests/unit/test_encode.py")
+_TESTS = ("tests/unit/kafka/test_decode.py", "tests/unit/kafka/test_encode.py")
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "site", "*.so", "__pycache__", "results")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.runners.spark.supervision.process_tree import family_of, members
 from headrace.testing.servers.jars import cache_directory
-from tests.helpers.standby_soak import SupervisedJob
+from tests.soak.standby_soak import SupervisedJob
 
 
 class Host(SupervisedJob):

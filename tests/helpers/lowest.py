@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".venv-lowest"
 OF_THE_TESTS = ("demo", "dev", "docs")
 """Extras whose lower bounds are promised to nobody."""
-SNAPSHOT = "tests/unit/test_exports.py::test_the_public_surface_is_as_recorded"
+SNAPSHOT = "tests/unit/tools/test_exports.py::test_the_public_surface_is_as_recorded"
 """Shows pytest's fixtures, which are other objects in older versions of pytest."""
 
 

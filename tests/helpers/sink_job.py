@@ -21,12 +21,12 @@ from typing import Any
 from headrace.connectors.base.commit import JobCommitter, refuse_stale
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write import sink as kafka
-from tests.helpers import planted_commits, planted_sinks
 from tests.helpers.sink_rig import kafka_sink, rows
+from tests.simulation.bugs import commits, sinks
 
 JOB = "soak"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-BUGS = {bug.__name__: bug for bug in (*planted_commits.ALL, *planted_sinks.ALL)}
+BUGS = {bug.__name__: bug for bug in (*commits.ALL, *sinks.ALL)}
 
 
 def plant(kill: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""The public surface as text: every public name with its signature, as `tests/unit/public_surface.txt` has it.
+"""The public surface as text: every public name with its signature, as `tests/unit/tools/public_surface.txt` has it.
 
-    python -m tests.helpers.surface > tests/unit/public_surface.txt
+    python -m tests.helpers.surface > tests/unit/tools/public_surface.txt
 
 Annotations are as written in the code, so the text is the same for every Python.
 """

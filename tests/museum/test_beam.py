@@ -22,7 +22,7 @@ from headrace.runners.beam.split_restriction import Fresh
 from headrace.testing.memory import MemoryLog, MemorySource
 from tests.helpers.beam_rig import BeamRun, Stage
 from tests.helpers.kafka_rig import ONE_BATCH_PER_FETCH, transactional
-from tests.helpers.planted_publications import Trusting
+from tests.simulation.bugs.publications import Trusting
 
 
 def log_of(**splits: str) -> MemoryLog:

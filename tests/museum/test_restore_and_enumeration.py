@@ -12,9 +12,9 @@ from headrace.enumerator import Boundedness, EagerEnumerator, EmbeddedRun, LazyE
 from headrace.enumerator import events as e
 from headrace.enumerator.errors import ProtocolViolationError
 from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
-from tests.helpers import planted
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 from tests.helpers.findings import ROOT, Suite, named_tests
+from tests.simulation.bugs import core
 
 
 def log_of(**splits: str) -> MemoryLog:
@@ -59,7 +59,7 @@ def test_beam_31313_34890_a_restored_enumerator_does_not_split_the_source_again(
 
 
 def test_beam_31313_34890_shows_when_the_bug_is_planted():
-    with planted.reinitialise_on_restore():
+    with core.reinitialise_on_restore():
         before, after = restored_as_beam_does()
     assert after == "12345678"
     assert before != ""

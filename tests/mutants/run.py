@@ -58,29 +58,33 @@ GROUPS = {
         [f"headrace/enumerator/{name}" for name in _HEART],
         [
             *(
-                "tests/unit/test_ledger",
-                "tests/unit/test_enumerators",
-                "tests/unit/test_coordinator",
-                "tests/unit/test_progress",
+                "tests/unit/enumerator/test_ledger",
+                "tests/unit/enumerator/test_enumerator",
+                "tests/unit/enumerator/test_coordinator",
+                "tests/unit/enumerator/test_progress",
             ),
-            *("tests/unit/test_checkpoint", "tests/unit/test_embedded", "tests/unit/test_errors"),
+            *(
+                "tests/unit/enumerator/test_checkpoint",
+                "tests/unit/enumerator/test_embedded",
+                "tests/unit/enumerator/test_errors",
+            ),
             "tests/museum/test_restore_and_enumeration",
         ],
     ),
-    "commit": Group(["headrace/connectors/base/commit"], ["tests/unit/test_commit"]),
+    "commit": Group(["headrace/connectors/base/commit"], ["tests/unit/base/test_commit"]),
     "planner": Group(
         ["headrace/runners/spark/planning", "headrace/runners/spark/stream", "headrace/runners/spark/tasks"],
-        ["tests/unit/test_planning", "tests/unit/test_spark_stream"],
+        ["tests/unit/spark/test_planning", "tests/unit/spark/test_stream"],
     ),
     "fetch-plan": Group(
         ["headrace/connectors/kafka/read/fetch_plan", "headrace/connectors/kafka/read/fetch_index"],
-        ["tests/unit/test_fetch_plan", "tests/unit/test_fetch_index"],
+        ["tests/unit/kafka/test_fetch_plan", "tests/unit/kafka/test_fetch_index"],
     ),
-    "fetch-protocol": Group(["headrace/connectors/kafka/format/fetch_protocol"], ["tests/unit/test_fetch_protocol"]),
-    "offsets": Group(["headrace/spark/kafka_offsets"], ["tests/unit/test_offsets"]),
-    "options": Group(["headrace/spark/options", "headrace/spark/kafka_options"], ["tests/unit/test_spark_options"]),
+    "fetch-protocol": Group(["headrace/connectors/kafka/format/fetch_protocol"], ["tests/unit/kafka/test_fetch_protocol"]),
+    "offsets": Group(["headrace/spark/kafka_offsets"], ["tests/unit/spark/test_offsets"]),
+    "options": Group(["headrace/spark/options", "headrace/spark/kafka_options"], ["tests/unit/spark/test_options"]),
     "pushdown": Group(
-        ["headrace/connectors/kafka/read/pushdown", "headrace/connectors/base/predicates"], ["tests/unit/test_pushdown"]
+        ["headrace/connectors/kafka/read/pushdown", "headrace/connectors/base/predicates"], ["tests/unit/kafka/test_pushdown"]
     ),
 }
 

@@ -7,7 +7,7 @@
         ...
 
 `state` is the brokers' memory and rules, without any I/O; `api` has one module for each API key; `dispatch` and `server` are
-the way to a socket. Every answer is held against a real broker's by tests/integration/test_fake_kafka_against_kafka.py.
+the way to a socket. Every answer is held against a real broker's by tests/integration/kafka/test_fake_kafka_against_kafka.py.
 """
 
 from headrace.testing.fake_kafka.clock import Clock, StoppedClock

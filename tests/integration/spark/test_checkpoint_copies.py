@@ -158,7 +158,7 @@ def rocksdb(spark):
     spark.conf.unset(name)
 
 
-@pytest.mark.long  # tests/unit/test_spark_checkpoints.py looks at what is written
+@pytest.mark.long  # tests/unit/spark/test_checkpoints.py looks at what is written
 @pytest.mark.usefixtures("rocksdb")
 def test_seen_here_a_fork_goes_on_with_its_state_when_the_checkpoint_that_it_was_made_of_is_gone(spark, kafka, tmp_path):
     """Spark names the files with the schemas of that state by whole paths."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.hdfs import started_hdfs
 from tests.helpers.lease_hosts import Host
-from tests.helpers.standby_soak import ARMED_S, START_S, TAKEOVER_S, Traffic, verdict
+from tests.soak.standby_soak import ARMED_S, START_S, TAKEOVER_S, Traffic, verdict
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from headrace.runners.spark.supervision.process_tree import members
-from tests.helpers.standby_soak import running, send_signal, take_over, verdict
+from tests.soak.standby_soak import running, send_signal, take_over, verdict
 
 pytestmark = pytest.mark.timeout(600)
 

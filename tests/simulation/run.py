@@ -1,0 +1,1007 @@
+"""The world of `headrace run`: the real core and committer, and workers, disks and a sink that die, freeze, expire, fill up.
+
+Every message comes late or never. The sink may be a table with a unique key: then a row that one transaction has, prepared or
+open, locks out the worker that writes it in another. A coordinator may die between any two changes at the sink or on its disk;
+its workers then go on as zombies for as long as they like. A second coordinator may begin with a copy of the folder, or on
+another machine with the same checkpoints in a store, while the first one goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, assert_never
+from unittest.mock import patch
+
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.outputs import SOLE, Outputs, Sinks
+from headrace.connectors.base.sink import HandleSerializer, RecordedEpoch
+from headrace.enumerator.checkpoint import CheckpointSerializer
+from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
+from headrace.enumerator.errors import FencedError, PeerError
+from headrace.enumerator.events import (
+    DiscoverInitial,
+    DiscoverLater,
+    ProveGone,
+    PublishPositions,
+    ReportDiscoveryFailure,
+    ReportMissing,
+    SplitsDiscovered,
+)
+from headrace.enumerator.progress import ReaderProgress
+from headrace.enumerator.source import Findings, SplitBatch
+from headrace.runners.local import commits
+from headrace.runners.local.balanced import BalancedEnumerator
+from headrace.runners.local.checkpoints import CheckpointNotStoredError, Roster, RunCheckpoint, RunCheckpointSerializer
+from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter, _EndsByWorker
+from headrace.runners.local.core import (
+    After,
+    AssignSplits,
+    CheckpointCommitted,
+    CheckpointIsNotStored,
+    CheckpointIsStored,
+    CheckpointTimedOut,
+    CommitCheckpoint,
+    DismissWorker,
+    EndRun,
+    FailRun,
+    IntervalOver,
+    KillWorker,
+    PauseOver,
+    Recover,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    RetireWorker,
+    RunBegun,
+    RunCore,
+    RunRecovered,
+    RunSchedule,
+    SplitDone,
+    StartWorker,
+    StopRequested,
+    TakeSnapshot,
+    TellStored,
+    WorkerDied,
+    WorkerJoined,
+    WorkerSilent,
+    WorkerSnapshotted,
+)
+from headrace.runners.restarts import ExponentialDelay, Restarts
+from headrace.testing.memory import MemorySplit, MemorySplitSerializer
+from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State
+from tests.simulation.search import Adversary
+
+ROUNDS = 60
+"""Time without trouble, in rounds, in which everything must be done."""
+
+_SPREAD = 0x9E3779B1  # the golden ratio's
+_POSITIONS = CheckpointSerializer("memory", MemorySplitSerializer())
+_SCHEDULE = RunSchedule(1.0, 0.0, 10.0, tolerable_failed_checkpoints=2)
+
+
+class BrokenPromiseError(AssertionError):
+    """A row came twice, or not at all, or something stays open."""
+
+
+class CoordinatorDiedError(BaseException):
+    """Its process was killed, between two changes."""
+
+
+class Log(MemoryTransactionLog):
+    """Each change is told to the world, which may kill who makes it.
+
+    `shown`: the lists that a look shows, where it does not show those of now.
+    """
+
+    def __init__(self, world: RunWorld) -> None:
+        super().__init__()
+        self.world = world
+        self.changes = 0
+        self.shown: dict[str, bytes] | None = None
+
+    def changing(self) -> None:
+        self.world.changing()
+        self.changes += 1
+
+    def expire(self, number: int) -> None:
+        self.changes += 1
+        super().expire(number)
+
+    def generation(self, job: str) -> int:
+        return self._generations.get(job, 0)
+
+
+class LookedAtSink(MemorySink):
+    """A look without waiting may lack what is decided and not marked yet, or ask a broker that leads no more."""
+
+    def recorded_now(self) -> dict[str, RecordedEpoch]:
+        assert isinstance(self.log, Log)
+        with nullcontext() if self.log.shown is None else patch.object(self.log, "_lists", self.log.shown):
+            return self.recorded()
+
+
+class Disk:
+    """What outlives processes: a folder of checkpoints. `full`: nothing can be written. `claims`: how many have opened it."""
+
+    def __init__(self, outputs: tuple[str, ...]) -> None:
+        self.files: dict[int, bytes] = {}
+        self.roster = Roster("run-x", outputs=outputs)
+        self.full = False
+        self.claims = 0
+
+
+class DiskStore:
+    """As `CheckpointStore`, over a `Disk`."""
+
+    location = "folder"
+
+    def __init__(self, disk: Disk, handles: HandleSerializer[Any], changing: Callable[[], None]) -> None:
+        self.disk = disk
+        self.changing = changing
+        self.claim = disk.claims = disk.claims + 1
+        self.serializer: RunCheckpointSerializer[MemorySplit, Any] = RunCheckpointSerializer(_POSITIONS, handles)
+
+    @property
+    def roster(self) -> Roster:
+        return self.disk.roster
+
+    @property
+    def last_id(self) -> int:
+        return max(self.disk.files, default=0)
+
+    def latest(self) -> RunCheckpoint[MemorySplit, Any] | None:
+        if not self.disk.files:
+            return None
+        return self.serializer.deserialize(self.roster.run, self.disk.files[self.last_id], "disk")
+
+    def keep_claim(self) -> None:
+        """As `ObjectLog`: whoever has claimed it last writes."""
+        if self.disk.claims != self.claim:
+            raise FencedError("another coordinator has the checkpoints")
+
+    def write(self, checkpoint: RunCheckpoint[MemorySplit, Any]) -> None:
+        self.changing()
+        self.keep_claim()
+        if self.disk.full:
+            raise CheckpointNotStoredError("no space left")
+        self.disk.files = {checkpoint.positions.checkpoint_id: self.serializer.serialize(self.roster.run, checkpoint)}
+        self.changing()
+
+    def enlist(self, number: int) -> None:
+        self.keep_claim()
+        self.disk.roster = replace(self.roster, next_number=number + 1, unswept=(*self.roster.unswept, number))
+
+    def note_swept(self, numbers: list[int], at_s: float) -> None:
+        self.keep_claim()
+        self.disk.roster = replace(self.roster, swept_s={**self.roster.swept_s, **dict.fromkeys(numbers, at_s)})
+
+    def strike(self, numbers: list[int]) -> None:
+        self.keep_claim()
+        left = tuple(number for number in self.roster.unswept if number not in numbers)
+        swept_s = {number: at_s for number, at_s in self.roster.swept_s.items() if number in left}
+        self.disk.roster = replace(self.roster, unswept=left, swept_s=swept_s)
+
+
+class Worker:
+    """A worker's process. What it is told and says waits in `inbox` and `outbox`."""
+
+    def __init__(self, world: RunWorld, number: int, roster: Roster) -> None:
+        self.world, self.number = world, number
+        self.jobs = {name: roster.job(number, name) for name in world.outputs.sinks}
+        self.inbox: deque[Any] = deque()
+        self.outbox: deque[Any] = deque([WorkerJoined(number)])
+        self.progress: ReaderProgress[MemorySplit] = ReaderProgress()
+        self.reported: dict[int, Any] = {}
+        self.at: dict[str, MemorySplit] = {}
+        self.open: dict[str, int] = {}
+        self.begun = 0
+        self.alive = True
+        self.waits_for: tuple[str, int] | None = None
+
+    def is_locked_out(self) -> bool:
+        """It waits for a lock, in its one thread."""
+        if self.waits_for is not None and not self.world.is_locked(self.waits_for, self):
+            self.waits_for = None
+        return self.waits_for is not None
+
+    def receive(self) -> None:
+        if self.is_locked_out():
+            return
+        message = self.inbox.popleft()
+        match message:
+            case AssignSplits(_, splits):
+                self.progress.assigned(splits)
+                self.at |= {split.split_id: split for split in splits}
+            case TakeSnapshot(_, checkpoint_id):
+                self.snapshot(checkpoint_id)
+            case TellStored(_, checkpoint_id):
+                self.progress.checkpoint_completed(self.reported.pop(checkpoint_id, {}))
+            case DismissWorker():
+                self.die()
+            case _:
+                raise AssertionError(message)
+
+    def read(self, which: int, rows: int) -> None:
+        if self.is_locked_out():
+            return
+        waiting = [split for split in self.at.values() if split.next_offset < self.world.ends[split.split_id]]
+        if not waiting:
+            return
+        split = waiting[which % len(waiting)]
+        stop = min(self.world.ends[split.split_id], split.next_offset + 1 + rows % 4)
+        if self.world.is_locked((split.split_id, split.next_offset), self):
+            self.world.happened["waits for a lock"] += 1
+            self.waits_for = (split.split_id, split.next_offset)
+            return
+        for offset in range(split.next_offset, stop):
+            name = self.world.output_of(split.split_id, offset)
+            if name not in self.open:
+                self.open[name] = self.world.log.begin(self.jobs[name], f"{self.begun}.0.0")
+                self.begun += 1
+            self.world.log.append(self.open[name], [(split.split_id, offset)])
+        moved = MemorySplit(split.split_id, stop, None)
+        self.at[split.split_id] = moved
+        self.progress.delivered(SplitBatch(moved, None))  # type: ignore[arg-type]
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        handles: tuple[Any, ...] = ()
+        for name, transaction in [*self.open.items()]:
+            self.world.log.prepare(transaction)
+            handles += (self.world.outputs.tagged(name, MemoryHandle(transaction)),)
+            del self.open[name]
+        states = self.progress.snapshot()
+        self.reported = {checkpoint_id: states}
+        self.outbox.append(WorkerSnapshotted(self.number, checkpoint_id, states, handles))
+
+    def die(self) -> None:
+        self.alive = False
+
+
+class Life:
+    """One coordinator, on one disk."""
+
+    def __init__(self, world: RunWorld, disk: Disk) -> None:
+        self.world = world
+        self.store = DiskStore(disk, world.outputs.handles, world.changing)
+        number = disk.roster.next_number
+        self.store.enlist(number)
+        restored = self.store.latest()
+        shape: dict[str, Any] = {"parallelism": world.parallelism}
+        enumerator: Any = (
+            create_enumerator(BalancedEnumerator, **shape)
+            if restored is None
+            else restore_enumerator(BalancedEnumerator, restored.positions, **shape)
+        )
+        self.core: RunCore[MemorySplit, MemoryHandle] = RunCore(
+            enumerator, _SCHEDULE, Restarts(ExponentialDelay()), next_number=number + 1, last_checkpoint_id=self.store.last_id
+        )
+        self.committer: RunCommitter[MemorySplit, MemoryHandle] = RunCommitter(
+            self.store,  # type: ignore[arg-type]
+            world.sink,
+            restored,
+            number,
+            lambda: world.now_s,
+            world.draw,
+            self.is_stored,
+            lambda splits: None,  # nothing of a log is ever removed here
+        )
+        self.job: JobCommitter[Any] = JobCommitter(self.store.roster.run, self.committer)
+        self.workers: dict[int, Worker] = {}
+        self.events: deque[Any] = deque()
+        self.timers: list[Any] = []
+        self.commits: deque[Recover | CommitCheckpoint[Any, Any] | RetireWorker] = deque()
+        self.stored_id = 0
+        self.retired: set[str] = set()
+        self.ended: Exception | str = ""
+        self.handle(RunBegun())
+
+    def handle(self, event: Any) -> None:
+        if not self.ended:
+            try:
+                for command in self.core.handle(event):
+                    self.perform(command)
+            except FencedError as error:
+                self.ended = error
+
+    def perform(self, command: Any) -> None:
+        match command:
+            case Recover() | CommitCheckpoint():
+                assert all(isinstance(work, RetireWorker) for work in self.commits)
+                self.commits.append(command)
+            case RetireWorker():
+                self.commits.append(command)
+            case After(_, timer):
+                self.timers.append(timer)
+            case StartWorker(_, number):
+                self.store.enlist(number)
+                self.workers[number] = Worker(self.world, number, self.store.roster)
+            case KillWorker(number):
+                self.lose(number)
+            case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
+                if command.number in self.workers:
+                    self.workers[command.number].inbox.append(command)
+            case DiscoverInitial() | DiscoverLater():
+                self.events.append(SplitsDiscovered(Findings([MemorySplit(name, 0) for name in self.world.ends])))
+            case PublishPositions() | ReportMissing() | ProveGone() | ReportDiscoveryFailure() | ReportWorkerLost():
+                pass
+            case ReportCheckpointFailure():
+                self.world.happened["checkpoint failed"] += 1
+            case FailRun(error):
+                self.ended = error
+            case EndRun():
+                self.ended = "stopped"
+            case _:
+                assert_never(command)
+
+    def lose(self, number: int) -> None:
+        """The process is dead, and that is certain."""
+        worker = self.workers.pop(number, None)
+        if worker is not None:
+            worker.die()
+            self.events.append(WorkerDied(number, "killed", self.world.now_s, 0.5))
+
+    def run_commit(self) -> None:
+        """What the commit thread does, from its begin to its end; the world may kill the coordinator meanwhile."""
+        if not self.commits:
+            return
+        work, drivers = self.commits.popleft(), self.world.drivers()
+        try:
+            match work:
+                case RetireWorker(number):
+                    self.committer.retire(number)
+                    self.retired.update(self.store.roster.job(number, name) for name in self.world.outputs.sinks)
+                case Recover():
+                    self.job.recover()
+                    self.events.append(RunRecovered())
+                case CommitCheckpoint(checkpoint, handles):
+                    self.committer.propose(checkpoint)
+                    self.job.commit(checkpoint.checkpoint_id, handles)
+                    self.events.append(CheckpointCommitted(checkpoint.checkpoint_id))
+        except CheckpointNotStoredError as error:
+            if not isinstance(work, CommitCheckpoint) or self.stored_id == work.checkpoint.checkpoint_id:
+                self.ended = error
+                return
+            self.world.happened["not stored"] += 1
+            self.job = JobCommitter(self.store.roster.run, self.committer)
+            self.events.append(CheckpointIsNotStored(work.checkpoint.checkpoint_id, "no space left"))
+        except PeerError as error:
+            self.world.expect_aborted(error)
+            self.ended = error
+        except StaleEpochError as error:
+            if self.world.drivers() != drivers and self.world.log.shown is None:
+                raise BrokenPromiseError("an older copy of the folder has fenced the run that goes on") from error
+            self.ended = error
+        except FencedError as error:
+            self.ended = error
+
+    def is_stored(self, checkpoint_id: int) -> None:
+        self.stored_id = checkpoint_id
+        self.events.append(CheckpointIsStored(checkpoint_id))
+
+
+class RunWorld:
+    """One job, its input and output. Actions take any numbers, and do nothing where they do not apply."""
+
+    names: tuple[str, ...] = ()
+
+    def __init__(self, parallelism: int) -> None:
+        self.happened: Counter[str] = Counter()
+        self.parallelism = 1 + parallelism % 3
+        self.now_s = 0.0
+        self.drawn = 0
+        self.ends = {"a": 2, "b": 3, "c": 1}
+        self.dies_in: int | None = None
+        self.log = Log(self)
+        self.sink: Sinks = {name: LookedAtSink(self.log) for name in self.names} if self.names else LookedAtSink(self.log)
+        self.outputs = Outputs(self.sink)
+        self.checked = 0
+        self.disk = Disk(self.names)
+        self.kept: list[Disk] = []
+        self.zombies: list[Worker] = []
+        self.others: list[Life] = []
+        self.disks = [self.disk]
+        self.locks = False
+        self.life = Life(self, self.disk)
+
+    def draw(self) -> int:
+        """Bits that are the same each time, and spread as chance spreads them."""
+        self.drawn += 1
+        return self.drawn * _SPREAD % (1 << EPOCH_BITS)
+
+    def output_of(self, split_id: str, offset: int) -> str:
+        """Where the transform sends this row."""
+        return SOLE
+
+    def drivers(self) -> int:
+        """How many have taken the run over at its sinks."""
+        return sum(self.log.generation(self.disk.roster.run_at(name)) for name in self.outputs.sinks)
+
+    def changing(self) -> None:
+        if self.dies_in is not None:
+            self.dies_in -= 1
+            if self.dies_in < 0:
+                self.dies_in = None
+                raise CoordinatorDiedError
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def grow(self, which: int, rows: int) -> None:
+        name = "abc"[which % 3]
+        self.ends[name] += 1 + rows % 5
+
+    def event(self) -> None:
+        if self.life.events:
+            self.life.handle(self.life.events.popleft())
+        self.look()
+
+    def timer(self, which: int) -> None:
+        timers = self.life.timers
+        if timers:
+            timer = timers.pop(which % len(timers))
+            self.happened[f"timer {type(timer).__name__}"] += 1
+            self.life.handle(timer)
+        self.look()
+
+    def interval(self) -> None:
+        """The timers of an ordinary checkpoint."""
+        for timer in [timer for timer in self.life.timers if isinstance(timer, IntervalOver | PauseOver)]:
+            self.life.timers.remove(timer)
+            self.life.handle(timer)
+        self.look()
+
+    def deliver(self, which: int) -> None:
+        speaking = [worker for worker in self.life.workers.values() if worker.outbox]
+        if speaking:
+            message = speaking[which % len(speaking)].outbox.popleft()
+            assert not isinstance(message, SplitDone)
+            self.life.handle(message)
+        self.look()
+
+    def receive(self, which: int) -> None:
+        self.of_worker(which, lambda worker: worker.receive() if worker.inbox else None)
+
+    def read(self, which: int, split: int, rows: int) -> None:
+        self.of_worker(which, lambda worker: worker.read(split, rows))
+
+    def of_worker(self, which: int, act: Callable[[Worker], None]) -> None:
+        workers = [*self.life.workers.values()]
+        if workers:
+            worker = workers[which % len(workers)]
+            try:
+                act(worker)
+            except PeerError:
+                self.gone(worker)
+
+    def gone(self, worker: Worker) -> None:
+        """A living worker's transaction was aborted; it cannot go on."""
+        self.happened["transaction gone"] += 1
+        self.expect_aborted(f"the transaction of worker {worker.number}, which lives, was aborted")
+        self.life.lose(worker.number)
+
+    def expect_aborted(self, what: object) -> None:
+        """Something was aborted that is used still: not by this run itself."""
+        if not any(self.happened[why] for why in ("expired OPEN", "expired PREPARED", "foreign coordinator")):
+            raise BrokenPromiseError(str(what))
+
+    def lock_rows(self) -> None:
+        """From now on the sink is a table with a unique key, whose transactions have no timeout: so zombies end in time."""
+        self.locks = not self.happened["zombie"]
+
+    def is_locked(self, row: tuple[str, int], asking: Worker) -> bool:
+        """Whether another transaction has written this row. Of a dead session only what is prepared is left."""
+        return self.locks and bool(self.holders(row, asking))
+
+    def holders(self, row: tuple[str, int], asking: Worker) -> set[str]:
+        """The jobs whose transactions have written this row."""
+        living = {
+            entry for worker in (*self.life.workers.values(), *self.zombies) if worker.alive for entry in worker.open.values()
+        }
+        others = living - {*asking.open.values()}
+        held = (entry for entry in self.log.entries if entry.state is State.PREPARED or entry.number in others)
+        return {entry.job for entry in held if entry.unended and row in entry.rows}
+
+    def commit(self, dies: int, after: int) -> None:
+        """The commit thread's work; in one of four cases the coordinator dies within it."""
+        if not self.life.commits:
+            return
+        self.dies_in = after % 12 if dies % 4 == 0 else None
+        try:
+            self.life.run_commit()
+        except CoordinatorDiedError:
+            self.happened["killed in commit"] += 1
+            self.crash(dies)
+        self.dies_in = None
+        self.look()
+
+    def kill(self, which: int) -> None:
+        numbers = [*self.life.workers]
+        if numbers:
+            self.happened["worker killed"] += 1
+            self.life.lose(numbers[which % len(numbers)])
+
+    def silence(self, which: int) -> None:
+        numbers = [*self.life.workers]
+        if numbers:
+            self.happened["worker silent"] += 1
+            self.life.handle(WorkerSilent(numbers[which % len(numbers)]))
+        self.look()
+
+    def crash(self, zombies: int) -> None:
+        """The coordinator is gone; its workers, too, or frozen for now."""
+        self.happened["coordinator killed"] += 1
+        if zombies % 2:
+            self.zombies += self.life.workers.values()
+        self.begin()
+
+    def zombie(self, which: int, split: int, rows: int) -> None:
+        """A worker of an earlier coordinator, that does not know it yet, goes on."""
+        if self.zombies:
+            worker = self.zombies[which % len(self.zombies)]
+            if self.locks and worker.number not in self.disk.roster.unswept:
+                self.zombies.remove(worker)
+                return
+            self.happened["zombie"] += 1
+            try:
+                if rows % 3 == 0 and worker.inbox:
+                    worker.receive()
+                elif rows % 3 == 1:
+                    worker.snapshot(10**9)
+                else:
+                    worker.read(split, rows)
+            except PeerError:
+                self.zombies.remove(worker)
+
+    def expire(self, which: int) -> None:
+        unended = [entry for entry in self.log.entries if entry.unended]
+        if unended:
+            entry = unended[which % len(unended)]
+            self.happened[f"expired {entry.state.name}"] += 1
+            self.log.expire(entry.number)
+
+    def disk_full(self) -> None:
+        self.disk.full = not self.disk.full
+
+    def looks_lag(self) -> None:
+        """From now on looks show what is recorded now; the next time all that is recorded then."""
+        self.happened["looks lag"] += 1
+        self.log.shown = dict(self.log.stored()) if self.log.shown is None else None
+
+    def time(self) -> None:
+        self.now_s += SETTLE_S[-1]
+
+    def keep(self) -> None:
+        """Somebody copies the folder."""
+        self.kept = [*self.kept[-2:], copy.deepcopy(self.disk)]
+
+    def foreign(self, which: int) -> None:
+        """A second coordinator begins with a copy; the first does not know, and goes on when it likes (`other`)."""
+        if self.kept:
+            self.happened["foreign coordinator"] += 1
+            self.others.append(self.life)
+            self.disk = copy.deepcopy(self.kept[which % len(self.kept)])
+            self.disk.full = False
+            self.disks.append(self.disk)
+            self.begin()
+
+    def second_machine(self) -> None:
+        """A coordinator begins with the same checkpoints on another machine, where no lock keeps it out."""
+        self.happened["foreign coordinator"] += 1
+        self.happened["second machine"] += 1
+        self.others.append(self.life)
+        self.begin()
+
+    def same_folder_copied(self) -> None:
+        self.keep()
+        self.foreign(len(self.kept) - 1)
+
+    def other(self, which: int, what: int) -> None:
+        """A step of a coordinator that another has replaced."""
+        if not self.others:
+            return
+        life = self.others[which % len(self.others)]
+        self.happened["other"] += 1
+        if what % 4 == 0:
+            life.run_commit()
+        elif what % 4 == 1 and life.events:
+            life.handle(life.events.popleft())
+        elif what % 4 == 2:
+            for worker in [*life.workers.values()]:
+                try:
+                    while worker.inbox and not worker.is_locked_out():
+                        worker.receive()
+                    worker.read(what, what)
+                except PeerError:
+                    life.lose(worker.number)
+        else:
+            for worker in life.workers.values():
+                while worker.outbox:
+                    life.handle(worker.outbox.popleft())
+            if IntervalOver() in life.timers:
+                life.timers.remove(IntervalOver())
+                life.handle(IntervalOver())
+        if isinstance(life.ended, FencedError):
+            self.happened["fenced"] += 1
+        if life.ended:
+            self.others.remove(life)
+
+    def stop(self) -> None:
+        self.happened["stop"] += 1
+        self.life.handle(StopRequested())
+        self.look()
+
+    # --- promises -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self.life = Life(self, self.disk)
+
+    def look(self) -> None:
+        """A life that has ended is followed by the next."""
+        ended = self.life.ended
+        if not ended:
+            return
+        for number in [*self.life.workers]:
+            self.life.lose(number)
+        if isinstance(ended, StaleEpochError):
+            self.happened["stale folder refused"] += 1
+            self.disks.remove(self.disk)
+            if not self.disks:
+                raise BrokenPromiseError("the newest folder was refused")
+            self.disk = self.disks[-1]
+            self.others = [life for life in self.others if life.store.disk is not self.disk]
+        self.begin()
+
+    def check(self) -> None:
+        """Nothing was committed twice; nor is it where nothing has changed."""
+        if self.log.changes == self.checked:
+            return
+        self.checked = self.log.changes
+        rows = Counter(row for entry in self.log.entries if entry.state is State.COMMITTED for row in entry.rows)
+        if twice := [row for row, times in rows.items() if times > 1]:
+            raise BrokenPromiseError(f"{twice} were committed twice")
+
+    def drain(self) -> None:
+        self.disk.full, self.log.shown = False, None
+        self.dies_in = None
+        self.zombies.clear()
+        wanted = {(name, offset) for name, end in self.ends.items() for offset in range(end)}
+        for _ in range(ROUNDS):
+            self.round()
+            self.check()
+            done = {row for entry in self.log.entries if entry.state is State.COMMITTED for row in entry.rows}
+            if done == wanted and not self.left_open():
+                return
+        raise BrokenPromiseError(f"{sorted(wanted - done)} are missing, or a dead worker's transaction is open")
+
+    def left_open(self) -> bool:
+        """A dead worker's transaction is open that the folder knows of.
+
+        One that its copy does not know, or that a zombie has begun after it was swept twice, is left to the sink's timeout.
+        """
+        if self.happened["foreign coordinator"]:
+            return False
+        roster = self.disk.roster
+        known = {roster.job(number, name) for number in roster.unswept for name in self.outputs.sinks}
+        living = {job for worker in self.life.workers.values() for job in worker.jobs.values()}
+        return any(entry.unended for entry in self.log.entries if entry.job in known - living)
+
+    def round(self) -> None:
+        """Everything that waits happens, and a checkpoint."""
+        self.now_s += SETTLE_S[-1]
+        self.disk.full = False
+        for _ in range(4):
+            while self.life.commits or self.life.events:
+                self.commit(1, 0)
+                self.event()
+            for worker in [*self.life.workers.values()]:
+                self.settle(worker)
+        for timer in [timer for timer in self.life.timers if not isinstance(timer, CheckpointTimedOut)]:
+            if timer in self.life.timers:
+                self.life.timers.remove(timer)
+                self.life.handle(timer)
+                self.look()
+
+    def settle(self, worker: Worker) -> None:
+        try:
+            while worker.inbox and not worker.is_locked_out():
+                worker.receive()
+            for split in range(3):
+                worker.read(split, 3)
+        except PeerError:
+            self.gone(worker)
+            return
+        if worker.is_locked_out() and worker.waits_for is not None:
+            self.happened["lock timeout"] += 1
+            if of_the_dead := self.holders(worker.waits_for, worker) & self.life.retired:
+                raise BrokenPromiseError(f"{sorted(of_the_dead)}, which are dead, keep worker {worker.number} waiting")
+            self.life.lose(worker.number)
+            return
+        while worker.outbox and worker.number in self.life.workers:
+            self.life.handle(worker.outbox.popleft())
+            self.look()
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Transactions of several workers are ended one after the other, so that a history is the same each time."""
+    with patch.object(commits, "at_once", lambda act, committers, owned: list(map(act, committers, owned))):
+        yield
+
+
+RUN = Adversary(
+    "run",
+    RunWorld,
+    1,
+    {
+        "grow": (RunWorld.grow, 2),
+        "event": (RunWorld.event, 0),
+        "timer": (RunWorld.timer, 1),
+        "interval": (RunWorld.interval, 0),
+        "deliver": (RunWorld.deliver, 1),
+        "receive": (RunWorld.receive, 1),
+        "read": (RunWorld.read, 3),
+        "commit": (RunWorld.commit, 2),
+        "kill": (RunWorld.kill, 1),
+        "silence": (RunWorld.silence, 1),
+        "crash": (RunWorld.crash, 1),
+        "zombie": (RunWorld.zombie, 3),
+        "expire": (RunWorld.expire, 1),
+        "disk_full": (RunWorld.disk_full, 0),
+        "looks_lag": (RunWorld.looks_lag, 0),
+        "time": (RunWorld.time, 0),
+        "keep": (RunWorld.keep, 0),
+        "foreign": (RunWorld.foreign, 1),
+        "same_folder_copied": (RunWorld.same_folder_copied, 0),
+        "second_machine": (RunWorld.second_machine, 0),
+        "other": (RunWorld.other, 2),
+        "stop": (RunWorld.stop, 0),
+        "lock_rows": (RunWorld.lock_rows, 0),
+        "round": (RunWorld.round, 0),
+    },
+    (
+        {
+            "grow": 4, "event": 14, "timer": 3, "interval": 5, "deliver": 14, "receive": 14, "read": 14, "commit": 10,
+            "kill": 2, "silence": 1, "crash": 1, "zombie": 3, "expire": 1, "disk_full": 1, "time": 1, "stop": 1, "round": 2,
+            "lock_rows": 3,
+        },
+        {
+            "grow": 3, "event": 12, "interval": 5, "deliver": 12, "receive": 12, "read": 10, "commit": 10, "kill": 1,
+            "crash": 1, "keep": 2, "foreign": 1, "same_folder_copied": 2, "second_machine": 1, "other": 14, "round": 3,
+            "time": 1,
+        },
+    ),
+    longest=150,
+    around=one_by_one,
+)  # fmt: skip
+
+
+class TwoOutputsWorld(RunWorld):
+    """The same with two sinks: the transform sends rows to one or the other, and all rows of a split to the second."""
+
+    names = ("bad", "good")
+
+    def output_of(self, split_id: str, offset: int) -> str:
+        return "good" if split_id == "b" or (split_id == "c" and offset % 2) else "bad"
+
+    def outage(self, after: int) -> None:
+        """The coordinator dies in a commit, and stays away for longer than what it has listed lives."""
+        self.commit(0, after)
+        for entry in self.log.entries:
+            if entry.state is State.PREPARED:
+                self.happened["expired PREPARED"] += 1
+                self.log.expire(entry.number)
+
+    def late_outage(self, after: int) -> None:
+        """The brokers were away, too: looks lag."""
+        self.outage(2 + after % 4)
+        self.happened["looks lag"] += 1
+        self.log.shown = dict(self.log.stored())
+
+
+OUTPUTS = replace(
+    RUN,
+    name="outputs",
+    begin=TwoOutputsWorld,
+    actions={**RUN.actions, "outage": (TwoOutputsWorld.outage, 1), "late_outage": (TwoOutputsWorld.late_outage, 1)},
+    mixes=(
+        {**RUN.mixes[0], "outage": 4},
+        {**RUN.mixes[1], "outage": 8},
+        {**RUN.mixes[0], "late_outage": 8, "crash": 6, "round": 6},
+        {**RUN.mixes[1], "looks_lag": 2},
+    ),
+)
+
+
+# --- bugs, for the search to find -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def handles_of_a_failed_checkpoint_are_forgotten() -> Iterator[None]:
+    failed = RunCore._failed
+
+    def forget(self: Any, checkpoint_id: int, reason: str) -> Any:
+        self._prepared = []
+        return failed(self, checkpoint_id, reason)
+
+    with patch.object(RunCore, "_failed", forget):
+        yield
+
+
+@contextmanager
+def handles_of_a_dead_worker_are_kept() -> Iterator[None]:
+    died = RunCore._died
+
+    def keep(self: Any, place: int, event: Any) -> Any:
+        prepared = self._prepared
+        commands = died(self, place, event)
+        self._prepared = prepared
+        return commands
+
+    with patch.object(RunCore, "_died", keep):
+        yield
+
+
+@contextmanager
+def dead_workers_are_not_swept() -> Iterator[None]:
+    with patch.object(RunCommitter, "retire", lambda self, number: None):
+        yield
+
+
+@contextmanager
+def dead_workers_are_swept_by_the_next_checkpoint_alone() -> Iterator[None]:
+    """Their locks are in its way."""
+
+    def note(self: Any, number: int) -> None:
+        self._due_s[number] = None
+
+    with patch.object(RunCommitter, "retire", note):
+        yield
+
+
+@contextmanager
+def living_workers_are_swept() -> Iterator[None]:
+    sweep = RunCommitter.sweep
+
+    def sweep_all(self: Any, keep: Any) -> None:
+        self._due_s |= {number: None for number in self._store.roster.unswept if number not in self._due_s}
+        sweep(self, keep)
+
+    with patch.object(RunCommitter, "sweep", sweep_all):
+        yield
+
+
+@contextmanager
+def the_list_is_not_stored() -> Iterator[None]:
+    """Handles are committed that no checkpoint has."""
+    write = DiskStore.write
+
+    def without(self: Any, checkpoint: Any) -> None:
+        write(self, RunCheckpoint(checkpoint.positions, (), completed=True))
+
+    with patch.object(DiskStore, "write", without):
+        yield
+
+
+@contextmanager
+def an_older_folder_is_taken() -> Iterator[None]:
+    with patch.object(RunCommitter, "_refuse_stale", lambda self, output, seen: None):
+        yield
+
+
+@contextmanager
+def the_sink_is_not_asked_before_a_commit() -> Iterator[None]:
+    record = RunCommitter.record
+
+    def alone(self: Any, commits: Any) -> None:
+        with patch.object(self._outputs[0].driver, "record", lambda commits: None):
+            record(self, commits)
+
+    with patch.object(RunCommitter, "record", alone):
+        yield
+
+
+@contextmanager
+def an_older_folder_takes_over_before_it_is_refused() -> Iterator[None]:
+    with patch.object(MemorySink, "recorded", lambda self: {}):
+        yield
+
+
+@contextmanager
+def a_coordinator_that_was_replaced_writes_on() -> Iterator[None]:
+    """Into the same store, as there is no lock between machines."""
+    with patch.object(DiskStore, "keep_claim", lambda self: None):
+        yield
+
+
+PLANTED = (
+    a_coordinator_that_was_replaced_writes_on,
+    handles_of_a_failed_checkpoint_are_forgotten,
+    handles_of_a_dead_worker_are_kept,
+    dead_workers_are_not_swept,
+    dead_workers_are_swept_by_the_next_checkpoint_alone,
+    living_workers_are_swept,
+    the_list_is_not_stored,
+    an_older_folder_is_taken,
+    an_older_folder_takes_over_before_it_is_refused,
+    the_sink_is_not_asked_before_a_commit,
+)
+"""Each breaks a promise in some history."""
+
+
+@contextmanager
+def the_second_output_is_forgotten_after_a_crash() -> Iterator[None]:
+    """Of a coordinator that died between the commits of two sinks. The next one ends what is of the first alone."""
+    fence = RunCommitter.fence
+
+    def of_the_first(self: Any) -> Any:
+        commits = fence(self)
+        if commits is None:
+            return None
+        first = [listed for listed in commits.handles if self._sinks.output_of(listed.handle) == self._outputs[0].name]
+        return replace(commits, handles=tuple(first))
+
+    with patch.object(RunCommitter, "fence", of_the_first):
+        yield
+
+
+@contextmanager
+def aborted_rows_of_the_second_output_are_not_copied() -> Iterator[None]:
+    copy_all = RunCommitter.copy_all
+
+    with patch.object(RunCommitter, "copy_all", lambda self, handles: copy_all(self, handles)[:1]):
+        yield
+
+
+@contextmanager
+def the_first_sink_is_not_told_of_what_is_for_the_others() -> Iterator[None]:
+    """So nobody decides between two copies of a folder, and both are refused in the end."""
+    told_last = RunCommitter._told_last.fget  # type: ignore[attr-defined]
+
+    def without(self: Any) -> Any:
+        return [output for output in told_last(self) if self._own(output, self._listed)]
+
+    with patch.object(RunCommitter, "_told_last", property(without)):
+        yield
+
+
+@contextmanager
+def dead_workers_are_swept_at_the_first_sink_alone() -> Iterator[None]:
+    sweep = RunCommitter.sweep
+
+    def of_the_first(self: Any, keep: Any) -> None:
+        with patch.object(self, "_outputs", self._outputs[:1]):
+            sweep(self, keep)
+
+    with patch.object(RunCommitter, "sweep", of_the_first):
+        yield
+
+
+@contextmanager
+def copies_are_recorded_under_the_epoch_of_what_was_aborted() -> Iterator[None]:
+    """Which another copy of the folder has, too."""
+    with patch.object(RunCommitter, "_with_copies", lambda self, stored, copies: replace(stored, handles=tuple(copies))):
+        yield
+
+
+@contextmanager
+def a_look_at_what_copies_have_replaced_is_news() -> Iterator[None]:
+    tells = _EndsByWorker.tells
+
+    def without(self: Any, seen: int, told: Any) -> bool:
+        return tells(self, seen, replace(told, replaced=()))
+
+    with patch.object(_EndsByWorker, "tells", without):
+        yield
+
+
+PLANTED_IN_OUTPUTS = (
+    copies_are_recorded_under_the_epoch_of_what_was_aborted,
+    a_look_at_what_copies_have_replaced_is_news,
+    the_second_output_is_forgotten_after_a_crash,
+    aborted_rows_of_the_second_output_are_not_copied,
+    the_first_sink_is_not_told_of_what_is_for_the_others,
+    dead_workers_are_swept_at_the_first_sink_alone,
+)
+"""Each breaks a promise in some history with two outputs."""

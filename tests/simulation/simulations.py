@@ -1,0 +1,257 @@
+"""Every simulated world, the bugs that are planted for it, and what must happen often in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from tests.simulation import checkpoints_search, run
+from tests.simulation.bugs import commits, fetches, lease, letters, spark, standby
+from tests.simulation.bugs import core as planted
+from tests.simulation.checkpoints_search import SHARDS
+from tests.simulation.commit_search import COMMITS
+from tests.simulation.core_search import HEART
+from tests.simulation.fetch import FETCH
+from tests.simulation.lease import HOSTS
+from tests.simulation.letters import LETTERS
+from tests.simulation.run import OUTPUTS, RUN
+from tests.simulation.search import Adversary
+from tests.simulation.spark import SPARK
+from tests.simulation.standby import STANDBY
+
+Planted = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """`histories`: how many the tests play, of the code as it is and of that with a planted bug.
+
+    `often`: what must happen in them, and how often at least.
+    """
+
+    adversary: Adversary
+    histories: int
+    planted: Sequence[Planted]
+    often: Mapping[str, int]
+
+
+_KILLED = ("FENCING", "CLAIMING", "RECORDING", "ENDING", "COPYING", "SWEEPING", "CONFIRMING", "COMPLETING")
+
+WORLDS = (
+    Searched(
+        HEART,
+        500,
+        planted.IN_THE_HEART,
+        {
+            "restore": 900,
+            "rewind": 135,
+            "completed": 1800,
+            "aborted": 135,
+            "aborted, yet durable": 13,
+            "declined": 450,
+            "reader lost": 900,
+            "lost while persisting": 225,
+            "crash in RUNNING": 450,
+            "crash in COLLECTING": 45,
+            "crash in PERSISTING": 45,
+            "ReportMissing": 135,
+            "SplitsGone": 20,
+            "ReportDiscoveryFailure": 22,
+        },
+    ),
+    Searched(
+        COMMITS,
+        500,
+        commits.ALL,
+        {
+            "commit completed": 1050,
+            "restart": 700,
+            "Copy": 35,
+            "fenced": 25,
+            "fenced, and asks again": 60,
+            "superseded": 40,
+            "given back": 35,
+            "check failed": 70,
+            "stale epoch refused": 17,
+            "tasks refused": 14,
+            "epoch skipped": 70,
+            "again": 17,
+            "expired PREPARED": 175,
+            "expired OPEN": 35,
+            "expired listed": 7,
+            **{f"killed {phase}": 2 for phase in _KILLED},
+        },
+    ),
+    Searched(
+        SPARK,
+        1500,
+        spark.IN_SPARK,
+        {
+            "batch": 2000,
+            "restart": 500,
+            "zombie driver": 150,
+            "rewind": 20,
+            "stale epoch refused": 3,
+            "executor lost": 200,
+            "speculation": 300,
+            "stage again": 200,
+            "stage failed": 25,
+            "stage cancelled": 3,
+            "late task": 80,
+            "driver killed in a commit": 50,
+            "meanwhile": 100,
+            "claim": 1300,
+            "completed, and not run again": 100,
+            "commit: FencedError": 30,
+            "commit: SupersededError": 200,
+            "commit: PeerError": 10,
+            "abort": 30,
+            "abort of a recorded batch": 40,
+            "expired PREPARED": 40,
+            "expired listed": 7,
+            "commit log has it": 5,
+            "query: DataLossError": 15,
+            "query: LogTruncatedError": 2,
+            "query: OutageError": 30,
+            "task: StaleEpochError": 30,
+            "topic made anew": 20,
+            "topic forgotten": 300,
+            "new leader": 300,
+            "retention": 30,
+            "outage": 200,
+        },
+    ),
+    Searched(
+        FETCH,
+        1000,
+        fetches.IN_FETCHES,
+        {
+            "data": 3000,
+            "new leader": 800,
+            "truncated": 50,
+            "expired": 100,
+            "started over": 300,
+            "request lost": 40,
+            "quota": 40,
+            "left out": 40,
+            "sent to a follower": 300,
+            "in range after all": 4,
+            "unknown topic": 300,
+            "another topic": 30,
+            "one broker lags behind": 120,
+            "deleted": 30,
+            "made anew": 15,
+            "gave up: LogTruncatedError": 8,
+            "gave up: TopicRecreatedError": 25,
+        },
+    ),
+    Searched(
+        SHARDS,
+        500,
+        checkpoints_search.PLANTED,
+        {
+            "checkpoint": 3000,
+            "savepoint": 200,
+            "restore": 500,
+            "zombie": 150,
+            "expired prepared": 100,
+            "copy": 80,
+            "died in Write": 60,
+            "died before Sweep": 60,
+            "died before Write": 50,
+            "aborted checkpoint": 50,
+        },
+    ),
+    Searched(
+        RUN,
+        500,
+        run.PLANTED,
+        {
+            "worker killed": 300,
+            "worker silent": 100,
+            "coordinator killed": 300,
+            "killed in commit": 40,
+            "zombie": 80,
+            "foreign coordinator": 350,
+            "other": 1200,
+            "stale folder refused": 25,
+            "checkpoint failed": 200,
+            "timer CheckpointTimedOut": 120,
+            "not stored": 15,
+            "transaction gone": 12,
+            "expired OPEN": 30,
+            "expired PREPARED": 25,
+            "stop": 100,
+            "waits for a lock": 4,
+        },
+    ),
+    Searched(
+        OUTPUTS,
+        600,
+        run.PLANTED_IN_OUTPUTS,
+        {
+            "worker killed": 400,
+            "coordinator killed": 400,
+            "killed in commit": 60,
+            "foreign coordinator": 400,
+            "expired PREPARED": 60,
+        },
+    ),
+    Searched(
+        STANDBY,
+        120,
+        standby.PLANTED,
+        {
+            "killed": 120,
+            "stopped": 120,
+            "continued": 60,
+            "jumped": 60,
+            "supervisor killed": 60,
+            "supervisor stopped": 60,
+            "second supervisor": 60,
+            "takeover": 250,
+        },
+    ),
+    Searched(
+        HOSTS,
+        400,
+        lease.PLANTED,
+        {
+            "leads": 800,
+            "paused": 700,
+            "paused in a batch": 300,
+            "paused in a look": 300,
+            "cut off": 430,
+            "board away": 200,
+            "board wiped": 220,
+            "power lost": 170,
+            "driver killed": 250,
+            "driver hangs": 100,
+            "SIGTERM": 230,
+            "superseded": 40,
+            "left behind": 6,
+            "fenced, and asks again": 30,
+        },
+    ),
+    Searched(
+        LETTERS,
+        200,
+        letters.PLANTED,
+        {
+            "replay": 150,
+            "second replay": 180,
+            "finished": 18,
+            "refused": 40,
+            "dead again": 60,
+            "topic made anew": 60,
+            "cut off": 100,
+            "KilledError": 25,
+            "FencedError": 18,
+            "meanwhile": 28,
+            "PeerError": 8,
+            "expired OPEN": 4,
+            "expired PREPARED": 3,
+        },
+    ),
+)

@@ -1,0 +1,89 @@
+"""Searches on all cores, from seeds that no search has had: `python -m tests.simulation.soak --histories 100000`.
+
+The result says from which seed the next search goes on. A history that fails is made short and printed as a test; that world is
+searched no further. The order of sets is another in each run; the run of a failure is had again with its PYTHONHASHSEED.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.search import BrokenHistoryError, as_test, shortened
+from tests.simulation.simulations import WORLDS
+
+FIRST_SEED = 1_000_000
+"""Those below are the tests'."""
+
+CHUNK = 500
+RESULT = Path(__file__).parents[1] / "simulation" / "soak.json"
+
+_ADVERSARIES = {world.adversary.name: world.adversary for world in WORLDS}
+
+
+def search_chunk(task: tuple[str, int]) -> tuple[Counter[str], str | None]:
+    """One process's piece: what happened, and the test of the history that failed."""
+    name, first = task
+    adversary = _ADVERSARIES[name]
+    try:
+        return adversary.search(first, CHUNK), None
+    except BrokenHistoryError as error:
+        history = shortened(adversary, adversary.draw(error.seed), type(error.error))
+        order = os.environ["PYTHONHASHSEED"]
+        return Counter(), f"# {error}; PYTHONHASHSEED={order}\n{as_test(adversary, history, f'history_{error.seed}_of_{name}')}"
+
+
+def soak(name: str, histories: int, before: dict[str, Any], processes: int) -> dict[str, Any]:
+    """The world's new entry in the result."""
+    began, first = time.monotonic(), before.get("next_seed", FIRST_SEED)
+    happened, played, failure = Counter(before.get("happened", {})), 0, None
+    chunks = [(name, seed) for seed in range(first, first + histories, CHUNK)]
+    with multiprocessing.Pool(processes) as pool:
+        for counts, failed in pool.imap(search_chunk, chunks):
+            happened.update(counts)
+            failure = failed
+            if failure is not None:
+                break
+            played += CHUNK
+    rate = round(played / (time.monotonic() - began))
+    print(f"{name}: {played} histories, {rate}/s, {failure or 'every promise kept'}", flush=True)  # noqa: T201
+    return {
+        "next_seed": first + played,
+        "histories": before.get("histories", 0) + played,
+        "failure": failure,
+        "happened": dict(sorted(happened.items())),
+    }
+
+
+def with_an_order_of_sets() -> None:
+    """Begin this program anew, with an order that can be told."""
+    if "PYTHONHASHSEED" not in os.environ:
+        seed = str(random.randrange(1 << 32))
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": seed})
+
+
+def main() -> int:
+    with_an_order_of_sets()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--histories", type=int, default=100_000, help="of each world")
+    parser.add_argument("--world", choices=sorted(_ADVERSARIES), action="append", help="default: all of them")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--result", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    result = json.loads(arguments.result.read_text()) if arguments.result.exists() else {}
+    for name in arguments.world or list(_ADVERSARIES):
+        result[name] = soak(name, arguments.histories, result.get(name, {}), arguments.processes)
+        arguments.result.write_text(json.dumps(result, indent=2) + "\n")
+    return 1 if any(entry["failure"] for entry in result.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,672 @@
+"""The order of commit and recovery, transition by transition; and the durable list, byte by byte."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.base.commit import (
+    COMMIT_TRANSITIONS,
+    Check,
+    Checked,
+    ClaimRequested,
+    CommitCore,
+    CommitPhase,
+    CommitRequested,
+    Copied,
+    Copy,
+    End,
+    Ended,
+    Fence,
+    Fenced,
+    JobCommitter,
+    Record,
+    Recorded,
+    RecoveryRequested,
+    ReleaseRequested,
+    StaleEpochError,
+    SupersededError,
+    Sweep,
+    Swept,
+    refuse_another,
+    refuse_stale,
+)
+from headrace.connectors.base.sink import (
+    Attempt,
+    CommitList,
+    CommitListSerializer,
+    JobClaim,
+    Outcome,
+    check_job,
+    content_number,
+    numbered_content,
+)
+from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
+from headrace.testing.memory_sink import MemoryCommitter, MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog
+from tests.helpers.tables import arrows
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+A, B, C = MemoryHandle(1), MemoryHandle(2), MemoryHandle(3)
+LISTS = CommitListSerializer(MemoryHandleSerializer())
+
+LISTED = CommitList(5, (A, B))
+DONE = CommitList(5, (), completed=True)
+ASKED = CommitRequested(5, (A, B))
+
+# What leads to each phase, for a commit of epoch 5 with A and B, or the recovery of it.
+NEW: list[Any] = []
+FENCING: list[Any] = [RecoveryRequested()]
+CLEARING: list[Any] = [*FENCING, Fenced(LISTED)]
+READY: list[Any] = [RecoveryRequested(), Fenced(None), Swept()]
+READY_AT_5: list[Any] = [RecoveryRequested(), Fenced(DONE), Swept()]
+CHECKING: list[Any] = [*READY, ASKED]
+RECORDING: list[Any] = [*CHECKING, Checked()]
+ENDING: list[Any] = [*RECORDING, Recorded()]
+COPYING: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.ABORTED)]
+SWEEPING: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED)]
+COMPLETING: list[Any] = [*SWEEPING, Swept()]
+CONFIRMING: list[Any] = [*READY_AT_5, CommitRequested(5, (C,))]
+# Epoch 6 is asked for, of C or without rows, and the recovery before it has ended all of epoch 5.
+RECOVERY_OF_5: list[Any] = [Fenced(LISTED), Swept(), Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()]
+RECOVERED_6: list[Any] = [CommitRequested(6, (C,)), *RECOVERY_OF_5]
+RECOVERED_EMPTY_6: list[Any] = [CommitRequested(6, ()), *RECOVERY_OF_5]
+DONE_6 = CommitList(6, (), completed=True)
+# Of a supervised driver, "mine", and another one.
+MINE, HIS, NOBODYS = JobClaim(3, "mine"), JobClaim(2, "his"), JobClaim(4, None)
+CLAIMING: list[Any] = [ClaimRequested(), Fenced(replace(DONE, claim=HIS))]
+RELEASING: list[Any] = [ReleaseRequested(), Fenced(replace(DONE, claim=MINE)), Swept()]
+CLAIMED_UNFINISHED: list[Any] = [ClaimRequested(), Fenced(replace(LISTED, claim=HIS))]
+RELEASED_UNFINISHED: list[Any] = [
+    *(ReleaseRequested(), Fenced(replace(LISTED, claim=MINE)), Swept()),
+    *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()),
+]
+GIVEN_BACK = replace(DONE, claim=JobClaim(3, None))
+PATHS = {
+    CommitPhase.CREATED: NEW,
+    CommitPhase.FENCING: FENCING,
+    CommitPhase.CLAIMING: CLAIMING,
+    CommitPhase.CLEARING: CLEARING,
+    CommitPhase.READY: READY,
+    CommitPhase.CHECKING: CHECKING,
+    CommitPhase.RECORDING: RECORDING,
+    CommitPhase.ENDING: ENDING,
+    CommitPhase.COPYING: COPYING,
+    CommitPhase.SWEEPING: SWEEPING,
+    CommitPhase.COMPLETING: COMPLETING,
+    CommitPhase.CONFIRMING: CONFIRMING,
+    CommitPhase.RELEASING: RELEASING,
+}
+EVENTS = [
+    *(ClaimRequested(), ReleaseRequested(), RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded()),
+    *(Ended(A, Outcome.COMMITTED), Copied((C,)), Swept()),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """After `path`, `event` gives `commands` and leads to `phase`."""
+
+    name: str
+    path: list[Any]
+    event: Any
+    commands: list[Any]
+    phase: CommitPhase
+
+
+CASES = [
+    Case("recovery fences first", NEW, RecoveryRequested(), [Fence()], CommitPhase.FENCING),
+    Case("a commit fences first", NEW, ASKED, [Fence()], CommitPhase.FENCING),
+    Case("no list: only sweep", FENCING, Fenced(None), [Sweep(())], CommitPhase.SWEEPING),
+    Case("a completed list: only sweep", FENCING, Fenced(DONE), [Sweep(())], CommitPhase.SWEEPING),
+    Case("before an unfinished list all others are swept", FENCING, Fenced(LISTED), [Sweep((A, B))], CommitPhase.CLEARING),
+    Case("but not what is asked for", [CommitRequested(6, (C,))], Fenced(LISTED), [Sweep((A, B, C))], CommitPhase.CLEARING),
+    Case("of a replay it is", [CommitRequested(5, (C,))], Fenced(LISTED), [Sweep((A, B))], CommitPhase.CLEARING),
+    Case("then the list is completed", CLEARING, Swept(), [End(A), End(B)], CommitPhase.ENDING),
+    Case("the sweep keeps what is asked for", [ASKED], Fenced(None), [Sweep((A, B))], CommitPhase.SWEEPING),
+    Case("the sweep keeps no replay", [CommitRequested(5, (C,))], Fenced(DONE), [Sweep(())], CommitPhase.SWEEPING),
+    Case("ready after recovery", READY[:-1], Swept(), [], CommitPhase.READY),
+    Case("recovery again sweeps", READY, RecoveryRequested(), [Sweep(())], CommitPhase.SWEEPING),
+    Case("a commit is checked first", READY, ASKED, [Check((A, B))], CommitPhase.CHECKING),
+    Case("a replay is confirmed first", READY_AT_5, CommitRequested(5, (C,)), [Record(DONE)], CommitPhase.CONFIRMING),
+    Case("and so is a stale epoch", READY_AT_5, CommitRequested(4, (C,)), [Record(DONE)], CommitPhase.CONFIRMING),
+    Case("an empty epoch is recorded first", READY, CommitRequested(5, ()), [Record(DONE)], CommitPhase.CONFIRMING),
+    Case("and swept then", CONFIRMING, Recorded(), [Sweep(())], CommitPhase.SWEEPING),
+    Case("then a commit after recovery is checked", [ASKED, Fenced(None)], Swept(), [Check((A, B))], CommitPhase.CHECKING),
+    Case("then a replay is done", [*CONFIRMING, Recorded()], Swept(), [], CommitPhase.READY),
+    Case("then an empty epoch is done", [*READY, CommitRequested(5, ()), Recorded()], Swept(), [], CommitPhase.READY),
+    Case(
+        "an empty first epoch is recorded",
+        [CommitRequested(5, ()), Fenced(None)],
+        Swept(),
+        [Record(DONE)],
+        CommitPhase.COMPLETING,
+    ),
+    Case("the list is made durable", CHECKING, Checked(), [Record(LISTED)], CommitPhase.RECORDING),
+    Case("only then it is committed", RECORDING, Recorded(), [End(A), End(B)], CommitPhase.ENDING),
+    Case("all are waited for", ENDING, Ended(A, Outcome.COMMITTED), [], CommitPhase.ENDING),
+    Case("what is aborted is copied", COPYING[:-1], Ended(B, Outcome.ABORTED), [Copy((B,))], CommitPhase.COPYING),
+    Case("the copy takes its place on the list", COPYING, Copied((C,)), [Record(CommitList(5, (C,)))], CommitPhase.RECORDING),
+    Case("and is committed then", [*COPYING, Copied((C,))], Recorded(), [End(C)], CommitPhase.ENDING),
+    Case("the losers are swept", SWEEPING[:-1], Ended(B, Outcome.COMMITTED), [Sweep(())], CommitPhase.SWEEPING),
+    Case("at last the list is completed", SWEEPING, Swept(), [Record(DONE)], CommitPhase.COMPLETING),
+    Case("ready after the commit", COMPLETING, Recorded(), [], CommitPhase.READY),
+    Case("a commit after a recovered one is checked", RECOVERED_6, Recorded(), [Check((C,))], CommitPhase.CHECKING),
+    Case("an empty epoch after a recovered one", RECOVERED_EMPTY_6, Recorded(), [Record(DONE_6)], CommitPhase.COMPLETING),
+    Case("a claim fences first", NEW, ClaimRequested(), [Fence()], CommitPhase.FENCING),
+    Case(
+        "a claim is recorded, with the next number, before anything else",
+        [ClaimRequested()],
+        Fenced(replace(LISTED, claim=HIS)),
+        [Record(replace(LISTED, claim=MINE))],
+        CommitPhase.CLAIMING,
+    ),
+    Case("then an unfinished list is cleared", CLAIMED_UNFINISHED, Recorded(), [Sweep((A, B))], CommitPhase.CLEARING),
+    Case("a completed one is only swept", CLAIMING, Recorded(), [Sweep(())], CommitPhase.SWEEPING),
+    Case("what is given back is fenced first", NEW, ReleaseRequested(), [Fence()], CommitPhase.FENCING),
+    Case(
+        "it is swept, and then it is nobody's",
+        RELEASING[:-1],
+        Swept(),
+        [Record(replace(DONE, claim=JobClaim(3, None)))],
+        CommitPhase.RELEASING,
+    ),
+    Case(
+        "an unfinished list is completed before", RELEASED_UNFINISHED, Recorded(), [Record(GIVEN_BACK)], CommitPhase.RELEASING
+    ),
+    Case("ready after it was given back", RELEASING, Recorded(), [], CommitPhase.READY),
+]
+
+
+def driven(path: list[Any]) -> CommitCore[MemoryHandle]:
+    """A core that was told this. One that claims or gives back has an incarnation."""
+    is_supervised = any(isinstance(event, ClaimRequested | ReleaseRequested) for event in path)
+    core: CommitCore[MemoryHandle] = CommitCore("job", "mine" if is_supervised else None)
+    for event in path:
+        core.handle(event)
+    return core
+
+
+def batch(*values: str) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": list(values)})
+
+
+def prepared(sink: MemorySink, epoch: int, task: int, *values: str, number: int = 0) -> MemoryHandle:
+    transaction = sink.begin(Attempt("job", epoch, task, number))
+    transaction.write(batch(*values))
+    handle = transaction.prepare()
+    assert handle is not None
+    return handle
+
+
+def visible(log: MemoryTransactionLog) -> list[str]:
+    return [row["value"] for row in log.rows()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_transition(case: Case):
+    core = driven(case.path)
+    assert core.handle(case.event) == case.commands
+    assert core.phase is case.phase
+
+
+def test_every_arrow_of_the_table_has_a_case_and_no_case_leads_elsewhere():
+    assert {(driven(case.path).phase, type(case.event), case.phase) for case in CASES} == arrows(COMMIT_TRANSITIONS)
+
+
+def test_the_paths_lead_where_they_say_and_miss_no_phase():
+    assert {phase: driven(path).phase for phase, path in PATHS.items()} == {phase: phase for phase in CommitPhase}
+
+
+OUT_OF_PLACE = [(phase, event) for phase in CommitPhase for event in EVENTS if (phase, type(event)) not in COMMIT_TRANSITIONS]
+
+
+@pytest.mark.parametrize(("phase", "event"), OUT_OF_PLACE, ids=lambda given: getattr(given, "name", type(given).__name__))
+def test_an_event_that_is_not_in_the_table_is_refused_and_changes_nothing(phase, event):
+    core = driven(PATHS[phase])
+    before = pickle.dumps(vars(core))
+    with pytest.raises(ProtocolViolationError, match=rf"'job' is {phase.name}: {type(event).__name__}"):
+        core.handle(event)
+    assert pickle.dumps(vars(core)) == before
+
+
+@pytest.mark.parametrize(
+    "path", [[CommitRequested(4, (C,)), Fenced(DONE), Swept()], [*READY_AT_5, CommitRequested(4, (C,)), Recorded(), Swept()]]
+)
+def test_a_stale_epoch_is_refused_after_its_transactions_are_swept(path):
+    core = driven(path[:-1])
+    with pytest.raises(StaleEpochError, match=r"'job' is to write epoch 4.*committed up to epoch 5.*newest checkpoint"):
+        core.handle(path[-1])
+    assert core.commits == DONE
+
+
+@pytest.mark.parametrize(("epoch", "recorded"), [(0, -1), (5, 5), (6, 5)])
+def test_no_other_epoch_is_stale(epoch, recorded):
+    refuse_stale("job", epoch, recorded)
+
+
+def test_what_is_to_be_done_about_a_stale_epoch_is_said_in_full():
+    with pytest.raises(StaleEpochError) as raised:
+        refuse_stale("job", 4, 5)
+    assert str(raised.value) == (
+        "job 'job' is to write epoch 4, and the sink has committed up to epoch 5 of it: the checkpoint is an older copy, and "
+        "its epochs need not hold the rows they held before. Go on from the newest checkpoint, or begin a new query with a new "
+        "checkpoint"
+    )
+
+
+def test_a_new_core_knows_of_no_list():
+    assert driven(NEW).commits is None
+
+
+def test_a_replay_from_another_plan_does_not_replace_what_is_recorded_before_it_is_refused():
+    recorded = replace(DONE, content="sha256:recorded")
+    core = driven([RecoveryRequested(), Fenced(recorded), Swept()])
+    assert core.handle(CommitRequested(5, (), "sha256:planned anew")) == [Record(recorded)]
+    core.handle(Recorded())
+    with pytest.raises(StaleEpochError, match=r"'job' is to write epoch 5.*already, from another plan"):
+        core.handle(Swept())
+
+
+def recorded_contents(path: list[Any]) -> list[str | None]:
+    """What each list of this path is made from, one after the other."""
+    core: CommitCore[MemoryHandle] = CommitCore("job")
+    commands = [command for event in path for command in core.handle(event)]
+    return [command.commits.content for command in commands if isinstance(command, Record)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        [CommitRequested(5, (A,), "c"), Fenced(None), Swept(), Checked(), Recorded(), Ended(A, Outcome.ABORTED), Copied((C,))],
+        [CommitRequested(5, (A,), "c"), Fenced(None), Swept(), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), Swept()],
+        [CommitRequested(5, (), "c"), Fenced(None), Swept()],
+        [*READY, CommitRequested(5, (), "c")],
+    ],
+    ids=["a copy", "a commit", "an empty epoch after recovery", "an empty epoch"],
+)
+def test_what_an_epoch_was_made_from_is_recorded_with_it_each_time(path):
+    assert set(recorded_contents(path)) == {"c"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "recorded"), [("c", "c"), ("c", numbered_content(content_number("c"))), ("c", None), (None, "c"), (None, None)]
+)
+def test_a_replay_of_the_same_plan_is_completed_and_so_is_one_whose_plan_is_not_known(asked, recorded):
+    core = driven(
+        [RecoveryRequested(), Fenced(replace(DONE, content=recorded)), Swept(), CommitRequested(5, (), asked), Recorded()]
+    )
+    assert core.handle(Swept()) == []
+    assert core.phase is CommitPhase.READY
+
+
+def test_a_replay_of_another_plan_is_refused_with_what_to_do():
+    path = [RecoveryRequested(), Fenced(replace(DONE, content="a")), Swept(), CommitRequested(5, (), "b"), Recorded()]
+    with pytest.raises(StaleEpochError) as raised:
+        driven(path).handle(Swept())
+    assert str(raised.value) == (
+        "job 'job' is to write epoch 5, which the sink has committed already, from another plan of it: the checkpoint is an "
+        "older copy, or its last offsets were removed, and the epoch was planned anew. To skip it would lose or repeat rows. "
+        "Go on from the newest checkpoint, or begin a new query with a new checkpoint"
+    )
+
+
+# --- whose the job is -------------------------------------------------------------------------------------------------
+
+
+def fenced(request: Any, incarnation: str | None, claim: JobClaim | None) -> CommitCore[MemoryHandle]:
+    core: CommitCore[MemoryHandle] = CommitCore("job", incarnation)
+    core.handle(request)
+    core.handle(Fenced(replace(DONE, claim=claim)))
+    return core
+
+
+AS_OWNER = [RecoveryRequested(), CommitRequested(6, (A,)), ReleaseRequested()]
+AS_ANY = [RecoveryRequested(), CommitRequested(6, (A,))]
+
+
+@pytest.mark.parametrize("request_", AS_OWNER, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("claim", [HIS, JobClaim(9, "his"), NOBODYS, JobClaim(2, numbered_content(7))])
+def test_a_supervised_driver_whose_job_is_anothers_is_done_for_before_it_changes_anything(request_, claim):
+    with pytest.raises(SupersededError, match=r"'job' is another driver's.*has changed nothing") as raised:
+        fenced(request_, "mine", claim)
+    assert isinstance(raised.value, FencedError)
+
+
+@pytest.mark.parametrize("request_", AS_OWNER, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("claim", [MINE, JobClaim(3, numbered_content(content_number("mine")))])
+def test_whose_job_it_is_goes_on_also_where_only_a_number_is_kept(request_, claim):
+    assert fenced(request_, "mine", claim).phase is CommitPhase.SWEEPING
+
+
+@pytest.mark.parametrize("request_", AS_ANY, ids=lambda event: type(event).__name__)
+def test_a_query_without_supervision_takes_no_job_that_is_claimed_and_says_the_way_out(request_):
+    with pytest.raises(SupersededError, match=r"supervised driver, his \(claim 2\).*under supervision once and stop it there"):
+        fenced(request_, None, HIS)
+    assert fenced(request_, None, None).phase is fenced(request_, None, NOBODYS).phase is CommitPhase.SWEEPING
+
+
+def test_a_supervised_driver_claims_what_nobody_ever_has_before_it_does_anything_else():
+    core: CommitCore[MemoryHandle] = CommitCore("job", "mine")
+    core.handle(CommitRequested(0, (A,)))
+    assert core.handle(Fenced(None)) == [Record(CommitList(None, (), completed=True, claim=JobClaim(1, "mine")))]
+    assert core.handle(Recorded()) == [Sweep((A,))]
+    core.handle(Swept())
+    assert core.handle(Checked()) == [Record(CommitList(0, (A,), claim=JobClaim(1, "mine")))]
+    for request in (RecoveryRequested(), ReleaseRequested()):
+        assert fenced(request, "mine", None).phase is CommitPhase.CLAIMING
+
+
+def test_what_is_nobodys_is_given_back_without_a_record():
+    core = fenced(ReleaseRequested(), None, None)
+    assert core.handle(Swept()) == []
+    assert core.phase is CommitPhase.READY
+
+
+def test_a_claim_that_is_recorded_already_is_not_made_again():
+    assert fenced(ClaimRequested(), "mine", MINE).phase is CommitPhase.SWEEPING
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        [CommitRequested(6, (A,)), Fenced(replace(DONE, claim=MINE)), Swept(), Checked()],
+        [CommitRequested(6, ()), Fenced(replace(DONE, claim=MINE)), Swept()],
+        [CommitRequested(5, ()), Fenced(replace(DONE, claim=MINE)), Swept(), CommitRequested(6, ())],
+        [RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), Swept(), *COPYING[-2:], Copied((C,))],
+        [
+            *(RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), Swept()),
+            *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()),
+        ],
+    ],
+)
+def test_every_list_says_whose_the_job_is(path):
+    core: CommitCore[MemoryHandle] = CommitCore("job", "mine")
+    commands = [command for event in path for command in core.handle(event)]
+    assert {command.commits.claim for command in commands if isinstance(command, Record)} == {MINE}
+
+
+# --- with a log in memory -----------------------------------------------------------------------------------------------
+
+
+def test_of_two_drivers_that_live_the_younger_goes_on_and_the_older_is_done_for():
+    log = MemoryTransactionLog()
+    sink = MemorySink(log)
+    old, young = (JobCommitter("job", sink.committer("job"), name) for name in ("old", "young"))
+    old.claim()
+    old.commit(0, (prepared(sink, 0, 0, "a"),))
+    young.claim()
+    under_way = prepared(sink, 1, 0, "b")
+    with pytest.raises(FencedError, match="another driver has taken over"):
+        old.commit(1, (prepared(sink, 1, 1, "c"),))
+    with pytest.raises(SupersededError, match="young"):  # which fences, and changes nothing
+        JobCommitter("job", sink.committer("job"), "old").commit(1, (prepared(sink, 1, 1, "c"),))
+    with pytest.raises(FencedError):
+        young.commit(1, (under_way,))
+    JobCommitter("job", sink.committer("job"), "young").commit(1, (under_way,))
+    assert visible(log) == ["a", "b"]
+
+
+def test_a_job_that_was_given_back_is_for_whoever_comes_but_not_for_a_driver_of_before():
+    log = MemoryTransactionLog()
+    sink = MemorySink(log)
+    for name in ("older", "younger"):
+        JobCommitter("job", sink.committer("job"), name).claim()
+    assert sink.recorded_epochs() == {}
+    assert JobCommitter("job", sink.committer("job"), "younger").recorded_epoch is None
+    JobCommitter("job", sink.committer("job"), "younger").release()
+    with pytest.raises(SupersededError, match=r"which has ended since \(claim 2\)"):
+        JobCommitter("job", sink.committer("job"), "older").commit(0, ())
+    unsupervised = JobCommitter("job", sink.committer("job"))
+    unsupervised.commit(0, (prepared(sink, 0, 0, "a"),))
+    assert unsupervised.is_first
+    JobCommitter("job", sink.committer("job"), "youngest").claim()
+    assert LISTS.deserialize(log.stored()["job"], "here") == CommitList(0, (), completed=True, claim=JobClaim(3, "youngest"))
+
+
+def test_a_commit_shows_the_rows_and_leaves_nothing_open():
+    log = MemoryTransactionLog()
+    sink = pickle.loads(pickle.dumps(MemorySink(log)))
+    loser = prepared(sink, 0, 0, "a", number=1)
+    handles = (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b", "c"))
+    committer = JobCommitter("job", sink.committer("job"))
+    committer.commit(0, handles)
+    assert visible(log) == ["a", "b", "c"]
+    assert not log.unended("job")
+    assert loser.number not in [handle.number for handle in handles]
+    assert sink.recorded_epochs() == {"job": 0}
+    committer.forget()
+    committer.close()
+    assert sink.recorded_epochs() == {}
+
+
+def test_what_expires_after_it_is_listed_is_copied():
+    log = MemoryTransactionLog()
+    sink = MemorySink(log)
+    handles = (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b"))
+    old = sink.committer("job")
+    old.fence()
+    old.record(CommitList(0, handles))
+    log.expire(handles[1].number)
+    JobCommitter("job", sink.committer("job")).recover()
+    assert sorted(visible(log)) == ["a", "b"]
+    with pytest.raises(FencedError, match="another driver"):
+        old.record(CommitList(0, ()))
+
+
+def test_what_expires_before_it_is_listed_fails_the_epoch_and_a_replay_writes_it():
+    log = MemoryTransactionLog()
+    sink = MemorySink(log)
+    handle = prepared(sink, 0, 0, "a")
+    log.expire(handle.number)
+    with pytest.raises(PeerError, match="not prepared any more"):
+        JobCommitter("job", sink.committer("job")).commit(0, (handle,))
+    JobCommitter("job", sink.committer("job")).commit(0, (prepared(sink, 0, 0, "a"),))
+    assert visible(log) == ["a"]
+
+
+def test_what_became_of_an_unknown_transaction_cannot_be_known():
+    with pytest.raises(DataLossError, match="transaction 7 was never prepared"):
+        MemorySink(MemoryTransactionLog()).committer("job").end(MemoryHandle(7))
+
+
+def test_a_transaction_without_rows_has_no_handle_and_leaving_aborts_what_is_not_prepared():
+    log = MemoryTransactionLog()
+    with MemorySink(log).begin(Attempt("job", 0, 0, 0)) as transaction:
+        assert transaction.prepare() is None
+    with MemorySink(log).begin(Attempt("job", 0, 1, 0)) as transaction:
+        transaction.write(batch("a"))
+    assert not log.unended("job")
+
+
+class Watched(MemoryCommitter):
+    """Keeps what it is asked to confirm, and loses the last of several outcomes."""
+
+    def __init__(self, log, job):
+        super().__init__(log, job)
+        self.confirmed = []
+
+    def confirm(self, handles):
+        self.confirmed.append(handles)
+
+    def end_all(self, handles):
+        return super().end_all(handles)[: max(1, len(handles) - 1)]
+
+
+def test_the_sink_is_asked_whether_what_was_committed_is_of_the_recorded_write():
+    log = MemoryTransactionLog()
+    watched = Watched(log, "job")
+    handles = (prepared(MemorySink(log), 0, 0, "a"),)
+    JobCommitter("job", watched).commit(0, handles)
+    assert watched.confirmed == [handles]
+
+
+def test_what_an_epoch_was_made_from_is_durable():
+    log = MemoryTransactionLog()
+    sink = MemorySink(log)
+    JobCommitter("job", sink.committer("job")).commit(0, (prepared(sink, 0, 0, "a"),), "sha256:ab12")
+    assert LISTS.deserialize(log.stored()["job"], "here").content == "sha256:ab12"
+
+
+def test_a_sink_that_leaves_out_an_outcome_is_an_error_and_no_completed_epoch():
+    log = MemoryTransactionLog()
+    sink = MemorySink(log)
+    with pytest.raises(ValueError, match="shorter"):
+        JobCommitter("job", Watched(log, "job")).commit(0, (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b")))
+    JobCommitter("job", sink.committer("job")).recover()
+    assert visible(log) == ["a", "b"]
+
+
+def test_a_stale_epoch_is_refused_in_the_name_of_its_job():
+    log = MemoryTransactionLog()
+    JobCommitter("job", MemorySink(log).committer("job")).commit(5, ())
+    with pytest.raises(StaleEpochError, match="'job' is to write epoch 4"):
+        JobCommitter("job", MemorySink(log).committer("job")).commit(4, ())
+
+
+@pytest.mark.parametrize("job", ["", "a/b", "a.b", "ä", "x" * 101])
+def test_a_name_that_cannot_name_a_job(job):
+    with pytest.raises(UsageError, match="1 to 100 letters"):
+        MemorySink(MemoryTransactionLog()).committer(job)
+
+
+def test_a_name_that_can_name_a_job():
+    assert check_job("Query-1_" + "x" * 92)
+
+
+# --- the durable list ---------------------------------------------------------------------------------------------------
+
+# What each version wrote, and what it means. A file is never written again: a new version adds a new one.
+GOLDEN_LISTS = {
+    "commit_list_v1.json": LISTED,
+    "commit_list_completed_v1.json": DONE,
+    "commit_list_v3.json": replace(LISTED, content="sha256:ab12"),
+    "commit_list_v4.json": replace(LISTED, content="sha256:ab12", claim=JobClaim(7, "12-34-56-ab12")),
+    "commit_list_claimed_v4.json": CommitList(None, (), completed=True, claim=JobClaim(1, None)),
+}
+
+
+def changed(**changes: object) -> bytes:
+    return json.dumps(json.loads(LISTS.serialize(LISTED)) | changes).encode()
+
+
+@pytest.mark.parametrize("name", GOLDEN_LISTS)
+def test_what_any_version_wrote_is_read(name):
+    assert LISTS.deserialize((GOLDEN / name).read_bytes(), "here") == GOLDEN_LISTS[name]
+
+
+@pytest.mark.parametrize("name", GOLDEN_LISTS)
+def test_the_current_version_writes_its_golden_file(name):
+    """A difference here means that the format has changed, and needs a new version."""
+    assert LISTS.serialize(GOLDEN_LISTS[name]) == (GOLDEN / name).read_bytes()
+
+
+@pytest.mark.parametrize("newer", [{"version": 5}, {"handle_version": 2}])
+def test_a_newer_list_is_refused_and_says_what_it_is(newer):
+    with pytest.raises(StateError, match=r"over there: a newer headrace wrote this .*up to \(4, 1\)\): go on with that one"):
+        LISTS.deserialize(changed(**newer), "over there")
+
+
+def test_something_else_is_refused():
+    with pytest.raises(StateError, match="over there: this is no list of transactions: its format is 'flink'"):
+        LISTS.deserialize(changed(format="flink"), "over there")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"7",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        LISTS.serialize(LISTED)[:-1],
+        changed(version="1"),
+        changed(version=0),
+        changed(version=None),
+        changed(handle_version=0),
+        changed(epoch="five"),
+        changed(epoch=None),
+        changed(epoch=-1),
+        changed(epoch=1.5),
+        changed(completed="false"),
+        changed(completed=None),
+        changed(handles=None),
+        changed(handles=7),
+        changed(handles="ab"),
+        changed(handles=[{}]),
+        changed(handles=[{"number": "x"}]),
+        changed(version=4, destination=None, targets=None, content=None),
+        changed(version=4, destination=None, targets=None, content=None, claim={"number": "1", "incarnation": None}),
+        changed(version=4, destination=None, targets=None, content=None, claim={"number": 1, "incarnation": 7}),
+        changed(version=4, destination=None, targets=None, content=None, claim={"number": 1, "incarnation": None}, epoch=None),
+    ],
+    ids=lambda data: data[:40].decode(errors="replace"),
+)
+def test_a_damaged_list_is_refused_and_the_place_is_named(data):
+    with pytest.raises(StateError, match="over there: the list of transactions is damaged"):
+        LISTS.deserialize(data, "over there")
+
+
+def test_before_any_call_a_job_is_not_known_to_be_new():
+    assert not JobCommitter("job", MemorySink(MemoryTransactionLog()).committer("job")).is_first
+
+
+# --- what is refused, word by word ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "said"),
+    [
+        (
+            "mine",
+            "job 'job' is another driver's, his (claim 2): this one has stopped, and has changed nothing",
+        ),
+        (
+            None,
+            "job 'job' is that of a supervised driver, his (claim 2), and this query is not supervised: which of the two is "
+            "the younger cannot be told, so it has stopped, and has changed nothing. If that one does not run any more, start "
+            "the job under supervision once and stop it there, which gives it back",
+        ),
+    ],
+)
+def test_a_job_of_another_driver_is_refused_with_whose_it_is_and_what_to_do(incarnation, said):
+    with pytest.raises(SupersededError) as raised:
+        refuse_another("job", incarnation, HIS)
+    assert str(raised.value) == said
+
+
+SKIPPED = (
+    "tasks of epoch 5 of job 'job' have written nothing, as they found it recorded in the sink, and the driver finds that it "
+    "is not: what is recorded was forgotten, or its place was made anew, in between. Nothing was committed; the next try "
+    "writes the epoch"
+)
+
+
+ASKED_SKIPPED = CommitRequested(5, (), skipped=True)
+
+
+@pytest.mark.parametrize("before", [READY, [ASKED_SKIPPED, Fenced(None)]], ids=["ready", "new"])
+def test_an_epoch_that_tasks_have_skipped_and_that_is_not_recorded_is_refused(before):
+    core = CommitCore("job")
+    for event in before:
+        core.handle(event)
+    with pytest.raises(PeerError) as raised:
+        core.handle(ASKED_SKIPPED if before is READY else Swept())
+    assert str(raised.value) == SKIPPED
+
+
+@pytest.mark.parametrize("before", [READY_AT_5, [ASKED_SKIPPED, Fenced(DONE)]], ids=["ready", "new"])
+def test_a_recorded_epoch_that_tasks_have_skipped_is_done(before):
+    core = CommitCore("job")
+    for event in before:
+        core.handle(event)
+    core.handle(ASKED_SKIPPED if before is READY_AT_5 else Swept())
+    assert core.phase in (CommitPhase.CONFIRMING, CommitPhase.READY)

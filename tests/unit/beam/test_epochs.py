@@ -1,0 +1,370 @@
+"""Tables under Beam: the one committer in a runner in miniature, with real tables, that is killed at everything it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
+from headrace.connectors.tables.log import TableLog
+from headrace.delta import DeltaSink
+from headrace.enumerator.errors import FencedError, PeerError, StateError
+from headrace.iceberg import IcebergSink
+from headrace.runners.beam.table_committer import BEAT, EpochCommitter, TableWriter, _finalised, job_of
+from headrace.runners.beam.table_epochs import VERSION, CommitterState, CommitterStateSerializer
+from headrace.sinks import Attempt
+from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_paths, iceberg_values
+from tests.helpers.table_rig import VALUES, Death, KilledError, WatchedLog, batch_of, delta_paths, delta_values, open_marks
+
+GOLDEN = Path(__file__).parents[1] / "golden" / f"beam_epochs_v{VERSION}.json"
+ROWS = 6
+FIRST, SECOND = "a" * 32, "b" * 32
+
+
+class Process(Death):
+    """Nothing is done by a process that was killed."""
+
+    def step(self) -> None:
+        if self.left <= 0:
+            raise KilledError
+        super().step()
+
+
+class WatchedDelta(DeltaSink):
+    death: Death | None = None
+
+    def log(self) -> TableLog:
+        return watched(super().log(), WatchedDelta.death)
+
+
+class WatchedIceberg(IcebergSink):
+    death: Death | None = None
+
+    def log(self) -> TableLog:
+        return watched(super().log(), WatchedIceberg.death)
+
+
+def watched(log: TableLog, death: Death | None) -> TableLog:
+    return log if death is None else WatchedLog(log, death.around, death.step)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    position: int
+    state: CommitterState[TableHandle] | None
+
+
+@dataclass
+class Flink:
+    """Its checkpoints; a completed one finalises all bundles that have ended, those after its barrier too."""
+
+    sink: Any
+    run: str = FIRST
+    completed: Checkpoint = field(default_factory=lambda: Checkpoint(0, None))
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.replace_process()
+
+    def replace_process(self) -> None:
+        self.committer = EpochCommitter(self.sink, self.run)
+        self.restore()
+
+    def restore(self) -> None:
+        self.position, self.state = self.completed.position, self.completed.state
+        self.tickets: list[Any] = []
+
+    def call(self, element: bytes) -> None:
+        self.now_s += 20
+        life, returned = self.committer.call(self.state or CommitterState(self.run), element, self.now_s)
+        self.state = returned.state
+        if returned.ticket is not None:
+            self.tickets.append((life, returned.ticket))
+
+    def write(self) -> None:
+        """A bundle with the next row, whose handle comes to the committer, or a beat when all are written."""
+        if self.position == ROWS:
+            self.call(BEAT)
+            return
+        writer = TableWriter(self.sink, self.run)
+        writer.start_bundle()
+        writer.process(batch_of([f"{self.position:04d}"]))
+        for handed in writer.finish_bundle():
+            self.position += 1
+            self.call(handed.value[1])
+
+    def checkpoint(self, *, after_barrier: Callable[[], None] = lambda: None) -> None:
+        taken = Checkpoint(self.position, self.state)
+        after_barrier()
+        self.completed = taken
+        tickets, self.tickets = self.tickets, []
+        for life, ticket in tickets:
+            _finalised(life, ticket)
+
+    def work(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.write()
+            self.checkpoint(after_barrier=self.write)
+
+
+def sink_of(kind: str, folder: Path) -> Any:
+    made = WatchedDelta(str(folder / "table")) if kind == "delta" else WatchedIceberg(TABLE, catalog_of(str(folder)))
+    type(made).death = None
+    made.create_table(VALUES)
+    return made
+
+
+def values(sink: Any, folder: Path) -> list[str]:
+    return delta_values(sink.uri) if isinstance(sink, DeltaSink) else iceberg_values(str(folder))
+
+
+def check_nothing_is_left(sink: Any, folder: Path, *runs: str) -> None:
+    root = Path(sink.uri) if isinstance(sink, DeltaSink) else folder / TABLE.replace(".", "/")
+    added = delta_paths(sink.uri) if isinstance(sink, DeltaSink) else iceberg_paths(str(folder))
+    assert len(added) == len(set(added))
+    assert sum(1 for _ in root.glob("**/part-*/**/*.parquet")) == len(added)
+    for run in runs:
+        assert open_marks(str(root), job_of(run)) == set()
+
+
+ALL = [f"{number:04d}" for number in range(ROWS)]
+
+
+def killed_at(sink: Any, nth: int, first: Flink) -> bool:
+    """Whether the process was killed before it had all in the table."""
+    type(sink).death = Process(nth)
+    try:
+        first.work(6)
+    except KilledError:
+        return True
+    finally:
+        type(sink).death = None
+    return False
+
+
+@pytest.mark.parametrize("new_process", [True, False])
+def test_each_row_is_in_a_delta_table_once_whatever_step_a_process_is_killed_at(tmp_path, new_process):
+    kills = 0
+    for nth in range(1, 1000, 1 if new_process else 4):
+        folder = tmp_path / str(nth)
+        sink = sink_of("delta", folder)
+        flink = Flink(sink)
+        if not killed_at(sink, nth, flink):
+            break
+        kills += 1
+        flink.replace_process() if new_process else flink.restore()
+        flink.work(9)
+        assert values(sink, folder) == ALL, nth
+        check_nothing_is_left(sink, folder, FIRST)
+    assert kills > (60 if new_process else 15)
+
+
+def test_each_row_is_in_an_iceberg_table_once_whatever_step_a_process_is_killed_at(tmp_path):
+    kills = 0
+    for nth in range(1, 1000, 9):
+        folder = tmp_path / str(nth)
+        folder.mkdir()
+        sink = sink_of("iceberg", folder)
+        flink = Flink(sink)
+        if not killed_at(sink, nth, flink):
+            break
+        kills += 1
+        flink.replace_process()
+        flink.work(9)
+        assert values(sink, folder) == ALL, nth
+    assert kills > 6
+
+
+def test_a_job_that_goes_on_from_a_savepoint_commits_what_it_has_whatever_step_it_is_killed_at(tmp_path):
+    kills = 0
+    for nth in range(1, 1000, 2):
+        folder = tmp_path / str(nth)
+        sink = sink_of("delta", folder)
+        before = Flink(sink)
+        before.work(2)
+        before.checkpoint()
+        assert before.completed.state.received, "the savepoint has nothing to commit"
+        after = Flink(sink, SECOND, before.completed)
+        if not killed_at(sink, nth, after):
+            break
+        kills += 1
+        after.replace_process()
+        after.work(9)
+        assert values(sink, folder) == ALL, nth
+        check_nothing_is_left(sink, folder, FIRST, SECOND)
+    assert kills > 25
+
+
+def test_what_is_durable_is_one_commit_and_nothing_before(tmp_path):
+    sink = sink_of("delta", tmp_path)
+    flink = Flink(sink)
+    for _ in range(3):
+        flink.write()
+    flink.checkpoint()
+    flink.call(BEAT)
+    assert values(sink, tmp_path) == []  # a bundle that ended after the barrier would be finalised, too
+    flink.checkpoint()
+    flink.call(BEAT)
+    assert values(sink, tmp_path) == ALL[:3]
+    versions = [path for path in (Path(sink.uri) / "_delta_log").glob("*.json") if '"add"' in path.read_text()]
+    assert len(versions) == 1
+
+
+def test_a_second_job_from_one_savepoint_is_refused_and_so_is_the_first_that_still_runs(tmp_path):
+    sink = sink_of("delta", tmp_path)
+    first = Flink(sink)
+    first.work(1)
+    savepoint = first.completed
+    second = Flink(sink, SECOND, savepoint)
+    second.work(9)
+    with pytest.raises(FencedError):
+        first.work(9)
+    first.replace_process()
+    with pytest.raises(StateError, match="another job has gone on from it"):
+        first.work(9)
+    with pytest.raises(StateError, match="another job has gone on from it"):
+        Flink(sink, "c" * 32, savepoint).work(1)
+    assert values(sink, tmp_path) == ALL
+
+
+def test_a_savepoint_older_than_what_is_committed_is_refused(tmp_path):
+    sink = sink_of("delta", tmp_path)
+    flink = Flink(sink)
+    flink.work(1)
+    old = flink.completed
+    flink.work(9)
+    for run in (FIRST, SECOND):
+        with pytest.raises(StateError, match="older than what was committed"):
+            Flink(sink, run, old).work(1)
+    assert values(sink, tmp_path) == ALL
+
+
+def test_an_older_checkpoint_with_as_many_transactions_of_other_rows_is_refused(tmp_path):
+    sink = sink_of("delta", tmp_path)
+    flink = Flink(sink)
+    flink.write()
+    flink.checkpoint()
+    old = flink.completed
+    flink.work(9)
+    forked = Flink(sink, FIRST, old)
+    state = forked.state
+    serializer = CommitterStateSerializer(sink.handles)
+    for task in range(ROWS):
+        with sink.begin(Attempt(job_of(FIRST), 0, task, 0)) as transaction:
+            transaction.write(batch_of(["other"]))
+            handle = transaction.prepare()
+        state = state.adding(handle, serializer.unpack(serializer.pack(FIRST, handle))[2])
+    with pytest.raises(StateError, match="or others"):
+        forked.committer.call(state, BEAT, 0.0)
+
+
+def test_a_table_made_anew_is_refused(tmp_path):
+    sink = sink_of("delta", tmp_path / "a")
+    flink = Flink(sink)
+    flink.work(9)
+    other = sink_of("delta", tmp_path / "b")
+    with pytest.raises(StateError, match="the table says nothing: it was made anew"):
+        Flink(other, FIRST, flink.completed).work(1)
+
+
+def test_a_committer_that_was_replaced_commits_nothing(tmp_path):
+    sink = sink_of("delta", tmp_path)
+    zombie = Flink(sink)
+    zombie.work(1)
+    zombie.write()
+    flink = Flink(sink, FIRST, zombie.completed)
+    flink.write()
+    with pytest.raises(FencedError):
+        zombie.work(9)
+    flink.work(9)
+    assert values(sink, tmp_path) == ALL
+    check_nothing_is_left(sink, tmp_path, FIRST)
+
+
+def test_what_a_writer_has_open_is_not_swept_while_it_may_still_be_handed_over(tmp_path):
+    sink = sink_of("delta", tmp_path)
+    flink = Flink(sink)
+    writer = TableWriter(sink, FIRST)
+
+    def begin() -> None:
+        writer.start_bundle()
+        writer.process(batch_of(["slow"]))
+        flink.call(BEAT)  # it looks
+        assert len(open_marks(sink.uri, job_of(FIRST))) == 1
+
+    flink.checkpoint(after_barrier=begin)  # finalises the look, though the checkpoint began before it
+    flink.call(BEAT)
+    (handed,) = writer.finish_bundle()
+    flink.call(handed.value[1])
+    flink.work(9)
+    assert values(sink, tmp_path) == [*ALL, "slow"]
+
+
+def test_what_a_process_knew_before_a_restore_proves_nothing_after_it(tmp_path):
+    sink = sink_of("delta", tmp_path)
+    flink = Flink(sink)
+
+    def write_two() -> None:
+        flink.write()
+        flink.write()
+
+    flink.checkpoint(after_barrier=write_two)
+    flink.restore()
+    flink.checkpoint(after_barrier=write_two)
+    flink.call(BEAT)
+    assert values(sink, tmp_path) == []
+    flink.work(9)
+    assert values(sink, tmp_path) == ALL
+
+
+def test_an_epoch_that_the_table_refuses_says_that_its_rows_are_not_read_again(tmp_path):
+    sink = sink_of("delta", tmp_path)
+    flink = Flink(sink)
+    flink.write()
+    for path in Path(sink.uri).glob("part-*/**/*.parquet"):
+        path.unlink()
+    with pytest.raises(PeerError, match="are not there any more") as caught:
+        flink.work(9)
+    assert any("their rows are not read again" in note for note in caught.value.__notes__)
+
+
+def golden_state() -> CommitterState[TableHandle]:
+    serializer = TableHandleSerializer()
+    file = DataFile("part-beam-x/0-7-0-abc/00000.parquet", 120, 3, (), "{}")
+    handle = TableHandle(Attempt("beam-x", 0, 7, 0), "abc", "table", (("value", "string"),), (), (file,))
+    return CommitterState("x", 4, "0" * 64).adding(handle, serializer.serialize(handle))
+
+
+def test_the_current_version_reads_and_writes_its_golden_file():
+    serializer = CommitterStateSerializer(TableHandleSerializer())
+    assert serializer.deserialize(GOLDEN.read_bytes(), "golden") == golden_state()
+    assert serializer.serialize(golden_state()) == GOLDEN.read_bytes().rstrip()
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"{}", "damaged"),
+        (b"\xff", "damaged"),
+        (b'{"format":"headrace-epochs","version":99,"handle_version":1}', "up to"),
+        (b'{"format":"headrace-prepared","version":1,"handle_version":1}', "up to"),
+    ],
+)
+def test_what_is_no_state_of_a_committer_is_named(data, named):
+    with pytest.raises(StateError, match=f"here: .*{named}"):
+        CommitterStateSerializer(TableHandleSerializer()).deserialize(data, "here")
+    with pytest.raises(StateError, match="handed over is damaged"):
+        CommitterStateSerializer(TableHandleSerializer()).unpack(data)
+
+
+def test_a_batch_without_columns_of_the_table_fails_its_bundle(tmp_path):
+    writer = TableWriter(sink_of("delta", tmp_path), FIRST)
+    writer.start_bundle()
+    with pytest.raises(Exception, match="value"):
+        writer.process(pa.RecordBatch.from_pydict({"other": ["x"]}))
+    writer.teardown()

@@ -1,0 +1,1455 @@
+"""The folder of a run's checkpoints, the settings by Flink's names, and the messages between the processes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import pickle
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.sink import Attempt, RecordedEpoch
+from headrace.connectors.kafka.write.transactions import Transactions
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    DataLossError,
+    DeadlineExceededError,
+    FencedError,
+    HeadraceError,
+    RetriableError,
+    RunFailedError,
+    StateError,
+    UsageError,
+)
+from headrace.enumerator.ledger import SplitState
+from headrace.kafka import At, Committed, KafkaSink, KafkaSource, Latest
+from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
+from headrace.runners.local import checkpoints, coordinator, rescale
+from headrace.runners.local.checkpoints import (
+    CheckpointNotStoredError,
+    CheckpointStore,
+    Roster,
+    RunCheckpoint,
+    RunCheckpointSerializer,
+    sealed,
+)
+from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
+from headrace.runners.local.coordinator import RunBeginning, RunOutcome
+from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
+from headrace.runners.local.finish import finish
+from headrace.runners.local.pipeline import PipelineFile, flink_settings
+from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals, forked_apart, leave_signals_to_supervisor
+from headrace.runners.local.rescale import (
+    drop_requests,
+    is_requested,
+    read_requests,
+    request_rescale,
+    settle_request,
+    take_up_request,
+    withdraw_request,
+)
+from headrace.runners.local.savepoints import (
+    Savepoint,
+    begin_with,
+    begun,
+    fetch_savepoint,
+    given_savepoint,
+    read_savepoint,
+    shown,
+    take_savepoint,
+)
+from headrace.runners.local.storage.folder import local_folder, write_whole
+from headrace.runners.local.storage.lock import LOCK
+from headrace.runners.local.storage.places import run_files
+from headrace.runners.local.supervisor import _asked_before, _Life, supervise
+from headrace.runners.local.wire import run_pb2 as pb
+from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
+from headrace.runners.local.worker import described, transform_error
+from headrace.runners.restarts import GiveUp, Restarts
+from headrace.testing import (
+    FakeKafka,
+    Killed,
+    MemoryHandle,
+    MemoryLog,
+    MemorySink,
+    MemorySource,
+    MemorySplit,
+    MemoryTransactionLog,
+)
+from headrace.testing.memory import MemorySplitSerializer
+from headrace.testing.memory_sink import MemoryHandleSerializer
+from tests.helpers.generate_grpc import MADE, PROTO, ROOT, generate
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "run-checkpoint-v1.json"
+SERIALIZER = RunCheckpointSerializer(CheckpointSerializer("memory", MemorySplitSerializer()), MemoryHandleSerializer())
+
+
+PEER_OR_USE = (RetriableError, UsageError)
+
+
+def checkpoint(checkpoint_id=3, handles=(), completed=False, epoch=0, before=0):
+    positions = Checkpoint(checkpoint_id, (SplitState(MemorySplit("a", checkpoint_id), False),), False)
+    return RunCheckpoint(positions, handles, completed, epoch, before)
+
+
+def opened(folder, retained=1):
+    return CheckpointStore(str(folder), SERIALIZER, retained)
+
+
+def test_seen_here_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused(tmp_path, caplog):
+    """By somebody who cleans up. The coordinator looks each second."""
+    store = opened(tmp_path)
+    (tmp_path / "lock").unlink()
+    store.keep_lock()
+    assert "lock was removed while this run is at work" in caplog.text
+    with pytest.raises(FencedError, match="another run works with these checkpoints"):
+        opened(tmp_path)
+    store.keep_lock()
+    assert len(caplog.records) == 1
+    store.close()
+    opened(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda store: store.write(checkpoint(2)),
+        lambda store: store.enlist(7),
+        lambda store: store.strike([0]),
+        lambda store: store.take_back(1),
+        lambda store: store.remove(),
+        lambda store: store.keep_lock(),
+    ],
+    ids=["write", "enlist", "strike", "take back", "remove", "look"],
+)
+def test_seen_here_of_two_runs_that_both_had_the_lock_the_first_changes_nothing_any_more(tmp_path, changes):
+    """The second one has come before the first has looked."""
+    first = opened(tmp_path)
+    first.write(checkpoint(1))
+    (tmp_path / "lock").unlink()
+    second = opened(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(FencedError, match=r"lock was removed .* another run has made it anew"):
+        changes(first)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    second.write(checkpoint(2))
+    first.close()
+    second.close()
+
+
+def test_the_coordinator_looks_after_its_lock(tmp_path):
+    coordination = object.__new__(coordinator._Coordination)
+    looks = []
+
+    def looked():
+        looks.append("looked")
+        raise FencedError("planted")
+
+    coordination._store = SimpleNamespace(keep_lock=looked)
+    coordination._asked_s = float("-inf")
+    coordination._look_for_silent_ones = lambda: None
+    with pytest.raises(FencedError):
+        coordination._take(None)
+    assert looks == ["looked"]
+
+
+def test_seen_here_a_reason_with_lone_surrogates_reaches_the_coordinator():
+    reason = os.fsdecode(b"no file \xff.csv")
+    with pytest.raises(UnicodeEncodeError):
+        reason.encode()
+    said = pb.FromWorker(failed=pb.Failed(error=described(DataLossError(reason)), final=True))
+    heard = pb.FromWorker.FromString(said.SerializeToString()).failed
+    assert (heard.error, heard.final) == ("DataLossError: no file \\udcff.csv", True)
+
+
+def ends_what_it_has_started(said):
+    leave_signals_to_supervisor()
+    children_heed_signals()
+    os.kill(os.getpid(), signal.SIGTERM)  # which it outlives
+    ends = []
+    with subprocess.Popen(["sleep", "60"]) as program:
+        program.terminate()
+        ends.append(program.wait())
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    process.terminate()
+    process.join()
+    ends.append(process.exitcode)
+    said.send(ends)
+
+
+def test_seen_here_a_function_can_end_the_processes_that_it_has_started_by_sigterm():
+    """Which a worker itself leaves to its supervisor."""
+    heard, said = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=ends_what_it_has_started, args=(said,))
+    worker.start()
+    try:
+        assert heard.poll(20.0)
+        assert heard.recv() == [-signal.SIGTERM, -signal.SIGTERM]
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_seen_here_a_port_that_is_taken_ends_a_run_that_begins_and_is_tried_again_by_one_that_goes_on():
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        kinds = []
+        for run in (None, "run-a"):
+            coordination = object.__new__(coordinator._Coordination)
+            settings = RunSettings("x", metrics_port=port)
+            coordination._order = SimpleNamespace(settings=settings, run=run)
+            with pytest.raises(PEER_OR_USE, match=f"cannot be served at 127.0.0.1:{port}") as caught:
+                coordination._serve_metrics()
+            kinds.append((type(caught.value), coordinator._failure(caught.value).is_final))
+    assert kinds == [(UsageError, True), (RetriableError, False)]
+
+
+def test_a_login_that_a_store_refuses_ends_a_run_that_begins_and_is_tried_again_by_one_that_goes_on(monkeypatch):
+    def refuse(location):
+        raise AuthenticationError(f"{location}: the store refuses the login")
+
+    monkeypatch.setattr(coordinator, "run_files", refuse)
+    pipeline = Pipeline(KafkaSource("127.0.0.1:1", topics=["in"]), KafkaSink("127.0.0.1:1", topic="out"))
+    for run, kind in ((None, AuthenticationError), ("run-a", RetriableError)):
+        order = SimpleNamespace(settings=RunSettings("x"), run=run, pipeline=SimpleNamespace(load=lambda: pipeline))
+        with pytest.raises(HeadraceError, match="refuses the login") as caught:
+            coordinator._opened(order, Path("socket"), None, None)
+        assert type(caught.value) is kind
+
+
+def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
+    store = opened(tmp_path / "new" / "folder")
+    written = checkpoint(handles=(WorkerHandle(4, MemoryHandle(9)),), epoch=77, before=5)
+    store.write(written)
+    run = store.roster.run
+    store.close()
+    again = opened(tmp_path / "new" / "folder")
+    assert (again.latest(), again.roster.run, again.last_id) == (written, run, 3)
+    again.close()
+
+
+def test_the_golden_checkpoint_of_version_1_is_read():
+    found = SERIALIZER.deserialize("run-golden", GOLDEN.read_bytes(), "golden")
+    assert found == checkpoint(12, (WorkerHandle(3, MemoryHandle(7)), WorkerHandle(4, MemoryHandle(8))), False, 99, 98)
+    assert SERIALIZER.serialize("run-golden", found) == GOLDEN.read_bytes().rstrip(b"\n")
+
+
+def test_a_folder_has_one_coordinator_at_a_time(tmp_path):
+    first = opened(tmp_path)
+    with pytest.raises(FencedError, match="another run works with these checkpoints"):
+        opened(tmp_path)
+    first.close()
+    opened(tmp_path).close()
+
+
+def test_seen_here_who_only_looks_whether_a_run_is_at_work_does_not_end_one_that_starts(tmp_path, monkeypatch):
+    """`headrace top` shares the lock for a moment: a coordinator that started just then was told that another has it."""
+    opened(tmp_path).close()
+    looker, tries, flock = (tmp_path / LOCK).open(), [], fcntl.flock
+    flock(looker, fcntl.LOCK_SH)
+
+    def gone_at_the_second_try(file, operation):
+        if operation & fcntl.LOCK_EX:
+            tries.append(operation)
+            if len(tries) == 2:
+                looker.close()
+        flock(file, operation)
+
+    monkeypatch.setattr("headrace.runners.local.storage.lock.fcntl.flock", gone_at_the_second_try)
+    opened(tmp_path).close()
+    assert len(tries) == 2
+
+
+def test_a_frozen_looker_is_waited_for_only_so_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.runners.local.storage.lock.LOOKED_AT_S", 0.02)
+    opened(tmp_path).close()
+    with (tmp_path / LOCK).open() as looker:
+        fcntl.flock(looker, fcntl.LOCK_SH)
+        with pytest.raises(FencedError, match="another run works with these checkpoints"):
+            opened(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data.replace(b"memory", b"memoru"), lambda data: b""])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog, damage):
+    store = opened(tmp_path, retained=2)
+    for number in (1, 2):
+        store.write(checkpoint(number))
+    last = tmp_path / "checkpoint-000000000002.json"
+    assert damage(last.read_bytes()) != last.read_bytes()
+    last.write_bytes(damage(last.read_bytes()))
+    assert store.latest() == checkpoint(1)
+    assert str(last) in caplog.text
+    assert store.last_id == 2  # so that its number is not used again
+    (tmp_path / "checkpoint-000000000001.json").write_bytes(b"{}")
+    with pytest.raises(StateError, match="no checkpoint is good"):
+        store.latest()
+    store.close()
+
+
+def test_execution_checkpointing_num_retained_keeps_the_newest(tmp_path):
+    store = opened(tmp_path, retained=2)
+    for number in (1, 2, 3):
+        store.write(checkpoint(number, completed=True))
+    assert numbers_in(tmp_path) == [2, 3]
+    store.close()
+
+
+def numbers_in(folder):
+    return sorted(int(path.name[-7:-5]) for path in folder.glob("checkpoint-*.json"))
+
+
+def test_a_checkpoint_takes_the_place_of_another_when_it_is_committed(tmp_path):
+    store = opened(tmp_path)
+    handles = (WorkerHandle(4, MemoryHandle(9)),)
+    store.write(checkpoint(1, completed=True, epoch=7))
+    store.write(checkpoint(2, handles, epoch=8, before=7))
+    assert numbers_in(tmp_path) == [1, 2]
+    store.write(checkpoint(2, completed=True, epoch=8, before=7))
+    assert numbers_in(tmp_path) == [2]
+    store.close()
+
+
+def test_seen_here_a_damaged_checkpoint_does_not_push_out_the_one_that_the_run_may_go_back_to(tmp_path):
+    """It counts as retained, and an uncommitted one had nothing before it any more."""
+    store = opened(tmp_path)
+    store.write(checkpoint(1, completed=True, epoch=7))
+    (tmp_path / "checkpoint-000000000002.json").write_bytes(b"torn")
+    third = checkpoint(3, (WorkerHandle(4, MemoryHandle(9)),), epoch=8, before=7)
+    store.write(third)
+    assert store.before(third) == checkpoint(1, completed=True, epoch=7)
+    store.write(replace(third, handles=(), completed=True))
+    assert numbers_in(tmp_path) == [3]
+    store.close()
+
+
+def test_a_run_goes_back_to_the_last_good_checkpoint_after_which_nothing_was_committed(tmp_path):
+    store = opened(tmp_path, retained=3)
+    handles = (WorkerHandle(4, MemoryHandle(9)),)
+    first, second = checkpoint(1, completed=True, epoch=7), checkpoint(2, completed=True, epoch=7)
+    third = checkpoint(3, handles, epoch=8, before=7)
+    for each in (first, second, third):
+        store.write(each)
+    assert store.before(third) == second
+    (tmp_path / "checkpoint-000000000002.json").write_bytes(b"{}")
+    assert store.before(third) == first
+    assert store.before(replace(third, epoch_before=6)) is None
+    assert store.before(first) is None
+    store.take_back(3)
+    assert numbers_in(tmp_path) == [1, 2]
+    assert store.latest() == first
+    store.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    store = opened(tmp_path)
+    store.write(checkpoint(1))
+    (tmp_path / "checkpoint-000000000002.writing").mkdir()  # as a full disk: the file cannot be made
+    with pytest.raises(CheckpointNotStoredError, match="checkpoint-000000000002"):
+        store.write(checkpoint(2))
+    assert store.latest() == checkpoint(1)
+    store.close()
+
+
+def test_seen_here_what_a_full_disk_took_of_a_checkpoint_does_not_stay_there(tmp_path, monkeypatch):
+    """Each checkpoint that failed left a part of itself under a name of its own, which kept the disk full."""
+    store = opened(tmp_path)
+    store.write(checkpoint(1))
+    before, refused = sorted(os.listdir(tmp_path)), []
+
+    def full(file):
+        refused.append(os.fstat(file).st_size)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as planted:
+        planted.setattr("os.fsync", full)
+        for number in (2, 3):
+            with pytest.raises(CheckpointNotStoredError, match="No space left on device"):
+                store.write(checkpoint(number))
+        with pytest.raises(OSError, match="No space left on device"):
+            write_whole(tmp_path / "savepoint-x.json", b"1")
+    assert all(refused)  # it was there
+    assert sorted(os.listdir(tmp_path)) == before
+    assert store.latest() == checkpoint(1)
+    store.close()
+
+
+@pytest.mark.parametrize("below", ["", "/below/it"])
+def test_seen_here_a_place_that_can_be_no_folder_is_refused_by_name(tmp_path, below):
+    """It was a traceback of Python's, or tried again for ever."""
+    (tmp_path / "file").touch()
+    place = f"{tmp_path}/file{below}"
+    with pytest.raises(UsageError, match=f"{place} cannot be used"):
+        opened(place)
+    assert _asked_before(Path(place)) == ()
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EROFS, UsageError), (errno.EACCES, UsageError), (errno.ENOSPC, OSError)])
+def test_what_the_disk_refuses_for_good_is_an_error_of_use_and_a_full_one_may_have_room_again(
+    tmp_path, monkeypatch, number, kind
+):
+    def refused(*_):
+        raise OSError(number, "planted")
+
+    monkeypatch.setattr("headrace.runners.local.checkpoints.FolderLock", refused)
+    with pytest.raises(kind, match="planted"):
+        opened(tmp_path)
+
+
+def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
+    data = SERIALIZER.serialize("run-a", checkpoint())
+    with pytest.raises(StateError, match="of the run 'run-a', and the folder is of 'run-b'"):
+        SERIALIZER.deserialize("run-b", data, "here")
+    newer = json.dumps({**json.loads(data), "version": 3}).encode()
+    with pytest.raises(StateError, match="here: it has version 3, and this headrace reads up to 2"):
+        SERIALIZER.deserialize("run-a", newer, "here")
+
+
+def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_swept(tmp_path):
+    store = opened(tmp_path)
+    store.enlist(0)
+    store.enlist(1)
+    store.strike([0])
+    store.close()
+    again = opened(tmp_path)
+    assert (again.roster.next_number, again.roster.unswept) == (2, (1,))
+    assert again.roster.job(1) == f"{again.roster.run}-1"
+    again.close()
+
+
+def test_checkpoints_without_their_run_are_refused(tmp_path):
+    store = opened(tmp_path)
+    store.write(checkpoint(1))
+    store.close()
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(StateError, match="which run they are of is not known"):
+        opened(tmp_path)
+
+
+def test_seen_here_a_run_whose_checkpoints_are_gone_does_not_begin_anew_though_its_run_json_is_there(tmp_path):
+    """A sink that is a function has no epoch by which the run could be refused."""
+    store = opened(tmp_path)
+    store.write(checkpoint(1))
+    store.close()
+    [path] = tmp_path.glob("checkpoint-*.json")
+    moved = path.rename(tmp_path / "aside")
+    for _ in range(2):  # who was refused leaves it as it was
+        with pytest.raises(StateError, match=r"checkpoints of this run, run-.*, are gone.*Put them back"):
+            opened(tmp_path)
+    moved.rename(path)
+    again = opened(tmp_path)
+    assert again.latest() == checkpoint(1)
+    again.close()
+
+
+def test_a_run_that_has_stored_no_checkpoint_yet_begins(tmp_path):
+    store = opened(tmp_path)
+    store.enlist(0)
+    store.close()
+    again = opened(tmp_path)
+    assert (again.latest(), again.roster.next_number) == (None, 1)
+    again.close()
+
+
+def test_a_removal_that_a_crash_cuts_short_leaves_a_folder_that_begins_anew(tmp_path, monkeypatch):
+    store = opened(tmp_path)
+    store.write(checkpoint(1, completed=True))
+    monkeypatch.setattr(store.files, "remove", dies)
+    with pytest.raises(Killed):
+        store.remove()
+    store.close()
+    [path] = tmp_path.glob("checkpoint-*.json")
+    path.unlink()  # as far as it came
+    again = opened(tmp_path)
+    assert again.latest() is None
+    again.close()
+
+
+def test_the_golden_run_json_of_version_3_is_read_and_older_ones_say_nothing_of_checkpoints(tmp_path):
+    (tmp_path / "run.json").write_bytes((GOLDEN.parent / "run-roster-v3.json").read_bytes())
+    (tmp_path / "checkpoint-000000000001.json").write_bytes(b"whatever")
+    store = opened(tmp_path)
+    assert store.roster == Roster("run-golden", 3, (1, 2), (), checkpointed=True)
+    store.close()
+    (tmp_path / "checkpoint-000000000001.json").unlink()
+    older = sealed("headrace-run", 1, {"run": "run-golden", "next_number": 3, "unswept": [1, 2]})
+    (tmp_path / "run.json").write_bytes(older)
+    store = opened(tmp_path)
+    assert store.roster == Roster("run-golden", 3, (1, 2), (), checkpointed=False)
+    store.close()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "file://host/x", "file:", "", "hdfs://n/x"])
+def test_a_folder_elsewhere_is_refused(url):
+    with pytest.raises(UsageError, match=r"a folder('s path or| of this machine)"):
+        local_folder(url)
+
+
+def test_a_folder_is_a_path_or_a_file_url(tmp_path):
+    assert local_folder(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
+    assert local_folder("here") == local_folder("file:here") == Path("here").absolute()
+
+
+# --- commits ----------------------------------------------------------------------------------------------------------
+
+
+def committer(store, log, number=0, draw=lambda: 1, clock=lambda: 0.0):
+    return RunCommitter(store, MemorySink(log), store.latest(), number, clock, draw, lambda checkpoint_id: None, lambda _: None)
+
+
+def prepared(log, store, number, row):
+    found = log.begin(store.roster.job(number), "x")
+    log.append(found, [row])
+    log.prepare(found)
+    return WorkerHandle(number, MemoryHandle(found))
+
+
+def stored_and_aborted(log, store):
+    """A row that checkpoint 1 lists, whose transaction was aborted before it was committed. Gives the checkpoint's epoch."""
+    for number in (0, 1):
+        store.enlist(number)
+    wanted, epoch = prepared(log, store, 1, "row"), (1 << EPOCH_BITS) + 9
+    store.write(checkpoint(1, (wanted,), epoch=epoch))
+    log.abort(wanted.handle.number)
+    return epoch
+
+
+def test_seen_here_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_followed_at_once(tmp_path, monkeypatch):
+    """Its successor looked first what was recorded, and waited until that write timed out: 10 to 20 s."""
+    with FakeKafka() as kafka:
+        kafka.create_topic("out")
+        sink = KafkaSink(kafka.bootstrap, topic="out", properties={"default.api.timeout.ms": "3000"})
+        serializer = RunCheckpointSerializer(SERIALIZER._source, sink.handles)
+        store = CheckpointStore(str(tmp_path), serializer, 1)
+
+        def one_life(number):
+            made = RunCommitter(
+                store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda checkpoint_id: None, lambda _: None
+            )
+            JobCommitter(store.roster.run, made).recover()
+            return made
+
+        first = one_life(0)
+        transaction = sink.begin(Attempt(store.roster.job(1), 0, 0, 0))
+        transaction.write(pa.record_batch({"value": pa.array([b"x"])}))
+        handles = (WorkerHandle(1, transaction.prepare()),)
+        first.propose(checkpoint(1).positions)
+        with monkeypatch.context() as patched:
+            patched.setattr(Transactions, "end", dies)
+            with pytest.raises(Killed):
+                JobCommitter(store.roster.run, first).commit(1, handles)
+        assert list(kafka.records("out")) == []
+        one_life(2)
+        assert [record.value for record in kafka.records("out")] == [b"x"]
+        store.close()
+
+
+def dies(*_):
+    raise Killed
+
+
+def test_what_a_checkpoint_lists_is_committed_and_what_it_does_not_is_aborted(tmp_path):
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    for number in (0, 1, 2):
+        store.enlist(number)
+    wanted, unwanted = prepared(log, store, 1, "wanted"), prepared(log, store, 2, "unwanted")
+    store.write(checkpoint(1, (wanted,), epoch=9))
+    JobCommitter("x", committer(store, log)).recover()
+    assert log.rows() == ["wanted"]
+    assert not log.unended(store.roster.job(unwanted.number))
+    assert store.latest() == checkpoint(1, (), True, epoch=9)
+    store.close()
+
+
+def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_path):
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    run = committer(store, log)
+    job = JobCommitter("x", run)
+    job.recover()
+    for number in (1, 2):
+        store.enlist(number)
+    handle, others = prepared(log, store, 1, "row"), prepared(log, store, 2, "later")
+    run.propose(checkpoint(1).positions)
+    job.commit(1, (handle,))
+    assert log.rows() == ["row"]
+    assert len(log.unended(store.roster.job(2))) == 1
+    run.retire(2)
+    run.propose(checkpoint(2).positions)
+    job.commit(2, ())
+    assert log.unended(store.roster.job(others.number)) == []
+    store.close()
+
+
+def lives(folder, count, each_s, start_s=0.0):
+    """A loop of crashes, each life with a coordinator's number and a worker's. Gives the roster that is left."""
+    log = MemoryTransactionLog()
+    for life in range(count):
+        now_s = start_s + life * each_s
+        store = opened(folder)
+        number = store.roster.next_number
+        for taken in (number, number + 1):
+            store.enlist(taken)
+        JobCommitter("x", committer(store, log, number, clock=lambda now_s=now_s: now_s)).recover()
+        store.close()
+    return store.roster
+
+
+def test_a_loop_of_short_lives_does_not_pile_up_what_is_to_be_swept(tmp_path):
+    """Each began with all of them anew, and none lived for the minute that it takes until they are struck."""
+    settles_s, each_s = SETTLE_S[-1], 5.0
+    assert len(lives(tmp_path, 100, each_s).unswept) <= 2 * (settles_s / each_s + 2)
+
+
+def test_what_was_swept_is_struck_a_minute_after_the_first_time_and_not_before(tmp_path):
+    first = lives(tmp_path, 1, 5.0)
+    assert first.unswept == (0, 1)
+    assert first.swept_s == {1: 0.0}
+    assert lives(tmp_path, 1, 5.0, SETTLE_S[-1] - 1).unswept == (0, 1, 2, 3)
+    assert lives(tmp_path, 1, 5.0, SETTLE_S[-1] + 1).unswept == (0, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("elsewhere", ["another boot", None])
+def test_when_something_was_swept_by_another_machines_clock_says_nothing(tmp_path, monkeypatch, elsewhere):
+    lives(tmp_path, 1, 5.0)
+    monkeypatch.setattr(checkpoints, "_clock_of_boot", lambda: elsewhere)
+    found = lives(tmp_path, 1, 5.0, 1000.0)
+    assert 1 in found.unswept
+    assert found.swept_s[1] == 1000.0
+
+
+def test_a_time_that_is_still_to_come_says_nothing(tmp_path):
+    lives(tmp_path, 1, 5.0, 1000.0)
+    assert lives(tmp_path, 1, 5.0, 10.0).swept_s[1] == 10.0
+
+
+@pytest.mark.parametrize("swept", [[[1]], [[1, "x"]], [["1", 2.0]], [[1, 1e999]], 7, None])
+def test_a_damaged_note_of_what_was_swept_is_named(tmp_path, swept):
+    lives(tmp_path, 1, 5.0)
+    written = json.loads((tmp_path / "run.json").read_bytes())
+    body = json.loads(written["body"]) | {"swept": swept}
+    (tmp_path / "run.json").write_bytes(sealed("headrace-run", written["version"], body))
+    with pytest.raises(StateError, match=r"run.json is damaged"):
+        opened(tmp_path)
+
+
+def test_seen_here_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_over(tmp_path):
+    """A worker of who has started an older copy dies before that is refused: its name is that of a worker at work elsewhere."""
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    store.enlist(1)
+    prepared(log, store, 1, "of the run that goes on")
+    run = committer(store, log)
+    run.retire(1)
+    assert len(log.unended(store.roster.job(1))) == 1
+    JobCommitter("x", run).recover()
+    assert log.unended(store.roster.job(1)) == []
+    store.close()
+
+
+def test_seen_here_a_look_that_lacks_what_is_decided_and_not_marked_yet_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
+    """The sink's log leaves out what is decided and not marked in it: that says nothing, and the fence says it all."""
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    run = committer(store, log)
+    job, looks = JobCommitter("x", run), []
+    job.recover()
+    for number in (1, 2, 3):
+        run.propose(checkpoint(number).positions)
+        job.commit(number, (prepared(log, store, 1, f"row {number}"),))
+        looks.append(MemorySink(log).recorded_now())
+    monkeypatch.setattr(MemorySink, "recorded_now", lambda self: looks[0])
+    again = committer(store, log)
+    JobCommitter("x", again).recover()
+    again.propose(checkpoint(4).positions)
+    JobCommitter("x", again).commit(4, (prepared(log, store, 1, "row 4"),))
+    assert log.rows() == [f"row {number}" for number in (1, 2, 3, 4)]
+    store.close()
+
+
+def test_seen_here_a_look_that_shows_what_copies_have_replaced_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
+    """Both epochs are of one checkpoint, and the folder has moved on by another one since."""
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    first = stored_and_aborted(log, store)
+    run = committer(store, log)
+    job = JobCommitter("x", run)
+    job.recover()
+    monkeypatch.setattr(MemorySink, "recorded_now", lambda self: {store.roster.run: RecordedEpoch(first)})
+    for number in (2, 3):
+        run.propose(checkpoint(number).positions)
+        job.commit(number, () if number == 2 else (prepared(log, store, 1, "later"),))
+        run = committer(store, log)
+        job = JobCommitter("x", run)
+        job.recover()
+    assert log.rows() == ["row", "later"]
+    assert store.latest().replaced == (first,)
+    run.propose(checkpoint(4).positions)
+    job.commit(4, ())
+    assert store.latest().replaced == ()  # they do not pile up
+    store.close()
+
+
+def test_a_checkpoint_whose_rows_were_copied_comes_back_as_it_was_written():
+    made = replace(checkpoint(7, (), True, 9, 4), replaced=(5, 6))
+    assert SERIALIZER.deserialize("run-1", SERIALIZER.serialize("run-1", made), "here") == made
+    for damaged in ("[5,true]", "[-1]", "[5.5]", '"5"', "5"):
+        data = SERIALIZER.serialize("run-1", made)
+        body = json.loads(json.loads(data)["body"]) | {"replaced": json.loads(damaged)}
+        with pytest.raises(StateError, match="here: the checkpoint is damaged"):
+            SERIALIZER.deserialize("run-1", sealed(checkpoints.FORMAT, checkpoints.VERSION - 1, body), "here")
+
+
+def test_an_older_copy_of_a_folder_and_another_branch_are_refused(tmp_path):
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    run = committer(store, log)
+    job = JobCommitter("x", run)
+    job.recover()
+    older = (tmp_path / "run.json").read_bytes()
+    run.propose(checkpoint(1).positions)
+    job.commit(1, (prepared(log, store, 1, "row"),))
+    store.close()
+    for name, has_number_1 in (("older", False), ("branch", True)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "run.json").write_bytes(older)
+        copy = opened(folder)
+        if has_number_1:
+            copy.write(checkpoint(1))
+        with pytest.raises(StaleEpochError, match="Going on would write rows twice"):
+            JobCommitter("x", committer(copy, log)).recover()
+        copy.close()
+
+
+def test_a_coordinator_that_was_replaced_commits_nothing(tmp_path):
+    log, store = MemoryTransactionLog(), opened(tmp_path / "first")
+    stale = committer(store, log)
+    job = JobCommitter("x", stale)
+    job.recover()
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "run.json").write_bytes((tmp_path / "first" / "run.json").read_bytes())
+    copy = opened(tmp_path / "copy")
+    JobCommitter("x", committer(copy, log)).recover()
+    stale.propose(checkpoint(1).positions)
+    with pytest.raises(FencedError):
+        job.commit(1, (prepared(log, store, 1, "row"),))
+    assert log.rows() == []
+    store.close()
+    copy.close()
+
+
+def test_seen_here_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_was_aborted(tmp_path):
+    """Both had the checkpoint whose rows an older copy had aborted, and each wrote them anew: twice."""
+    log, store = MemoryTransactionLog(), opened(tmp_path / "first")
+    first = stored_and_aborted(log, store)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    JobCommitter("x", committer(store, log, draw=lambda: 3)).recover()
+    assert log.rows() == ["row"]
+    stored = store.latest()
+    assert first < stored.epoch < 2 << EPOCH_BITS
+    assert stored == replace(checkpoint(1, (), True, epoch=stored.epoch), replaced=(first,))
+    store.close()
+    second = opened(tmp_path / "second")
+    with pytest.raises(StaleEpochError, match="Going on would write rows twice"):
+        JobCommitter("x", committer(second, log, draw=lambda: 4)).recover()
+    assert log.rows() == ["row"]
+    second.close()
+    again = opened(tmp_path / "first")
+    JobCommitter("x", committer(again, log)).recover()
+    assert log.rows() == ["row"]
+    again.close()
+
+
+# --- savepoints -------------------------------------------------------------------------------------------------------
+
+POSITIONS = CheckpointSerializer("memory", MemorySplitSerializer())
+
+
+def as_it_is(positions):
+    return positions
+
+
+def test_a_savepoint_has_the_newest_committed_positions_and_another_run_begins_with_it(tmp_path):
+    store = opened(tmp_path / "old")
+    store.write(checkpoint(7, completed=True, epoch=9, before=8))
+    path = take_savepoint(run_files(str(tmp_path / "old")), tmp_path / "made" / "savepoints")  # the run is at work
+    assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.roster.run}-000000000007.json"
+    new = opened(tmp_path / "new")
+    begin_with(read_savepoint(path), new, POSITIONS, as_it_is)
+    positions = Checkpoint(1, checkpoint(7).positions.splits, False)
+    assert new.latest() == RunCheckpoint(positions, (), completed=True)
+    assert new.roster.run != store.roster.run
+    store.close()
+    new.close()
+
+
+def test_seen_here_a_run_that_begins_with_a_savepoint_ends_where_its_own_source_says():
+    """Positions were taken with their stops: a run without one read nothing and ended, one with a stop never ended."""
+    log = MemoryLog()
+    for name in "ab":
+        log.create(name)
+        log.append(name, ["x"] * 10)
+    ended = Checkpoint(1, (SplitState(MemorySplit("a", 4, 4), finished=True),), exhausted=True)
+    open_still = Checkpoint(1, (SplitState(MemorySplit("a", 4), finished=False),), exhausted=False)
+    for source, positions, expected, exhausted in (
+        (MemorySource(log), ended, {"a": (4, None), "b": (0, None)}, False),
+        (MemorySource(log, bounded=True), open_still, {"a": (4, 10), "b": (0, 10)}, True),
+    ):
+        found = begun(source, positions)
+        assert {each.split.split_id: (each.split.next_offset, each.split.stop_offset) for each in found.splits} == expected
+        assert (found.exhausted, found.checkpoint_id, any(each.finished for each in found.splits)) == (exhausted, 1, False)
+
+
+def test_seen_here_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
+    """A start that is out of range, or that does not name a partition which was added since, kept the run from beginning."""
+    with FakeKafka() as kafka:
+        kafka.create_topic("in", partitions=2)
+        for number in range(200):
+            kafka.append("in", b"%d" % number, partition=number % 2)
+
+        def source(**positions):
+            return KafkaSource(kafka.bootstrap, topics=["in"], **positions)
+
+        first = next(split for split in source().create_discovery().initial().added if split.partition == 0)
+        saved = Checkpoint(1, (SplitState(first.between(50, None), False),), False)
+        stops = {("in", 0): At(60), ("in", 1): At(7)}
+        for start in (At(9999), {("in", 0): At(0)}, Latest(), Committed("nobody")):
+            found = begun(source(start=start, stop=stops), saved)
+            assert {each.split.partition: (each.split.next_offset, each.split.stop_offset) for each in found.splits} == {
+                0: (50, 60),
+                1: (0, 7),
+            }
+        past = begun(source(stop={("in", 0): At(10), ("in", 1): At(0)}), saved)
+        assert [each.split.stop_offset for each in past.splits] == [50, 0]  # nothing to read
+        with pytest.raises(UsageError, match="stop positions by partition must name every partition"):
+            begun(source(stop={("in", 0): At(60)}), saved)
+
+
+def test_a_bounded_run_does_not_begin_with_a_savepoint_whose_splits_are_gone():
+    class Strict(MemorySource):
+        def splits_missing(self, splits):
+            raise DataLossError(str([split.split_id for split in splits]))
+
+    gone = Checkpoint(1, (SplitState(MemorySplit("gone", 4), finished=False),), exhausted=False)
+    with pytest.raises(DataLossError, match="gone"):
+        begun(Strict(MemoryLog(), bounded=True), gone)
+
+
+def test_a_restart_with_the_same_savepoint_goes_on_from_its_own_checkpoints(tmp_path):
+    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
+    store = opened(tmp_path)
+    for written in (None, checkpoint(2)):
+        begin_with(savepoint, store, POSITIONS, as_it_is)
+        if written is not None:
+            store.write(written)
+            begin_with(savepoint, store, POSITIONS, as_it_is)
+            assert store.latest() == written
+    with pytest.raises(UsageError, match="this run began with another savepoint"):
+        begin_with(Savepoint("run-a", 8, savepoint.source), store, POSITIONS, as_it_is)
+    store.close()
+
+
+def test_a_crash_between_the_copy_of_the_savepoint_and_its_checkpoint_is_mended(tmp_path):
+    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
+    (tmp_path / "savepoint.json").write_bytes(savepoint.serialize())
+    store = opened(tmp_path)
+    begin_with(savepoint, store, POSITIONS, as_it_is)
+    assert store.latest() is not None
+    store.close()
+
+
+def test_seen_here_a_run_that_died_before_its_savepoint_became_a_checkpoint_begins_there_without_being_told_again(tmp_path):
+    """Started without --from-savepoint it began where its source does, and wrote again what came before the savepoint."""
+    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
+
+    def dies(_):
+        raise RetriableError("planted")
+
+    store = opened(tmp_path)
+    with pytest.raises(RetriableError, match="planted"):
+        begin_with(savepoint, store, POSITIONS, dies)
+    assert store.latest() is None
+    begin_with(None, store, POSITIONS, as_it_is)
+    assert store.latest().positions.splits == checkpoint(7).positions.splits
+    (tmp_path / "savepoint.json").write_bytes(b"{")
+    begin_with(None, store, POSITIONS, as_it_is)  # it goes on from its checkpoint, whatever the copy is
+    store.close()
+
+
+def test_seen_here_a_run_goes_on_though_the_savepoint_that_it_began_with_is_gone(tmp_path):
+    """The same command, started again when the savepoint had been removed, ended at once."""
+    path, folder = tmp_path / "savepoint.json", tmp_path / "run"
+    with pytest.raises(UsageError, match="there is no such savepoint"):
+        given_savepoint(path, run_files(str(folder)))
+    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
+    path.write_bytes(savepoint.serialize())
+    store = opened(folder)
+    begin_with(given_savepoint(path, store.files), store, POSITIONS, as_it_is)
+    path.unlink()
+    begin_with(given_savepoint(path, store.files), store, POSITIONS, as_it_is)
+    assert store.latest().positions.splits == checkpoint(7).positions.splits
+    store.close()
+
+
+def test_a_run_without_a_savepoint_begins_where_its_source_does(tmp_path):
+    store = opened(tmp_path)
+    begin_with(given_savepoint(None, store.files), store, POSITIONS, as_it_is)
+    assert (store.latest(), list(tmp_path.glob("savepoint*"))) == (None, [])
+    store.close()
+
+
+def test_a_folder_with_checkpoints_does_not_begin_with_a_savepoint(tmp_path):
+    store = opened(tmp_path)
+    store.write(checkpoint(1))
+    with pytest.raises(UsageError, match="there are checkpoints already"):
+        begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS, as_it_is)
+    store.close()
+
+
+def test_no_savepoint_is_made_of_what_is_not_committed_or_not_the_newest(tmp_path):
+    with pytest.raises(StateError, match="there is no checkpoint"):
+        take_savepoint(run_files(str(tmp_path / "none")), tmp_path)
+    store = opened(tmp_path, retained=2)
+    store.write(checkpoint(1, completed=True))
+    store.write(checkpoint(2, (WorkerHandle(4, MemoryHandle(9)),), epoch=5))
+    with pytest.raises(RetriableError, match="checkpoint 2 is not committed yet"):
+        take_savepoint(run_files(str(tmp_path)), tmp_path / "savepoints")
+    (tmp_path / "checkpoint-000000000002.json").write_bytes(b"{")
+    with pytest.raises(StateError, match=r"000000000002\.json is damaged"):
+        take_savepoint(run_files(str(tmp_path)), tmp_path / "savepoints")
+    assert not (tmp_path / "savepoints").exists()
+    store.close()
+
+
+def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_is_taken(tmp_path):
+    log, store = MemoryTransactionLog(), opened(tmp_path / "run", retained=2)
+    for number in (0, 1, 2):
+        store.enlist(number)
+    listed, open_still = prepared(log, store, 1, "listed"), prepared(log, store, 2, "of nobody")
+    store.write(checkpoint(1, completed=True))
+    store.write(checkpoint(2, (listed,), epoch=9))
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(log))
+    with pytest.raises(FencedError, match="another run works with these checkpoints"):
+        finish(pipeline, str(tmp_path / "run"))
+    store.close()
+    with pytest.raises(RetriableError, match="--pipeline"):
+        take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints")
+    for _ in range(2):
+        finish(pipeline, str(tmp_path / "run"))
+        assert log.rows() == ["listed"]
+    assert not log.unended(store.roster.job(open_still.number))
+    savepoint = read_savepoint(take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints"))
+    assert savepoint.positions(POSITIONS) == checkpoint(2).positions
+    assert len(list((tmp_path / "run").glob("checkpoint-*.json"))) == 2
+
+
+def test_seen_here_a_folder_that_is_of_no_run_is_refused_and_nothing_is_made_in_it(tmp_path):
+    log, folder = MemoryTransactionLog(), tmp_path / "wrong"
+    folder.mkdir()
+    for wrong in (folder, tmp_path / "none"):
+        with pytest.raises(StateError, match="no run has worked with these checkpoints; name those of the run"):
+            finish(Pipeline(MemorySource(MemoryLog()), MemorySink(log)), str(wrong))
+    assert not list(folder.iterdir())
+    assert not (tmp_path / "none").exists()
+    assert not log.rows()
+
+
+def test_the_golden_savepoint_of_version_1_is_read():
+    golden = GOLDEN.with_name("run-savepoint-v1.json")
+    found = read_savepoint(golden)
+    assert (found.run, found.positions(POSITIONS)) == ("run-golden", checkpoint(12).positions)
+    assert found.serialize() == golden.read_bytes().rstrip(b"\n")
+
+
+def test_a_file_that_is_no_savepoint_is_named(tmp_path):
+    with pytest.raises(UsageError, match="there is no such savepoint"):
+        read_savepoint(tmp_path / "none.json")
+    with pytest.raises(UsageError, match="is a folder"):
+        read_savepoint(tmp_path)
+    with pytest.raises(UsageError, match="no savepoint can be read from there"):
+        fetch_savepoint("nowhere://bucket/savepoint.json")
+    with pytest.raises(StateError, match="its format is 'headrace-run-checkpoint', not 'headrace-savepoint'"):
+        read_savepoint(GOLDEN)
+    for body in ({}, {"run": "a", "checkpoint_id": True, "source": "x"}):
+        with pytest.raises(StateError, match="here is damaged"):
+            Savepoint.deserialize(sealed("headrace-savepoint", 1, body), "here")
+
+
+@pytest.mark.parametrize(
+    ("location", "place"),
+    [
+        ("s3://key:hush@bucket/a/x.json?endpoint_override=hush", "s3://bucket/a/x.json"),
+        ("hdfs://me:hush@node:8020/x.json", "hdfs://node:8020/x.json"),
+        ("/a@b/x.json?", "/a@b/x.json?"),
+        ("gs://bucket/a@b.json", "gs://bucket/a@b.json"),
+    ],
+)
+def test_seen_here_a_savepoints_location_is_shown_without_its_secrets(location, place):
+    """They were in messages, and in a line of the log at each start of a query."""
+    assert shown(location) == place
+    with pytest.raises(UsageError, match=r"nowhere://bucket/x\.json: no savepoint can be read") as refused:
+        fetch_savepoint("nowhere://me:hush@bucket/x.json")
+    assert "hush" not in str(refused.value)
+
+
+def test_a_savepoint_of_another_source_is_refused_and_nothing_is_begun(tmp_path):
+    other = CheckpointSerializer("kafka", MemorySplitSerializer()).serialize(checkpoint(7).positions).decode()
+    store = opened(tmp_path)
+    with pytest.raises(StateError, match="kafka"):
+        begin_with(Savepoint("run-a", 7, other), store, POSITIONS, as_it_is)
+    assert store.last_id == 0
+    assert not (tmp_path / "savepoint.json").exists()
+    store.close()
+
+
+def test_a_request_to_rescale_is_read_until_it_is_withdrawn(tmp_path):
+    assert (read_requests(tmp_path), is_requested(tmp_path)) == ((), False)
+    request_rescale(tmp_path, 3)
+    (first,) = read_requests(tmp_path)
+    assert (first.workers, is_requested(tmp_path)) == (3, True)
+    request_rescale(tmp_path, 3)
+    assert read_requests(tmp_path) != (first,)  # who passes over the one does not pass over the other
+    wrongs = (b'{"workers": true, "name": "x"}', b'{"workers": 0, "name": "x"}', b'{"workers": "3", "name": "x"}')
+    for wrong in (b"", b"[]", b'{"workers": 3}', *wrongs):
+        (tmp_path / "rescale.json").write_bytes(wrong)
+        with pytest.raises(StateError, match=r"rescale\.json is no request to rescale"):
+            read_requests(tmp_path)
+    assert withdraw_request(tmp_path)
+    assert not withdraw_request(tmp_path / "no folder")
+    assert read_requests(tmp_path) == ()
+    with pytest.raises(UsageError, match="at least 1 worker"):
+        request_rescale(tmp_path, 0)
+
+
+def test_a_request_that_is_taken_up_cannot_be_withdrawn_and_is_there_until_it_is_carried_out(tmp_path):
+    assert take_up_request(tmp_path) is None
+    request_rescale(tmp_path, 3)
+    taken = take_up_request(tmp_path)
+    assert taken.workers == 3
+    assert not withdraw_request(tmp_path)
+    request_rescale(tmp_path, 4)  # for the time after it
+    (_, later) = read_requests(tmp_path)
+    assert read_requests(tmp_path)[0] == take_up_request(tmp_path) == taken
+    settle_request(tmp_path, taken)
+    assert read_requests(tmp_path) == (later,)
+    settle_request(tmp_path, taken)  # another one has taken its place
+    assert read_requests(tmp_path) == (later,)
+    settle_request(tmp_path, later)
+    assert not is_requested(tmp_path)
+    (tmp_path / "rescale-taken-up.json").write_bytes(b"")
+    with pytest.raises(StateError, match=r"rescale-taken-up\.json is no request to rescale"):
+        take_up_request(tmp_path)
+    drop_requests(tmp_path)
+    assert not is_requested(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "workers", "said"),
+    [
+        (lambda folder: None, 3, "rescaling from 2 to 3 workers"),
+        (withdraw_request, 2, "was withdrawn meanwhile: the run goes on with 2 workers"),
+        (lambda folder: request_rescale(folder, 5), 5, "rescaling from 2 to 3 workers"),
+        (lambda folder: (folder / "rescale.json").write_bytes(b""), 2, "is passed over"),
+    ],
+    ids=["as it was", "withdrawn", "another", "damaged"],
+)
+def test_seen_here_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
+    tmp_path, monkeypatch, caplog, meanwhile, workers, said
+):
+    coordination = object.__new__(coordinator._Coordination)
+    settings = RunSettings(str(tmp_path), workers=2)
+    coordination._order = SimpleNamespace(settings=settings, beginning=RunBeginning(0.0, ()))
+    coordination._is_rescaling = False
+    stops = []
+    monkeypatch.setattr(coordination, "_handle", stops.append)
+
+    def ran():
+        coordination._look_for_request()
+        coordination._look_for_request()
+        meanwhile(tmp_path)
+        return RunOutcome()
+
+    monkeypatch.setattr(coordination, "_ran", ran)
+    request_rescale(tmp_path, 3)
+    assert coordination.run().workers == workers
+    assert len(stops) == 1
+    assert said in caplog.text
+    assert not withdraw_request(tmp_path)
+
+
+def test_seen_here_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeypatch):
+    """What an earlier life has left is for the coordinator to remove, which has the folder's lock."""
+    orders = []
+
+    def refused(_, order, __):
+        orders.append(order)
+        return RunOutcome(error="another run works with these checkpoints", kinds=("FencedError",), is_final=True)
+
+    monkeypatch.setattr("headrace.runners.local.supervisor._Life.live", refused)
+    request_rescale(tmp_path, 3)
+    asked = read_requests(tmp_path)
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
+    with pytest.raises(FencedError, match="another run works with these checkpoints"):
+        supervise(pipeline, RunSettings(str(tmp_path)), forked_apart)
+    assert read_requests(tmp_path) == asked
+    assert [order.beginning.passed_over for order in orders] == [asked]
+
+
+class Dead:
+    """A coordinator's process that has ended, of what the pipe to it holds."""
+
+    exitcode = -9
+
+    def __init__(self):
+        self.sentinel, writes = os.pipe()
+        os.close(writes)
+
+    def join(self):
+        """It has ended."""
+
+
+def test_seen_here_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monkeypatch):
+    """Each coordinator had a count of its own: a worker that fails, and takes its coordinator along, was restarted for ever."""
+    lives = []
+
+    def live(self, order, _):
+        lives.append(order)
+        ours, its = multiprocessing.Pipe()
+        restarts = pickle.loads(pickle.dumps(order.restarts))
+        coordination = object.__new__(coordinator._Coordination)
+        coordination._order, coordination._tell_supervisor = SimpleNamespace(restarts=restarts), its.send
+        coordination._ended = lambda number, status: WorkerDied(number, "planted", 0.0, 0.5)
+        decisions = []
+        coordination._handle = lambda event: decisions.append(restarts.failed(event.now_s, event.chance))
+        coordination._look_for_silent_ones = lambda: None
+        coordination._asked_s = float("inf")
+        coordination._take(coordinator._ProcessEnded(7, 1))
+        its.close()
+        if isinstance(decisions[0], GiveUp):
+            return RunOutcome(error="planted; not restarted", kinds=("RunFailedError",), is_final=True)
+        return self._outcome(ours, Dead())
+
+    monkeypatch.setattr("headrace.runners.local.supervisor._Life.live", live)
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
+    with pytest.raises(RunFailedError, match="planted; not restarted"):
+        supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
+    assert len(lives) == 3  # of a worker and a coordinator each, and the fifth failure is one too many
+
+
+def test_seen_here_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_strategy_decides(tmp_path, monkeypatch):
+    """Without room for its socket, or a process, the run ended at once, with what Python raises."""
+    tried = []
+
+    def refused(prefix):
+        tried.append(prefix)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", refused)
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
+    with pytest.raises(RunFailedError, match=r"no coordinator could be started: .*No space left.*restarted 2 times"):
+        supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(2, 0.0)), forked_apart)
+    assert len(tried) == 3
+
+
+def test_what_a_coordinator_has_said_before_its_end_is_heard(tmp_path):
+    ours, its = multiprocessing.Pipe()
+    life = _Life(Restarts(FixedDelay(1, 0.0)))
+    told = Restarts(FixedDelay(1, 0.0))
+    told.failed(0.0, 0.5)
+    its.send(told)
+    its.send(RunOutcome(finished=True))
+    its.close()
+    assert life._outcome(ours, Dead()) == RunOutcome(finished=True)
+    assert isinstance(life.restarts.failed(0.0, 0.5), GiveUp)
+
+
+def test_a_rescale_that_no_run_takes_up_is_withdrawn(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.cli.run.RESCALE_S", 0.01)
+    done = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
+    assert "no run with these checkpoints has carried it out" in str(done.exception)
+    assert "the request is withdrawn" in done.stderr
+    assert not is_requested(tmp_path)
+
+
+def test_a_rescale_that_is_given_up_too_late_says_that_it_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.cli.run.RESCALE_S", 0.01)
+    request = rescale.request_rescale
+
+    def taken_up(folder, workers):
+        request(folder, workers)
+        assert take_up_request(folder) is not None
+
+    monkeypatch.setattr(rescale, "request_rescale", taken_up)
+    done = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
+    assert isinstance(done.exception, DeadlineExceededError)
+    assert "goes on with 3 workers" in done.stderr
+    assert is_requested(tmp_path)
+
+
+def test_removed_checkpoints_leave_a_folder_that_begins_anew(tmp_path):
+    store = opened(tmp_path)
+    begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS, as_it_is)
+    run = store.roster.run
+    store.remove()
+    store.close()
+    again = opened(tmp_path)
+    assert (again.latest(), again.roster.run != run) == (None, True)
+    again.close()
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_settings_have_flinks_names_and_defaults():
+    defaults = RunSettings("x")
+    assert (defaults.min_pause_s, defaults.timeout_s, defaults.tolerable_failed_checkpoints, defaults.retained) == (
+        0,
+        600,
+        0,
+        1,
+    )
+    assert (defaults.heartbeat_interval_s, defaults.heartbeat_timeout_s, defaults.restart) == (10, 50, ExponentialDelay())
+    assert flink_settings(
+        {
+            "execution.checkpointing.interval": "500 ms",
+            "execution.checkpointing.min-pause": "1 s",
+            "execution.checkpointing.timeout": "2 min",
+            "execution.checkpointing.tolerable-failed-checkpoints": "3",
+            "execution.checkpointing.num-retained": "4",
+            "execution.checkpointing.savepoint-dir": "/savepoints",
+            "execution.state-recovery.path": "/savepoints/one.json",
+            "execution.checkpointing.externalized-checkpoint-retention": "DELETE_ON_CANCELLATION",
+            "heartbeat.interval": "1000",
+            "heartbeat.timeout": "5 s",
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.attempts": "7",
+        }
+    ) == {
+        "interval_s": 0.5,
+        "min_pause_s": 1.0,
+        "timeout_s": 120.0,
+        "tolerable_failed_checkpoints": 3,
+        "retained": 4,
+        "savepoints": "/savepoints",
+        "from_savepoint": "/savepoints/one.json",
+        "retention": Retention.DELETE_ON_CANCELLATION,
+        "heartbeat_interval_s": 1.0,
+        "heartbeat_timeout_s": 5.0,
+        "restart": FixedDelay(7, 1.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"execution.checkpointing.mode": "EXACTLY_ONCE"}, "'execution.checkpointing.mode' is no setting of a run"),
+        ({"execution.checkpointing.externalized-checkpoint-retention": "NO"}, "must be one of RETAIN_ON_CANCELLATION, DELETE"),
+        ({"execution.checkpointing.num-retained": "few"}, "must be a whole number, not 'few'"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        flink_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"retained": 0}, "retained must be at least 1"),
+        ({"interval_s": 0}, "interval_s must be more than 0"),
+        ({"timeout_s": float("nan")}, "timeout_s must be more than 0"),
+        ({"min_pause_s": -1}, "min_pause_s must be at least 0"),
+        ({"heartbeat_timeout_s": 10.0}, "must be more than heartbeat_interval_s"),
+        ({"checkpoints": "memory://x"}, "must outlive the process"),
+        ({"checkpoints": "sftp://me:secret@host/x"}, "^(?!.*:secret).*has a password"),
+        ({"checkpoints": "s3://x*"}, "for patterns"),
+        ({"checkpoints": "s3://[x"}, "URL is none: Invalid IPv6"),
+        ({"checkpoints": ""}, "a URL that fsspec knows"),
+        ({"savepoints": "s3://x"}, "a folder of this machine"),
+        ({"from_savepoint": ""}, "a folder's path or a file: URL is needed"),
+        ({"retention": "DELETE_ON_CANCELLATION"}, "must be a Retention"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        RunSettings(**{"checkpoints": "x", **arguments})
+
+
+@pytest.mark.parametrize("value", [2.5, True, "4", None, float("nan")])
+@pytest.mark.parametrize("name", ["workers", "retained", "tolerable_failed_checkpoints", "metrics_port"])
+def test_seen_here_what_is_no_whole_number_is_refused_by_the_name_of_its_setting(name, value):
+    if (name, value) == ("metrics_port", None):
+        assert RunSettings("x", metrics_port=None).metrics_port is None
+        return
+    with pytest.raises(UsageError, match=f"^{name} must be a whole number, not "):
+        RunSettings("x", **{name: value})
+
+
+@pytest.mark.parametrize("value", [True, "4", None, float("inf")])
+@pytest.mark.parametrize("name", ["interval_s", "min_pause_s", "timeout_s", "heartbeat_interval_s", "heartbeat_timeout_s"])
+def test_seen_here_what_is_no_number_of_seconds_is_refused_by_the_name_of_its_setting(name, value):
+    with pytest.raises(UsageError, match=f"^{name} must be a number of seconds, not "):
+        RunSettings("x", **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("restart", "fixed-delay"), ("metrics_address", 5)])
+def test_a_setting_of_another_kind_is_refused_by_its_name(name, value):
+    with pytest.raises(UsageError, match=f"^{name} must be "):
+        RunSettings("x", **{name: value})
+
+
+def test_seen_here_paths_are_of_the_folder_in_which_the_run_is_started_though_the_users_file_changes_it(tmp_path, monkeypatch):
+    """Its processes put checkpoints elsewhere than where top, rescale and savepoint look, and where another start does."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    settings = RunSettings("run", savepoints="saved", from_savepoint="file:one.json")
+    store = opened(here / "run")
+    store.write(checkpoint(7, completed=True))
+    store.close()
+    file = here / "a_job_that_changes_its_folder.py"
+    file.write_text(
+        f"import os\nfrom headrace import Pipeline\nfrom headrace.testing import *\nos.chdir({str(elsewhere)!r})\n"
+        "pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))\n"
+    )
+    done = CliRunner().invoke(app, ["savepoint", "run", "saved", "--pipeline", f"{file.name}:pipeline"])
+    assert Path.cwd() == elsewhere
+    assert done.exit_code == 0, done.exception
+    assert Path(done.stdout.strip()).parent == here / "saved" == settings.savepoint_folder
+    assert replace(settings, workers=2).folder == here / "run"
+    assert settings.savepoint_file == here / "one.json"
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_pipeline_of_what_cannot_be_its_part_is_refused():
+    source, sink = MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog())
+    for arguments, message in (
+        ((sink, sink), "source must be a headrace Source, not MemorySink"),
+        ((source, source), "sink must be a headrace TwoPhaseSink, not MemorySource"),
+        ((source, sink, 3), "transform must be a function"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Pipeline(*arguments)
+
+
+def test_a_pipeline_that_cannot_travel_is_refused_before_anything_starts(tmp_path):
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()), lambda batch: batch)
+    with pytest.raises(UsageError, match="a function at the top of a module"):
+        pipeline.run(checkpoints=str(tmp_path))
+    with pytest.raises(UsageError, match="needs a folder for its checkpoints"):
+        pipeline.run(workers=2)
+    with pytest.raises(UsageError, match="unexpected keyword argument 'worker'"):
+        pipeline.run(checkpoints=str(tmp_path), worker=2)
+
+
+def test_a_pipeline_is_found_by_its_file_and_name(tmp_path):
+    file = tmp_path / "a_job_of_this_test.py"
+    file.write_text(
+        "from headrace import Pipeline\nfrom headrace.testing import *\n"
+        "pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))\nother = 1\n"
+    )
+    assert isinstance(PipelineFile.parse(f"{file}:pipeline").load(), Pipeline)
+    named_as_ours = tmp_path / "json.py"
+    named_as_ours.write_text(file.read_text())
+    assert isinstance(PipelineFile.parse(f"{named_as_ours}:pipeline").load(), Pipeline)
+    assert sys.modules["json"] is json
+    for text, message in (
+        (f"{file}:other", "other is no Pipeline, but int"),
+        (f"{file}:nothing", "nothing is no Pipeline, but NoneType"),
+        (str(file), "named by its file and its variable"),
+        (f"{tmp_path}/none.py:x", "no such file"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            PipelineFile.parse(text).load()
+
+
+def test_a_file_that_cannot_be_loaded_is_named_with_its_line(tmp_path):
+    file = tmp_path / "a_broken_job.py"
+    file.write_text("import headrace.kafka\nfrom headrace.testing import MemoryLog\n1 / 0\n")
+    assert PipelineFile(file, "pipeline").modules() == ["headrace.kafka", "headrace.testing"]
+    with pytest.raises(UsageError, match=r"a_broken_job.py cannot be loaded: ZeroDivisionError: .*a_broken_job.py:3\)"):
+        PipelineFile(file, "pipeline").load()
+    file.write_text("def\n")
+    with pytest.raises(UsageError, match="cannot be read as Python"):
+        PipelineFile(file, "pipeline").modules()
+
+
+def test_run_in_a_process_of_the_run_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(multiprocessing.current_process(), "name", f"{PROCESS_NAME}coordinator")
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
+    with pytest.raises(UsageError, match="call it under if __name__ == '__main__'"):
+        pipeline.run(checkpoints=str(tmp_path))
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_generated_code_is_that_of_the_proto(tmp_path):
+    """If it is not: python -m tests.helpers.generate_grpc."""
+    generate(tmp_path)
+    folder = (ROOT / PROTO).parent
+    for name in MADE:
+        assert (tmp_path / Path(PROTO).parent / name).read_text() == (folder / name).read_text(), name
+
+
+def test_splits_and_handles_travel_as_messages():
+    messages = RunMessages(MemorySplitSerializer(), MemoryHandleSerializer())
+    splits = [MemorySplit("a", 1), MemorySplit("b", 2, 9)]
+    told = pb.ToWorker.FromString(messages.assign_splits(splits).SerializeToString())
+    assert messages.assigned(told.assign_splits) == splits
+    states = {"a": SplitState(splits[0], False), "b": SplitState(splits[1], True)}
+    for handles in ((), (MemoryHandle(3), MemoryHandle(4))):
+        event = WorkerSnapshotted(5, 8, states, handles)
+        said = pb.FromWorker.FromString(messages.snapshotted(event).SerializeToString())
+        assert messages.reported(5, said.snapshotted) == event
+
+
+def test_a_worker_of_another_version_is_refused():
+    assert check_hello(hello(4, "1.0"), "1.0") == 4
+    with pytest.raises(StateError, match="the installation has changed while they ran"):
+        check_hello(hello(4, "1.1"), "1.0")
+    other = pb.FromWorker(hello=pb.Hello(protocol=PROTOCOL + 1, version="1.0", number=4))
+    with pytest.raises(StateError, match=f"protocol {PROTOCOL + 1}"):
+        check_hello(other, "1.0")
+    with pytest.raises(StateError, match="must be its hello, not heartbeat"):
+        check_hello(pb.FromWorker(heartbeat=pb.Heartbeat()), "1.0")
+
+
+def test_attempts_of_different_workers_are_never_equal(tmp_path):
+    store = opened(tmp_path)
+    names = {Attempt(store.roster.job(number), 0, 0, 0) for number in range(3)}
+    assert len(names) == 3
+    store.close()
+
+
+def casts(batch):
+    return batch.column(0).cast(pa.int64())
+
+
+def test_an_error_of_the_users_function_names_its_own_line_though_a_library_has_raised():
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()), casts)
+    with pytest.raises(pa.ArrowInvalid) as raised:
+        list(pipeline.transformed(pa.record_batch({"value": ["no number"]})))
+    assert not traceback.extract_tb(raised.value.__traceback__)[-1].filename.endswith("test_run_checkpoints.py")
+    error = transform_error(pipeline, 2, MemorySplit("a", 3), MemorySplit("a", 5))
+    error.__cause__ = raised.value
+    text, line = described(error), casts.__code__.co_firstlineno + 1
+    assert re.match(r"the transform failed on a batch of 2 rows of .*'a'.*, offsets 3 up to 5: ArrowInvalid: ", text)
+    assert text.endswith(f"({__file__}:{line})")

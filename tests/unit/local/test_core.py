@@ -1,0 +1,325 @@
+"""The core of `headrace run`: when checkpoints are taken, what becomes of workers, and what is committed."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.enumerator.enumerator import create_enumerator
+from headrace.enumerator.errors import ProtocolViolationError, RunFailedError
+from headrace.enumerator.events import DiscoverInitial, PublishPositions, SplitsDiscovered
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.source import Findings
+from headrace.runners.local.balanced import BalancedEnumerator
+from headrace.runners.local.core import (
+    After,
+    AssignSplits,
+    CheckpointCommitted,
+    CheckpointFailedError,
+    CheckpointIsNotStored,
+    CheckpointIsStored,
+    CheckpointTimedOut,
+    CommitCheckpoint,
+    DismissWorker,
+    EndRun,
+    FailRun,
+    GatheringOver,
+    IntervalOver,
+    KillWorker,
+    PauseOver,
+    Recover,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    RestartDue,
+    RetireWorker,
+    RunBegun,
+    RunCore,
+    RunPhase,
+    RunRecovered,
+    RunSchedule,
+    SplitDone,
+    StartWorker,
+    StopRequested,
+    TakeSnapshot,
+    TellStored,
+    WorkerDied,
+    WorkerHandle,
+    WorkerJoined,
+    WorkerSilent,
+    WorkerSnapshotted,
+)
+from headrace.runners.restarts import FixedDelay, NoRestart, Restarts
+from headrace.testing.memory import MemorySplit
+from tests.soak import run_soak
+
+SPLITS = [MemorySplit(name, 0) for name in "abcd"]
+
+
+def core(schedule=None, strategy=None, workers=2, first=5):
+    enumerator = create_enumerator(BalancedEnumerator, parallelism=workers)
+    return RunCore(
+        enumerator,
+        schedule or RunSchedule(10.0),
+        Restarts(strategy or FixedDelay(3, 2.0)),
+        next_number=first,
+        last_checkpoint_id=7,
+    )
+
+
+def running(schedule=None, strategy=None, splits=tuple(SPLITS), complete=False):
+    """Two workers, 5 and 6, with two splits each."""
+    run = core(schedule, strategy)
+    for event in (RunBegun(), RunRecovered(), SplitsDiscovered(Findings(splits, complete=complete)), WorkerJoined(5)):
+        run.handle(event)
+    assigned = run.handle(WorkerJoined(6))
+    assert sorted(command.number for command in assigned) == [5, 6]
+    return run, {command.number: command.splits for command in assigned}
+
+
+def snapshot(number, splits, checkpoint_id, at, handles=(), finished=False):
+    states = {split.split_id: SplitState(split.between(at, None), finished) for split in splits}
+    return WorkerSnapshotted(number, checkpoint_id, states, tuple(handles))
+
+
+def only(kind, commands):
+    (found,) = [command for command in commands if isinstance(command, kind)]
+    return found
+
+
+def collected(run, assigned, checkpoint_id, at=3):
+    """Both workers answer, with a handle each; the commands of the second answer."""
+    run.handle(snapshot(5, assigned[5], checkpoint_id, at, [f"h5-{checkpoint_id}"]))
+    return run.handle(snapshot(6, assigned[6], checkpoint_id, at, [f"h6-{checkpoint_id}"]))
+
+
+def test_workers_start_while_the_last_checkpoint_is_completed_and_read_only_afterwards():
+    run = core()
+    assert run.handle(RunBegun()) == [StartWorker(0, 5), StartWorker(1, 6), Recover()]
+    assert run.handle(WorkerJoined(5)) == run.handle(WorkerJoined(6)) == []
+    assert DiscoverInitial() in run.handle(RunRecovered())
+    commands = run.handle(SplitsDiscovered(Findings(SPLITS)))
+    assert {command.number: len(command.splits) for command in commands} == {5: 2, 6: 2}
+
+
+def test_the_first_splits_wait_for_all_workers_but_not_for_ever():
+    run = core()
+    for event in (RunBegun(), RunRecovered(), SplitsDiscovered(Findings(SPLITS))):
+        run.handle(event)
+    assert run.handle(WorkerJoined(6)) == []
+    assert only(AssignSplits, run.handle(GatheringOver())) == AssignSplits(6, tuple(SPLITS))
+
+
+def test_a_checkpoint_is_positions_and_handles_of_all_workers():
+    run, assigned = running()
+    assert run.handle(IntervalOver()) == [
+        After(10.0, IntervalOver()), After(600.0, CheckpointTimedOut(8)), TakeSnapshot(5, 8), TakeSnapshot(6, 8)
+    ]  # fmt: skip
+    commit = only(CommitCheckpoint, collected(run, assigned, 8))
+    assert commit.handles == (WorkerHandle(5, "h5-8"), WorkerHandle(6, "h6-8"))
+    assert {state.split.next_offset for state in commit.checkpoint.splits} == {3}
+    stored = run.handle(CheckpointIsStored(8))
+    assert [command for command in stored if isinstance(command, TellStored)] == [TellStored(5, 8), TellStored(6, 8)]
+    assert only(PublishPositions, stored)
+    assert run.handle(CheckpointCommitted(8)) == []
+    assert run.phase is RunPhase.RUNNING
+
+
+def test_execution_checkpointing_interval_counts_on_while_a_checkpoint_is_under_way():
+    run, assigned = running(RunSchedule(1.5))
+    assert After(1.5, IntervalOver()) in run.handle(IntervalOver())
+    assert run.handle(IntervalOver()) == [After(1.5, IntervalOver())]
+    collected(run, assigned, 8)
+    run.handle(CheckpointIsStored(8))
+    assert TakeSnapshot(5, 9) in run.handle(CheckpointCommitted(8))
+
+
+def test_execution_checkpointing_min_pause_begins_when_a_checkpoint_ends():
+    run, assigned = running(RunSchedule(1.0, min_pause_s=5.0))
+    run.handle(IntervalOver())
+    collected(run, assigned, 8)
+    run.handle(CheckpointIsStored(8))
+    assert run.handle(CheckpointCommitted(8)) == [After(5.0, PauseOver())]
+    assert run.handle(IntervalOver()) == [After(1.0, IntervalOver())]
+    assert TakeSnapshot(5, 9) in run.handle(PauseOver())
+
+
+def test_execution_checkpointing_timeout_fails_a_checkpoint_and_its_handles_go_to_the_next():
+    run, assigned = running(RunSchedule(1.0, timeout_s=30.0, tolerable_failed_checkpoints=1))
+    assert After(30.0, CheckpointTimedOut(8)) in run.handle(IntervalOver())
+    run.handle(snapshot(5, assigned[5], 8, 3, ["early"]))
+    told = only(ReportCheckpointFailure, run.handle(CheckpointTimedOut(8)))
+    assert (told.checkpoint_id, told.reason[:68]) == (8, "it was not complete after 30 s; worker 6 did not prepare for it in t")
+    run.handle(snapshot(6, assigned[6], 8, 3, ["late"]))
+    run.handle(IntervalOver())
+    run.handle(PauseOver())
+    commit = only(CommitCheckpoint, collected(run, assigned, 9, at=4))
+    assert [listed.handle for listed in commit.handles] == ["early", "late", "h5-9", "h6-9"]
+
+
+def test_the_timeout_of_a_checkpoint_that_is_over_means_nothing():
+    run, assigned = running()
+    run.handle(IntervalOver())
+    collected(run, assigned, 8)
+    run.handle(CheckpointIsStored(8))
+    run.handle(CheckpointCommitted(8))
+    assert run.handle(CheckpointTimedOut(8)) == []
+
+
+def test_a_checkpoint_that_is_being_stored_too_long_ends_this_life_of_the_run():
+    run, assigned = running(RunSchedule(1.0, tolerable_failed_checkpoints=9))
+    run.handle(IntervalOver())
+    collected(run, assigned, 8)
+    assert "whether it is stored is not known" in str(only(FailRun, run.handle(CheckpointTimedOut(8))).error)
+
+
+def test_execution_checkpointing_tolerable_failed_checkpoints_counts_those_in_a_row():
+    run, assigned = running(RunSchedule(1.0, tolerable_failed_checkpoints=1))
+
+    def attempt(checkpoint_id, outcome):
+        run.handle(PauseOver())
+        run.handle(IntervalOver())
+        collected(run, assigned, checkpoint_id, at=checkpoint_id)
+        return run.handle(outcome)
+
+    assert only(ReportCheckpointFailure, attempt(8, CheckpointIsNotStored(8, "disk full")))
+    attempt(9, CheckpointIsStored(9))
+    run.handle(CheckpointCommitted(9))
+    assert only(ReportCheckpointFailure, attempt(10, CheckpointIsNotStored(10, "disk full")))
+    error = only(FailRun, attempt(11, CheckpointIsNotStored(11, "disk full"))).error
+    assert isinstance(error, CheckpointFailedError)
+    assert "checkpoint 11 has failed: disk full; tolerable failed checkpoints: 1" in str(error)
+
+
+def test_what_a_stored_checkpoint_lists_is_not_listed_again():
+    run, assigned = running()
+    for checkpoint_id in (8, 9):
+        run.handle(IntervalOver())
+        commit = only(CommitCheckpoint, collected(run, assigned, checkpoint_id, at=checkpoint_id))
+        assert [listed.handle for listed in commit.handles] == [f"h5-{checkpoint_id}", f"h6-{checkpoint_id}"]
+        run.handle(CheckpointIsStored(checkpoint_id))
+        run.handle(CheckpointCommitted(checkpoint_id))
+
+
+def test_a_dead_workers_splits_go_to_the_others_at_their_stored_positions_and_its_handles_to_nobody():
+    run, assigned = running(RunSchedule(1.0, tolerable_failed_checkpoints=1))
+    run.handle(IntervalOver())
+    run.handle(snapshot(5, assigned[5], 8, 3, ["lost"]))
+    commands = run.handle(WorkerDied(5, "worker 5: killed", 0.0, 0.5))
+    assert RetireWorker(5) in commands
+    assert ReportWorkerLost(5, "worker 5: killed", 2.0) in commands
+    assert After(2.0, RestartDue(0)) in commands
+    assert only(AssignSplits, commands) == AssignSplits(6, assigned[5])  # from 0, as nothing is stored
+    run.handle(PauseOver())
+    commit = only(CommitCheckpoint, run.handle(snapshot(6, SPLITS, 9, 3, ["h6"])))
+    assert commit.handles == (WorkerHandle(6, "h6"),)
+
+
+def test_a_worker_that_dies_while_its_checkpoint_is_being_stored_is_resolved_by_the_outcome():
+    for outcome, position in ((CheckpointIsStored(8), 3), (CheckpointIsNotStored(8, "disk full"), 0)):
+        run, assigned = running(RunSchedule(1.0, tolerable_failed_checkpoints=1))
+        run.handle(IntervalOver())
+        collected(run, assigned, 8)
+        died = run.handle(WorkerDied(5, "worker 5: killed", 0.0, 0.5))
+        assert [command for command in died if isinstance(command, AssignSplits)] == []
+        given = only(AssignSplits, run.handle(outcome))
+        assert (given.number, {split.next_offset for split in given.splits}) == (6, {position})
+
+
+def test_messages_of_a_dead_worker_are_dropped_and_its_successor_has_a_number_of_its_own():
+    run, assigned = running()
+    run.handle(WorkerDied(5, "killed", 0.0, 0.5))
+    assert run.handle(RestartDue(0)) == [StartWorker(0, 7)]
+    assert run.handle(snapshot(5, assigned[5], 8, 3, ["zombie"])) == run.handle(WorkerJoined(5)) == []
+    assert run.handle(WorkerDied(5, "killed", 0.0, 0.5)) == []
+
+
+def test_a_silent_worker_is_killed_before_anything_of_it_is_given_away():
+    run, _ = running()
+    assert run.handle(WorkerSilent(6)) == [KillWorker(6)]
+
+
+def test_a_run_without_restarts_fails_with_its_first_worker():
+    run, _ = running(strategy=NoRestart())
+    error = only(FailRun, run.handle(WorkerDied(6, "worker 6: ValueError: no (job.py:3)", 0.0, 0.5))).error
+    assert isinstance(error, RunFailedError)
+    assert str(error) == "worker 6: ValueError: no (job.py:3); not restarted: the restart strategy is none"
+
+
+def test_a_worker_that_says_itself_that_no_other_would_do_better_ends_the_run():
+    run, _ = running()
+    commands = run.handle(WorkerDied(5, "worker 5: UsageError: no such column", 0.0, 0.5, is_final=True))
+    error = only(FailRun, commands).error
+    assert isinstance(error, RunFailedError)
+    assert str(error) == "worker 5: UsageError: no such column"
+
+
+def test_the_end_of_the_source_is_stored_and_committed_before_the_run_ends():
+    run, assigned = running(complete=True)
+    for number in (5, 6):
+        for split in assigned[number]:
+            commands = run.handle(SplitDone(number, split.split_id))
+    assert TakeSnapshot(6, 8) in commands
+    run.handle(snapshot(5, assigned[5], 8, 3, finished=True))
+    assert only(CommitCheckpoint, run.handle(snapshot(6, assigned[6], 8, 3, ["h"], finished=True)))
+    run.handle(CheckpointIsStored(8))
+    assert run.handle(CheckpointCommitted(8)) == [DismissWorker(5), DismissWorker(6), EndRun(finished=True)]
+
+
+def test_a_stop_takes_a_last_checkpoint():
+    run, assigned = running()
+    assert TakeSnapshot(5, 8) in run.handle(StopRequested())
+    collected(run, assigned, 8)
+    run.handle(CheckpointIsStored(8))
+    assert run.handle(CheckpointCommitted(8)) == [DismissWorker(5), DismissWorker(6), EndRun(finished=False)]
+
+
+def test_a_stop_before_the_first_discovery_has_nothing_to_store():
+    run = core()
+    run.handle(RunBegun())
+    run.handle(RunRecovered())
+    assert only(EndRun, run.handle(StopRequested())) == EndRun(finished=False)
+
+
+def test_what_the_table_does_not_have_is_refused():
+    run, _ = running()
+    with pytest.raises(ProtocolViolationError, match="the run is RUNNING"):
+        run.handle(CheckpointCommitted(8))
+
+
+def test_the_soak_counts_what_is_wrong():
+    keys = [b"%d" % partition for partition in range(run_soak.PARTITIONS)]
+    rows = [(key, str(number)) for key in keys for number in (1, 2, 3)]
+    bad = [(key, f"bad {number}") for key in keys for number in (0, 4)]
+    count = len(rows) + len(bad)
+    right = {"letters": len(bad), "records": count, "duplicates": 0, "lost": 0, "foreign": 0, "out_of_order": 0}
+    assert run_soak.judged(rows, bad, 5) == right
+    assert run_soak.judged([*rows, rows[-1]], bad, 5) == right | {"records": count + 1, "duplicates": 1}
+    assert run_soak.judged(rows[:-1], bad, 5) == right | {"records": count - 1, "lost": 1}
+    assert run_soak.judged([*rows, (b"0", "7")], bad, 5) == right | {"records": count + 1, "foreign": 1}
+    assert run_soak.judged([rows[1], rows[0], *rows[2:]], bad, 5) == right | {"out_of_order": 1}
+    more = {"letters": len(bad) + 1, "records": count + 1}
+    assert run_soak.judged(rows, [*bad, bad[-1]], 5) == right | more | {"duplicates": 1}
+    assert run_soak.judged(rows, [*bad, (b"0", "1")], 5) == right | more | {"foreign": 1, "out_of_order": 1}
+    assert run_soak.judged(rows, bad[:-1], 5) == right | {"letters": len(bad) - 1, "records": count - 1, "lost": 1}
+
+
+def test_a_run_serves_from_its_recovery_until_it_is_told_to_stop():
+    run = core()
+    served = [run.is_serving]
+    for event in (RunBegun(), WorkerJoined(5), WorkerJoined(6)):
+        run.handle(event)
+        served.append(run.is_serving)
+    assert served == [False] * 4
+    run, assigned = running()
+    served = [run.is_serving]
+    steps = (
+        lambda: run.handle(IntervalOver()),
+        lambda: collected(run, assigned, 8),
+        lambda: run.handle(CheckpointIsStored(8)),
+        lambda: run.handle(CheckpointCommitted(8)),
+    )
+    for step in steps:
+        step()
+        served.append(run.is_serving)
+    assert served == [True] * 5
+    run.handle(StopRequested())
+    assert not run.is_serving

@@ -1,0 +1,359 @@
+"""The same Pipeline on Spark and on Beam: what becomes of its source, transform and sink, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("apache_beam")
+
+import apache_beam as beam
+from apache_beam.testing.util import assert_that, equal_to
+
+from headrace.beam import BeamSource, ReadFromKafka, ReadFromSource
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.errors import DataLossError, StateError, UsageError
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
+from headrace.formats import JsonFormat
+from headrace.kafka import AtLeastOnceKafkaSink, DeadLetters, KafkaSink, KafkaSource, KafkaSplit, Latest
+from headrace.run import Pipeline
+from headrace.runners.beam.coders import EnumerationFormat, ReaderFormat
+from headrace.runners.beam.event_time import SplitWatermark
+from headrace.runners.beam.split_restriction import Enumerated
+from headrace.runners.local.savepoints import Savepoint
+from headrace.runners.spark import writers
+from headrace.sinks import FunctionSink
+from headrace.testing import FakeKafka, MemoryLog, MemorySource
+from tests.helpers import run_jobs
+from tests.helpers.beam_rig import on_direct
+from tests.helpers.spark_in_process import InProcessSpark
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PARTITIONS = 3
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka() as cluster:
+        for topic in ("in", "out"):
+            cluster.create_topic(topic, partitions=PARTITIONS)
+        yield cluster
+    writers._committer.cache_clear()
+
+
+@pytest.fixture
+def spark():
+    return InProcessSpark()
+
+
+def produce(kafka, first, count, partitions=PARTITIONS):
+    for number in range(first, first + count):
+        kafka.append("in", b"%d" % number, partition=number % partitions)
+
+
+def seen(kafka):
+    return Counter(int(record.value) for record in kafka.records("out"))
+
+
+def copying(kafka, transform=run_jobs.narrow, sink=None, **source):
+    sink = KafkaSink(kafka.bootstrap, topic="out") if sink is None else sink
+    return Pipeline(KafkaSource(kafka.bootstrap, topics=["in"], **source), sink, transform)
+
+
+def savepoint_of(kafka, path, offsets, serializer=None, topic="in"):
+    """Of a run that has read partition n of the topic up to `offsets[n]`."""
+    topic_id = KafkaSource(kafka.bootstrap, topics=[topic]).create_discovery().topic_ids([(topic, 0)])[topic, 0]
+    splits = [KafkaSplit(topic, topic_id, number, at) for number, at in enumerate(offsets)]
+    states = tuple(SplitState(split, finished=False) for split in splits)
+    serializer = CheckpointSerializer("kafka", KafkaSource("x:1", topics=["in"]).split_serializer)
+    source = serializer.serialize(Checkpoint(7, states, exhausted=False)).decode()
+    path.write_bytes(Savepoint("run-a", 7, source).serialize())
+    return str(path)
+
+
+class TestOnSpark:
+    def test_a_topic_is_copied_once_and_the_query_goes_on(self, kafka, spark, tmp_path):
+        produce(kafka, 0, 90)
+        copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable().stop()
+        assert seen(kafka) == Counter(range(90))
+        produce(kafka, 90, 30)
+        again = copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path))
+        again.processAllAvailable()
+        again.stop()
+        assert seen(kafka) == Counter(range(120))
+
+    def test_a_batch_that_was_planned_when_spark_was_killed_is_written_once(self, kafka, spark, tmp_path):
+        produce(kafka, 0, 30)
+        copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path)).plan()
+        produce(kafka, 30, 30)
+        assert not seen(kafka)
+        copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable()
+        assert seen(kafka) == Counter(range(60))
+
+    def test_a_batch_whose_commit_spark_has_not_logged_is_not_written_again(self, kafka, spark, tmp_path):
+        produce(kafka, 0, 30)
+        copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable()
+        (tmp_path / "commits" / "0").unlink()
+        copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable()
+        assert seen(kafka) == Counter(range(30))
+
+    def test_the_transform_gets_batches_of_the_sources_schema_and_may_give_none_or_several_of_any(self, kafka, spark, tmp_path):
+        produce(kafka, 0, 30)
+        schema = KafkaSource(kafka.bootstrap, topics=["in"]).schema
+
+        def transform(batch):
+            assert batch.schema.equals(schema)
+            values = [int(value) for value in batch.column("value").to_pylist()]
+            if all(value < 30 for value in values):
+                return None
+            own = [pa.record_batch({"value": [str(value)]}) for value in values]
+            return [*own, pa.record_batch({"value": [b"1000"], "key": [b"sum"]}), pa.record_batch({"value": [b""]}).slice(1)]
+
+        query = copying(kafka, transform).start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable()
+        assert not seen(kafka)
+        produce(kafka, 30, 30)
+        query.processAllAvailable()
+        assert seen(kafka) == Counter([1000, *range(30, 60)])
+
+    def test_of_several_sinks_each_is_a_query_of_its_own(self, kafka, spark, tmp_path):
+        kafka.create_topic("odd", partitions=1)
+        produce(kafka, 0, 30)
+        sinks = {name: KafkaSink(kafka.bootstrap, topic=topic) for name, topic in (("even", "out"), ("odd", "odd"))}
+        pipeline = copying(kafka, run_jobs.parted, sinks)
+        with pytest.raises(UsageError, match="'even', 'odd'\\. Start one query for each output"):
+            pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path))
+        pipeline.only("even").start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable().stop()
+        assert seen(kafka) == Counter(range(0, 30, 2))
+        assert not kafka.records("odd")
+
+    def test_dead_letters_are_written_in_the_transaction_of_their_batch(self, kafka, spark, tmp_path):
+        kafka.create_topic("letters", partitions=1)
+        kafka.append("in", b'{"a": 1}', b"{", b'{"a": 2}')
+        numbers = JsonFormat(pa.struct([("a", pa.int64())]))
+        read = {"columns": ["value", "deadLetter"], "value": numbers, "on_bad_record": "keep"}
+        sink = KafkaSink(kafka.bootstrap, topic="out", value=numbers)
+        pipeline = copying(kafka, DeadLetters("letters"), sink, **read)
+        pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable()
+        assert [record.value for record in kafka.records("letters")] == [b"{"]
+        assert sorted(json.loads(record.value)["a"] for record in kafka.records("out")) == [1, 2]
+
+    def test_options_of_the_query_reach_it(self, kafka, spark, tmp_path):
+        trigger = {"processingTime": "1 second"}
+        query = copying(kafka).start_on_spark(
+            spark, checkpointLocation=str(tmp_path), queryName="copy", trigger=trigger, maxOffsetsPerTrigger=10, minPartitions=5
+        )
+        assert query.settings == {"queryName": "copy", **trigger}
+        assert query._reader._job.limits.max_offsets == 10
+        assert query._reader._job.min_tasks == 5
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"subscribe": "in"}, "'subscribe' is not known to a pipeline's query"),
+            ({"maxOffsetsPerTriger": 1}, "did you mean 'maxOffsetsPerTrigger'"),
+            ({"maxOffsetsPerTrigger": 1, "minOffsetsPerTrigger": 2}, "is higher than"),
+            ({"checkpointLocation": " "}, "checkpointLocation must be"),
+        ],
+    )
+    def test_an_option_that_cannot_be_is_refused(self, kafka, spark, tmp_path, options, message):
+        with pytest.raises(UsageError, match=message):
+            copying(kafka).start_on_spark(spark, **{"checkpointLocation": str(tmp_path), **options})
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            (BeamSource(beam.io.ReadFromText("none", validate=False)), r"'beam' cannot be a streaming query.*read_source"),
+            (MemorySource(MemoryLog()), "cannot be a streaming query"),
+            (KafkaSource("x:1", topics=["in"], stop=Latest()), r"stop cannot be carried over.*availableNow"),
+            (KafkaSource("x:1", topics=["in"], discovery_interval_s=None), "discovery_interval_s=None cannot be carried over"),
+        ],
+    )
+    def test_what_spark_cannot_carry_over_is_refused_by_name(self, spark, tmp_path, source, message):
+        pipeline = Pipeline(source, KafkaSink("x:1", topic="out"))
+        with pytest.raises(UsageError, match=message):
+            pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path))
+        assert not spark.formats
+
+    def test_what_cannot_travel_is_said(self, kafka, spark, tmp_path):
+        lock = threading.Lock()
+        with pytest.raises(UsageError, match="cannot be sent to Spark's tasks"):
+            copying(kafka, lambda batch: batch if lock else None).start_on_spark(spark, checkpointLocation=str(tmp_path))
+
+
+class TestAQueryThatBeginsWithASavepoint:
+    def test_goes_on_where_it_stands_and_reads_what_has_appeared_since_from_its_first_record(self, kafka, spark, tmp_path):
+        produce(kafka, 0, 30)
+        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+        for topic in ("in", "out"):
+            kafka.add_partitions(topic, PARTITIONS + 1)
+        kafka.append("in", b"1000", partition=PARTITIONS)
+        query = copying(kafka, start=Latest()).start_on_spark(
+            spark, checkpointLocation=str(tmp_path / "checkpoint"), startFromSavepoint=savepoint
+        )
+        query.processAllAvailable()
+        left = [number for number in range(30) if number // 3 >= [4, 10, 0][number % 3]]
+        assert seen(kafka) == Counter([*left, 1000])
+
+    def test_looks_at_it_only_while_it_has_no_checkpoint(self, kafka, spark, tmp_path, caplog):
+        produce(kafka, 0, 30)
+        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+        folder = str(tmp_path / "checkpoint")
+        copying(kafka).start_on_spark(spark, checkpointLocation=folder, startFromSavepoint=savepoint).plan()
+        assert "is not looked at" not in caplog.text
+        (tmp_path / "savepoint.json").unlink()
+        query = copying(kafka).start_on_spark(spark, checkpointLocation=folder, startFromSavepoint=savepoint)
+        query.processAllAvailable()
+        produce(kafka, 30, 30)
+        query.processAllAvailable()
+        assert len(seen(kafka)) == 16 + 30
+        assert caplog.text.count("is not looked at") == 1
+
+    def test_begins_at_the_same_positions_when_it_was_killed_before_its_first_batch_was_planned(self, kafka, spark, tmp_path):
+        produce(kafka, 0, 30)
+        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+        for _ in range(2):
+            query = copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path / "q"), startFromSavepoint=savepoint)
+            query._reader.latestOffset(query._reader.initialOffset(), None)
+        query.processAllAvailable()
+        assert sum(seen(kafka).values()) == len(seen(kafka)) == 16
+
+    def test_fails_where_a_topic_was_created_again(self, kafka, spark, tmp_path):
+        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+        kafka.delete_topic("in")
+        kafka.create_topic("in", partitions=PARTITIONS)
+        produce(kafka, 0, 60)
+        query = copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path / "q"), startFromSavepoint=savepoint)
+        with pytest.raises(DataLossError, match="deleted and created again"):
+            query.processAllAvailable()
+
+    def test_fails_for_a_file_that_is_none_and_names_the_command_that_makes_one(self, kafka, spark, tmp_path):
+        shutil.copy(GOLDEN / "run-checkpoint-v1.json", tmp_path / "checkpoint-000000000001.json")
+        for name, kind in (("", UsageError), ("checkpoint-000000000001.json", StateError)):
+            query = copying(kafka).start_on_spark(
+                spark, checkpointLocation=str(tmp_path / f"q{name}"), startFromSavepoint=str(tmp_path / name)
+            )
+            with pytest.raises(kind, match=r"headrace savepoint CHECKPOINTS TARGET.*--pipeline"):
+                query.processAllAvailable()
+
+
+def test_a_savepoints_epoch_becomes_a_querys_and_positions_are_by_topic_id(kafka, spark, tmp_path):
+    produce(kafka, 0, 30)
+    savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+    query = copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path / "q"), startFromSavepoint=savepoint)
+    query.processAllAvailable()
+    (own,) = (json.loads(key.removeprefix("headrace:")) for key in query._end(0) if key.startswith("headrace:"))
+    assert own["began"] == {"in": {"0": 4, "1": 10, "2": 0}}
+    assert set(own["topic_ids"]) == {"in"}
+
+
+def append_lines(path, batch):
+    with path.open("a") as file:
+        file.writelines(f"{int(value)}\n" for value in batch.column("value").to_pylist())
+
+
+class TestResumed:
+    """A source that begins where a checkpoint of another job stands."""
+
+    @staticmethod
+    def found(source, offsets, *, finished=(), exhausted=False):
+        log_splits = source.create_discovery().initial().added
+        states = [
+            SplitState(split.between(offsets[split.split_id], None), split.split_id in finished)
+            for split in log_splits
+            if split.split_id in offsets
+        ]
+        return ResumedLogDiscovery(source, Checkpoint(3, tuple(states), exhausted)).initial()
+
+    @staticmethod
+    def log():
+        log = MemoryLog()
+        for name in "ab":
+            log.create(name)
+            log.append(name, ["x"] * 10)
+        return log
+
+    def test_without_an_end_also_what_was_read_to_its_stop_goes_on(self):
+        found = self.found(MemorySource(self.log()), {"a": 3, "b": 10}, finished={"b"}, exhausted=True)
+        assert {s.split_id: (s.next_offset, s.stop_offset) for s in found.added} == {"a": (3, None), "b": (10, None)}
+        assert not found.complete
+
+    def test_with_an_end_each_split_ends_where_the_source_says(self):
+        found = self.found(MemorySource(self.log(), bounded=True), {"a": 3})
+        assert {s.split_id: (s.next_offset, s.stop_offset) for s in found.added} == {"a": (3, 10), "b": (0, 10)}
+        assert found.complete
+
+    def test_of_what_is_no_log_only_what_is_left_is_read(self):
+        source = BeamSource(beam.io.ReadFromText("none", validate=False))
+        splits = [SplitState(KafkaSplit("t", None, number, 0), number == 0) for number in range(2)]
+        found = ResumedDiscovery(source, Checkpoint(1, tuple(splits), exhausted=True)).initial()
+        assert (found.added, found.complete) == ([splits[1].split], True)
+        with pytest.raises(UsageError, match="t-0@ was read to its end"):
+            ResumedDiscovery(source, Checkpoint(1, tuple(splits), exhausted=False)).initial()
+
+
+class TestOnBeam:
+    def expanded(self, pipeline, **arguments):
+        with on_direct() as p:
+            pipeline.expand_on_beam(p, **arguments)
+
+    def test_a_bounded_stretch_is_copied_from_where_a_savepoint_stands(self, kafka, tmp_path):
+        produce(kafka, 0, 30)
+        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+        sink = AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")
+        self.expanded(copying(kafka, sink=sink, stop=Latest()), start_from_savepoint=savepoint)
+        assert seen(kafka) == Counter(number for number in range(30) if number // 3 >= [4, 10, 0][number % 3])
+
+    def test_a_function_is_a_sink_there_too(self, kafka, tmp_path):
+        produce(kafka, 0, 9)
+        sink = FunctionSink(partial(append_lines, tmp_path / "lines"))
+        self.expanded(Pipeline(KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest()), sink))
+        assert Counter(map(int, (tmp_path / "lines").read_text().split())) == Counter(range(9))
+
+    def test_each_of_several_sinks_gets_its_own_rows(self, kafka, tmp_path):
+        produce(kafka, 0, 9)
+        sinks = {name: FunctionSink(partial(append_lines, tmp_path / name)) for name in ("even", "odd")}
+        self.expanded(Pipeline(KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest()), sinks, run_jobs.parted))
+        for first, name in enumerate(sinks):
+            assert Counter(map(int, (tmp_path / name).read_text().split())) == Counter(range(first, 9, 2))
+
+    def test_what_the_runner_cannot_carry_over_is_refused_by_name(self, kafka):
+        with pytest.raises(UsageError, match="needs Flink's checkpoints"):
+            self.expanded(copying(kafka, stop=Latest()))
+        several = {"even": KafkaSink(kafka.bootstrap, topic="out"), "odd": AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")}
+        with pytest.raises(UsageError, match="needs Flink's checkpoints"):
+            self.expanded(copying(kafka, run_jobs.parted, several, stop=Latest()))
+        with pytest.raises(UsageError, match="this source has no end"):
+            self.expanded(copying(kafka, sink=AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")))
+
+    @pytest.mark.parametrize("limit", [{"stop": Latest()}, {"max_num_records": 16}])
+    def test_read_from_kafka_begins_where_a_savepoint_stands_whatever_else_says_where(self, kafka, tmp_path, limit):
+        produce(kafka, 0, 30)
+        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+        config = {"bootstrap.servers": kafka.bootstrap, "auto.offset.reset": "latest"}
+        with on_direct() as p:
+            pairs = p | ReadFromKafka(config, ["in"], start_from_savepoint=savepoint, **limit)
+            expected = [(None, b"%d" % number) for number in range(30) if number // 3 >= [4, 10, 0][number % 3]]
+            assert_that(pairs, equal_to(expected))
+
+    def test_a_restored_job_does_not_look_at_the_savepoint_and_says_so(self, kafka, tmp_path, caplog):
+        source = KafkaSource(kafka.bootstrap, topics=["in"])
+        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+        enumerate_fn, _ = ReadFromSource(source, output="arrow", start_from_savepoint=savepoint).stages({})
+        enumerate_fn.setup()
+        own = EnumerationFormat(source).encode(Enumerated(Checkpoint(1, (), exhausted=False)))
+        stage = enumerate_fn.process(None, enumerate_fn.create_tracker(own), SplitWatermark(None))
+        found = [next(stage) for _ in range(PARTITIONS)]
+        stage.close()
+        enumerate_fn.teardown()
+        splits = [split for element in found for split in ReaderFormat(source).decode(element.state).reading]
+        assert {split.next_offset for split in splits} == {0}
+        assert "is not looked at" in caplog.text

@@ -1,0 +1,497 @@
+"""What a run at work shows: its status beside the checkpoints, the page for Prometheus, `headrace top`."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import multiprocessing
+import re
+import urllib.error
+import urllib.request
+from contextlib import nullcontext
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from rich.console import Console
+
+pytest.importorskip("prometheus_client", reason="needs headrace[metrics]")
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.cli.watching import top
+from headrace.cli.watching.table import Rates, table_of
+from headrace.cli.watching.top import follow
+from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
+from headrace.enumerator.ledger import SplitState
+from headrace.runners.local.core import (
+    CheckpointCommitted,
+    CommitCheckpoint,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    RunSchedule,
+    TakeSnapshot,
+    WorkerSnapshotted,
+)
+from headrace.runners.local.monitoring.lag import ASK_S, STALE_S, LagWatch, RunLag
+from headrace.runners.local.monitoring.metrics_page import RunPage
+from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status
+from headrace.runners.local.monitoring.supervised import is_held, is_supervised, supervised
+from headrace.runners.local.storage.lock import LOCK
+from headrace.testing import MemoryLog, MemorySource, MemorySplit
+
+MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
+ADDRESS = "unix:/run/coordinator"
+METRIC = re.compile(r"\bheadrace_run_\w+")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of a run that is at work: its lock is held."""
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield tmp_path
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def shown(folder, clock, checkpoints=1):
+    """The status of a run that has read 10 records and written 8 for each of so many checkpoints, and lost a worker."""
+    status = RunStatus("run-x", folder, clock.now_s - 60, ADDRESS, lambda number: 77, clock)
+    status.did(ReportWorkerLost(1, "killed", 0.0))
+    status.did(ReportCheckpointFailure(1, "a reader was lost"))
+    for number in range(2, 2 + checkpoints):
+        status.did(TakeSnapshot(2, number))
+        clock.now_s += 0.25
+        status.saw(WorkerSnapshotted(2, number, {}, (), 10, 8))
+        status.did(CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
+        clock.now_s += 0.25
+        status.saw(CheckpointCommitted(number))
+    status.show("RUNNING", {2: 3, 3: 1}, RunLag(clock.now_s, {"a": 7, "b": 0, "c": 1200}))
+    return status
+
+
+def test_the_status_of_a_run_is_in_its_folder_as_long_as_it_is_at_work(folder):
+    shown(folder, Clock())
+    found = read_status(folder)
+    assert (found["records_in"], found["records_out"], found["workers_lost"]) == (10, 8, 1)
+    assert found["address"] == ADDRESS
+    assert found["workers"] == [{"number": 2, "splits": 3}, {"number": 3, "splits": 1}]
+    last = {"id": 2, "at": 1000.5, "duration_s": 0.5, "bytes": 77}
+    assert found["checkpoints"] == {"completed": 1, "failed": 1, "last": last}
+    remove_status(folder)
+    assert read_status(folder) is None
+
+
+def test_a_status_that_a_killed_run_has_left_is_not_shown(tmp_path):
+    shown(tmp_path, Clock())
+    with pytest.raises(StateError, match="no run works with these checkpoints"):
+        read_status(tmp_path)
+    (tmp_path / LOCK).touch()
+    with pytest.raises(StateError, match="no run works with these checkpoints"):
+        follow(tmp_path, 0.1)
+
+
+def printed_table(*statuses, now_s=None):
+    """Of the last of them, as a terminal shows it that has been shown the others."""
+    rates = Rates()
+    for status in statuses:
+        rates.saw(status)
+    console = Console(width=120, file=io.StringIO())
+    console.print(table_of(statuses[-1], rates, statuses[-1]["at"] if now_s is None else now_s))
+    return console.file.getvalue()
+
+
+def test_the_table_tells_when_a_worker_was_last_restarted_and_which(folder):
+    clock = Clock()
+    status = shown(folder, clock)
+    clock.now_s += 3
+    status.did(ReportWorkerLost(7, "killed", 0.0))
+    clock.now_s += 42
+    status.show("RUNNING", {}, None)
+    assert read_status(folder)["last_lost"] == {"number": 7, "at": clock.now_s - 42}
+    assert "after worker 7 was lost, 42 s ago" in printed_table(status.shown)
+
+
+def test_a_restart_that_is_not_known_is_another_thing_than_none(folder):
+    status = RunStatus("run-x", folder, 0.0, ADDRESS, {}.get, Clock())
+    status.show("RUNNING", {}, None)
+    assert "none since the coordinator started" in printed_table(status.shown)
+    earlier = {name: value for name, value in status.shown.items() if name != "last_lost"}
+    assert re.search(r"last worker restarted\W+not known", printed_table(earlier))
+
+
+def test_the_table_tells_how_often_the_run_was_restarted(folder):
+    status = RunStatus("run-x", folder, 0.0, ADDRESS, {}.get, Clock(), restarted=2)
+    status.show("RUNNING", {}, None)
+    assert re.search(r"run restarted\W+2 times", printed_table(read_status(folder)))
+    earlier = {name: value for name, value in status.shown.items() if name != "restarted"}
+    assert re.search(r"run restarted\W+not known", printed_table(earlier))
+
+
+def page(read, healthy_s=60.0):
+    return RunPage(read, "127.0.0.1", 0, healthy_s)
+
+
+def got(port, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_the_page_has_the_names_of_flinks_and_kafkas_metrics(folder):
+    status = shown(folder, Clock(), checkpoints=2)
+    text = got(page(lambda: status.shown).port, "/metrics")
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    prefix = "headrace_run_"
+    assert {name[0].removeprefix(prefix): value for name, value in found.items() if len(name) == 1} == {
+        "numRecordsIn_total": 20,
+        "numRecordsOut_total": 16,
+        "numberOfCompletedCheckpoints_total": 2,
+        "numberOfFailedCheckpoints_total": 1,
+        "numRestarts_total": 1,
+        "successfulCommittables_total": 4,
+        "pendingRecords": 1207,
+        "uptime": 1,
+        "workers": 2,
+        "lastCheckpointId": 3,
+        "lastCheckpointDuration": 0.5,
+        "lastCheckpointSize": 77,
+        "lastCheckpointTimestamp": 1001,
+    }
+    assert found[f"{prefix}assigned_partitions", "2"] == 3
+    assert [found[f"{prefix}records_lag", split] for split in "abc"] == [7, 0, 1200]
+
+
+def test_a_lag_that_is_not_known_is_not_told(folder):
+    status = shown(folder, Clock())
+    status.show("RUNNING", {}, None)
+    assert not re.search("lag|pending", got(page(lambda: status.shown).port, "/metrics"))
+    assert read_status(folder)["lag"] is None
+    assert "not known" in printed_table(status.shown)
+
+
+def test_the_file_has_the_splits_that_are_furthest_behind_and_the_page_all(folder):
+    status = RunStatus("run-x", folder, 0.0, ADDRESS, {}.get, Clock())
+    status.show("RUNNING", {}, RunLag(1.0, {f"s{number:03}": number for number in range(100)}))
+    assert len(status.shown["lag"]["splits"]) == 100
+    lag = read_status(folder)["lag"]
+    assert lag == {"at": 1.0, "records": 4950, "splits": {f"s{number:03}": number for number in range(80, 100)}}
+
+
+def test_the_dashboard_is_about_metrics_that_there_are(folder):
+    status = shown(folder, Clock())
+    there = set(re.findall(r"^(headrace_run_\w+)", got(page(lambda: status.shown).port, "/metrics"), re.MULTILINE))
+    board = json.loads((MONITORING / "run-dashboard.json").read_text())
+    shown_there = {name for panel in board["panels"] for target in panel["targets"] for name in METRIC.findall(target["expr"])}
+    assert {name for name in there if not name.endswith("_created")} - shown_there == {"headrace_run_lastCheckpointId"}
+    assert shown_there <= there
+
+
+class TestLag:
+    """What lies between the positions of the last checkpoint and the ends."""
+
+    @pytest.fixture(autouse=True)
+    def log(self):
+        self.memory, self.clock, self.waiting = MemoryLog(), Clock(), []
+        for name in "ab":
+            self.memory.create(name)
+            self.memory.append(name, ["x"] * 10)
+
+    def watch(self, source=None, restored=None):
+        return LagWatch(source or MemorySource(self.memory), restored, 10.0, self.waiting.append, self.clock, self.clock)
+
+    def answer(self):
+        count = len(self.waiting)
+        while self.waiting:
+            self.waiting.pop()()
+        return count
+
+    def positions(self, a, b, *, finished=False):
+        return Checkpoint(1, (SplitState(MemorySplit("a", a), finished), SplitState(MemorySplit("b", b), False)), False)
+
+    def test_each_split_is_behind_by_what_lies_between_its_position_and_its_end(self):
+        watch = self.watch()
+        watch.look()
+        assert (self.answer(), watch.lag) == (0, None)  # no positions yet
+        watch.moved(self.positions(4, 10))
+        assert self.answer() == 1
+        assert (watch.lag, watch.lag.records) == (RunLag(self.clock.now_s, {"a": 6, "b": 0}), 6)
+        self.clock.now_s += ASK_S
+        watch.moved(self.positions(4, 9, finished=True))
+        self.answer()
+        assert watch.lag.splits == {"b": 1}
+        watch.moved(Checkpoint(2, (SplitState(MemorySplit("a", 10), finished=True),), exhausted=True))
+        assert (self.answer(), watch.lag.splits) == (0, {})
+
+    def test_a_run_that_goes_on_is_behind_by_its_restored_positions(self):
+        watch = self.watch(restored=self.positions(3, 9))
+        assert not self.waiting  # its start is not disturbed
+        watch.look()
+        assert (self.answer(), watch.lag.splits) == (1, {"a": 7, "b": 1})
+
+    def test_the_ends_are_asked_once_a_checkpoint_and_not_while_they_are_asked(self):
+        watch = self.watch()
+        watch.moved(self.positions(0, 0))
+        self.clock.now_s += 100 * STALE_S
+        watch.moved(self.positions(1, 1))
+        watch.look()
+        assert self.answer() == 1
+        self.clock.now_s += ASK_S / 2
+        watch.moved(self.positions(2, 2))
+        self.clock.now_s = 1000.0 + 100 * STALE_S + ASK_S
+        assert self.answer() == 1  # the last question was ten minutes ago
+
+    def test_the_lag_of_a_run_that_takes_no_checkpoint_grows(self):
+        watch = self.watch()
+        watch.moved(self.positions(10, 10))
+        self.answer()
+        self.memory.append("a", ["x"] * 5)
+        self.clock.now_s += STALE_S - 1
+        watch.look()
+        assert (self.answer(), watch.lag.records) == (0, 0)
+        self.clock.now_s += 1
+        watch.look()
+        assert (self.answer(), watch.lag.records) == (1, 5)
+
+    def test_a_source_that_does_not_answer_is_no_lag_of_0_and_ends_nothing(self):
+        away = MemorySource(self.memory)
+        away.end_offsets = Mock(side_effect=[RetriableError("away"), {"a": 10, "b": 10}])
+        watch = self.watch(away)
+        watch.moved(self.positions(10, 10))
+        assert (self.answer(), watch.lag) == (1, None)
+        self.clock.now_s += ASK_S
+        watch.moved(self.positions(10, 10))
+        assert (self.answer(), watch.lag.records) == (1, 0)
+
+
+def test_a_run_is_well_while_its_last_checkpoint_is_not_too_long_ago(folder):
+    status, clock = {}, Clock()
+    port = page(lambda: status).port
+    with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+        got(port, "/healthz")
+    assert "has not begun" in refused.value.read().decode()
+    assert "headrace_run" not in got(port, "/metrics")
+    status = shown(folder, clock).shown
+    with pytest.raises(urllib.error.HTTPError, match="503") as refused:  # the clock's time is long ago
+        got(port, "/healthz")
+    assert "no checkpoint was committed for" in refused.value.read().decode()
+    status = {**status, "progress_at": 10**12}
+    assert json.loads(got(port, "/healthz")) == {"healthy": True, "problem": None}
+
+
+def test_seen_here_a_run_that_starts_again_and_again_is_not_well_for_having_just_started(folder):
+    clock = Clock()
+    # the last checkpoint was committed by a coordinator before
+    again = RunStatus("run-x", folder, clock.now_s - 100, ADDRESS, {}.get, clock)
+    again.show("RUNNING", {}, None)
+    assert (again.shown["since"], again.shown["progress_at"]) == (1000, 900)
+    assert shown(folder, clock).shown["progress_at"] == again.shown["since"] + 0.5
+
+
+def test_seen_here_a_checkpoint_whose_time_is_yet_to_come_is_no_progress():
+    """Written by a machine whose clock is ahead, it had a run that hangs be well for so long."""
+    assert last_progress_s(1000.0, None, 1001.0) == 1000.0
+    assert last_progress_s(1000.0, 900.0, 1001.0) == 1000.0
+    assert last_progress_s(1000.0, 1000.5, 1001.0) == 1000.5
+    assert last_progress_s(1000.0, 9000.0, 1001.0) == 1000.0
+
+
+def test_seen_here_a_run_is_well_while_a_minimum_pause_lasts():
+    assert RunSchedule(10, min_pause_s=1800, timeout_s=600).longest_gap_s == 2400
+    assert RunSchedule(10, timeout_s=600).longest_gap_s == 610
+
+
+def test_a_port_that_is_taken_is_named():
+    taken = page(dict).port
+    with pytest.raises(UsageError, match=f"metrics cannot be served at 127.0.0.1:{taken}"):
+        RunPage(dict, "127.0.0.1", taken, 60.0)
+
+
+def test_top_writes_lines_of_json_in_a_pipe_until_the_run_ends(tmp_path, capsys):
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status, clock = shown(tmp_path, Clock()), Clock()
+        printed = []
+
+        def sleep(_):
+            printed.append(capsys.readouterr().out)
+            clock.now_s += 1
+            if len(printed) == 1:
+                status.show("COLLECTING", {2: 4}, None)
+            if len(printed) == 3:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("headrace.cli.watching.top.time.sleep", sleep)
+            patch.setattr("headrace.cli.watching.top.until_interrupted", nullcontext)  # whose handler of SIGTERM stays
+            status._clock = clock
+            follow(tmp_path, 1.0)
+    lines = [json.loads(line) for line in "".join(printed).splitlines()]
+    assert [line["phase"] for line in lines] == ["RUNNING", "COLLECTING"]  # what has not changed is not told again
+
+
+def after(status, seconds, records):
+    """The status when the next checkpoint is committed, so many seconds and records later."""
+    last = status["checkpoints"]["last"]
+    later = {**last, "id": last["id"] + 1, "at": last["at"] + seconds}
+    return {
+        **status,
+        "at": later["at"],
+        "records_in": status["records_in"] + records,
+        "checkpoints": {**status["checkpoints"], "last": later},
+    }
+
+
+def test_the_table_has_what_the_run_tells(folder):
+    status = shown(folder, Clock()).shown
+    text = printed_table(status)
+    assert "2, 0.0 s ago, took 0.500 s, 77 bytes" in text
+    assert "2 (3 splits), 3 (1 splits)" in text
+    assert "1,207 records, 0 s ago; most: c 1,200, a 7" in text
+    assert "2 committed" in text
+    assert "none yet" in printed_table({**status, "checkpoints": {"completed": 0, "failed": 0, "last": None}})
+
+
+def test_seen_here_a_rate_is_of_what_came_between_two_checkpoints_though_looks_are_more_often(folder):
+    """It was of what came between two looks: 0 in nine of ten seconds, and ten times too high in the other."""
+    first = shown(folder, Clock()).shown
+    second = after(first, 10, 20_000)
+    assert "20,010 (2,000/s)" in printed_table(first, second)
+    looked = {**second, "at": second["at"] + 5}
+    assert "20,010 (2,000/s)" in printed_table(first, second, looked)
+    overdue = {**second, "at": second["at"] + 40}
+    assert "20,010 (500/s)" in printed_table(first, second, overdue)
+    restarted = {**second, "coordinator": 0, "records_in": 7}
+    assert re.search(r"records in\W+7 ", printed_table(first, second, restarted))
+    assert "/s" not in printed_table(first)
+
+
+def test_seen_here_names_are_shown_as_they_are_and_not_taken_for_markup_or_codes_of_the_terminal(folder):
+    status = shown(folder, Clock()).shown
+    text = printed_table({**status, "run": "[bold]x[/bold]", "lag": {"at": 1000, "records": 9, "splits": {"[/]\x1b[2J": 9}}})
+    assert "[bold]x[/bold]" in text
+    assert "[/]\\x1b[2J 9" in text
+
+
+def test_a_status_that_is_not_renewed_is_not_shown_as_if_it_were_of_now(folder):
+    status = shown(folder, Clock()).shown
+    assert "the coordinator is late" not in printed_table(status, now_s=status["at"] + 2)
+    assert "running, as was told 12 s ago: the coordinator is late" in printed_table(status, now_s=status["at"] + 12)
+
+
+@pytest.fixture
+def restarting(tmp_path):
+    """The folder of a run whose coordinator is dead, and whose supervisor lives."""
+    shown(tmp_path, Clock())
+    (tmp_path / LOCK).touch()
+    with supervised(tmp_path) as is_first:
+        assert is_first
+        yield tmp_path
+
+
+def test_seen_here_between_two_coordinators_a_run_is_restarting_and_not_over(restarting):
+    """`headrace top` ended with the first coordinator that died."""
+    status = read_status(restarting)
+    assert (status["phase"], status["workers"], status["records_in"]) == ("RESTARTING", [], 10)
+    assert "restarting; what follows was told 7 s ago" in printed_table(status, now_s=status["at"] + 7)
+    remove_status(restarting)
+    assert read_status(restarting) is None
+
+
+def test_a_run_whose_supervisor_has_ended_too_is_over(tmp_path):
+    with supervised(tmp_path):
+        pass
+    with pytest.raises(NoRunError):
+        read_status(tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_second_supervisor_is_not_the_first_one_and_leaves_its_file_alone(restarting):
+    with supervised(restarting) as is_first:
+        assert not is_first
+    assert read_status(restarting)["phase"] == "RESTARTING"
+
+
+def answer_and_wait(connection):
+    connection.send("it has begun")
+    connection.recv()
+
+
+def test_a_process_that_the_supervisor_has_forked_does_not_hold_what_says_that_it_lives(tmp_path):
+    with supervised(tmp_path):
+        context = multiprocessing.get_context("fork")
+        ours, its = context.Pipe()
+        forked = context.Process(target=answer_and_wait, args=(its,))
+        forked.start()
+        ours.recv()
+        assert is_supervised(tmp_path)
+        (tmp_path / "supervisor").rename(tmp_path / "kept")
+    try:
+        assert forked.is_alive()
+        assert not is_held(tmp_path / "kept")
+    finally:
+        ours.send(None)
+        forked.join()
+
+
+def test_a_folder_that_cannot_be_made_is_for_the_coordinator_to_name(tmp_path):
+    (tmp_path / "file").touch()
+    with supervised(tmp_path / "file" / "checkpoints") as is_first:
+        assert not is_first
+
+
+def test_seen_here_a_status_that_is_damaged_is_one_error_after_some_seconds_and_not_a_traceback(folder, monkeypatch):
+    shown(folder, Clock())
+    text = (folder / "status.json").read_text()
+    (folder / "status.json").write_text(text[:40])
+    with pytest.raises(RetriableError, match=r"status\.json is damaged"):
+        read_status(folder)
+    monkeypatch.setattr(top, "DAMAGED_S", 0.2)
+    with pytest.raises(DeadlineExceededError, match=r"a whole status of the run: .*status\.json is damaged"):
+        follow(folder, 1.0)
+
+
+def test_a_status_that_is_whole_again_is_shown(folder):
+    whole = shown(folder, Clock())
+    (folder / "status.json").write_text("{")
+    looks = top._looks(folder, 0.0)
+
+    def mend(condition, what, seconds):
+        with pytest.raises(RetriableError):
+            condition()
+        whole.show("RUNNING", {}, None)
+        condition()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(top, "wait_until", mend)
+        assert next(looks)["phase"] == "RUNNING"
+
+
+def test_seen_here_a_status_of_another_version_is_named(folder):
+    (folder / "status.json").write_text("[]")
+    with pytest.raises(StateError, match="is no status of a run, but a JSON list"):
+        read_status(folder)
+    shown(folder, Clock())
+    other = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**other, "since": None}))
+    with pytest.raises(StateError, match="of another version of headrace: 'since' is None"):
+        read_status(folder)
+
+
+def test_seen_here_a_status_that_may_not_be_read_is_named(folder):
+    shown(folder, Clock())
+    (folder / "status.json").unlink()
+    (folder / "status.json").mkdir()
+    with pytest.raises(StateError, match=r"what the run tells of itself cannot be read: .*status\.json"):
+        read_status(folder)

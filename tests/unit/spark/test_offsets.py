@@ -1,0 +1,431 @@
+"""The JSON of offsets: what Spark stores in a query's checkpoint. Written once, it must be readable for ever."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator.errors import DataLossError, StateError
+from headrace.formats import StringFormat
+from headrace.kafka import KafkaSource, Latest
+from headrace.runners.spark.log_read import LogOffsets
+from headrace.spark import kafka_offsets as offsets_json
+from headrace.spark.kafka_formats import TypedFormat
+from headrace.spark.kafka_offsets import KafkaOffsets
+from headrace.testing.fake_kafka import FakeKafka
+
+FORMAT = KafkaOffsets(KafkaSource("127.0.0.1:1", topics=["t"]))
+GOLDEN_V1 = Path(__file__).parents[1] / "golden" / "kafka_offsets_v1.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "kafka_offsets_v2.json"
+GOLDEN_V3 = Path(__file__).parents[1] / "golden" / "kafka_offsets_v3.json"
+A = UUID("00112233-4455-6677-8899-aabbccddeeff")
+B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
+
+
+def offsets(*lines, initial=False):
+    """Of (split, where it began)."""
+    return LogOffsets(
+        {split.split_id: split for split, _ in lines}, {split.split_id: began for split, began in lines}, initial=initial
+    )
+
+
+GOLDEN_OFFSETS = offsets(
+    (KafkaSplit("flights", A, 0, 123), 7),
+    (KafkaSplit("flights", A, 1, 0), 0),
+    (KafkaSplit("flights", A, 10, 2**62), 5),
+    (KafkaSplit("twice", A, 0, 10), 10),
+    (KafkaSplit("twice", B, 0, 3), 0),
+    (KafkaSplit("without-id", None, 0, 1), 1),
+    initial=True,
+)
+
+
+EPOCHS = {f"flights-0@{A}": 5, f"flights-1@{A}": 0, f"twice-0@{A}": 2, f"twice-0@{B}": 0}
+GOLDEN_OFFSETS_V2 = replace(
+    GOLDEN_OFFSETS,
+    splits={split_id: replace(split, last_epoch=EPOCHS.get(split_id)) for split_id, split in GOLDEN_OFFSETS.splits.items()},
+)
+
+
+def read(text):
+    found = offsets_json.parse_ours(offsets_json.parse(text))
+    assert found is not None
+    return found
+
+
+def rest(text):
+    """What is ours alone in version 2."""
+    (key,) = (key for key in json.loads(text) if ":" in key)
+    return json.loads(key.removeprefix("headrace:"))
+
+
+def with_rest(text, changed):
+    shown = {key: value for key, value in json.loads(text).items() if ":" not in key}
+    return json.dumps({**shown, f"headrace:{json.dumps(changed)}": {}})
+
+
+def test_version_1_is_read_for_ever():
+    assert read(GOLDEN_V1.read_text()) == GOLDEN_OFFSETS
+
+
+def test_version_2_is_read_for_ever_and_written_the_same():
+    text = GOLDEN.read_text().rstrip("\n")
+    assert read(text) == GOLDEN_OFFSETS_V2
+    assert FORMAT.to_json(GOLDEN_OFFSETS_V2) == text
+
+
+PINNED = {
+    "format": "avro",
+    "id": "7",
+    "fingerprint": "0123456789abcdef",
+    "type": {"a": "int32", "b": ["list", {"c": "string"}], "d": ["map", "timestamp[ms, tz=UTC]"]},
+}
+TYPED = KafkaOffsets(
+    KafkaSource(
+        "127.0.0.1:1",
+        topics=["t"],
+        value=TypedFormat(StringFormat(), PINNED, pa.string()),
+        key=TypedFormat(StringFormat(), {"format": "string"}, pa.string()),
+    )
+)
+
+
+def test_version_3_has_the_formats_besides_and_is_read_for_ever_and_written_the_same():
+    text = GOLDEN_V3.read_text().rstrip("\n")
+    assert TYPED.from_json(text) == GOLDEN_OFFSETS_V2
+    assert TYPED.to_json(GOLDEN_OFFSETS_V2) == text
+    with pytest.raises(StateError, match="there is no keyFormat now"):
+        FORMAT.from_json(text)
+
+
+def test_offsets_of_before_go_on_with_formats():
+    assert TYPED.from_json(GOLDEN.read_text()) == GOLDEN_OFFSETS_V2
+
+
+def test_formats_that_are_no_objects_are_damage():
+    text = GOLDEN_V3.read_text()
+    with pytest.raises(StateError, match=r"^the checkpoint's offset is damaged: its formats are no objects$"):
+        FORMAT.from_json(with_rest(text, rest(text) | {"formats": ["value"]}))
+
+
+def test_offsets_in_progress_reports_are_read_as_the_jvm_connectors_are():
+    """Seen here: they were an object of ours, and listeners that compute a lag from it fell over.
+
+    What these do with `endOffset`: topics to partitions to offsets, all of it, as maps of numbers.
+    """
+    text = FORMAT.to_json(GOLDEN_OFFSETS_V2)
+    found = [
+        (topic, int(partition), offset)
+        for topic, partitions in json.loads(text).items()
+        for partition, offset in partitions.items()
+    ]
+    assert found == [("flights", 0, 123), ("flights", 1, 0), ("flights", 10, 2**62), ("without-id", 0, 1)]
+    assert offsets_json.parse_jvm(offsets_json.parse(text)) == {
+        (topic, partition): offset for topic, partition, offset in found
+    }
+
+
+def test_what_is_ours_alone_is_under_a_key_that_no_topic_can_have():
+    text = FORMAT.to_json(offsets((KafkaSplit("t", A, 0, 123, last_epoch=5), 7)))
+    (own,) = json.loads(text).keys() - {"t"}
+    assert re.fullmatch(r"[a-zA-Z0-9._-]+", own) is None
+    assert json.loads(text)["t"] == {"0": 123}
+    assert rest(text) == {
+        "version": 2,
+        "began": {"t": {"0": 7}},
+        "topic_ids": {"t": str(A)},
+        "epochs": {"t": {"0": 5}},
+        "offsets": {},
+    }
+
+
+def test_a_recreated_topic_has_two_ids_under_one_name():
+    both = offsets((KafkaSplit("t", A, 0, 10), 10), (KafkaSplit("t", B, 0, 3), 0))
+    text = FORMAT.to_json(both)
+    assert rest(text)["offsets"] == {f"t@{A}": {"0": 10}, f"t@{B}": {"0": 3}}
+    assert read(text) == both
+
+
+@pytest.mark.parametrize("version", [0, 2, 99, -1])
+def test_a_version_that_is_not_known_is_refused_with_advice(version):
+    document = json.loads(GOLDEN_V1.read_text()) | {"headrace": version}
+    with pytest.raises(StateError, match=rf"version {version}, .* reads versions 1 to 3; .*newer"):
+        read(json.dumps(document))
+
+
+@pytest.mark.parametrize("version", [0, 1, 4, None, True, "2"])
+def test_a_newer_version_in_the_form_of_today_is_refused_with_advice(version):
+    text = GOLDEN.read_text()
+    with pytest.raises(StateError, match=rf"version {version}, .* reads versions 1 to 3; .*newer"):
+        read(with_rest(text, rest(text) | {"version": version}))
+
+
+def test_two_parts_of_ours_are_damage():
+    document = json.loads(GOLDEN.read_text())
+    with pytest.raises(StateError):
+        read(json.dumps(document | {"headrace:{}": {}}))
+
+
+splits = st.builds(
+    KafkaSplit,
+    st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True),
+    st.none() | st.uuids(),
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 2**63 - 1),
+    last_epoch=st.none() | st.integers(0, 2**31 - 1),
+)
+lines = st.lists(st.tuples(splits, st.integers(0, 2**63 - 1)), max_size=8, unique_by=lambda line: line[0].split_id)
+
+
+@given(lines, st.booleans())
+def test_what_is_written_is_read_back(some, initial):
+    written = offsets(*some, initial=initial)
+    text = FORMAT.to_json(written)
+    assert "\n" not in text
+    assert read(text) == written
+    assert FORMAT.to_json(read(text)) == text
+    assert FORMAT.to_json(offsets(*reversed(some), initial=initial)) == text
+
+
+def test_ends_are_shown_as_the_jvm_connector_shows_them():
+    known = {split.split_id: split for split in (KafkaSplit("t", A, 10, 0), KafkaSplit("t", A, 9, 0), KafkaSplit("s", A, 0, 0))}
+    ends = {split_id: number for number, split_id in enumerate(known)}
+    assert FORMAT.ends_to_json(ends, known) == '{"s":{"0":2},"t":{"9":1,"10":0}}'
+
+
+# --- the JVM connector's ------------------------------------------------------------------------------------------------
+
+
+def test_the_jvm_connectors_form_is_told_from_ours():
+    document = offsets_json.parse('{"flights":{"0":123,"10":0},"headrace":{"0":5}}')
+    assert offsets_json.parse_ours(document) is None
+    assert offsets_json.parse_jvm(document) == {("flights", 0): 123, ("flights", 10): 0, ("headrace", 0): 5}
+
+
+JVM_DAMAGED = [
+    '{"t":{"0":-1}}',
+    '{"t":{"0":-2}}',
+    '{"t":{"x":1}}',
+    '{"t":{"0":null}}',
+    '{"t":{"0":Infinity}}',
+    '{"t":{"0":NaN}}',
+    '{"t":5}',
+    '{"t":[1]}',
+    '{"t":null}',
+]
+
+
+@pytest.mark.parametrize("text", JVM_DAMAGED)
+def test_what_is_neither_ours_nor_the_jvm_connectors_is_refused(text):
+    with pytest.raises(StateError):
+        offsets_json.parse_jvm(offsets_json.parse(text))
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", '"x"', "1", "[" * 100_000, '{"t":' * 100_000, "\x00", '{"headrace":'])
+def test_what_is_no_json_object_is_refused(text):
+    with pytest.raises(StateError):
+        offsets_json.parse(text)
+
+
+def paths(value, here=()):
+    """Where something can be damaged: every key on the way, and every leaf."""
+    if here:
+        yield here
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield from paths(inner, (*here, key))
+
+
+DOCUMENTS = {
+    1: json.loads(GOLDEN_V1.read_text()),
+    2: {**json.loads(GOLDEN.read_text()), "rest": rest(GOLDEN.read_text())},
+}
+"""Of version 2 with what is ours alone in the clear, to be damaged; the damaged goes where it belongs."""
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def written(version, document):
+    if version == 1 or "rest" not in document:
+        return json.dumps(document)
+    return with_rest(json.dumps({key: value for key, value in document.items() if key != "rest"}), document["rest"])
+
+
+PLACES = [(version, path) for version, document in DOCUMENTS.items() for path in paths(document)]
+
+
+@given(st.sampled_from(PLACES), anything, st.booleans())
+@example((1, ("offsets", "flights", "0")), float("inf"), False)
+@example((1, ("began", "flights", "0")), float("-inf"), False)
+@example((1, ("topic_ids", "flights")), 5, False)
+@example((1, ("offsets",)), None, True)
+@example((1, ("headrace",)), True, False)
+@example((2, ("flights", "0")), float("inf"), False)
+@example((2, ("rest", "epochs", "flights")), 5, False)
+@example((2, ("rest", "epochs", "flights", "0")), "x", False)
+@example((2, ("rest", "offsets")), [], False)
+@example((2, ("rest",)), None, False)
+def test_damage_is_a_state_error_and_nothing_else(place, value, is_removed):
+    version, path = place
+    document = json.loads(json.dumps(DOCUMENTS[version]))
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    if is_removed:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    text = written(version, document)
+    with suppress(StateError):
+        found = offsets_json.parse_ours(offsets_json.parse(text))
+        if found is None:
+            offsets_json.parse_jvm(offsets_json.parse(text))
+        else:
+            assert read(FORMAT.to_json(found)) == found
+
+
+@given(st.integers(0, len(GOLDEN.read_text()) - 1), st.integers(0, 127))
+def test_a_changed_or_missing_byte_is_a_state_error_or_harmless(at, byte):
+    text = GOLDEN.read_text()
+    for damaged in (text[:at], text[:at] + chr(byte) + text[at + 1 :]):
+        with suppress(StateError):
+            parsed = offsets_json.parse(damaged)
+            if offsets_json.parse_ours(parsed) is None:
+                offsets_json.parse_jvm(parsed)
+
+
+@pytest.mark.parametrize("missing", ["offsets", "began", "topic_ids"])
+def test_a_missing_part_of_version_1_is_damage(missing):
+    document = {key: value for key, value in DOCUMENTS[1].items() if key != missing}
+    with pytest.raises(StateError, match="damaged"):
+        read(json.dumps(document))
+
+
+@pytest.mark.parametrize("missing", ["offsets", "began", "topic_ids", "epochs"])
+def test_a_missing_part_is_damage(missing):
+    text = GOLDEN.read_text()
+    with pytest.raises(StateError, match="damaged"):
+        read(with_rest(text, {key: value for key, value in rest(text).items() if key != missing}))
+
+
+# --- what is said, and the order of what is written ---
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("{" + "x" * 300, "is not JSON"), ("[" + "1," * 300 + "1]", "is not a JSON object")]
+)
+def test_an_offset_that_is_no_object_is_shown_by_its_first_200_characters(text, what):
+    with pytest.raises(StateError) as raised:
+        offsets_json.parse(text)
+    assert str(raised.value).startswith(f"the checkpoint's offset {what}")
+    assert str(raised.value).endswith(f": {text[:200]!r}")
+
+
+def test_what_to_do_about_a_newer_version_is_said_last():
+    with pytest.raises(StateError, match=r"; continue it with the headrace that wrote it, or a newer one$"):
+        read(json.dumps(json.loads(GOLDEN_V1.read_text()) | {"headrace": 99}))
+
+
+def test_damage_is_said_with_the_kind_of_error_and_its_place():
+    document = {key: value for key, value in DOCUMENTS[1].items() if key != "began"}
+    with pytest.raises(StateError, match=r"the checkpoint's offset is damaged: KeyError: 'began'$"):
+        read(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("document", "what"), [({"t": 5}, "neither headrace's nor Spark's"), ({"t": {"0": -1}}, "negative offsets")]
+)
+def test_what_is_not_the_jvm_connectors_is_shown(document, what):
+    with pytest.raises(StateError, match=what) as raised:
+        offsets_json.parse_jvm(document)
+    assert str(raised.value).endswith(f": {document}")
+
+
+def test_two_topics_of_one_name_are_written_in_one_order():
+    lines = [(KafkaSplit("t", topic_id, partition, 1), 0) for partition in (0, 1) for topic_id in (B, A)]
+    assert FORMAT.to_json(offsets(*lines)) == FORMAT.to_json(offsets(*reversed(lines)))
+
+
+def test_a_topic_without_an_id_and_its_successor_with_one_are_two():
+    """As of brokers that were too old for ids, and were replaced."""
+    both = offsets((KafkaSplit("t", None, 0, 3), 1), (KafkaSplit("t", A, 0, 5), 2))
+    assert FORMAT.from_json(FORMAT.to_json(both)) == both
+
+
+# --- a checkpoint of the JVM connector, over a Kafka of this process ---
+
+
+@pytest.fixture(scope="module")
+def kafka():
+    with FakeKafka() as cluster:
+        for topic in ("t", "u"):
+            cluster.create_topic(topic, partitions=2)
+        cluster.append("t", *(b"%d" % number for number in range(5)))
+        cluster.delete_records("t", before=2)
+        yield cluster
+
+
+def over(kafka, *topics, **fields):
+    quick = {"retry.backoff.ms": "1", "retry.backoff.max.ms": "1"}
+    return KafkaOffsets(KafkaSource(kafka.bootstrap, topics=topics or ("t",), properties=quick, **fields))
+
+
+def id_of(kafka, topic):
+    (topic_id,) = {split.topic_id for split in over(kafka, topic).source.create_discovery().initial().added}
+    return topic_id
+
+
+def test_a_checkpoint_of_the_jvm_connector_is_taken_over_with_the_ids_of_today(kafka):
+    taken = [KafkaSplit("t", id_of(kafka, "t"), 0, 3), KafkaSplit("t", id_of(kafka, "t"), 1, 0)]
+    found = over(kafka).from_json('{"t":{"0":3,"1":0}}')
+    assert found == LogOffsets({split.split_id: split for split in taken}, began={})
+
+
+def test_an_empty_checkpoint_of_the_jvm_connector_has_no_splits(kafka):
+    assert over(kafka).from_json("{}") == LogOffsets({}, began={})
+
+
+def test_our_own_offsets_are_read_without_asking_a_broker():
+    assert FORMAT.from_json(GOLDEN.read_text()) == GOLDEN_OFFSETS_V2
+
+
+def test_partitions_that_are_gone_are_named_when_a_checkpoint_is_taken_over(kafka):
+    with pytest.raises(DataLossError, match=r"names partitions that are gone: t-7, t-8\. .*fail") as raised:
+        over(kafka).from_json('{"t":{"8":1,"0":3,"7":0}}')
+    assert str(raised.value).startswith("the checkpoint of Spark's Kafka connector names")
+
+
+def test_partitions_that_are_gone_are_left_out_when_loss_is_allowed(kafka):
+    found = over(kafka, "t", "u", fail_on_data_loss=False).from_json('{"t":{"8":1,"0":3},"u":{"1":0}}')
+    assert [str(split) for split in found.splits.values()] == ["t-0", "u-1"]
+
+
+def test_a_checkpoint_of_which_nothing_is_subscribed_to_is_refused_though_loss_is_allowed(kafka):
+    with pytest.raises(StateError, match=r"^none of the checkpoint's partitions is among those subscribed to: u-0, u-1$"):
+        over(kafka, fail_on_data_loss=False).from_json('{"u":{"1":1,"0":3}}')
+
+
+def test_what_the_jvm_connector_found_while_it_planned_began_at_its_first_record(kafka):
+    """And at its end if that lies before the first record by now, or if the partition is gone."""
+    t, u = id_of(kafka, "t"), id_of(kafka, "u")
+    found = [KafkaSplit("t", t, 0, 5), KafkaSplit("u", u, 0, 0), KafkaSplit("gone", A, 0, 9)]
+    known = {split.split_id: split for split in [KafkaSplit("t", t, 1, 0)]}
+    whatever = over(kafka, "t", "u", start_of_new_partitions=Latest())
+    assert whatever.begins(found, known) == {f"t-0@{t}": 2, f"u-0@{u}": 0, f"gone-0@{A}": 9}
+    assert whatever.begins([KafkaSplit("t", t, 0, 1)], known) == {f"t-0@{t}": 1}

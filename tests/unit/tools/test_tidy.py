@@ -1,0 +1,173 @@
+"""What the project promises of its own code, read from the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples", "faults")
+LONGEST_FUNCTION = 70
+MOST_MODULES = 14
+
+
+def modules(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):  # which follows no link
+            yield path.relative_to(ROOT), ast.parse(path.read_text())
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_the_heart_imports_nothing_but_the_standard_library_and_pyarrow():
+    allowed = sys.stdlib_module_names | {"pyarrow"}
+    foreign = {
+        f"{path}: {name}"
+        for path, tree in modules("enumerator")
+        for name in imported(tree)
+        if name.split(".")[0] not in allowed and not name.startswith("headrace.enumerator")
+    }
+    assert not foreign
+
+
+def test_benchmarks_and_examples_do_not_reach_into_tests():
+    reached = {
+        f"{path}: {name}"
+        for path, tree in modules("benchmarks", "examples", "faults", "headrace", "pyspark_headrace")
+        for name in imported(tree)
+        if name.split(".")[0] == "tests"
+    }
+    assert not reached
+
+
+def test_what_is_imported_is_found_by_its_place_and_not_by_a_changed_path():
+    changed = {
+        f"{path}:{node.lineno}"
+        for path, tree in modules(*OURS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.path.append", "sys.path.insert", "sys.path.extend"}
+    }
+    assert not changed
+
+
+def test_only_a_few_modules_use_kafka_pythons_internals():
+    users = {
+        str(path)
+        for path, tree in modules("headrace", "enumerator", "connectors", "runners", "pyspark_headrace")
+        for name in imported(tree)
+        if name.split(".")[0] == "kafka" and name.count(".") > 0
+    }
+    public = {"headrace/testing/servers/kafka/topics.py", "headrace/testing/servers/kafka/metadata.py"}
+    wire = "connectors/kafka/client/wire/"
+    fake = "headrace/testing/fake_kafka/protocol.py"
+    assert users - public == {wire + "__init__.py", wire + "failures.py", wire + "handshake.py", wire + "protocol.py", fake}
+
+
+ENGINE = re.compile(r"\b(spark|flink|beam)(?!-\d)", re.IGNORECASE)  # SPARK-26267 is a ticket
+
+# Prose about engines in connectors, by file: what the line says, and why a connector has to say it.
+MAY_NAME_AN_ENGINE = {
+    "connectors/__init__.py": ["`headrace.enumerator.source.Source` (`kafka`, `beam`)"],  # the connector's name
+    "connectors/base/sink.py": ["Modelled on Flink's two-phase-commit sinks (FLIP-143,"],  # the design's source
+    "connectors/kafka/read/source.py": ["Flink's default (partition.discovery.interval.ms)"],  # the number's source
+    "connectors/kafka/format/decode.py": [  # the schema is one that users know from there; and where a number was measured
+        "The columns of Spark's Kafka source, in its order.",
+        "Measured on Spark:",
+        "names and types of Spark's own Kafka source.",
+        "All are nullable, as Spark",
+        "null for a record without headers, as Spark has it.",
+    ],
+    "connectors/files/formats.py": ["JSON lines as Spark's `to_json` writes values."],  # the format's definition
+    "connectors/files/json_lines.py": ["Spark's `to_json` gives it and its JSON reader takes."],
+    "connectors/files/sink.py": ["Spark, Hive and pyarrow's datasets ignore names that begin with `_`."],  # its readers
+}
+
+
+def test_connectors_know_no_engine_in_words_either():
+    """`connectors/beam` reads Beam's sources, and is about Beam."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "connectors").rglob("*.py")):
+        if "connectors/beam/" not in path.as_posix():
+            lines = [line for line in path.read_text().splitlines() if ENGINE.search(line)]
+            found |= {str(path.relative_to(ROOT)): lines} if lines else {}
+    assert found.keys() == MAY_NAME_AN_ENGINE.keys()
+    for path, lines in found.items():
+        assert len(lines) == len(MAY_NAME_AN_ENGINE[path]), (path, lines)
+        for line, allowed in zip(lines, MAY_NAME_AN_ENGINE[path], strict=True):
+            assert allowed in line, path
+
+
+def test_no_folder_of_the_package_has_more_modules_side_by_side_than_one_takes_in_at_a_glance():
+    folders = [path for name in PACKAGE for path in [ROOT / name, *(ROOT / name).rglob("*/")] if not path.is_symlink()]
+    counts = {str(path.relative_to(ROOT)): len([*path.glob("[!_]*.py")]) for path in folders}
+    assert len(counts) > 20  # it has looked
+    assert {folder: count for folder, count in counts.items() if count > MOST_MODULES} == {}
+
+
+def test_functions_are_short():
+    long = {
+        f"{path}:{node.lineno} {node.name} ({node.end_lineno - node.lineno + 1} lines)"
+        for path, tree in modules(*OURS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= LONGEST_FUNCTION
+    }
+    assert not long
+
+
+@pytest.mark.parametrize("module", ["headrace", "headrace.enumerator", "pyspark_headrace"])
+def test_importing_imports_no_client_library_and_no_other_engine(module):
+    forbidden = {"kafka", "apache_beam", "sqlalchemy", "grpc", "confluent_kafka"} | (
+        set() if module == "pyspark_headrace" else {"pyspark"}
+    )
+    code = f"import sys, {module}; print([m for m in {sorted(forbidden)} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "tests")
+    assert out.stdout.strip() == "[]"
+
+
+PACKAGE = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace")
+
+
+def test_a_public_class_name_means_one_thing():
+    places: dict[str, list[str]] = {}
+    for path, tree in modules(*PACKAGE):
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+SANS_IO = {
+    *(str(path) for path, _ in modules("enumerator") if path.stem not in ("checkpoint", "embedded", "source")),
+    "connectors/base/commit.py",
+    "runners/beam/table_epochs.py",
+    "runners/beam/shard.py",
+    "runners/local/balanced.py",
+    "runners/local/core.py",
+}
+"""The cores that take events and give commands. The rest of the heart: JSON, the smallest runner, connectors' interfaces."""
+
+
+def test_the_cores_without_io_name_every_type_and_know_no_clock_and_no_thread():
+    impure = {"threading", "time", "socket", "asyncio", "logging", "random", "datetime", "multiprocessing", "concurrent"}
+    found = {
+        f"{path}: {name}"
+        for path, tree in modules("enumerator", "connectors", "runners/beam", "runners/local")
+        if str(path) in SANS_IO
+        for name in (*imported(tree), *(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
+        if name == "Any" or name.split(".")[0] in impure
+    }
+    assert not found
