@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from benchmarks.jars import AVRO_VERSION, CONNECTOR_VERSION
-from headrace.testing.servers.jars import find_java
+from headrace.runners.user_cache import find_java
 from headrace.testing.servers.kafka.jars import KAFKA, KAFKA_VERSION
 
 PACKAGES = ("headrace", "pyspark", "apache-beam", "pyarrow", "kafka-python", "confluent-kafka", "cramjam", "crc32c", "fastavro")

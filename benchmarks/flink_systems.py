@@ -15,7 +15,8 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from headrace.testing.servers.jars import Bundle, cache_directory, installed
+from headrace.runners.user_cache import cache_directory
+from headrace.testing.servers.jars import Bundle, installed
 
 FLINK_VERSION = "2.2.1"
 CONNECTOR_VERSION = "5.0.0-2.2"

@@ -1,8 +1,8 @@
 """Kafka as a source and a sink.
 
 `KafkaSource("host:9092", topics=["flights"]).batches()` reads Arrow record batches in the caller's own process, with no engine.
-`KafkaSink("host:9092", topic="out")` writes exactly once, `AtLeastOnceKafkaSink` at least once: a runner, or a program of
-yours, drives them as `headrace.connectors.base.sink` says. `KafkaLease`: where a Spark job's supervisors agree which of them leads.
+`KafkaSink("host:9092", topic="out")` writes exactly once, `AtLeastOnceKafkaSink` at least once. A runner, or your own program,
+drives them (`headrace.connectors.base.sink`). `KafkaLease`: where a Spark job's supervisors agree which of them leads.
 """
 
 from headrace.connectors.base.dead_letters import DeadLetters

@@ -17,7 +17,7 @@ from pathlib import Path
 from headrace.runners.spark_processes.class_archives import QUIET
 from headrace.testing.servers.flink.programs import JOB_MANAGER, OPENED, TASK_MANAGER
 from headrace.testing.servers.flink.settings import write_settings
-from headrace.testing.servers.jars import find_java
+from headrace.runners.user_cache import find_java
 from headrace.testing.servers.ports import HOST
 
 CLUSTER = "/standby"

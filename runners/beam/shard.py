@@ -89,7 +89,7 @@ class ShardState(Generic[HandleT]):
         return replace(self, entries=tuple(entry for entry in self.entries if entry not in gone))
 
 
-# --- events: what has happened to a call; Swept, Ended and Copied are those of `headrace.connectors.base.commit` ---------------
+# --- events: what has happened to a call; Swept, Ended and Copied are of `headrace.connectors.base.commit` ---------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark_processes.daemon import ZYGOTE_VARIABLE
 from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_file, use_archive
 from headrace.runners.spark_processes.zygote import HASH_SEED, SEED
-from headrace.testing.servers.jars import cache_directory
+from headrace.runners.user_cache import cache_directory
 
 log = logging.getLogger(__name__)
 

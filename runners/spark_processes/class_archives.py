@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.enumerator.errors import PeerError
-from headrace.testing.servers.jars import beside, cache_directory, find_java, locked
+from headrace.runners.user_cache import beside, cache_directory, find_java, locked
 
 QUIET = "-Xlog:cds=off,cds+dynamic=off"
 SAMPLE_S = 300.0

@@ -1,6 +1,6 @@
 """What Spark's JVM loads at its start, kept in a file that later ones map: a session starts in about half the time.
 
-`headrace warm-up` makes the file (`headrace.runners.spark_processes.class_archives` says how), once for each PySpark and Java of a machine, by
+`headrace warm-up` makes the file (class_archives.py), once for each PySpark and Java of a machine, by
 a job that does what ours do; sessions on one machine use it. A JVM that does not fit the file starts as ever.
 """
 

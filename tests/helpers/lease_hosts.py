@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.runners.spark.supervision.process_tree import family_of, members
-from headrace.testing.servers.jars import cache_directory
+from headrace.runners.user_cache import cache_directory
 from tests.soak.standby_soak import SupervisedJob
 
 

@@ -30,7 +30,8 @@ from headrace.connectors.tables.log import OutdatedError
 from headrace.errors import FencedError, RetriableError
 from headrace.iceberg import IcebergSink
 from headrace.sinks import Attempt, Changes, JobCommitter
-from headrace.testing.servers.jars import Bundle, find_java, installed
+from headrace.runners.user_cache import find_java
+from headrace.testing.servers.jars import Bundle, installed
 from tests.helpers.table_rig import JOB, WatchedLog, driver
 
 SERVER = Bundle(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from headrace.enumerator.errors import PeerError, UsageError
-from headrace.testing.servers.jars import beside, cache_directory, locked
+from headrace.runners.user_cache import beside, cache_directory, locked
 
 MODULE = "github.com/apache/beam/sdks/v2/go/cmd/prism"
 BUILD_S = 1500.0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from headrace.enumerator.errors import PeerError, UsageError
+from headrace.runners.user_cache import beside, cache_directory, find_java, locked
 
 IVY_FILE = """\
 <ivy-module version="2.0">
@@ -58,15 +56,6 @@ class Bundle:
         return f"{artifact}-{version}.jar"
 
 
-def find_java(what: str) -> Path:
-    """The `java` of JAVA_HOME, else of the PATH. Raises UsageError, saying for `what`, where there is none."""
-    home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=f"{home}/bin" if home else None)
-    if found is None:
-        raise UsageError(f"no Java found for {what}: install Java 17 or newer, or set JAVA_HOME")
-    return Path(found)
-
-
 def find_ivy(bundle: Bundle) -> Path:
     """The Ivy jar inside PySpark, which is located and not imported. Raises UsageError without PySpark."""
     spec = importlib.util.find_spec("pyspark")
@@ -77,11 +66,6 @@ def find_ivy(bundle: Bundle) -> Path:
         f"{bundle.name} cannot be downloaded: PySpark, whose Ivy does it, is not installed. "
         f"Install it (pip install 'headrace[spark]'){bundle.instead}"
     )
-
-
-def cache_directory() -> Path:
-    """Where the jars are kept: $XDG_CACHE_HOME/headrace, by default ~/.cache/headrace."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
 def installed(bundle: Bundle) -> Path:
@@ -135,17 +119,3 @@ def _run_ivy(command: list[str | Path], bundle: Bundle) -> tuple[int, list[str]]
             if line.startswith((FOUND, FETCHED)):
                 bar.advance(task)
     return ivy.returncode, lines
-
-
-def beside(path: Path, suffix: str) -> Path:
-    """The path with a suffix: what belongs to it, in the same folder."""
-    return path.with_name(f"{path.name}.{suffix}")
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold this file's lock, and wait for it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases it when we die, so no stale lock can remain
-        yield

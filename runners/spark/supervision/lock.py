@@ -35,7 +35,7 @@ from typing import assert_never
 from headrace.enumerator.errors import FencedError, RetriableError, UsageError
 from headrace.runners.spark.offset_log import LOCK_NAME
 from headrace.runners.spark.supervision.process_tree import Process, family_of, is_ending, kill_family, members, supervisor_of
-from headrace.testing.servers.jars import cache_directory
+from headrace.runners.user_cache import cache_directory
 
 log = logging.getLogger(__name__)
 

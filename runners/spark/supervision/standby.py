@@ -2,7 +2,7 @@
 
 Every driver begins as a standby does: it starts its session and rehearses the job, until it is *called*. Called when it
 waits, it takes over at once; called before it is warm, it is a cold start. At most one is called at a time: the next one after
-the last process of the one before is dead. When a job needs a driver, `SupervisionCore` decides (runners/spark/supervision/core.py);
+the last process of the one before is dead. When a job needs a driver, `SupervisionCore` (core.py) decides;
 which one it gets, and when standbys are started and replaced, is decided here.
 
 A driver says that it lives at least twice in each look (`StandbyLimits.silence_s / LOOKS`). Silence is counted in looks, not in

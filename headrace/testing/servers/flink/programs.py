@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.testing.servers.jars import Bundle, find_java, installed
+from headrace.runners.user_cache import find_java
+from headrace.testing.servers.jars import Bundle, installed
 from headrace.testing.servers.processes import JAVA_OPTIONS, LOGGING_OPTIONS
 
 FLINK_VERSION = "1.19.0"

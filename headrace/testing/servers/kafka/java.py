@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.enumerator.errors import PeerError
-from headrace.testing.servers.jars import find_java
+from headrace.runners.user_cache import find_java
 from headrace.testing.servers.kafka.class_archive import archive_options
 from headrace.testing.servers.kafka.jars import KAFKA, kafka_jars
 from headrace.testing.servers.kafka.nodes import LOG_NAME
