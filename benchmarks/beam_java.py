@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from headrace.enumerator.errors import PeerError, RetriableError
-from headrace.runners.waiting import wait_until
 from headrace.runners.user_cache import find_java
+from headrace.runners.waiting import wait_until
 from headrace.testing.servers.jars import Bundle, installed
 from headrace.testing.servers.ports import HOST, is_listening, reserved_ports
 from headrace.testing.servers.processes import JAVA_OPTIONS, LOGGING_OPTIONS, ServerProcess, guarded

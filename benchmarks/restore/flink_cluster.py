@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.runners.spark_processes.class_archives import QUIET
+from headrace.runners.user_cache import find_java
 from headrace.testing.servers.flink.programs import JOB_MANAGER, OPENED, TASK_MANAGER
 from headrace.testing.servers.flink.settings import write_settings
-from headrace.runners.user_cache import find_java
 from headrace.testing.servers.ports import HOST
 
 CLUSTER = "/standby"

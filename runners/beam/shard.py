@@ -116,7 +116,7 @@ class BundleFinalised:
 
 ShardEvent = CallStarted | Swept | Ended[HandleT] | Copied[HandleT] | RowsWritten[HandleT] | CallFailed | BundleFinalised
 
-# --- commands; Sweep, End and Copy are those of `headrace.connectors.base.commit` ----------------------------------------------
+# --- commands; Sweep, End and Copy are of `headrace.connectors.base.commit` ----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.log import OutdatedError
 from headrace.errors import FencedError, RetriableError
 from headrace.iceberg import IcebergSink
-from headrace.sinks import Attempt, Changes, JobCommitter
 from headrace.runners.user_cache import find_java
+from headrace.sinks import Attempt, Changes, JobCommitter
 from headrace.testing.servers.jars import Bundle, installed
 from tests.helpers.table_rig import JOB, WatchedLog, driver
 

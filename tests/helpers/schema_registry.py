@@ -1,7 +1,7 @@
 """A schema registry over HTTP in the test's own process: what of Confluent's REST API our client and theirs ask.
 
-`tests/unit/formats/test_registry.py` holds it to Confluent's own client and serializers, which register here what we read, and read
-what we write.
+`tests/unit/formats/test_registry.py` holds it to Confluent's own client and serializers, which
+register here what we read, and read what we write.
 """
 
 from __future__ import annotations

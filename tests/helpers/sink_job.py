@@ -4,7 +4,7 @@
 
 As Spark does, it logs what an epoch holds (`offsets/<epoch>`) before writing it, and that it is committed (`commits/<epoch>`)
 after; restarted, it repeats the epoch that is logged and not committed. Ends when `epochs` more are committed, at once with 0.
-`kill`: {"owner", "method", "when", "nth", "what"}, as in `tests/faults/kill`, or null. `bug`: the name of an injected one, or null.
+`kill`: {"owner", "method", "when", "nth", "what"}, as in `tests/faults/kill`, or null. `bug`: an injected bug's name, or null.
 """
 
 from __future__ import annotations

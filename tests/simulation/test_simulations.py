@@ -20,7 +20,7 @@ from tests.simulation.measure import TABLE
 from tests.simulation.search import BrokenHistoryError, as_test, shortened
 from tests.simulation.simulations import WORLDS
 
-# A runner may tell the outcome of a checkpoint twice; the simulated one does not. tests/unit/enumerator/test_coordinator.py does.
+# A runner may report the outcome of a checkpoint twice; the simulated one does not. test_coordinator.py does.
 NEWS_COMES_LATE = {(CheckpointPhase.PERSISTING, ReaderSnapshotted, CheckpointPhase.PERSISTING)}
 # An engine whose checkpoint is right asks for an unfinished epoch again, not for the next; tests/unit/base/test_commit.py does.
 EPOCH_AFTER_AN_UNFINISHED_ONE = {

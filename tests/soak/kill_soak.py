@@ -39,7 +39,8 @@ from tests.helpers.kafka_tools import IDEMPOTENT
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import eventually, kafka_sink, read_all, set_transaction_version
 
-HERE = Path(__file__).parent
+HELPERS = Path(__file__).parents[1] / "helpers"
+ROOT = Path(__file__).parents[2]
 PHASES = [
     *(("KafkaTransaction", "write", when) for when in ("before", "after")),
     *(("KafkaTransaction", "prepare", when) for when in ("before", "after")),
@@ -224,7 +225,7 @@ class BareSoak(Soak):
         """The job in a process."""
         told = {**self.told, "tasks": tasks, "epochs": epochs, "kill": kill}
         with (self.state / "job.log").open("a") as log:
-            return subprocess.Popen([sys.executable, str(HERE / "sink_job.py"), json.dumps(told)], stderr=log, text=True)
+            return subprocess.Popen([sys.executable, str(HELPERS / "sink_job.py"), json.dumps(told)], stderr=log, text=True)
 
     def follow(self, process: subprocess.Popen[str]) -> None:
         """It ends by itself."""
@@ -275,11 +276,11 @@ class SparkSoak(Soak):
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if kill is not None:
             environment["HEADRACE_KILL"] = json.dumps({**kill, "mark": str(mark)})
-            environment["PYTHONPATH"] = python_path(HERE.parents[1] / "tests" / "faults" / "kill")
-        command = [sys.executable, str(HERE / "spark_sink_driver.py"), json.dumps(arguments)]
+            environment["PYTHONPATH"] = python_path(ROOT / "tests" / "faults" / "kill")
+        command = [sys.executable, str(HELPERS / "spark_sink_driver.py"), json.dumps(arguments)]
         with (self.state / "job.log").open("a") as log:
             process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, text=True, start_new_session=True, cwd=HERE.parents[1]
+                command, env=environment, stdout=log, stderr=log, text=True, start_new_session=True, cwd=ROOT
             )
         self._marks[process.pid] = mark
         return process

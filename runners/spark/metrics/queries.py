@@ -130,7 +130,7 @@ class KnownQueries:
                 del self._queries[forgotten]
 
     def counted(self, query_id: str | None, counts: Mapping[str, float]) -> None:
-        """Counts of a process of the session (`headrace.connectors.base.counters`). Those of a query not yet reported are kept."""
+        """Counts of one process (`headrace.connectors.base.counters`). Those of a query not yet reported are kept."""
         with self._lock:
             self.throttled_s += counts.get(Counted.THROTTLED_SECONDS.value, 0.0)
             if query_id is None:

@@ -1,6 +1,7 @@
 """Two topics, two folders and two tables in one `foreachBatch`, under one name: every row in each, once, though it is killed.
 
-Each kind by itself, killed at any step of a commit: `tests/unit/spark/test_foreach_batch.py`, `tests/integration/sql/test_sql_sink.py`.
+Each kind by itself, killed at any step of a commit: `tests/unit/spark/test_foreach_batch.py`,
+`tests/integration/sql/test_sql_sink.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fake broker answers as a real one did when it was last asked: tests/integration/kafka/test_fake_kafka_against_kafka.py."""
+"""The fake broker answers as a real one did when it was last asked (test_fake_kafka_against_kafka.py)."""
 
 from __future__ import annotations
 

@@ -74,6 +74,6 @@ def test_properties_meet_new_examples_in_every_run_and_say_how_to_repeat_a_failu
     assert not settings.default.derandomize
     assert settings.default.print_blob
     fixed = [
-        path.name for path in (TESTS / "unit").glob("*.py") if "derandomize=" in path.read_text() and path != Path(__file__)
+        path.name for path in (TESTS / "unit").rglob("*.py") if "derandomize=" in path.read_text() and path != Path(__file__)
     ]
     assert fixed == []
