@@ -1,6 +1,7 @@
 """Spark's auto-registration hook: PySpark imports every `pyspark_*` package, so `format("headrace")` just works.
 
-Every process that Spark starts for a data source imports this, so it imports the rest only when it is called.
+Every process that Spark starts for a data source imports this, so it imports the rest only when it is called. The package has
+two modules because only these need a name that Spark finds; the rest is in `headrace.spark`.
 """
 
 from __future__ import annotations

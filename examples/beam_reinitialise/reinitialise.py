@@ -24,11 +24,10 @@ from rich.table import Table
 
 from headrace.beam import ReadFromKafka
 from headrace.enumerator.errors import RetriableError
-from headrace.runners.user_cache import find_java
-from headrace.runners.waiting import wait_until
+from headrace.testing.servers import wait_until
 from headrace.testing.servers.flink import start_flink
 from headrace.testing.servers.flink.programs import FLINK, OPENED, RUNNER_VERSION
-from headrace.testing.servers.jars import installed
+from headrace.testing.servers.jars import find_java, installed
 from headrace.testing.servers.kafka import create_topic, start_broker
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from headrace.connectors.kafka.format.record_batch import stored_batches
 from tests.helpers.raw_kafka import PATIENCE_S, TIME_MS, TRANSACTIONAL, RawKafka, batch
 
 Facts = list[Any]
-RECORDING = Path(__file__).parents[1] / "unit" / "kafka_answers.json"
+RECORDING = Path(__file__).parents[1] / "unit" / "testing" / "kafka_answers.json"
 SCENARIOS: dict[str, Callable[[World], Facts]] = {}
 
 CONCURRENT = 51

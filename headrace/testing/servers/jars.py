@@ -14,6 +14,8 @@ from rich.progress import Progress
 from headrace.enumerator.errors import PeerError, UsageError
 from headrace.runners.user_cache import beside, cache_directory, find_java, locked
 
+__all__ = ["Bundle", "find_ivy", "find_java", "installed"]
+
 IVY_FILE = """\
 <ivy-module version="2.0">
   <info organisation="headrace" module="harness"/>

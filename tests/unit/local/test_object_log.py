@@ -407,7 +407,7 @@ def test_a_file_that_was_cut_off_keeps_its_place_for_its_reader_to_judge(caplog)
 
 
 def test_the_golden_log_of_version_1_is_read(request):
-    golden = json.loads((request.path.parent / "golden" / "run-log-v1.json").read_text())
+    golden = json.loads((request.path.parents[1] / "golden" / "run-log-v1.json").read_text())
     objects = {name: text.encode() for name, text in golden.items()}
     assert files(objects) == {"run.json": b"{}", "checkpoint-000000000002.json": b"two\nlines"}
 

@@ -618,8 +618,8 @@ def test_a_checkpoint_that_was_just_written_to_is_a_running_querys(checkpoint, t
 def test_seen_here_a_supervised_query_that_has_found_nothing_to_read_for_long_is_noticed_and_keeps_its_lock(
     checkpoint, tmp_path
 ):
-    script = "import sys\nfrom headrace.runners.spark.supervision import lock, families\n" + (
-        "lock.CheckpointLock(sys.argv[1]).take(families.new_family())\nprint(flush=True)\nsys.stdin.read()"
+    script = "import sys\nfrom headrace.runners.spark.supervision import lock, process_tree\n" + (
+        "lock.CheckpointLock(sys.argv[1]).take(process_tree.new_family())\nprint(flush=True)\nsys.stdin.read()"
     )
     (tmp_path / "savepoints").mkdir()
     run = [sys.executable, "-c", script, str(checkpoint)]

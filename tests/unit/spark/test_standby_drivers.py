@@ -37,6 +37,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from headrace.enumerator.errors import FencedError, RetriableError, UsageError
 from headrace.kafka import KafkaSink
 from headrace.runners.restarts import FixedDelay
+from headrace.runners.spark import pipeline
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.pipeline import PipelineWrite, sink_format
@@ -712,9 +713,9 @@ def test_what_a_takeover_may_repeat_is_said(tmp_path, caplog):
 def test_seen_here_so_it_is_of_sinks_of_ours_that_are_written_at_least_once(tmp_path, caplog):
     started_with_a_standby(tmp_path, "headrace", delivery="at-least-once", **KAFKA)
     assert "the sink 'AtLeastOnceKafkaSink' is written at least once" in caplog.text
-    pipeline = sink_format(PipelineWrite(FunctionSink(print), iter, pa.schema([]), OffsetLog("/c")))
-    with patch.dict(pipeline._sinks, {pipeline.name(): pipeline}):
-        started_with_a_standby(tmp_path, pipeline.name())
+    sink = sink_format(PipelineWrite(FunctionSink(print), iter, pa.schema([]), OffsetLog("/c")))
+    with patch.dict(pipeline._sinks, {sink.name(): sink}):
+        started_with_a_standby(tmp_path, sink.name())
     assert "the sink 'FunctionSink' is written at least once: a takeover repeats the batch" in caplog.text
 
 

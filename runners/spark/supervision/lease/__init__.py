@@ -1,1 +1,1 @@
-"""Whose a job is: on one host and between hosts, at the sink and at the checkpoint."""
+"""Which of several hosts runs a job. Two modules in a package, because the rest of supervision does not need to know them."""
