@@ -12,32 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic, assert_never
 
+from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.enumerator import SplitEnumerator
 from headrace.enumerator.errors import ProtocolViolationError
-from headrace.enumerator.events import (
-    CheckpointAborted,
-    CheckpointCompleted,
-    CheckpointTriggered,
-    Command,
-    DeclineCheckpoint,
-    DiscoveryDue,
-    DiscoveryFailed,
-    Event,
-    NoMoreSplits,
-    PersistCheckpoint,
-    PublishPositions,
-    ReaderLost,
-    ReaderRegistered,
-    ReaderSnapshotted,
-    SnapshotReader,
-    SourceFinished,
-    SplitFinished,
-    SplitRequested,
-    SplitsDiscovered,
-    SplitsGone,
-    Started,
-)
 from headrace.enumerator.ledger import Finished, FinishedBy, SplitState
 from headrace.enumerator.split import SplitT
 from headrace.enumerator.transitions import Transitions, allowed_after
@@ -79,7 +57,7 @@ class Coordinator(Generic[SplitT]):
         """Readers whose snapshots the checkpoint under way lacks; empty without one."""
         return () if self._pending is None else tuple(sorted(self._pending.waiting_for))
 
-    def handle(self, event: Event[SplitT]) -> list[Command[SplitT]]:
+    def handle(self, event: ev.Event[SplitT]) -> list[ev.Command[SplitT]]:
         """Take one event, return what is to be done, in this order.
 
         Raises ProtocolViolationError for an event that CHECKPOINT_TRANSITIONS does not allow now; nothing is changed then.
@@ -89,53 +67,53 @@ class Coordinator(Generic[SplitT]):
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
         return commands
 
-    def _apply(self, event: Event[SplitT]) -> list[Command[SplitT]]:
+    def _apply(self, event: ev.Event[SplitT]) -> list[ev.Command[SplitT]]:
         match event:
-            case Started():
+            case ev.Started():
                 return self._started()
-            case SplitsDiscovered():
+            case ev.SplitsDiscovered():
                 return self.enumerator.discovered(event.findings)
-            case DiscoveryFailed():
+            case ev.DiscoveryFailed():
                 return self.enumerator.discovery_failed(event.error)
-            case DiscoveryDue():
+            case ev.DiscoveryDue():
                 return self.enumerator.discovery_due()
-            case SplitsGone():
+            case ev.SplitsGone():
                 self.enumerator.ledger.mark_gone(event.split_ids)
                 return []
-            case ReaderRegistered():
+            case ev.ReaderRegistered():
                 return self._registered(event)
-            case ReaderLost():
+            case ev.ReaderLost():
                 return self._lost(event)
-            case SplitRequested():
+            case ev.SplitRequested():
                 return self._requested(event)
-            case SplitFinished():
+            case ev.SplitFinished():
                 return self._finished(event)
-            case CheckpointTriggered():
+            case ev.CheckpointTriggered():
                 return self._triggered(event)
-            case ReaderSnapshotted():
+            case ev.ReaderSnapshotted():
                 return self._snapshotted(event)
-            case CheckpointCompleted():
+            case ev.CheckpointCompleted():
                 return self._completed(event)
-            case CheckpointAborted():
+            case ev.CheckpointAborted():
                 return self._aborted(event)
             case _:
                 assert_never(event)
 
     # --- readers ------------------------------------------------------------------------------------------------------
 
-    def _started(self) -> list[Command[SplitT]]:
+    def _started(self) -> list[ev.Command[SplitT]]:
         self.phase = CheckpointPhase.RUNNING
         return self.enumerator.start()
 
-    def _registered(self, event: ReaderRegistered) -> list[Command[SplitT]]:
+    def _registered(self, event: ev.ReaderRegistered) -> list[ev.Command[SplitT]]:
         if not 0 <= event.reader < self.enumerator.parallelism:
             raise ProtocolViolationError(f"reader {event.reader} is not a slot of 0..{self.enumerator.parallelism - 1}")
-        commands = self._lost(ReaderLost(event.reader)) if event.reader in self._readers else []
+        commands = self._lost(ev.ReaderLost(event.reader)) if event.reader in self._readers else []
         self._readers[event.reader] = None
         self.enumerator.reader_registered(event.reader)
         return commands
 
-    def _lost(self, event: ReaderLost) -> list[Command[SplitT]]:
+    def _lost(self, event: ev.ReaderLost) -> list[ev.Command[SplitT]]:
         if event.reader not in self._readers:
             return []
         del self._readers[event.reader]
@@ -147,31 +125,31 @@ class Coordinator(Generic[SplitT]):
             return self._give_up(f"reader {event.reader} was lost")
         return []
 
-    def _requested(self, event: SplitRequested) -> list[Command[SplitT]]:
+    def _requested(self, event: ev.SplitRequested) -> list[ev.Command[SplitT]]:
         self._expect_registered(event.reader)
         self.enumerator.split_requested(event.reader)
         # A new request, which NoMoreSplits may have to answer again.
         self._told_no_more.discard(event.reader)
         return []
 
-    def _finished(self, event: SplitFinished) -> list[Command[SplitT]]:
+    def _finished(self, event: ev.SplitFinished) -> list[ev.Command[SplitT]]:
         self._expect_registered(event.reader)
         self.enumerator.ledger.finish(event.split_id, event.reader)
         return []
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def _triggered(self, event: CheckpointTriggered) -> list[Command[SplitT]]:
+    def _triggered(self, event: ev.CheckpointTriggered) -> list[ev.Command[SplitT]]:
         if self._pending is not None:
-            return [DeclineCheckpoint(event.checkpoint_id, f"checkpoint {self._pending.checkpoint_id} is still under way")]
+            return [ev.DeclineCheckpoint(event.checkpoint_id, f"checkpoint {self._pending.checkpoint_id} is still under way")]
         if not self.enumerator.initialised:
-            return [DeclineCheckpoint(event.checkpoint_id, "the initial discovery has not answered yet")]
+            return [ev.DeclineCheckpoint(event.checkpoint_id, "the initial discovery has not answered yet")]
         ledger = self.enumerator.ledger
         self._pending = _Pending(event.checkpoint_id, {r: frozenset(ledger.held_by(r)) for r in self._readers})
         self.phase = CheckpointPhase.COLLECTING
-        return [SnapshotReader(reader, event.checkpoint_id) for reader in self._readers] + self._persist_if_complete()
+        return [ev.SnapshotReader(reader, event.checkpoint_id) for reader in self._readers] + self._persist_if_complete()
 
-    def _snapshotted(self, event: ReaderSnapshotted[SplitT]) -> list[Command[SplitT]]:
+    def _snapshotted(self, event: ev.ReaderSnapshotted[SplitT]) -> list[ev.Command[SplitT]]:
         pending = self._pending
         if pending is None or event.checkpoint_id != pending.checkpoint_id or event.reader not in pending.waiting_for:
             return []  # late answer to a checkpoint that was given up
@@ -180,53 +158,53 @@ class Coordinator(Generic[SplitT]):
         pending.states.update(event.states)
         return self._persist_if_complete()
 
-    def _persist_if_complete(self) -> list[Command[SplitT]]:
+    def _persist_if_complete(self) -> list[ev.Command[SplitT]]:
         pending = self._pending
         assert pending is not None
         if pending.waiting_for:
             return []
         self.phase = CheckpointPhase.PERSISTING
         states = self.enumerator.ledger.snapshot(pending.states)
-        return [PersistCheckpoint(Checkpoint(pending.checkpoint_id, tuple(states), self.enumerator.exhausted))]
+        return [ev.PersistCheckpoint(Checkpoint(pending.checkpoint_id, tuple(states), self.enumerator.exhausted))]
 
-    def _completed(self, event: CheckpointCompleted) -> list[Command[SplitT]]:
+    def _completed(self, event: ev.CheckpointCompleted) -> list[ev.Command[SplitT]]:
         pending = self._expect_pending(event.checkpoint_id)
         self.enumerator.ledger.make_durable(pending.states)
         self._pending, self.phase = None, CheckpointPhase.RUNNING
-        return [PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger if not entry.gone))]
+        return [ev.PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger if not entry.gone))]
 
-    def _aborted(self, event: CheckpointAborted) -> list[Command[SplitT]]:
+    def _aborted(self, event: ev.CheckpointAborted) -> list[ev.Command[SplitT]]:
         if self._pending is None or event.checkpoint_id < self._pending.checkpoint_id:
             return []  # of a checkpoint that was given up
         self._expect_pending(event.checkpoint_id)
         self._pending, self.phase = None, CheckpointPhase.RUNNING
         return []
 
-    def _give_up(self, reason: str) -> list[Command[SplitT]]:
+    def _give_up(self, reason: str) -> list[ev.Command[SplitT]]:
         assert self._pending is not None
         checkpoint_id = self._pending.checkpoint_id
         self._pending, self.phase = None, CheckpointPhase.RUNNING
-        return [DeclineCheckpoint(checkpoint_id, reason)]
+        return [ev.DeclineCheckpoint(checkpoint_id, reason)]
 
     # --- what follows from the state ----------------------------------------------------------------------------------
 
-    def _assign(self) -> list[Command[SplitT]]:
+    def _assign(self) -> list[ev.Command[SplitT]]:
         if self.phase is CheckpointPhase.PERSISTING or not self.enumerator.initialised:
             return []
         assigns = self.enumerator.assignments(list(self._readers))
         self._told_no_more.difference_update(assign.reader for assign in assigns)
         return list(assigns)
 
-    def _signals(self) -> list[Command[SplitT]]:
+    def _signals(self) -> list[ev.Command[SplitT]]:
         """End-of-input signals, from the state alone: so a restore brings them about again (I8, FLINK-31006)."""
         if not self.enumerator.exhausted or self.enumerator.ledger.unassigned:
             return []
         untold = [reader for reader in self._readers if reader not in self._told_no_more]
         self._told_no_more.update(untold)
-        commands: list[Command[SplitT]] = [NoMoreSplits(reader) for reader in untold]
+        commands: list[ev.Command[SplitT]] = [ev.NoMoreSplits(reader) for reader in untold]
         if self.enumerator.ledger.all_finished and not self._told_finished:
             self._told_finished = True
-            commands.append(SourceFinished())
+            commands.append(ev.SourceFinished())
         return commands
 
     # --- checks -------------------------------------------------------------------------------------------------------
@@ -241,7 +219,7 @@ class Coordinator(Generic[SplitT]):
             raise ProtocolViolationError(f"checkpoint {checkpoint_id} is not the one under way ({pending})")
         return pending
 
-    def _check_snapshot(self, event: ReaderSnapshotted[SplitT], owed: frozenset[str]) -> None:
+    def _check_snapshot(self, event: ev.ReaderSnapshotted[SplitT], owed: frozenset[str]) -> None:
         """The reader must report what it held when the checkpoint was triggered, and nothing that it does not hold."""
         ledger = self.enumerator.ledger
         unreported = owed - event.states.keys()
@@ -263,29 +241,36 @@ class Coordinator(Generic[SplitT]):
 _STARTED = (CheckpointPhase.RUNNING, CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING)
 
 CHECKPOINT_TRANSITIONS: Transitions[CheckpointPhase] = {
-    (CheckpointPhase.CREATED, Started): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.CREATED, ev.Started): (CheckpointPhase.RUNNING,),
     **{
         (phase, event): (phase,)
         for phase in _STARTED
-        for event in (SplitsDiscovered, DiscoveryFailed, DiscoveryDue, SplitsGone, SplitRequested, SplitFinished)
+        for event in (
+            ev.SplitsDiscovered,
+            ev.DiscoveryFailed,
+            ev.DiscoveryDue,
+            ev.SplitsGone,
+            ev.SplitRequested,
+            ev.SplitFinished,
+        )
     },
-    (CheckpointPhase.RUNNING, ReaderRegistered): (CheckpointPhase.RUNNING,),
-    (CheckpointPhase.RUNNING, ReaderLost): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.RUNNING, ev.ReaderRegistered): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.RUNNING, ev.ReaderLost): (CheckpointPhase.RUNNING,),
     # RUNNING: declined, as there is nothing to store yet; PERSISTING: there is no reader to wait for
-    (CheckpointPhase.RUNNING, CheckpointTriggered): _STARTED,
-    (CheckpointPhase.RUNNING, ReaderSnapshotted): (CheckpointPhase.RUNNING,),
-    (CheckpointPhase.RUNNING, CheckpointAborted): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.RUNNING, ev.CheckpointTriggered): _STARTED,
+    (CheckpointPhase.RUNNING, ev.ReaderSnapshotted): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.RUNNING, ev.CheckpointAborted): (CheckpointPhase.RUNNING,),
     # RUNNING: a reader was lost, and so is the checkpoint
-    (CheckpointPhase.COLLECTING, ReaderRegistered): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
-    (CheckpointPhase.COLLECTING, ReaderLost): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
-    (CheckpointPhase.COLLECTING, CheckpointTriggered): (CheckpointPhase.COLLECTING,),
-    (CheckpointPhase.COLLECTING, ReaderSnapshotted): (CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING),
+    (CheckpointPhase.COLLECTING, ev.ReaderRegistered): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.COLLECTING, ev.ReaderLost): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.COLLECTING, ev.CheckpointTriggered): (CheckpointPhase.COLLECTING,),
+    (CheckpointPhase.COLLECTING, ev.ReaderSnapshotted): (CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING),
     # the same phase: of an earlier checkpoint, that was given up
-    (CheckpointPhase.COLLECTING, CheckpointAborted): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
-    (CheckpointPhase.PERSISTING, ReaderRegistered): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, ReaderLost): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, CheckpointTriggered): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, ReaderSnapshotted): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, CheckpointCompleted): (CheckpointPhase.RUNNING,),
-    (CheckpointPhase.PERSISTING, CheckpointAborted): (CheckpointPhase.PERSISTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.COLLECTING, ev.CheckpointAborted): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.PERSISTING, ev.ReaderRegistered): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, ev.ReaderLost): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, ev.CheckpointTriggered): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, ev.ReaderSnapshotted): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, ev.CheckpointCompleted): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.PERSISTING, ev.CheckpointAborted): (CheckpointPhase.PERSISTING, CheckpointPhase.RUNNING),
 }
