@@ -16,6 +16,7 @@ from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.enumerator import SplitEnumerator
 from headrace.enumerator.errors import ProtocolViolationError
+from headrace.enumerator.events import Command, Event
 from headrace.enumerator.ledger import Finished, FinishedBy, SplitState
 from headrace.enumerator.split import SplitT
 from headrace.enumerator.transitions import Transitions, allowed_after
@@ -57,7 +58,7 @@ class Coordinator(Generic[SplitT]):
         """Readers whose snapshots the checkpoint under way lacks; empty without one."""
         return () if self._pending is None else tuple(sorted(self._pending.waiting_for))
 
-    def handle(self, event: ev.Event[SplitT]) -> list[ev.Command[SplitT]]:
+    def handle(self, event: Event[SplitT]) -> list[Command[SplitT]]:
         """Take one event, return what is to be done, in this order.
 
         Raises ProtocolViolationError for an event that CHECKPOINT_TRANSITIONS does not allow now; nothing is changed then.
@@ -67,7 +68,7 @@ class Coordinator(Generic[SplitT]):
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
         return commands
 
-    def _apply(self, event: ev.Event[SplitT]) -> list[ev.Command[SplitT]]:
+    def _apply(self, event: Event[SplitT]) -> list[Command[SplitT]]:
         match event:
             case ev.Started():
                 return self._started()
@@ -101,11 +102,11 @@ class Coordinator(Generic[SplitT]):
 
     # --- readers ------------------------------------------------------------------------------------------------------
 
-    def _started(self) -> list[ev.Command[SplitT]]:
+    def _started(self) -> list[Command[SplitT]]:
         self.phase = CheckpointPhase.RUNNING
         return self.enumerator.start()
 
-    def _registered(self, event: ev.ReaderRegistered) -> list[ev.Command[SplitT]]:
+    def _registered(self, event: ev.ReaderRegistered) -> list[Command[SplitT]]:
         if not 0 <= event.reader < self.enumerator.parallelism:
             raise ProtocolViolationError(f"reader {event.reader} is not a slot of 0..{self.enumerator.parallelism - 1}")
         commands = self._lost(ev.ReaderLost(event.reader)) if event.reader in self._readers else []
@@ -113,7 +114,7 @@ class Coordinator(Generic[SplitT]):
         self.enumerator.reader_registered(event.reader)
         return commands
 
-    def _lost(self, event: ev.ReaderLost) -> list[ev.Command[SplitT]]:
+    def _lost(self, event: ev.ReaderLost) -> list[Command[SplitT]]:
         if event.reader not in self._readers:
             return []
         del self._readers[event.reader]
@@ -125,21 +126,21 @@ class Coordinator(Generic[SplitT]):
             return self._give_up(f"reader {event.reader} was lost")
         return []
 
-    def _requested(self, event: ev.SplitRequested) -> list[ev.Command[SplitT]]:
+    def _requested(self, event: ev.SplitRequested) -> list[Command[SplitT]]:
         self._expect_registered(event.reader)
         self.enumerator.split_requested(event.reader)
         # A new request, which NoMoreSplits may have to answer again.
         self._told_no_more.discard(event.reader)
         return []
 
-    def _finished(self, event: ev.SplitFinished) -> list[ev.Command[SplitT]]:
+    def _finished(self, event: ev.SplitFinished) -> list[Command[SplitT]]:
         self._expect_registered(event.reader)
         self.enumerator.ledger.finish(event.split_id, event.reader)
         return []
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def _triggered(self, event: ev.CheckpointTriggered) -> list[ev.Command[SplitT]]:
+    def _triggered(self, event: ev.CheckpointTriggered) -> list[Command[SplitT]]:
         if self._pending is not None:
             return [ev.DeclineCheckpoint(event.checkpoint_id, f"checkpoint {self._pending.checkpoint_id} is still under way")]
         if not self.enumerator.initialised:
@@ -149,7 +150,7 @@ class Coordinator(Generic[SplitT]):
         self.phase = CheckpointPhase.COLLECTING
         return [ev.SnapshotReader(reader, event.checkpoint_id) for reader in self._readers] + self._persist_if_complete()
 
-    def _snapshotted(self, event: ev.ReaderSnapshotted[SplitT]) -> list[ev.Command[SplitT]]:
+    def _snapshotted(self, event: ev.ReaderSnapshotted[SplitT]) -> list[Command[SplitT]]:
         pending = self._pending
         if pending is None or event.checkpoint_id != pending.checkpoint_id or event.reader not in pending.waiting_for:
             return []  # late answer to a checkpoint that was given up
@@ -158,7 +159,7 @@ class Coordinator(Generic[SplitT]):
         pending.states.update(event.states)
         return self._persist_if_complete()
 
-    def _persist_if_complete(self) -> list[ev.Command[SplitT]]:
+    def _persist_if_complete(self) -> list[Command[SplitT]]:
         pending = self._pending
         assert pending is not None
         if pending.waiting_for:
@@ -167,20 +168,20 @@ class Coordinator(Generic[SplitT]):
         states = self.enumerator.ledger.snapshot(pending.states)
         return [ev.PersistCheckpoint(Checkpoint(pending.checkpoint_id, tuple(states), self.enumerator.exhausted))]
 
-    def _completed(self, event: ev.CheckpointCompleted) -> list[ev.Command[SplitT]]:
+    def _completed(self, event: ev.CheckpointCompleted) -> list[Command[SplitT]]:
         pending = self._expect_pending(event.checkpoint_id)
         self.enumerator.ledger.make_durable(pending.states)
         self._pending, self.phase = None, CheckpointPhase.RUNNING
         return [ev.PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger if not entry.gone))]
 
-    def _aborted(self, event: ev.CheckpointAborted) -> list[ev.Command[SplitT]]:
+    def _aborted(self, event: ev.CheckpointAborted) -> list[Command[SplitT]]:
         if self._pending is None or event.checkpoint_id < self._pending.checkpoint_id:
             return []  # of a checkpoint that was given up
         self._expect_pending(event.checkpoint_id)
         self._pending, self.phase = None, CheckpointPhase.RUNNING
         return []
 
-    def _give_up(self, reason: str) -> list[ev.Command[SplitT]]:
+    def _give_up(self, reason: str) -> list[Command[SplitT]]:
         assert self._pending is not None
         checkpoint_id = self._pending.checkpoint_id
         self._pending, self.phase = None, CheckpointPhase.RUNNING
@@ -188,20 +189,20 @@ class Coordinator(Generic[SplitT]):
 
     # --- what follows from the state ----------------------------------------------------------------------------------
 
-    def _assign(self) -> list[ev.Command[SplitT]]:
+    def _assign(self) -> list[Command[SplitT]]:
         if self.phase is CheckpointPhase.PERSISTING or not self.enumerator.initialised:
             return []
         assigns = self.enumerator.assignments(list(self._readers))
         self._told_no_more.difference_update(assign.reader for assign in assigns)
         return list(assigns)
 
-    def _signals(self) -> list[ev.Command[SplitT]]:
+    def _signals(self) -> list[Command[SplitT]]:
         """End-of-input signals, from the state alone: so a restore brings them about again (I8, FLINK-31006)."""
         if not self.enumerator.exhausted or self.enumerator.ledger.unassigned:
             return []
         untold = [reader for reader in self._readers if reader not in self._told_no_more]
         self._told_no_more.update(untold)
-        commands: list[ev.Command[SplitT]] = [ev.NoMoreSplits(reader) for reader in untold]
+        commands: list[Command[SplitT]] = [ev.NoMoreSplits(reader) for reader in untold]
         if self.enumerator.ledger.all_finished and not self._told_finished:
             self._told_finished = True
             commands.append(ev.SourceFinished())

@@ -14,6 +14,7 @@ from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.coordinator import Coordinator
 from headrace.enumerator.enumerator import Assignment, EagerEnumerator, create_enumerator, restore_enumerator
 from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.events import Command, Event
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import Source, SourceReader, SplitBatch
@@ -169,15 +170,15 @@ class EmbeddedRun(Generic[SplitT]):
             self._send(ev.SplitFinished(number, batch.split.split_id))
             self._send(ev.SplitRequested(number))
 
-    def _send(self, event: ev.Event[SplitT]) -> None:
-        events: deque[ev.Event[SplitT]] = deque([event])
+    def _send(self, event: Event[SplitT]) -> None:
+        events: deque[Event[SplitT]] = deque([event])
         while events:
             for command in self.coordinator.handle(events.popleft()):
                 answer = self._carry_out(command)
                 if answer is not None:
                     events.append(answer)
 
-    def _carry_out(self, command: ev.Command[SplitT]) -> ev.Event[SplitT] | None:
+    def _carry_out(self, command: Command[SplitT]) -> Event[SplitT] | None:
         match command:
             case ev.DiscoverInitial() | ev.DiscoverLater() | ev.ReportDiscoveryFailure():
                 return self._driver.perform(command)
