@@ -12,32 +12,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic, assert_never
 
+from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.enumerator import SplitEnumerator
 from headrace.enumerator.errors import ProtocolViolationError
-from headrace.enumerator.events import (
-    CheckpointAborted,
-    CheckpointCompleted,
-    CheckpointTriggered,
-    Command,
-    DeclineCheckpoint,
-    DiscoveryDue,
-    DiscoveryFailed,
-    Event,
-    NoMoreSplits,
-    PersistCheckpoint,
-    PublishPositions,
-    ReaderLost,
-    ReaderRegistered,
-    ReaderSnapshotted,
-    SnapshotReader,
-    SourceFinished,
-    SplitFinished,
-    SplitRequested,
-    SplitsDiscovered,
-    SplitsGone,
-    Started,
-)
+from headrace.enumerator.events import Command, Event
 from headrace.enumerator.ledger import Finished, FinishedBy, SplitState
 from headrace.enumerator.split import SplitT
 from headrace.enumerator.transitions import Transitions, allowed_after
@@ -91,32 +70,32 @@ class Coordinator(Generic[SplitT]):
 
     def _apply(self, event: Event[SplitT]) -> list[Command[SplitT]]:
         match event:
-            case Started():
+            case ev.Started():
                 return self._started()
-            case SplitsDiscovered():
+            case ev.SplitsDiscovered():
                 return self.enumerator.discovered(event.findings)
-            case DiscoveryFailed():
+            case ev.DiscoveryFailed():
                 return self.enumerator.discovery_failed(event.error)
-            case DiscoveryDue():
+            case ev.DiscoveryDue():
                 return self.enumerator.discovery_due()
-            case SplitsGone():
+            case ev.SplitsGone():
                 self.enumerator.ledger.mark_gone(event.split_ids)
                 return []
-            case ReaderRegistered():
+            case ev.ReaderRegistered():
                 return self._registered(event)
-            case ReaderLost():
+            case ev.ReaderLost():
                 return self._lost(event)
-            case SplitRequested():
+            case ev.SplitRequested():
                 return self._requested(event)
-            case SplitFinished():
+            case ev.SplitFinished():
                 return self._finished(event)
-            case CheckpointTriggered():
+            case ev.CheckpointTriggered():
                 return self._triggered(event)
-            case ReaderSnapshotted():
+            case ev.ReaderSnapshotted():
                 return self._snapshotted(event)
-            case CheckpointCompleted():
+            case ev.CheckpointCompleted():
                 return self._completed(event)
-            case CheckpointAborted():
+            case ev.CheckpointAborted():
                 return self._aborted(event)
             case _:
                 assert_never(event)
@@ -127,15 +106,15 @@ class Coordinator(Generic[SplitT]):
         self.phase = CheckpointPhase.RUNNING
         return self.enumerator.start()
 
-    def _registered(self, event: ReaderRegistered) -> list[Command[SplitT]]:
+    def _registered(self, event: ev.ReaderRegistered) -> list[Command[SplitT]]:
         if not 0 <= event.reader < self.enumerator.parallelism:
             raise ProtocolViolationError(f"reader {event.reader} is not a slot of 0..{self.enumerator.parallelism - 1}")
-        commands = self._lost(ReaderLost(event.reader)) if event.reader in self._readers else []
+        commands = self._lost(ev.ReaderLost(event.reader)) if event.reader in self._readers else []
         self._readers[event.reader] = None
         self.enumerator.reader_registered(event.reader)
         return commands
 
-    def _lost(self, event: ReaderLost) -> list[Command[SplitT]]:
+    def _lost(self, event: ev.ReaderLost) -> list[Command[SplitT]]:
         if event.reader not in self._readers:
             return []
         del self._readers[event.reader]
@@ -147,31 +126,31 @@ class Coordinator(Generic[SplitT]):
             return self._give_up(f"reader {event.reader} was lost")
         return []
 
-    def _requested(self, event: SplitRequested) -> list[Command[SplitT]]:
+    def _requested(self, event: ev.SplitRequested) -> list[Command[SplitT]]:
         self._expect_registered(event.reader)
         self.enumerator.split_requested(event.reader)
         # A new request, which NoMoreSplits may have to answer again.
         self._told_no_more.discard(event.reader)
         return []
 
-    def _finished(self, event: SplitFinished) -> list[Command[SplitT]]:
+    def _finished(self, event: ev.SplitFinished) -> list[Command[SplitT]]:
         self._expect_registered(event.reader)
         self.enumerator.ledger.finish(event.split_id, event.reader)
         return []
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def _triggered(self, event: CheckpointTriggered) -> list[Command[SplitT]]:
+    def _triggered(self, event: ev.CheckpointTriggered) -> list[Command[SplitT]]:
         if self._pending is not None:
-            return [DeclineCheckpoint(event.checkpoint_id, f"checkpoint {self._pending.checkpoint_id} is still under way")]
+            return [ev.DeclineCheckpoint(event.checkpoint_id, f"checkpoint {self._pending.checkpoint_id} is still under way")]
         if not self.enumerator.initialised:
-            return [DeclineCheckpoint(event.checkpoint_id, "the initial discovery has not answered yet")]
+            return [ev.DeclineCheckpoint(event.checkpoint_id, "the initial discovery has not answered yet")]
         ledger = self.enumerator.ledger
         self._pending = _Pending(event.checkpoint_id, {r: frozenset(ledger.held_by(r)) for r in self._readers})
         self.phase = CheckpointPhase.COLLECTING
-        return [SnapshotReader(reader, event.checkpoint_id) for reader in self._readers] + self._persist_if_complete()
+        return [ev.SnapshotReader(reader, event.checkpoint_id) for reader in self._readers] + self._persist_if_complete()
 
-    def _snapshotted(self, event: ReaderSnapshotted[SplitT]) -> list[Command[SplitT]]:
+    def _snapshotted(self, event: ev.ReaderSnapshotted[SplitT]) -> list[Command[SplitT]]:
         pending = self._pending
         if pending is None or event.checkpoint_id != pending.checkpoint_id or event.reader not in pending.waiting_for:
             return []  # late answer to a checkpoint that was given up
@@ -187,15 +166,15 @@ class Coordinator(Generic[SplitT]):
             return []
         self.phase = CheckpointPhase.PERSISTING
         states = self.enumerator.ledger.snapshot(pending.states)
-        return [PersistCheckpoint(Checkpoint(pending.checkpoint_id, tuple(states), self.enumerator.exhausted))]
+        return [ev.PersistCheckpoint(Checkpoint(pending.checkpoint_id, tuple(states), self.enumerator.exhausted))]
 
-    def _completed(self, event: CheckpointCompleted) -> list[Command[SplitT]]:
+    def _completed(self, event: ev.CheckpointCompleted) -> list[Command[SplitT]]:
         pending = self._expect_pending(event.checkpoint_id)
         self.enumerator.ledger.make_durable(pending.states)
         self._pending, self.phase = None, CheckpointPhase.RUNNING
-        return [PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger if not entry.gone))]
+        return [ev.PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger if not entry.gone))]
 
-    def _aborted(self, event: CheckpointAborted) -> list[Command[SplitT]]:
+    def _aborted(self, event: ev.CheckpointAborted) -> list[Command[SplitT]]:
         if self._pending is None or event.checkpoint_id < self._pending.checkpoint_id:
             return []  # of a checkpoint that was given up
         self._expect_pending(event.checkpoint_id)
@@ -206,7 +185,7 @@ class Coordinator(Generic[SplitT]):
         assert self._pending is not None
         checkpoint_id = self._pending.checkpoint_id
         self._pending, self.phase = None, CheckpointPhase.RUNNING
-        return [DeclineCheckpoint(checkpoint_id, reason)]
+        return [ev.DeclineCheckpoint(checkpoint_id, reason)]
 
     # --- what follows from the state ----------------------------------------------------------------------------------
 
@@ -223,10 +202,10 @@ class Coordinator(Generic[SplitT]):
             return []
         untold = [reader for reader in self._readers if reader not in self._told_no_more]
         self._told_no_more.update(untold)
-        commands: list[Command[SplitT]] = [NoMoreSplits(reader) for reader in untold]
+        commands: list[Command[SplitT]] = [ev.NoMoreSplits(reader) for reader in untold]
         if self.enumerator.ledger.all_finished and not self._told_finished:
             self._told_finished = True
-            commands.append(SourceFinished())
+            commands.append(ev.SourceFinished())
         return commands
 
     # --- checks -------------------------------------------------------------------------------------------------------
@@ -241,7 +220,7 @@ class Coordinator(Generic[SplitT]):
             raise ProtocolViolationError(f"checkpoint {checkpoint_id} is not the one under way ({pending})")
         return pending
 
-    def _check_snapshot(self, event: ReaderSnapshotted[SplitT], owed: frozenset[str]) -> None:
+    def _check_snapshot(self, event: ev.ReaderSnapshotted[SplitT], owed: frozenset[str]) -> None:
         """The reader must report what it held when the checkpoint was triggered, and nothing that it does not hold."""
         ledger = self.enumerator.ledger
         unreported = owed - event.states.keys()
@@ -263,29 +242,36 @@ class Coordinator(Generic[SplitT]):
 _STARTED = (CheckpointPhase.RUNNING, CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING)
 
 CHECKPOINT_TRANSITIONS: Transitions[CheckpointPhase] = {
-    (CheckpointPhase.CREATED, Started): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.CREATED, ev.Started): (CheckpointPhase.RUNNING,),
     **{
         (phase, event): (phase,)
         for phase in _STARTED
-        for event in (SplitsDiscovered, DiscoveryFailed, DiscoveryDue, SplitsGone, SplitRequested, SplitFinished)
+        for event in (
+            ev.SplitsDiscovered,
+            ev.DiscoveryFailed,
+            ev.DiscoveryDue,
+            ev.SplitsGone,
+            ev.SplitRequested,
+            ev.SplitFinished,
+        )
     },
-    (CheckpointPhase.RUNNING, ReaderRegistered): (CheckpointPhase.RUNNING,),
-    (CheckpointPhase.RUNNING, ReaderLost): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.RUNNING, ev.ReaderRegistered): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.RUNNING, ev.ReaderLost): (CheckpointPhase.RUNNING,),
     # RUNNING: declined, as there is nothing to store yet; PERSISTING: there is no reader to wait for
-    (CheckpointPhase.RUNNING, CheckpointTriggered): _STARTED,
-    (CheckpointPhase.RUNNING, ReaderSnapshotted): (CheckpointPhase.RUNNING,),
-    (CheckpointPhase.RUNNING, CheckpointAborted): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.RUNNING, ev.CheckpointTriggered): _STARTED,
+    (CheckpointPhase.RUNNING, ev.ReaderSnapshotted): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.RUNNING, ev.CheckpointAborted): (CheckpointPhase.RUNNING,),
     # RUNNING: a reader was lost, and so is the checkpoint
-    (CheckpointPhase.COLLECTING, ReaderRegistered): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
-    (CheckpointPhase.COLLECTING, ReaderLost): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
-    (CheckpointPhase.COLLECTING, CheckpointTriggered): (CheckpointPhase.COLLECTING,),
-    (CheckpointPhase.COLLECTING, ReaderSnapshotted): (CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING),
+    (CheckpointPhase.COLLECTING, ev.ReaderRegistered): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.COLLECTING, ev.ReaderLost): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.COLLECTING, ev.CheckpointTriggered): (CheckpointPhase.COLLECTING,),
+    (CheckpointPhase.COLLECTING, ev.ReaderSnapshotted): (CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING),
     # the same phase: of an earlier checkpoint, that was given up
-    (CheckpointPhase.COLLECTING, CheckpointAborted): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
-    (CheckpointPhase.PERSISTING, ReaderRegistered): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, ReaderLost): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, CheckpointTriggered): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, ReaderSnapshotted): (CheckpointPhase.PERSISTING,),
-    (CheckpointPhase.PERSISTING, CheckpointCompleted): (CheckpointPhase.RUNNING,),
-    (CheckpointPhase.PERSISTING, CheckpointAborted): (CheckpointPhase.PERSISTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.COLLECTING, ev.CheckpointAborted): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.PERSISTING, ev.ReaderRegistered): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, ev.ReaderLost): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, ev.CheckpointTriggered): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, ev.ReaderSnapshotted): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, ev.CheckpointCompleted): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.PERSISTING, ev.CheckpointAborted): (CheckpointPhase.PERSISTING, CheckpointPhase.RUNNING),
 }

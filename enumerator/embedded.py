@@ -5,52 +5,21 @@ It does what every runner does (move events, carry out commands) with calls inst
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Generic, Self, assert_never
 
+from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.coordinator import Coordinator
 from headrace.enumerator.enumerator import Assignment, EagerEnumerator, create_enumerator, restore_enumerator
-from headrace.enumerator.errors import DeadlineExceededError, StateError, UsageError, is_retriable
-from headrace.enumerator.events import (
-    Assign,
-    CheckpointAborted,
-    CheckpointCompleted,
-    CheckpointTriggered,
-    Command,
-    DeclineCheckpoint,
-    DiscoverInitial,
-    DiscoverLater,
-    DiscoveryDue,
-    DiscoveryFailed,
-    Event,
-    Fail,
-    NoMoreSplits,
-    PersistCheckpoint,
-    ProveGone,
-    PublishPositions,
-    ReaderLost,
-    ReaderRegistered,
-    ReaderSnapshotted,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    ScheduleDiscovery,
-    SnapshotReader,
-    SourceFinished,
-    SplitFinished,
-    SplitRequested,
-    SplitsDiscovered,
-    SplitsGone,
-    Started,
-)
+from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.events import Command, Event
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
-from headrace.enumerator.source import Findings, Source, SourceReader, SplitBatch
+from headrace.enumerator.source import Source, SourceReader, SplitBatch
+from headrace.enumerator.source_driver import SourceDriver
 from headrace.enumerator.split import SplitT
-
-log: logging.Logger = logging.getLogger(__name__)
 
 
 class _Slot(Generic[SplitT]):
@@ -89,7 +58,6 @@ class EmbeddedRun(Generic[SplitT]):
         self._due_at: float | None = None
         self._persisting: Checkpoint[SplitT] | None = None
         self._declined = ""
-        self._discovery_fails = False
         self._last_id = 0
         self._closed = False
         if checkpoint is None:
@@ -101,9 +69,9 @@ class EmbeddedRun(Generic[SplitT]):
                 assignment, restored, parallelism=parallelism, discovery_interval_s=discovery_interval_s
             )
         self.coordinator: Coordinator[SplitT] = Coordinator(enumerator)
-        self._discovery = source.create_discovery()
+        self._driver = SourceDriver(source, source.create_discovery())
         try:
-            self._send(Started())
+            self._send(ev.Started())
             for reader in range(parallelism):
                 self.start_reader(reader)
         except BaseException:
@@ -121,7 +89,7 @@ class EmbeddedRun(Generic[SplitT]):
             return None
         if self._due_at is not None and self._clock() >= self._due_at:
             self._due_at = None
-            self._send(DiscoveryDue())
+            self._send(ev.DiscoveryDue())
         ledger = self.coordinator.enumerator.ledger
         waiting = [number for number in self._slots if ledger.load(number)] or list(self._slots)
         for number in list(self._slots):
@@ -133,7 +101,7 @@ class EmbeddedRun(Generic[SplitT]):
                 self._delivered(number, slot, batch)
                 return batch
             # or a lazy enumerator would leave splits waiting behind one that has no end
-            self._send(SplitRequested(number))
+            self._send(ev.SplitRequested(number))
         return None
 
     def checkpoint(self) -> bytes:
@@ -143,7 +111,7 @@ class EmbeddedRun(Generic[SplitT]):
         """
         self._last_id += 1
         self._declined = ""
-        self._send(CheckpointTriggered(self._last_id))
+        self._send(ev.CheckpointTriggered(self._last_id))
         if self._persisting is None or self._declined:
             raise StateError(f"no checkpoint can be had now: {self._declined}")
         return self._serializer.serialize(self._persisting)
@@ -159,27 +127,27 @@ class EmbeddedRun(Generic[SplitT]):
         completed, self._persisting = self._persisting, None
         for slot in self._slots.values():
             slot.progress.checkpoint_completed(slot.reported)
-        self._send(CheckpointCompleted(completed.checkpoint_id))
+        self._send(ev.CheckpointCompleted(completed.checkpoint_id))
 
     def checkpoint_aborted(self) -> None:
         """The bytes of the last `checkpoint` were not stored."""
         if self._persisting is None:
             raise UsageError("no checkpoint is under way: call checkpoint() first")
-        self._send(CheckpointAborted(self._persisting.checkpoint_id))
+        self._send(ev.CheckpointAborted(self._persisting.checkpoint_id))
         self._persisting = None
 
     def lose_reader(self, reader: int) -> None:
         """Close one reader; its splits go on elsewhere from the last completed checkpoint."""
         self._slots.pop(reader).reader.close()
-        self._send(ReaderLost(reader))
+        self._send(ev.ReaderLost(reader))
 
     def start_reader(self, reader: int) -> None:
         """Start the reader of a slot. A reader that the slot has already is closed, and lost."""
         if reader in self._slots:
             self._slots.pop(reader).reader.close()
         self._slots[reader] = _Slot(self.source.create_reader())
-        self._send(ReaderRegistered(reader))
-        self._send(SplitRequested(reader))
+        self._send(ev.ReaderRegistered(reader))
+        self._send(ev.SplitRequested(reader))
 
     def close(self) -> None:
         """Close readers and discovery. May be called more than once; a checkpoint can still be taken afterwards."""
@@ -188,7 +156,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._closed = True
         for slot in self._slots.values():
             slot.reader.close()
-        self._discovery.close()
+        self._driver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -199,8 +167,8 @@ class EmbeddedRun(Generic[SplitT]):
     def _delivered(self, number: int, slot: _Slot[SplitT], batch: SplitBatch[SplitT]) -> None:
         slot.progress.delivered(batch)
         if batch.finished:
-            self._send(SplitFinished(number, batch.split.split_id))
-            self._send(SplitRequested(number))
+            self._send(ev.SplitFinished(number, batch.split.split_id))
+            self._send(ev.SplitRequested(number))
 
     def _send(self, event: Event[SplitT]) -> None:
         events: deque[Event[SplitT]] = deque([event])
@@ -212,55 +180,27 @@ class EmbeddedRun(Generic[SplitT]):
 
     def _carry_out(self, command: Command[SplitT]) -> Event[SplitT] | None:
         match command:
-            case DiscoverInitial():
-                return self._discover(self._discovery.initial)
-            case DiscoverLater(known):
-                return self._discover(lambda: self._discovery.later(known))
-            case ScheduleDiscovery(delay_s):
+            case ev.DiscoverInitial() | ev.DiscoverLater() | ev.ReportDiscoveryFailure():
+                return self._driver.perform(command)
+            case ev.ReportMissing() | ev.ProveGone() | ev.PublishPositions():
+                return self._driver.perform(command)
+            case ev.ScheduleDiscovery(delay_s):
                 self._due_at = self._clock() + delay_s
-            case Assign(reader, splits):
+            case ev.Assign(reader, splits):
                 self._slots[reader].progress.assigned(splits)
                 self._slots[reader].reader.add_splits(splits)
-            case SnapshotReader(reader, checkpoint_id):
+            case ev.SnapshotReader(reader, checkpoint_id):
                 slot = self._slots[reader]
                 slot.reported = slot.progress.snapshot()
-                return ReaderSnapshotted(reader, checkpoint_id, slot.reported)
-            case PersistCheckpoint(checkpoint):
+                return ev.ReaderSnapshotted(reader, checkpoint_id, slot.reported)
+            case ev.PersistCheckpoint(checkpoint):
                 self._persisting = checkpoint
-            case DeclineCheckpoint(_, reason):
+            case ev.DeclineCheckpoint(_, reason):
                 self._declined = reason
-            case PublishPositions(splits):
-                self._publish(splits)
-            case ReportMissing(splits):
-                self.source.splits_missing(splits)
-            case ProveGone(splits):
-                return SplitsGone(gone) if (gone := self.source.gone(splits)) else None
-            case ReportDiscoveryFailure(error):
-                level = logging.DEBUG if self._discovery_fails else logging.WARNING
-                log.log(level, "discovery of %s failed and will be tried again: %s", self.source.name, error)
-                self._discovery_fails = True
-            case Fail(error):
+            case ev.Fail(error):
                 raise error
-            case NoMoreSplits() | SourceFinished():
+            case ev.NoMoreSplits() | ev.SourceFinished():
                 pass  # readers here are polled until the whole source has `finished`, which is read off the ledger
             case _:
                 assert_never(command)
         return None
-
-    def _publish(self, splits: Sequence[SplitT]) -> None:
-        try:
-            self.source.checkpoint_completed(splits)
-        except Exception as error:
-            if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
-                raise
-            log.warning("positions of %s could not be published now, later ones will be: %s", self.source.name, error)
-
-    def _discover(self, find: Callable[[], Findings[SplitT]]) -> Event[SplitT]:
-        try:
-            findings = find()
-        except Exception as error:  # noqa: BLE001 - the coordinator decides whether it can pass; it comes back as Fail if not
-            return DiscoveryFailed(error)
-        if self._discovery_fails and findings.undecided is None:
-            log.warning("discovery of %s works again", self.source.name)
-            self._discovery_fails = False
-        return SplitsDiscovered(findings)

@@ -30,6 +30,7 @@ from headrace.enumerator.events import (
     ScheduleDiscovery,
 )
 from headrace.enumerator.ledger import Ledger
+from headrace.enumerator.pauses import DiscoveryPauses
 from headrace.enumerator.source import Findings
 from headrace.enumerator.split import SplitT
 
@@ -68,19 +69,6 @@ DISCOVERY_TRANSITIONS: Mapping[tuple[Discovery, Trigger], Discovery] = {
     (Discovery.EXHAUSTED, Trigger.START): Discovery.EXHAUSTED,
 }
 
-DISCOVERY_RETRY_S = 1.0
-"""Pause in seconds, doubled with each one, after a discovery round that has left something undecided; and after one that
-failed, where no periodic discovery is configured.
-"""
-
-DISCOVERY_RETRY_MAX_S = 60.0
-"""The longest such pause: a look may take as long as a silent server is waited for, and hold up reading."""
-
-
-def next_retry_s(last_s: float | None) -> float:
-    """The pause after a discovery round in vain: `last_s` was that of the round before, None if that was not in vain."""
-    return DISCOVERY_RETRY_S if last_s is None else min(2 * last_s, DISCOVERY_RETRY_MAX_S)
-
 
 class SplitEnumerator(ABC, Generic[SplitT]):
     """Owns the ledger. Subclasses say only which waiting split goes to which reader."""
@@ -96,8 +84,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         self.ledger = ledger
         self.parallelism = parallelism
         self._discovery = discovery
-        self._interval_s = discovery_interval_s
-        self._retry_s: float | None = None
+        self._pauses = DiscoveryPauses(discovery_interval_s)
 
     @property
     def initialised(self) -> bool:
@@ -130,11 +117,10 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         if doubtful := self.ledger.missing():
             commands.append(ProveGone(tuple(doubtful)))
         if findings.undecided is not None:
-            retry_s = self._next_retry_s()
-            return commands + _again(findings.undecided, min(self._interval_s or retry_s, retry_s))
-        self._retry_s = None
-        if self._interval_s is not None and not findings.complete:
-            commands.append(ScheduleDiscovery(self._interval_s))
+            return commands + _again(findings.undecided, self._pauses.after_undecided())
+        pause_s = self._pauses.after_success()
+        if pause_s is not None and not findings.complete:
+            commands.append(ScheduleDiscovery(pause_s))
         return commands
 
     def discovery_failed(self, error: Exception) -> list[Command[SplitT]]:
@@ -142,12 +128,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         if self._discovery is not Discovery.DISCOVERING or not is_retriable(error):
             return [Fail(error)]
         self._move(Trigger.FAILURE)
-        retry_s = self._next_retry_s()
-        return _again(error, self._interval_s or retry_s)
-
-    def _next_retry_s(self) -> float:
-        self._retry_s = next_retry_s(self._retry_s)
-        return self._retry_s
+        return _again(error, self._pauses.after_failure())
 
     @abstractmethod
     def reader_registered(self, reader: int) -> None:

@@ -198,8 +198,8 @@ class Restarts:
 _PREFIX = "restart-strategy."
 _TYPE = f"{_PREFIX}type"
 _DEFAULT_TYPE = "exponential-delay"
-_UNITS_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 0.001}
-_DURATION = re.compile(r"(\d{1,15})\s*([a-z]*)")
+_UNITS_S = {"us": 1e-6, "ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([a-z]*)")
 
 
 def restart_strategy(settings: Mapping[str, str]) -> RestartStrategy:
@@ -222,12 +222,14 @@ def restart_strategy(settings: Mapping[str, str]) -> RestartStrategy:
     return kind(**values)  # type: ignore[arg-type]  # each parser gives its field's type
 
 
-def duration_s(setting: str, text: str) -> float:
-    """Seconds of a duration as Flink writes it; a number alone is of milliseconds. Raises UsageError, naming the setting."""
+def duration_s(setting: str, text: str, unit: str = "ms") -> float:
+    """Seconds of a duration such as '10 s'. A number alone is of this unit. Raises UsageError, naming the setting."""
     found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or found[2] not in _UNITS_S:
-        raise UsageError(f"{setting} must be a duration such as '10 s', '500 ms' or '1 min', not {text!r}")
-    return int(found[1]) * _UNITS_S[found[2]]
+    if found is None or (found[2] or unit) not in _UNITS_S:
+        raise UsageError(
+            f"{setting} must be a duration such as '10 s', '500 ms' or '1 min' (a number alone: {unit}), not {text!r}"
+        )
+    return float(found[1]) * _UNITS_S[found[2] or unit]
 
 
 def _whole(setting: str, text: str) -> int:

@@ -15,7 +15,7 @@ from headrace._extras import needs_extra
 from headrace.cli.options import Properties, PropertiesFile, given_properties
 from headrace.cli.serving import named_settings
 from headrace.enumerator.errors import UsageError
-from headrace.runners.restarts import restart_strategy
+from headrace.runners.restarts import duration_s, restart_strategy
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka.lease import KafkaLease
@@ -139,9 +139,4 @@ def strategy_settings(restart: str | None, settings: Mapping[str, str]) -> dict[
 
 def seconds_or_never(text: str, option: str) -> float | None:
     """None for `never`. Raises UsageError for what is neither."""
-    if text == "never":
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"{option} takes seconds, or the word never, not {text!r}") from None
+    return None if text == "never" else duration_s(f"{option}, unless it is never,", text, "s")

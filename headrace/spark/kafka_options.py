@@ -7,7 +7,6 @@ that means something in the other direction only is passed over with a warning.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, TypeGuard
@@ -20,6 +19,7 @@ from headrace.connectors.kafka.read.bad_batches import BadBatches
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
+from headrace.runners.restarts import duration_s
 from headrace.spark.kafka_formats import FIELDS, REGISTRY_PREFIX, BadRecord, FormatName, RecursiveField
 from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, boolean, choice, integer, text, verbatim
 
@@ -37,14 +37,9 @@ class Delivery(StrEnum):
 
 _MOST_DIGITS = len(str(2**63))
 
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-
 
 def _duration(option: Option, value: str) -> float:
-    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", value.lower())
-    if match is None or (match[2] or "ms") not in _SECONDS:
-        raise option.refuse(value, "a time such as 500ms, 30s, 15m, 1h (a bare number is milliseconds)")
-    return int(match[1]) * _SECONDS[match[2] or "ms"]
+    return duration_s(f"option '{option.name}'", value)
 
 
 def _names(option: Option, value: str) -> tuple[str, ...]:

@@ -20,13 +20,22 @@ from headrace.enumerator.enumerator import (
     EagerEnumerator,
     SplitEnumerator,
     create_enumerator,
-    next_retry_s,
     restore_enumerator,
 )
-from headrace.enumerator.events import Command, DiscoverInitial, DiscoverLater, Fail, ReportDiscoveryFailure, ReportMissing
+from headrace.enumerator.events import (
+    Command,
+    DiscoverInitial,
+    DiscoverLater,
+    DiscoveryFailed,
+    Fail,
+    ReportDiscoveryFailure,
+    ReportMissing,
+    SplitsDiscovered,
+)
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
 from headrace.enumerator.source import Boundedness, LogSource, Source, SplitDiscovery
+from headrace.enumerator.source_driver import SourceDriver
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
 from headrace.runners.beam.coders import Element, EnumerationFormat, ReaderFormat
@@ -64,7 +73,7 @@ class Look(Generic[SplitT]):
     failure: Exception | None = None
 
 
-def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) -> Look[SplitT]:
+def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look[SplitT]:
     """One look for splits: the initial one if there was none yet, never otherwise. Raises what discovery raises.
 
     A later look that fails with an error that can pass finds nothing.
@@ -83,11 +92,12 @@ def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) ->
     missing: list[SplitT] = []
     failure: Exception | None = None
     for command in enumerator.start():
-        for answer in _discover(command, enumerator, discovery):
+        for answer in _discover(command, enumerator, driver):
             match answer:
                 case Fail(error):
                     raise error
                 case ReportDiscoveryFailure(error):
+                    driver.perform(answer)
                     failure = error
                 case ReportMissing(splits):
                     missing += splits
@@ -104,19 +114,16 @@ def beginning(source: Source[SplitT], begins: Checkpoint[SplitT] | None) -> Spli
 
 
 def _discover(
-    command: Command[SplitT], enumerator: SplitEnumerator[SplitT], discovery: SplitDiscovery[SplitT]
+    command: Command[SplitT], enumerator: SplitEnumerator[SplitT], driver: SourceDriver[SplitT]
 ) -> list[Command[SplitT]]:
-    try:
-        match command:
-            case DiscoverInitial():
-                findings = discovery.initial()
-            case DiscoverLater(known):
-                findings = discovery.later(known)
-            case _:
-                return []
-    except Exception as error:  # noqa: BLE001 - the heart decides which can pass
-        return enumerator.discovery_failed(error)
-    return enumerator.discovered(findings)
+    if not isinstance(command, DiscoverInitial | DiscoverLater):
+        return []
+    match driver.perform(command):
+        case SplitsDiscovered(findings):
+            return enumerator.discovered(findings)
+        case DiscoveryFailed(error):
+            return enumerator.discovery_failed(error)
+    return []
 
 
 class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
@@ -153,11 +160,12 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def setup(self) -> None:
         """Once per instance."""
         self._worker = workers.join(self._transform)
-        self._discovery = beginning(self._source, self._begins)
+        discovery = beginning(self._source, self._begins)
+        self._driver = SourceDriver(self._source, discovery, self._worker.discovery_failures)
 
     def teardown(self) -> None:
         """Once per instance, unless the process is killed."""
-        self._discovery.close()
+        self._driver.close()
         workers.leave(self._transform)
 
     def initial_restriction(self, element: Element) -> bytes:
@@ -187,8 +195,11 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         now_s, now = time.monotonic(), Timestamp.now()
         enumeration = self._format.decode(tracker.current_restriction())
         if self._due(enumeration, now_s):
-            found = look(enumeration, self._discovery)
-            self._tell(found.failure)
+            found = look(enumeration, self._driver)
+            if found.failure is None:
+                self._worker.pauses.after_success()
+            else:
+                self._worker.pauses.after_failure()
             self._report([split for split in found.missing if split.split_id not in self._worker.reported])
             if not tracker.try_claim(self._without_gone(found)):
                 return
@@ -204,7 +215,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     def _without_gone(self, found: Look[Any]) -> Checkpoint[Any]:
         """The ledger without splits that can never come back: who reads them has them in a restriction of its own."""
-        gone = self._source.gone(found.missing) if found.missing else frozenset()
+        gone = self._driver.confirm_gone(found.missing)
         left = tuple(state for state in found.checkpoint.splits if state.split.split_id not in gone)
         return replace(found.checkpoint, splits=left)
 
@@ -234,16 +245,8 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     @property
     def _wait_s(self) -> float | None:
         """From the last look to the next; None if there is none in this process."""
-        waits_s = [wait_s for wait_s in (self._worker.retry_s, self._interval_s) if wait_s is not None]
+        waits_s = [wait_s for wait_s in (self._worker.pauses.retry_s, self._interval_s) if wait_s is not None]
         return min(waits_s, default=None)
-
-    def _tell(self, failure: Exception | None) -> None:
-        if failure is not None:
-            level = logging.DEBUG if self._worker.retry_s is not None else logging.WARNING
-            log.log(level, "looking for new splits failed and will be tried again: %s", failure)
-        elif self._worker.retry_s is not None:
-            log.warning("looking for new splits works again")
-        self._worker.retry_s = None if failure is None else next_retry_s(self._worker.retry_s)
 
     def _report(self, missing: Sequence[Any]) -> None:
         if missing:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Generic
 
-from headrace.enumerator.errors import DeadlineExceededError, is_retriable
 from headrace.enumerator.source import Source
+from headrace.enumerator.source_driver import PositionPublisher
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam.publication import Publication, Ticket
 from headrace.runners.beam.reader_restriction import Published, ReaderRestriction
@@ -26,7 +26,7 @@ class Publisher(Generic[SplitT]):
 
     def __init__(self, source: Source[SplitT], worker: Worker[SplitT], patience_s: float) -> None:
         """`patience_s`: see `PUBLISH_PATIENCE_S`."""
-        self._source = source
+        self._positions = PositionPublisher(source, worker.publish_failures)
         self._worker = worker
         self._patience_s = patience_s
 
@@ -65,14 +65,12 @@ class Publisher(Generic[SplitT]):
         splits = [split for _, _, split in found if split is not None]
         if not splits:
             return
-        named = ", ".join(str(split) for split in splits)
         try:
-            self._source.checkpoint_completed(splits)
+            is_published = self._positions.publish(splits)
         except Exception as error:  # noqa: BLE001 - a bundle that is durable cannot fail any more
-            if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
-                log.error("the positions of %s cannot be published: %s", named, error)
-                return
-            log.warning("the positions of %s could not be published now, later ones will be: %s", named, error)
+            log.error("the positions of %s cannot be published: %s", ", ".join(map(str, splits)), error)
+            return
+        if not is_published:
             for publication, ticket, split in found:
                 if split is not None:
                     publication.not_published(ticket)

@@ -15,6 +15,7 @@ from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import UsageError
+from headrace.enumerator.pauses import POLL_TIMEOUT_S
 from headrace.enumerator.source import LogSource, Source, SplitBatch
 from headrace.runners.beam.coders import ReaderFormat
 from headrace.runners.beam.enumerate import beginning
@@ -23,8 +24,6 @@ from headrace.runners.beam.reader_restriction import ReaderRestriction
 
 POSITIONS = "positions"
 """The output with where every split was left: the bytes of a `ReaderRestriction` without anything to read."""
-
-_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class ReadLimited(beam.DoFn):
         with self._source.create_reader() as reader:
             reader.add_splits(list(positions.values()))
             unfinished = len(positions)
-            while unfinished and left != 0 and (wait_s := min(_POLL_S, deadline_s - time.monotonic())) > 0:
+            while unfinished and left != 0 and (wait_s := min(POLL_TIMEOUT_S, deadline_s - time.monotonic())) > 0:
                 batch = reader.poll(wait_s)
                 if batch is None:
                     continue
@@ -95,7 +94,7 @@ class ReadLimited(beam.DoFn):
                 while not finished:
                     if time.monotonic() >= deadline_s:
                         return
-                    part = reader.poll(_POLL_S)
+                    part = reader.poll(POLL_TIMEOUT_S)
                     if part is not None:
                         finished, at = part.finished, part.split.between(part.split.next_offset, stop)
                         left -= part.records.num_rows

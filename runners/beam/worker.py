@@ -16,7 +16,9 @@ from typing import Any, Generic
 
 from apache_beam.utils.timestamp import Timestamp
 
+from headrace.enumerator.pauses import DiscoveryPauses
 from headrace.enumerator.source import SourceReader
+from headrace.enumerator.source_driver import FailureLog
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam.end_offsets import Ends
 from headrace.runners.beam.publication import Publication
@@ -114,7 +116,7 @@ class LastLook:
 class Worker(Generic[SplitT]):
     """One transform in this process. `ends` and `last_look` are hints; `reported` are missing splits.
 
-    `retry_s`: the last look failed, or left something undecided, and is to be had again so much later, interval or not.
+    `pauses` and the logs of failures outlive the DoFn instances: so pauses grow, and a failure is logged once.
     `finalised_s`: when the runner last finalised a bundle of this transform here, in monotonic seconds; the start at first.
     `ended_s`: since when a split's last position waits to be published.
     """
@@ -123,7 +125,9 @@ class Worker(Generic[SplitT]):
     ends: Ends[SplitT] = field(default_factory=Ends)
     last_look: LastLook | None = None
     reported: set[str] = field(default_factory=set)
-    retry_s: float | None = None
+    pauses: DiscoveryPauses = field(default_factory=DiscoveryPauses)
+    discovery_failures: FailureLog = field(default_factory=FailureLog)
+    publish_failures: FailureLog = field(default_factory=FailureLog)
     finalised_s: float = field(default_factory=time.monotonic)
     ended_s: dict[str, float] = field(default_factory=dict)
     users: int = 0

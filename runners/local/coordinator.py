@@ -33,27 +33,22 @@ from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import (
     AuthenticationError,
     DataLossError,
-    DeadlineExceededError,
     FencedError,
     HeadraceError,
     RetriableError,
     RunFailedError,
     StateError,
     UsageError,
-    is_retriable,
 )
 from headrace.enumerator.events import (
     DiscoverInitial,
     DiscoverLater,
-    DiscoveryFailed,
     ProveGone,
     PublishPositions,
     ReportDiscoveryFailure,
     ReportMissing,
-    SplitsDiscovered,
-    SplitsGone,
 )
-from headrace.enumerator.source import Findings
+from headrace.enumerator.source_driver import SourceCommand, SourceDriver
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
@@ -297,8 +292,7 @@ class _Coordination:
         self._outcome: RunOutcome | None = None
         self._is_rescaling = False
         self._asked_s = self._looked_s = self._awake_s = time.monotonic()
-        self._discovery_fails = False
-        self._discovery = pipeline.source.create_discovery()
+        self._driver = SourceDriver(pipeline.source, pipeline.source.create_discovery())
         self._commits = ThreadPoolExecutor(1, "commits")
         self._asking = ThreadPoolExecutor(1, "discovery")
         number = store.roster.next_number
@@ -391,7 +385,7 @@ class _Coordination:
             if self._is_over(self._outcome):  # else who looks is to see that it starts again
                 remove_status(self._order.settings.folder)
             with suppress(Exception):  # the outcome stands, whatever its cleaning up says
-                self._discovery.close()
+                self._driver.close()
 
     def _is_over(self, outcome: RunOutcome | None) -> bool:
         if outcome is None or outcome.error is not None:
@@ -531,10 +525,10 @@ class _Coordination:
                 self._perform_on_process(command)
             case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
                 self._tell(command)
-            case DiscoverInitial() | DiscoverLater() | PublishPositions():
-                self._perform_on_source(command)
-            case ReportMissing() | ProveGone() | ReportDiscoveryFailure():
-                self._perform_on_source(command)
+            case DiscoverInitial() | DiscoverLater() | PublishPositions() | ProveGone():
+                self._in(self._asking, lambda: self._ask(command))
+            case ReportMissing() | ReportDiscoveryFailure():
+                self._driver.perform(command)
             case ReportCheckpointFailure(checkpoint_id, reason):
                 log.warning("checkpoint %d has failed: %s; the run goes on", checkpoint_id, reason)
             case ReportWorkerLost(_, reason, delay_s):
@@ -634,51 +628,7 @@ class _Coordination:
 
     # --- the source: in a thread of its own ---------------------------------------------------------------------------
 
-    def _perform_on_source(
-        self,
-        command: DiscoverInitial
-        | DiscoverLater[Any]
-        | PublishPositions[Any]
-        | ReportMissing[Any]
-        | ProveGone[Any]
-        | ReportDiscoveryFailure,
-    ) -> None:
-        match command:
-            case DiscoverInitial():
-                self._in(self._asking, lambda: self._discover(self._discovery.initial))
-            case DiscoverLater(known):
-                self._in(self._asking, lambda: self._discover(lambda: self._discovery.later(known)))
-            case PublishPositions(splits):
-                self._in(self._asking, lambda: self._publish(splits))
-            case ReportMissing(splits):
-                self._pipeline.source.splits_missing(splits)
-            case ProveGone(splits):
-                self._in(self._asking, lambda: self._prove_gone(splits))
-            case ReportDiscoveryFailure(error):
-                level = logging.DEBUG if self._discovery_fails else logging.WARNING
-                log.log(level, "discovery of %s failed and will be tried again: %s", self._pipeline.source.name, error)
-                self._discovery_fails = True
-
-    def _discover(self, find: Callable[[], Findings[Any]]) -> None:
-        try:
-            findings = find()
-        except Exception as error:  # noqa: BLE001 - the core decides whether it can pass
-            self._events.put(DiscoveryFailed(error))
-            return
-        if self._discovery_fails and findings.undecided is None:
-            log.warning("discovery of %s works again", self._pipeline.source.name)
-            self._discovery_fails = False
-        self._events.put(SplitsDiscovered(findings))
-
-    def _prove_gone(self, splits: tuple[Any, ...]) -> None:
-        gone = self._pipeline.source.gone(splits)
-        if gone:
-            self._events.put(SplitsGone(gone))
-
-    def _publish(self, splits: tuple[Any, ...]) -> None:
-        try:
-            self._pipeline.source.checkpoint_completed(splits)
-        except Exception as error:
-            if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
-                raise
-            log.warning("positions of %s could not be published now, later ones will be: %s", self._pipeline.source.name, error)
+    def _ask(self, command: SourceCommand[Any]) -> None:
+        event = self._driver.perform(command)
+        if event is not None:
+            self._events.put(event)

@@ -24,6 +24,7 @@ from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import HeadraceError, OutageError, StateError
 from headrace.enumerator.resumed import ResumedLogDiscovery
 from headrace.enumerator.source import Findings, SplitDiscovery
+from headrace.enumerator.source_driver import FailureLog, PositionPublisher
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.log_read import LogOffsets, LogRead
 from headrace.runners.spark.planning import OffsetRange, admit
@@ -73,9 +74,9 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._parsed: OrderedDict[str, LogOffsets[OffsetSplitT]] = OrderedDict()
         self._missing: frozenset[str] = frozenset()
         self._retired: dict[str, OffsetSplitT] = {}
-        self._publishing_fails = False
-        self._is_away = False
-        self._is_undecided = False
+        self._outages = FailureLog()
+        self._undecided = FailureLog()
+        self._publisher = PositionPublisher(read.source, FailureLog(), _is_tolerated)
         self._told_of_checkpoint = False
         self._published: dict[str, int] = {}
         self._going_back: dict[str, int] = {}
@@ -100,9 +101,8 @@ class StreamPlanner(Generic[OffsetSplitT]):
         except OutageError as error:
             self._ride_out(error)
             return start
-        if self._is_away:
+        if self._outages.worked():
             log.warning("the source answers again")
-        self._is_away = False
         self._publish(offsets)
         if self._waits_for_more(backlog, offsets, min_offsets):
             return start
@@ -222,9 +222,11 @@ class StreamPlanner(Generic[OffsetSplitT]):
         if self._pins_end:
             return self._discovery.settled(known)
         findings = self._discovery.later(known)
-        if findings.undecided is not None and not self._is_undecided:
+        if findings.undecided is None:
+            if self._undecided.worked():
+                log.warning("the query finds what is new again")
+        elif self._undecided.failed():
             log.warning("the query goes on without what may be new until this is over: %s", findings.undecided)
-        self._is_undecided = findings.undecided is not None
         return findings
 
     def _retire(self, offsets: LogOffsets[OffsetSplitT]) -> None:
@@ -239,9 +241,8 @@ class StreamPlanner(Generic[OffsetSplitT]):
         """No batch for now, said once. AvailableNow cannot wait: without a batch it would end, as if there were nothing."""
         if self._pins_end:
             raise error
-        if not self._is_away:
+        if self._outages.failed():
             log.warning("the query goes on, but finds nothing new until this is over: %s", error)
-        self._is_away = True
 
     def _waits_for_more(
         self, backlog: Backlog[OffsetSplitT], offsets: LogOffsets[OffsetSplitT], min_offsets: int | None
@@ -283,18 +284,8 @@ class StreamPlanner(Generic[OffsetSplitT]):
             return
         present = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
         news = [split for split in present.values() if self._is_news(split)]
-        if not news:
+        if not news or not self._publisher.publish(news):
             return
-        try:
-            self._source.checkpoint_completed(news)
-        except (HeadraceError, OSError) as error:
-            if not self._publishing_fails:
-                log.warning("the query goes on, but its positions are not published until this is mended: %s", error)
-            self._publishing_fails = True
-            return
-        if self._publishing_fails:
-            log.warning("positions are published again")
-        self._publishing_fails = False
         went_back = {
             split.split_id for split in news if split.next_offset < self._published.get(split.split_id, split.next_offset)
         }
@@ -309,6 +300,11 @@ class StreamPlanner(Generic[OffsetSplitT]):
         before = self._published.get(split.split_id, -1)
         back = self._going_back.get(split.split_id, before)
         return split.next_offset > before or back <= split.next_offset < before
+
+
+def _is_tolerated(error: Exception) -> bool:
+    """No failure to publish stops the query, but for a bug."""
+    return isinstance(error, HeadraceError | OSError)
 
 
 def _is_complete(offsets: LogOffsets[OffsetSplitT]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.enumerator.errors import HeadraceError
+from headrace.enumerator.source_driver import FailureLog
 
 __all__ = ["Outages"]
 
@@ -18,13 +19,13 @@ class Outages:
         """Nothing fails."""
         self._failing: set[TopicPartition] = set()
         self._since = 0.0
-        self._said = False
+        self._log = FailureLog()
         self._error: HeadraceError | None = None
 
     def failed(self, key: TopicPartition, error: HeadraceError, now: float) -> None:
         """This partition could not be fetched; it will be tried again."""
         self._error = error
-        if not self._failing and not self._said:
+        if not self._failing and not self._log.is_failing:
             self._since = now
         self._failing.add(key)
 
@@ -35,12 +36,10 @@ class Outages:
     def news(self, now: float) -> str | None:
         """A line for the log, or None. However it failed: by a lost connection, or by an error code in an answer."""
         waited = now - self._since
-        if self._failing and not self._said and waited >= SAID_AFTER_S:
-            self._said = True
+        if self._failing and waited >= SAID_AFTER_S and self._log.failed():
             named = ", ".join(f"{topic}-{number}" for topic, number in sorted(self._failing)[:5])
             more = "" if len(self._failing) <= 5 else f" and {len(self._failing) - 5} more"
             return f"nothing can be fetched of {named}{more} for {waited:.0f} s; trying on. The last error was: {self._error}"
-        if self._said and not self._failing:
-            self._said = False
+        if not self._failing and self._log.worked():
             return f"every partition is fetched again, after {waited:.0f} s"
         return None

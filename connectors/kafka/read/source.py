@@ -42,6 +42,7 @@ from headrace.connectors.kafka.read.topic_ids import is_same
 from headrace.connectors.kafka.read.typed import BadRecords, TypedColumns, TypedReader
 from headrace.enumerator.embedded import EmbeddedRun
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
+from headrace.enumerator.pauses import POLL_TIMEOUT_S
 from headrace.enumerator.source import Boundedness, LogSource, SourceReader
 
 log = logging.getLogger(__name__)
@@ -54,9 +55,6 @@ FETCH_BUDGET_BYTES = 64 << 20
 
 END_LOOKS = 5
 """How often the end of a partition is asked again while it lies before what was already read (KAFKA-7703, SPARK-26267)."""
-
-POLL_S = 0.5
-"""How long `batches` waits for records before it looks at the clock again, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -470,7 +468,7 @@ class KafkaBatches:
     def __next__(self) -> pa.RecordBatch:
         """The next batch that has rows; waits for it. Ends when every partition has reached its stop."""
         while not self._run.finished:
-            batch = self._run.poll(POLL_S)
+            batch = self._run.poll(POLL_TIMEOUT_S)
             if batch is not None and batch.records.num_rows:
                 return batch.records
         self.close()

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.beam import ColumnTime, Limit, ProcessingTime, ReadFromSource
-from headrace.enumerator import Findings
-from headrace.enumerator import enumerator as enumerators
+from headrace.enumerator import Findings, pauses
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
+from headrace.enumerator.source_driver import SourceDriver
 from headrace.runners.beam.coders import Element
 from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import IDLE_LAG
@@ -80,33 +80,38 @@ class Counting(MemoryDiscovery):
 
 
 def test_only_a_fresh_enumeration_initialises():
-    discovery = Counting(MemorySource(log_of(a="1")))
-    first = look(Fresh(), discovery)
-    look(Enumerated(first.checkpoint), discovery)
-    look(Enumerated(first.checkpoint), discovery)
+    source = MemorySource(log_of(a="1"))
+    discovery = Counting(source)
+    driver = SourceDriver(source, discovery)
+    first = look(Fresh(), driver)
+    look(Enumerated(first.checkpoint), driver)
+    look(Enumerated(first.checkpoint), driver)
     assert discovery.calls == ("initial", "later", "later")
 
 
 def test_a_look_emits_what_is_new_and_keeps_what_is_known():
     log = log_of(a="1", b="2")
-    discovery = MemoryDiscovery(MemorySource(log))
-    first = look(Fresh(), discovery)
+    source = MemorySource(log)
+    driver = SourceDriver(source, MemoryDiscovery(source))
+    first = look(Fresh(), driver)
     log.create("c")
-    second = look(Enumerated(first.checkpoint), discovery)
+    second = look(Enumerated(first.checkpoint), driver)
     assert [split.split_id for split in first.added] == ["a", "b"]
     assert [split.split_id for split in second.added] == ["c"]
     assert [state.split.split_id for state in second.checkpoint.splits] == ["a", "b", "c"]
 
 
 def test_a_later_look_that_fails_for_a_while_finds_nothing():
-    discovery = Counting(MemorySource(log_of(a="1")))
-    first = look(Fresh(), discovery)
+    source = MemorySource(log_of(a="1"))
+    discovery = Counting(source)
+    driver = SourceDriver(source, discovery)
+    first = look(Fresh(), driver)
     discovery.failure = RetriableError("no leader")
-    found = look(Enumerated(first.checkpoint), discovery)
+    found = look(Enumerated(first.checkpoint), driver)
     assert (found.added, found.failure) == ([], discovery.failure)
     discovery.failure = CorruptDataError("rubbish")
     with pytest.raises(CorruptDataError):
-        look(Enumerated(first.checkpoint), discovery)
+        look(Enumerated(first.checkpoint), driver)
 
 
 def test_without_an_interval_it_looks_at_the_start_and_after_a_restore_only(opened):
@@ -140,16 +145,16 @@ def test_seen_here_a_look_after_a_restore_that_fails_or_is_undecided_is_had_agai
     opened.append(run)
     log.create("b")
     monkeypatch.setattr(MemoryDiscovery, "later", halting)
-    monkeypatch.setattr(enumerators, "DISCOVERY_RETRY_S", 1e-9)
+    monkeypatch.setattr(pauses, "DISCOVERY_RETRY_S", 1e-9)
     restored = BeamRun(MemorySource(log), run.checkpoint(), discovery_interval_s=None)
     opened.append(restored)
     assert len(restored.job.reading) == 1
     restored.look_for_splits()
     restored.step(0)
     assert len(restored.job.reading) == 2
-    said = [record.message for record in caplog.records if "looking for new splits" in record.message]
-    fails = "looking for new splits failed and will be tried again: whether there is a c is not known"
-    assert said == [fails, "looking for new splits works again"]
+    said = [record.message for record in caplog.records if "discovery of memory" in record.message]
+    fails = "discovery of memory failed and will be tried again: whether there is a c is not known"
+    assert said == [fails, "discovery of memory works again"]
 
 
 @pytest.mark.parametrize(("interval_s", "longest_s"), [(None, 64e-9), (3e-9, 3e-9)])
@@ -161,8 +166,8 @@ def test_the_pause_before_a_look_that_is_had_again_grows(opened, monkeypatch, in
     opened.append(enumerate_stage)
     (work,) = enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals
     monkeypatch.setattr(MemoryDiscovery, "later", undecided)
-    monkeypatch.setattr(enumerators, "DISCOVERY_RETRY_S", 1e-9)
-    monkeypatch.setattr(enumerators, "DISCOVERY_RETRY_MAX_S", 64e-9)
+    monkeypatch.setattr(pauses, "DISCOVERY_RETRY_S", 1e-9)
+    monkeypatch.setattr(pauses, "DISCOVERY_RETRY_MAX_S", 64e-9)
     worker, waits = enumerate_stage.fn._worker, []
     worker.last_look = None  # as after a restore
     for _ in range(9):

@@ -321,7 +321,7 @@ def test_positions_that_cannot_be_published_for_now_are_a_warning(monkeypatch, c
         run.checkpoint()
         run.checkpoint_completed()
         (said,) = caplog.messages
-        assert said == f"positions of memory could not be published now, later ones will be: {error}"
+        assert said == f"positions of memory could not be published now, later ones will be tried: {error}"
         run.checkpoint()
 
 

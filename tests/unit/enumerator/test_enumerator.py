@@ -7,8 +7,9 @@ import pytest
 
 from headrace.enumerator import EagerEnumerator, Findings, LazyEnumerator, Ledger, create_enumerator, restore_enumerator
 from headrace.enumerator import events as e
-from headrace.enumerator.enumerator import DISCOVERY_RETRY_S, DISCOVERY_TRANSITIONS, Discovery, Trigger
+from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS, Discovery, Trigger
 from headrace.enumerator.errors import PeerError, ProtocolViolationError, RetriableError, UsageError
+from headrace.enumerator.pauses import DISCOVERY_RETRY_S
 from headrace.enumerator.source import SplitDiscovery
 from headrace.testing.memory import MemorySplit
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split

@@ -152,7 +152,18 @@ def test_a_strategy_that_makes_no_sense_is_refused(strategy, arguments):
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("10 s", 10.0), ("250ms", 0.25), ("1500", 1.5), ("2 h", 7200.0), ("1 d", 86400.0)]
+    ("text", "seconds"),
+    [("10 s", 10.0), ("250ms", 0.25), ("1500", 1.5), ("2 h", 7200.0), ("1 d", 86400.0), ("7 us", 7e-6), ("1.5 Min", 90.0)],
 )
 def test_durations_are_as_flink_writes_them(text, seconds):
     assert duration_s("x", text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "s", "soon", "-1 s", "1 y", "1 s 2", ".5", "inf", "nan", "1" * 16])
+def test_what_is_not_a_duration_is_refused(text):
+    with pytest.raises(UsageError, match=r"x must be a duration such as '10 s', .* \(a number alone: s\), not '"):
+        duration_s("x", text, "s")
+
+
+def test_a_number_alone_is_of_the_unit_that_the_caller_names():
+    assert [duration_s("x", "7.5", "s"), duration_s("x", "7.5 min", "s")] == [7.5, 450.0]

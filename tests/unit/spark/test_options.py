@@ -220,7 +220,7 @@ def test_what_spark_adds_is_let_pass(option):
         ({"subscribe": "t", "minPartitions": "0"}, "minPartitions must be positive"),
         ({"subscribe": "t", "minPartitions": "a"}, "must be a whole number"),
         ({"subscribe": "t", "maxRecordsPerPartition": "0"}, "maxRecordsPerPartition must be positive"),
-        ({"subscribe": "t", "maxTriggerDelay": "soon"}, "must be a time such as"),
+        ({"subscribe": "t", "maxTriggerDelay": "soon"}, "must be a duration such as"),
         ({"subscribe": "t", "fetchOffset.numRetries": "-1"}, "must be at least 0"),
         ({"subscribe": "t", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "3"}, r"minOffsetPerTrigger\(9\) is"),
         ({"subscribe": "t", "kafka.auto.offset.reset": "latest"}, "auto.offset.reset' is not supported"),
@@ -517,7 +517,7 @@ PARTITIONS_EXAMPLE = '{"topicA":[0,1],"topicB":[2,4]}'
         (
             "maxTriggerDelay",
             "1 y",
-            "option 'maxTriggerDelay' must be a time such as 500ms, 30s, 15m, 1h (a bare number is milliseconds), not '1 y'",
+            "option 'maxTriggerDelay' must be a duration such as '10 s', '500 ms' or '1 min' (a number alone: ms), not '1 y'",
         ),
         ("txnVersion", "1.5", "option 'txnVersion' must be a whole number from 0, not '1.5'"),
         ("txnVersion", "²", "option 'txnVersion' must be a whole number from 0, not '²'"),

@@ -440,7 +440,7 @@ class TestOutages:
             query.source.undecided = None
             query.trigger()
         said = "the query goes on without what may be new until this is over: whether there is a c is not known"
-        assert [record.message for record in caplog.records] == [said] * 2
+        assert [record.message for record in caplog.records] == [said, "the query finds what is new again"] * 2
 
     def test_leave_something_undecided_at_the_first_look_too(self, log, caplog):
         query = Query(WatchedSource(log))
@@ -827,11 +827,11 @@ class TestPublishedPositions:
             query.trigger()
         assert len(query.rows) == 23
         assert [record.message for record in caplog.records].count(
-            f"the query goes on, but its positions are not published until this is mended: {error}"
+            f"positions of memory could not be published now, later ones will be tried: {error}"
         ) == 1
         query.source.publish_error = None
         query.trigger()
-        assert caplog.records[-1].message == "positions are published again"
+        assert caplog.records[-1].message == "positions of memory are published again"
         assert query.source.published == [{"a": 13, "b": 10}]
 
     def test_a_bug_in_publishing_is_not_hidden(self, log):

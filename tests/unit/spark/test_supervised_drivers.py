@@ -546,7 +546,8 @@ def test_seen_here_a_driver_that_may_open_no_more_files_ends_with_its_supervisor
 def test_a_timeout_of_silence_is_a_number_or_never():
     assert seconds_or_never("never", "--silence-timeout") is None
     assert seconds_or_never("7.5", "--silence-timeout") == 7.5
-    with pytest.raises(UsageError, match="--silence-timeout takes seconds, or the word never, not 'off'"):
+    assert seconds_or_never("2 min", "--silence-timeout") == 120.0
+    with pytest.raises(UsageError, match=r"--silence-timeout, unless it is never, must be a duration such as .*, not 'off'"):
         seconds_or_never("off", "--silence-timeout")
 
 

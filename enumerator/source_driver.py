@@ -1,0 +1,148 @@
+"""Calls a source for a runner: discovers splits, publishes positions, confirms which splits are gone.
+
+It tolerates what can pass, and logs a failure once. Calls may take long: on which thread they run is the runner's decision.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+from headrace.enumerator.errors import DeadlineExceededError, is_retriable
+from headrace.enumerator.events import (
+    DiscoverInitial,
+    DiscoverLater,
+    DiscoveryFailed,
+    ProveGone,
+    PublishPositions,
+    ReportDiscoveryFailure,
+    ReportMissing,
+    SplitsDiscovered,
+    SplitsGone,
+)
+from headrace.enumerator.source import Findings, Source, SplitDiscovery
+from headrace.enumerator.split import SplitT
+
+log: logging.Logger = logging.getLogger(__name__)
+
+SourceCommand = (
+    DiscoverInitial
+    | DiscoverLater[SplitT]
+    | PublishPositions[SplitT]
+    | ReportMissing[SplitT]
+    | ProveGone[SplitT]
+    | ReportDiscoveryFailure
+)
+"""A command that is carried out by calling the source."""
+
+SourceAnswer = SplitsDiscovered[SplitT] | DiscoveryFailed | SplitsGone
+"""An event that a call of the source results in."""
+
+
+class FailureLog:
+    """Decides what to log of something that is tried again and again: its first failure, and that it works again.
+
+    The caller writes the lines. Two threads that share one may at worst write a line twice.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has failed."""
+        self._is_failing = False
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a failure is logged, and its end is not."""
+        return self._is_failing
+
+    def failed(self) -> bool:
+        """A try has failed. True if that is to be logged: it is the first failure in a row."""
+        is_first = not self._is_failing
+        self._is_failing = True
+        return is_first
+
+    def worked(self) -> bool:
+        """A try has worked. True if that is to be logged: the one before it failed."""
+        ends_failure = self._is_failing
+        self._is_failing = False
+        return ends_failure
+
+
+def can_pass(error: Exception) -> bool:
+    """Whether publishing may succeed later, after this error."""
+    return is_retriable(error) or isinstance(error, DeadlineExceededError)
+
+
+class PositionPublisher(Generic[SplitT]):
+    """Publishes durable positions. A failure that is tolerated is logged once; the next positions are another try."""
+
+    def __init__(self, source: Source[SplitT], failures: FailureLog, tolerates: Callable[[Exception], bool] = can_pass) -> None:
+        """`failures` is for this source's publishing alone. Default of `tolerates`: what can pass."""
+        self._source = source
+        self._failures = failures
+        self._tolerates = tolerates
+
+    def publish(self, splits: Sequence[SplitT]) -> bool:
+        """Publish these positions. False if that has failed for now. Raises what is not tolerated."""
+        try:
+            self._source.checkpoint_completed(splits)
+        except Exception as error:
+            if not self._tolerates(error):
+                raise
+            level = logging.WARNING if self._failures.failed() else logging.DEBUG
+            log.log(level, "positions of %s could not be published now, later ones will be tried: %s", self._source.name, error)
+            return False
+        if self._failures.worked():
+            log.warning("positions of %s are published again", self._source.name)
+        return True
+
+
+class SourceDriver(Generic[SplitT]):
+    """Carries out the commands that concern the source. One thread at a time may call `perform` with a discovery command."""
+
+    def __init__(
+        self, source: Source[SplitT], discovery: SplitDiscovery[SplitT], discovery_failures: FailureLog | None = None
+    ) -> None:
+        """`discovery_failures` is for a runner whose drivers share one, as they come and go. Default: one for this driver."""
+        self._source = source
+        self._discovery = discovery
+        self._discovery_failures = discovery_failures or FailureLog()
+        self._publisher = PositionPublisher(source, FailureLog())
+
+    def perform(self, command: SourceCommand[SplitT]) -> SourceAnswer[SplitT] | None:
+        """Carry out one command. Returns the event that answers it, if any.
+
+        Raises what the source raises of missing splits, and of positions that it refuses for good.
+        """
+        match command:
+            case DiscoverInitial():
+                return self._discover(self._discovery.initial)
+            case DiscoverLater(known):
+                return self._discover(lambda: self._discovery.later(known))
+            case ReportDiscoveryFailure(error):
+                level = logging.WARNING if self._discovery_failures.failed() else logging.DEBUG
+                log.log(level, "discovery of %s failed and will be tried again: %s", self._source.name, error)
+            case ReportMissing(splits):
+                self._source.splits_missing(splits)
+            case ProveGone(splits):
+                return SplitsGone(gone) if (gone := self.confirm_gone(splits)) else None
+            case PublishPositions(splits):
+                self._publisher.publish(splits)
+        return None
+
+    def confirm_gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
+        """Ids of those of these missing splits that can never come back."""
+        return self._source.gone(splits) if splits else frozenset()
+
+    def close(self) -> None:
+        """Release what discovery holds."""
+        self._discovery.close()
+
+    def _discover(self, find: Callable[[], Findings[SplitT]]) -> SplitsDiscovered[SplitT] | DiscoveryFailed:
+        try:
+            findings = find()
+        except Exception as error:  # noqa: BLE001 - the enumerator decides whether it can pass
+            return DiscoveryFailed(error)
+        if findings.undecided is None and self._discovery_failures.worked():
+            log.warning("discovery of %s works again", self._source.name)
+        return SplitsDiscovered(findings)
