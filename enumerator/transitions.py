@@ -2,7 +2,7 @@
 
 Every core without I/O here has the same form. Its events and its commands are frozen dataclasses, each of a closed union;
 `handle(event)` returns the commands to carry out, in order; and a table like this says what is legal. The tables are data:
-`handle` enforces them, tests walk them, and `tests/helpers/draw_tables.py` draws them into DESIGN.md.
+`handle` enforces them, tests walk them, and `tests/helpers/draw_tables.py` draws them into docs/design/state-machines.md.
 """
 
 from __future__ import annotations

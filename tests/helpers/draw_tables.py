@@ -1,4 +1,4 @@
-"""Draws the transition tables into DESIGN.md: `python -m tests.helpers.draw_tables`, in the checkout."""
+"""Draws the transition tables into docs/design/state-machines.md: `python -m tests.helpers.draw_tables`, in the checkout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.runners.spark.supervision.core import SUPERVISION_TRANSITIONS
 from headrace.runners.spark.supervision.lease.core import LEASE_TRANSITIONS
 from headrace.runners.spark.supervision.standby import DRIVER_TRANSITIONS
 
-DESIGN = Path(__file__).parents[2] / "DESIGN.md"
+STATE_MACHINES = Path(__file__).parents[2] / "docs" / "design" / "state-machines.md"
 
 Table = Mapping[tuple[Enum, Enum | type], Enum | tuple[Enum, ...]]
 
@@ -59,4 +59,4 @@ def marked(text: str) -> set[str]:
 
 
 if __name__ == "__main__":
-    DESIGN.write_text(drawn(DESIGN.read_text()))
+    STATE_MACHINES.write_text(drawn(STATE_MACHINES.read_text()))

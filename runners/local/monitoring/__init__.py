@@ -1,1 +1,1 @@
-"""What a run at work shows of itself."""
+"""Monitoring of a run: its status file, the lag of its source, and the page for Prometheus."""
