@@ -3,8 +3,8 @@
     python examples/exactly_once/three_sinks.py [--mariadb URL --postgresql URL] [--kill PHASE]...
 
 Each batch goes to a topic, then to a table in MariaDB, then to one in PostgreSQL. PostgreSQL has to have prepared transactions
-(max_prepared_transactions). Without addresses, throwaway servers are started (`headrace/testing/servers/databases.py`). Without --kill
-it is killed in all phases, which are listed below.
+(max_prepared_transactions). Without addresses, throwaway servers are started (`headrace/testing/servers/databases.py`).
+Without --kill it is killed in all phases, which are listed below.
 """
 
 from __future__ import annotations

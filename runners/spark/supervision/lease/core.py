@@ -3,8 +3,8 @@
 Each supervisor reads the lease store (`headrace.connectors.base.lease`) twice a second. The leader writes a heartbeat after
 each read, as long as its driver lives. A follower that has seen nothing new in several looks in a row takes the leader for
 dead, and leads in its place, with the next *term*. It may be wrong: the leader was paused, or cut off from the store. That is
-harmless: the driver that it calls claims the job at the sink, and what the other one does then is refused there, and by the checkpoint's
-store. Here it matters that exactly one goes on soon:
+harmless: the driver that it calls claims the job at the sink. What the other one does then is refused there, and by the
+checkpoint's store. Here it matters that exactly one continues soon:
 
 - Who leads and sees a beat of a higher rank stands down: it beats a last time, its driver is killed, and it follows. By that
   beat the other one, whose driver it may have fenced, knows by whom.
