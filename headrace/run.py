@@ -10,7 +10,8 @@
 or, in a shell, `headrace run job.py:pipeline --workers 4 --checkpoints /var/lib/copy`.
 """
 
-from headrace.runners.local.pipeline import Pipeline, Retention, RunSettings
+from headrace.pipeline import Pipeline
+from headrace.runners.local.settings import Retention, RunSettings
 from headrace.runners.restarts import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 __all__ = ["ExponentialDelay", "FailureRate", "FixedDelay", "NoRestart", "Pipeline", "Retention", "RunSettings"]

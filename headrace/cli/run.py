@@ -59,8 +59,9 @@ def run_command(
     restart-strategy.*. Prints the savepoint's file, if there is one; with --progress json as {"savepoint": ...}, the last line.
     """
     from headrace.cli.watching.viewer import shown
-    from headrace.runners.local.pipeline import PipelineFile, RunSettings, flink_settings
+    from headrace.runners.job_file import PipelineFile
     from headrace.runners.local.processes import forked
+    from headrace.runners.local.settings import RunSettings, flink_settings
     from headrace.runners.local.supervisor import supervise
 
     options = {"savepoints": savepoints, "from_savepoint": from_savepoint, "metrics_port": metrics}
@@ -98,8 +99,8 @@ def savepoint_command(
 
     checkpoints, target = whole_name(checkpoints), target.absolute()  # before the user's file may change the working folder
     if pipeline is not None:
+        from headrace.runners.job_file import PipelineFile
         from headrace.runners.local.finish import finish
-        from headrace.runners.local.pipeline import PipelineFile
 
         finish(PipelineFile.parse(pipeline).load(), checkpoints)
     taken: list[Path] = []

@@ -10,7 +10,7 @@ from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Source
-from headrace.runners.local.pipeline import Pipeline
+from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.pipeline import PipelineQuery
 from headrace.runners.spark.session import require_pyspark
@@ -40,7 +40,7 @@ QUERY_OPTIONS = OptionTable(
 
 
 def pipeline_query(
-    pipeline: Pipeline, checkpoint: str, name: str | None, trigger: Mapping[str, Any] | None, options: Mapping[str, Any]
+    pipeline: PipelineSpec, checkpoint: str, name: str | None, trigger: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> PipelineQuery:
     """The pipeline as a query. Contacts nobody.
 

@@ -14,7 +14,7 @@ from headrace.runners.beam.read import ReadFromSource
 from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
 
 if TYPE_CHECKING:
-    from headrace.runners.local.pipeline import Pipeline
+    from headrace.runners.pipeline import PipelineSpec
 
 __all__ = ["ExpandPipeline"]
 
@@ -24,7 +24,7 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: PipelineSpec,
         *,
         start_from_savepoint: str | None = None,
         num_readers: int | None = None,
@@ -71,7 +71,7 @@ def _write(sink: TwoPhaseSink[Any], num_shards: int | None) -> beam.PTransform[A
 class _Transform(beam.DoFn):
     """The pipeline's transform."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelineSpec) -> None:
         self._pipeline = pipeline
 
     def process(self, element: pa.RecordBatch) -> Iterator[Any]:

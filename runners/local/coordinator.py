@@ -49,6 +49,7 @@ from headrace.enumerator.events import (
     ReportMissing,
 )
 from headrace.enumerator.source_driver import SourceCommand, SourceDriver
+from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
@@ -85,7 +86,6 @@ from headrace.runners.local.core import (
 )
 from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
-from headrace.runners.local.pipeline import Pipeline, PipelineFile, Retention, RunSettings
 from headrace.runners.local.processes import Nursery, leave_signals_to_supervisor
 from headrace.runners.local.rescale import (
     RescaleRequest,
@@ -95,8 +95,10 @@ from headrace.runners.local.rescale import (
     take_up_request,
 )
 from headrace.runners.local.savepoints import begin_with, begun, given_savepoint, take_savepoint
+from headrace.runners.local.settings import Retention, RunSettings
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.local.worker import WorkerOrder, work
+from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import Restarts
 
 __all__ = ["CoordinatorOrder", "RunBegan", "RunBeginning", "RunOutcome", "coordinate"]
@@ -137,7 +139,7 @@ class CoordinatorOrder:
     `run`: its name, as the first coordinator has told it; None for that one. `restarted`: how many have failed before.
     """
 
-    pipeline: Pipeline | PipelineFile
+    pipeline: PipelineSpec | PipelineFile
     settings: RunSettings
     version: str
     beginning: RunBeginning
@@ -272,7 +274,7 @@ class _Coordination:
         self,
         order: CoordinatorOrder,
         socket: Path,
-        pipeline: Pipeline,
+        pipeline: PipelineSpec,
         store: CheckpointStore[Any, Any],
         nursery: Nursery,
         tell: Callable[[Restarts], None],

@@ -13,8 +13,8 @@ from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import StateError
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer, has_run
 from headrace.runners.local.commits import EPOCH_BITS, RunCommitter
-from headrace.runners.local.pipeline import Pipeline
 from headrace.runners.local.storage.places import run_files
+from headrace.runners.pipeline import PipelineSpec
 
 __all__ = ["finish"]
 
@@ -22,7 +22,7 @@ _RETAINED = 1 << 30
 """How many checkpoints are kept is for the run to say, and is not said here."""
 
 
-def finish(pipeline: Pipeline, checkpoints: str) -> None:
+def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
     """Commit what the newest checkpoint lists, and abort what its workers have left open, as the run's next start would.
 
     `checkpoints`: as in RunSettings. Called in the caller's process; they are locked meanwhile. Raises FencedError while the

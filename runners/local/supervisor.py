@@ -23,13 +23,15 @@ from headrace._extras import needs_extra
 from headrace.connectors.base.commit import StaleEpochError
 from headrace.enumerator import errors
 from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UsageError
+from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunBeginning, RunOutcome, coordinate
 from headrace.runners.local.monitoring.status import remove_status
 from headrace.runners.local.monitoring.supervised import supervised
-from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe, reap_group
 from headrace.runners.local.rescale import RescaleRequest, read_requests
+from headrace.runners.local.settings import RunSettings
 from headrace.runners.local.storage.places import make_machine_folder
+from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import GiveUp, Restarts
 
 __all__ = ["Starting", "supervise"]
@@ -47,7 +49,7 @@ END_S = 30.0
 """Processes that SIGKILL has not ended after so long are stuck in the kernel."""
 
 
-def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: Starting) -> Path | None:
+def supervise(job: PipelineSpec | PipelineFile, settings: RunSettings, processes: Starting) -> Path | None:
     """Run until the source is finished, a signal stops it, or it has failed for good. See `Pipeline.run`.
 
     `processes`: how the coordinator's is started, with these modules loaded (`forked`, `forked_apart`).
@@ -67,7 +69,9 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
                 remove_status(settings.folder)
 
 
-def _supervise(job: Pipeline | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext) -> Path | None:
+def _supervise(
+    job: PipelineSpec | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext
+) -> Path | None:
     beginning = RunBeginning(time.time(), _asked_before(settings.folder))
     life = _Life(Restarts(settings.restart))
     with _stopped_by_signals(life):

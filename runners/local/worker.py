@@ -23,9 +23,10 @@ from headrace.enumerator.errors import AuthenticationError, DataLossError, Usage
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import SplitBatch
+from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.listening import Endpoint
-from headrace.runners.local.pipeline import Pipeline, PipelineFile
 from headrace.runners.local.processes import children_heed_signals, leave_signals_to_supervisor
+from headrace.runners.pipeline import PipelineSpec
 
 __all__ = ["WorkerOrder", "described", "transform_error", "work"]
 
@@ -43,7 +44,7 @@ class WorkerOrder:
     epochs.
     """
 
-    pipeline: Pipeline | PipelineFile
+    pipeline: PipelineSpec | PipelineFile
     endpoint: Endpoint
     number: int
     first: Mapping[str, Attempt]
@@ -81,7 +82,7 @@ class _TransformError(Exception):
         self.file = file
 
 
-def transform_error(pipeline: Pipeline, rows: int, before: object, after: object) -> Exception:
+def transform_error(pipeline: PipelineSpec, rows: int, before: object, after: object) -> Exception:
     """To be raised from what the transform has raised on so many rows, between these two states of a split."""
     code = getattr(inspect.unwrap(pipeline.transform), "__code__", None) if pipeline.transform is not None else None
     first, end = (getattr(split, "next_offset", split) for split in (before, after))  # sources of logs have it

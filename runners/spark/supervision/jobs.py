@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from headrace.enumerator.errors import UsageError
-from headrace.runners.python_file import load_file, named_in_file
+from headrace.runners.job_file import load_file, named_in_file
 
 __all__ = ["FunctionName", "load"]
 

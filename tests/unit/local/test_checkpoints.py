@@ -42,6 +42,7 @@ from headrace.enumerator.errors import (
 from headrace.enumerator.ledger import SplitState
 from headrace.kafka import At, Committed, KafkaSink, KafkaSource, Latest
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
+from headrace.runners.job_file import PipelineFile
 from headrace.runners.local import checkpoints, coordinator, rescale
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
@@ -55,7 +56,6 @@ from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
 from headrace.runners.local.coordinator import RunBeginning, RunOutcome
 from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
-from headrace.runners.local.pipeline import PipelineFile, flink_settings
 from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals, forked_apart, leave_signals_to_supervisor
 from headrace.runners.local.rescale import (
     drop_requests,
@@ -76,6 +76,7 @@ from headrace.runners.local.savepoints import (
     shown,
     take_savepoint,
 )
+from headrace.runners.local.settings import flink_settings
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.storage.places import run_files
@@ -1371,8 +1372,8 @@ def test_a_pipeline_is_found_by_its_file_and_name(tmp_path):
     assert isinstance(PipelineFile.parse(f"{named_as_ours}:pipeline").load(), Pipeline)
     assert sys.modules["json"] is json
     for text, message in (
-        (f"{file}:other", "other is no Pipeline, but int"),
-        (f"{file}:nothing", "nothing is no Pipeline, but NoneType"),
+        (f"{file}:other", "other is not a Pipeline, but int"),
+        (f"{file}:nothing", "nothing is not a Pipeline, but NoneType"),
         (str(file), "named by its file and its variable"),
         (f"{tmp_path}/none.py:x", "no such file"),
     ):

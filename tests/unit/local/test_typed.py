@@ -10,7 +10,7 @@ from headrace.enumerator.errors import DeadlineExceededError, UsageError
 from headrace.formats import RegisteredAvroFormat, SchemaRegistry
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import RunSettings
-from headrace.runners.local.pipeline import PipelineFile
+from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.processes import forked_apart
 from headrace.runners.local.supervisor import supervise
 from headrace.testing import FakeKafka

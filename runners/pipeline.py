@@ -1,0 +1,112 @@
+"""What a pipeline is: a source, a function of batches, a sink. Runners and their workers need no more of it.
+
+`headrace.Pipeline` adds the ways to run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
+
+import pyarrow as pa
+
+from headrace.connectors.base.outputs import SOLE, Outputs, Sinks, WrongOutputError, is_tagged, known_outputs, parts
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.source import Source
+
+__all__ = ["PipelineSpec", "Transform"]
+
+Tagged: TypeAlias = tuple[str, pa.RecordBatch]
+"""The name of an output, and a batch for it."""
+
+Made: TypeAlias = pa.RecordBatch | Tagged | Mapping[str, pa.RecordBatch] | Iterable[pa.RecordBatch | Tagged] | None
+
+Transform = Callable[[pa.RecordBatch], Made]
+"""Arrow batch in; a batch, several, or none out. To several sinks: pairs of an output's name and a batch, or a dict of them."""
+
+
+@dataclass(frozen=True)
+class PipelineSpec:
+    """Reads from `source`, changes batches by `transform` (None: as they are), writes to `sink`. See `headrace.Pipeline`.
+
+    Raises UsageError for what cannot be a part.
+    """
+
+    source: Source[Any]
+    sink: Sinks
+    transform: Transform | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a part."""
+        source: object = self.source
+        if not isinstance(source, Source):
+            raise UsageError(f"a pipeline's source must be a headrace Source, not {type(source).__name__}")
+        outputs = self.outputs
+        if self.transform is not None and not callable(self.transform):
+            raise UsageError(f"a pipeline's transform must be a function of a batch, not {self.transform!r}")
+        if self.transform is None and not outputs.is_sole:
+            raise UsageError(
+                "a pipeline with several sinks needs a transform, which says what goes where: it gives pairs of an output's "
+                f"name and a batch, or a dict of them; {known_outputs(outputs.names)}"
+            )
+
+    def load(self) -> PipelineSpec:
+        """Itself: called in the processes of a run."""
+        return self
+
+    def modules(self) -> list[str]:
+        """What its processes may have loaded before they are forked."""
+        parts = (self.source, *self.outputs.sinks.values())
+        return sorted({type(part).__module__ for part in parts} - {"__main__"})
+
+    @property
+    def outputs(self) -> Outputs:
+        """The sinks by name. Raises UsageError for what is no sink."""
+        return Outputs(self.sink)
+
+    def transformed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """What a pipeline with one sink writes of a batch. Raises as `routed`."""
+        return (rows for _, rows in self.routed(batch))
+
+    def only(self, output: str) -> Self:
+        """The pipeline of one of several outputs: it reads the whole source, and writes what the transform gives for this one.
+
+        For engines whose jobs have one sink. Raises UsageError for an output that there is not.
+        """
+        outputs = self.outputs
+        if output not in outputs.names:
+            raise UsageError(f"there is no output {output!r}; {_known(outputs)}")
+        return replace(self, sink=outputs.sinks[output], transform=_Only(self, output))
+
+    def routed(self, batch: pa.RecordBatch) -> Iterator[Tagged]:
+        """What the transform makes of a batch, by output; `SOLE` where the pipeline has one sink.
+
+        Raises WrongOutputError for what is no batch or has no output, and what the transform raises.
+        """
+        outputs = self.outputs
+        for each in parts(batch if self.transform is None else self.transform(batch)):
+            name, rows = each if is_tagged(each) else (SOLE, each)
+            if not isinstance(rows, pa.RecordBatch):
+                raise WrongOutputError(f"the transform must give Arrow record batches, not {type(rows).__name__}")
+            if outputs.is_sole and name != SOLE:
+                raise WrongOutputError(f"the transform gave a batch for the output {name!r}, and the pipeline has one sink")
+            if name not in outputs.sinks:
+                what = f"a batch for the output {name!r}, which there is not" if name else "a batch without an output"
+                raise WrongOutputError(f"the transform gave {what}; {_known(outputs)}")
+            yield name, rows
+
+
+def _known(outputs: Outputs) -> str:
+    return "it has one sink, which has no name" if outputs.is_sole else known_outputs(outputs.names)
+
+
+@dataclass(frozen=True)
+class _Only:
+    """The transform of one output."""
+
+    pipeline: PipelineSpec
+    output: str
+
+    def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        return (rows for name, rows in self.pipeline.routed(batch) if name == self.output)
