@@ -2,9 +2,9 @@
 
     {"format": "headrace-checkpoint", "version": 1, "checksum": 1517087066, "body": {...}}
 
-It is readable by people on purpose, for when a restore has failed. The checksum is the CRC-32 of the body as `json.dumps` writes
-it without spaces, so that a file that was laid out anew is still the same. Every reader refuses what it cannot read with the
-same text, which says what it was to be, where it is, what is wrong and what to do.
+People can read it, for when a restore has failed. The checksum is the CRC-32 of the body as `json.dumps` writes it without
+spaces, so a file that an editor has indented is still whole. All readers refuse what they cannot read with the same text. It
+says what was to be read, where it is, what is wrong and what to do.
 """
 
 from __future__ import annotations

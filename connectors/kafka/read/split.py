@@ -69,7 +69,10 @@ class KafkaSplit:
 
 
 class KafkaSplitSerializer(SplitSerializer[KafkaSplit]):
-    """Version 1: {"topic", "topic_id", "partition", "next_offset", "stop_offset", "last_epoch"}; id, stop, epoch may be null."""
+    """Version 1: {"topic", "topic_id", "partition", "next_offset", "stop_offset", "last_epoch"}.
+
+    Id, stop and epoch may be null.
+    """
 
     version = 1
 
