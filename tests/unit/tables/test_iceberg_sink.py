@@ -181,7 +181,7 @@ def test_values_and_partitions_come_back_and_filters_find_them(folder):
         transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
         handle = transaction.prepare()
     text = sink.handles.serialize(handle)
-    driver(sink).commit(0, (sink.handles.deserialize(2, text),))
+    driver(sink).commit(0, (sink.handles.deserialize(1, text),))
     table = iceberg_table(folder)
     assert sorted(map(str, table.scan().to_arrow().cast(schema).to_pylist())) == sorted(
         map(str, pa.Table.from_pylist(rows, schema=schema).to_pylist())
@@ -230,7 +230,7 @@ def test_partitions_by_a_transform_are_those_that_the_library_finds(folder, tran
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
         handle = transaction.prepare()
-    driver(sink).commit(0, (sink.handles.deserialize(2, sink.handles.serialize(handle)),))
+    driver(sink).commit(0, (sink.handles.deserialize(1, sink.handles.serialize(handle)),))
     table = iceberg_table(folder)
     field = table.spec().fields[0]
     function = field.transform.transform(table.schema().find_type(field.source_id))
