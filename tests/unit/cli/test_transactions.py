@@ -61,7 +61,7 @@ def test_states_are_kafkas_in_any_case():
 def test_rows_of_a_listing():
     row = transaction_row("headrace.q.0a1b2c3d.0.12.1", described("headrace.q.0a1b2c3d.0.12.1"), NOW)
     assert row == ("headrace.q.0a1b2c3d.0.12.1", "q", 0, 12, 1, "Ongoing", 7, 3, 5.0, 900.0)
-    assert transaction_row("headrace.q.driver", described("headrace.q.driver", "Empty", None), NOW)[1:6] == (
+    assert transaction_row("headrace.q.0a1b2c3d.driver", described("headrace.q.0a1b2c3d.driver", "Empty", None), NOW)[1:6] == (
         "q",
         None,
         "driver",

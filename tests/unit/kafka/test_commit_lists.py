@@ -557,7 +557,7 @@ def records_by_key(kafka):
     return {record.key.decode(): record.value for record in kafka.records("commits") if record.key != b"/"}
 
 
-# --- stored formats ------------------------------------------------------------------------------------------------------------
+# --- stored formats -----------------------------------------------------------------------------------------------------
 
 LISTED = tuple(
     KafkaHandle(
