@@ -58,16 +58,6 @@ def test_the_marker_in_a_table_is_as_it_was_written(sink, folder):
     assert found == {f"headrace.{JOB}{name}": number for name, number in numbers.items()}
 
 
-def test_a_marker_of_before_is_read_and_its_epoch_is_told_by_its_number(sink, folder):
-    """Three numbers, without the content."""
-    before = {f"headrace.{JOB}": "8", f"headrace.{JOB}.driver": "3", f"headrace.{JOB}.recorded-by": "3"}
-    iceberg_table(folder).transaction().set_properties(before).commit_transaction()
-    assert sink.recorded_epochs() == {JOB: 7}
-    driver(sink).commit(7, (prepared(sink, 7, 0, ["a"]),), "sha256:ab12")
-    driver(sink).commit(8, (prepared(sink, 8, 0, ["b"]),), "sha256:ab12")
-    assert iceberg_values(folder) == ["b"]
-
-
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_a_commit_whose_answer_is_lost(sink, folder, is_applied):
     def around(number, commit):

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples", "faults")
 LONGEST_FUNCTION = 70
-MOST_MODULES = 14
+MOST_MODULES = 15
 
 
 def modules(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
@@ -151,7 +151,7 @@ def test_a_public_class_name_means_one_thing():
 
 
 SANS_IO = {
-    *(str(path) for path, _ in modules("enumerator") if path.stem not in ("checkpoint", "embedded", "source")),
+    *(str(path) for path, _ in modules("enumerator") if path.stem not in ("checkpoint", "embedded", "envelope", "source")),
     "connectors/base/commit.py",
     "runners/beam/table_epochs.py",
     "runners/beam/shard.py",
