@@ -109,7 +109,7 @@ class SourceReader(ABC, Generic[SplitT]):
 
 
 class SplitSerializer(ABC, Generic[SplitT]):
-    """Turns splits into JSON objects and back. Keeps a reader for every version ever written."""
+    """Turns splits into JSON objects and back. Keeps a reader for every released version."""
 
     version: int
     """The version that `serialize` writes. Starts at 1."""

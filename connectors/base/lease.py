@@ -8,18 +8,16 @@ job's sink and checkpoint; who follows and who leads is decided by whoever runs 
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from headrace.connectors.base.sink import stored_number, stored_text
-from headrace.enumerator.errors import StateError
+from headrace.enumerator.envelope import Envelope
 
 __all__ = ["Beat", "BeatState", "LeaseBoard", "parse_beat"]
 
-FORMAT = "headrace-lease"
-VERSION = 1
+_BEAT = Envelope("headrace-lease", "lease")
 
 
 class BeatState(StrEnum):
@@ -54,30 +52,14 @@ class Beat:
         return self.term, self.supervisor
 
     def serialize(self) -> str:
-        """JSON."""
-        value = {
-            "format": FORMAT,
-            "version": VERSION,
-            "term": self.term,
-            "supervisor": self.supervisor,
-            "number": self.number,
-            "state": self.state.value,
-            "host": self.host,
-            "ending": self.ending,
-            "reason": self.reason,
-        }
-        return json.dumps(value, separators=(",", ":"))
+        """In an envelope."""
+        return _BEAT.seal(asdict(self)).decode()
 
 
 def parse_beat(text: str, where: str) -> Beat:
-    """What `serialize` of this or an older version has made. Raises StateError, naming `where`, for anything else."""
-    try:
-        value = json.loads(text)
-        if value["format"] != FORMAT:
-            raise StateError(f"{where}: this is no lease: its format is {value['format']!r}")
-        version = stored_number(value["version"])
-        if version > VERSION:
-            raise StateError(f"{where}: a newer headrace wrote this (version {version}; this one reads up to {VERSION})")
+    """What `serialize` has made. Raises StateError, naming `where`, for anything else."""
+    value = _BEAT.open(text, where)
+    with _BEAT.reading(where):
         return Beat(
             stored_number(value["term"]),
             stored_text(value["supervisor"]),
@@ -87,8 +69,6 @@ def parse_beat(text: str, where: str) -> Beat:
             stored_text(value["ending"]),
             stored_text(value["reason"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise StateError(f"{where}: the lease is damaged: {type(error).__name__}: {error}") from error
 
 
 class LeaseBoard(ABC):

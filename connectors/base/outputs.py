@@ -13,7 +13,8 @@ from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from headrace.connectors.base.sink import HandleSerializer, ImmediateSink, TwoPhaseSink, stored_number
+from headrace.connectors.base.sink import HandleSerializer, ImmediateSink, TwoPhaseSink
+from headrace.enumerator.envelope import readable_version
 from headrace.enumerator.errors import StateError, UsageError
 
 __all__ = [
@@ -46,7 +47,7 @@ class OutputHandle:
 
 
 class OutputHandleSerializer(HandleSerializer[OutputHandle]):
-    """Version 1: {"output": "good", "version": 2, "handle": <what the serializer of that output's sink wrote>}."""
+    """Version 1: {"output": "good", "version": 1, "handle": <what the serializer of that output's sink wrote>}."""
 
     version = 1
 
@@ -65,17 +66,13 @@ class OutputHandleSerializer(HandleSerializer[OutputHandle]):
         return {"output": handle.output, "version": serializer.version, "handle": serializer.serialize(handle.handle)}
 
     def deserialize(self, version: int, value: Any) -> OutputHandle:  # noqa: ANN401 - any JSON value
-        """What `serialize` wrote. Raises StateError for an output that there is not, and for a newer version of its handles."""
-        if version != 1:
-            raise ValueError(f"no handle of an output was ever written in version {version}")
-        name, found = value["output"], stored_number(value["version"])
+        """What `serialize` wrote. Raises StateError for an output that there is not."""
+        readable_version(version, self.version)
+        name = value["output"]
         if name not in self._serializers:
             raise StateError(f"a transaction is of the output {name!r}, which is not there; {known_outputs(self._serializers)}")
         serializer = self._serializers[name]
-        if found > serializer.version:
-            raise StateError(
-                f"a handle of the output {name!r} has version {found}; this headrace reads up to {serializer.version}"
-            )
+        found = readable_version(value["version"], serializer.version)
         return OutputHandle(name, serializer.deserialize(found, value["handle"]))
 
 

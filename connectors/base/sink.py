@@ -16,7 +16,6 @@ FLIP-191), where the framework's checkpoint records the committables.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import uuid
 from abc import ABC, abstractmethod
@@ -28,6 +27,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
+from headrace.enumerator.envelope import Envelope, readable_version
 from headrace.enumerator.errors import PeerError, StateError, UsageError
 
 __all__ = [
@@ -56,8 +56,7 @@ __all__ = [
 
 HandleT = TypeVar("HandleT")
 
-FORMAT = "headrace-commit-list"
-VERSION = 4
+_COMMIT_LIST = Envelope("headrace-commit-list", "list of transactions")
 _JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _LONGEST_JOB = 100
 _ONE_OFF = "batch-"
@@ -113,7 +112,7 @@ class CommitList(Generic[HandleT]):
     """An epoch's committables. `completed`: all of them are committed, and `handles` names them no more.
 
     `epoch` is None on the list of a job that was claimed, and has recorded no epoch yet: it is completed then.
-    `destination`: what the list is bound to, where lists of several destinations lie in one place; None in lists of before.
+    `destination`: what the list is bound to, where lists of several destinations lie in one place; else None.
     `targets`: what the epoch was written to where rows name it themselves (Kafka: topics), sorted; None if that is not known.
     `content`: what the epoch was made from (a digest of its plan), the same in every replay; None if that
     is not known. An epoch of the same number with another content is of an older copy of the checkpoint. Of a completed epoch a
@@ -141,7 +140,7 @@ class RecordedEpoch:
 
 
 class HandleSerializer(ABC, Generic[HandleT]):
-    """A handle's versioned form. `version` is the newest; every version ever written stays readable."""
+    """A handle's versioned form. `version` is the newest; every released version stays readable."""
 
     version: int
 
@@ -434,10 +433,8 @@ class ImmediateSink(TwoPhaseSink[Any]):
 
 
 class CommitListSerializer(Generic[HandleT]):
-    """An epoch's committables as JSON in UTF-8. Reads every version, refuses newer ones.
-
-    Version 2 has the destination, version 3 that and the content, version 4 all that and the claim; its epoch may be null. A
-    list is written in the oldest version that holds it.
+    """An epoch's committables as bytes (`headrace.enumerator.envelope`), version 1: the fields of `CommitList`, and the version
+    of the handles.
     """
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
@@ -445,75 +442,42 @@ class CommitListSerializer(Generic[HandleT]):
         self._handles = handles
 
     def serialize(self, commits: CommitList[HandleT]) -> bytes:
-        """A list that is bound to no destination is of version 1, 3 or 4: the place that it is in says whose it is."""
-        version, extra = _version_of(commits)
-        value = {
-            "format": FORMAT,
-            "version": version,
-            "epoch": commits.epoch,
-            "completed": commits.completed,
-            **extra,
-            "handle_version": self._handles.version,
-            "handles": [self._handles.serialize(handle) for handle in commits.handles],
-        }
-        return json.dumps(value, separators=(",", ":")).encode()
-
-    def deserialize(self, data: bytes, where: str) -> CommitList[HandleT]:
-        """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
-        try:
-            value = json.loads(data)
-            if value["format"] != FORMAT:
-                raise StateError(f"{where}: this is no list of transactions: its format is {value['format']!r}")
-            newest = (VERSION, self._handles.version)
-            found = (stored_number(value["version"]), stored_number(value["handle_version"]))
-            if found[0] > VERSION or found[1] > self._handles.version:
-                raise StateError(
-                    f"{where}: a newer headrace wrote this (version {found}; this one reads up to {newest}): "
-                    "go on with that one"
-                )
-            if found[0] < 1:
-                raise ValueError(f"no list was ever written in version {found[0]}")
-            return self._read(value, *found)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise StateError(f"{where}: the list of transactions is damaged: {type(error).__name__}: {error}") from error
-
-    def _read(self, value: Any, version: int, handle_version: int) -> CommitList[HandleT]:  # noqa: ANN401 - any JSON value
-        """Raises KeyError, TypeError or ValueError for what `serialize` has never written in this version."""
-        completed = stored_truth(value["completed"])  # a list taken for completed loses rows
-        handles = tuple(self._handles.deserialize(handle_version, item) for item in value["handles"])
-        if version == VERSION:
-            return _claimed_list(value, handles, completed=completed)
-        epoch = stored_number(value["epoch"])
-        if version == 1:
-            return CommitList(epoch, handles, completed)
-        targets = _texts(value["targets"])
-        if version == 2:
-            return CommitList(epoch, handles, completed, stored_text(value["destination"]), targets)
-        return CommitList(
-            epoch, handles, completed, _text_or_null(value["destination"]), targets, stored_text(value["content"])
+        """The list in its envelope."""
+        claim = commits.claim
+        return _COMMIT_LIST.seal(
+            {
+                "epoch": commits.epoch,
+                "completed": commits.completed,
+                "destination": commits.destination,
+                "targets": commits.targets,
+                "content": commits.content,
+                "claim": None if claim is None else {"number": claim.number, "incarnation": claim.incarnation},
+                "handle_version": self._handles.version,
+                "handles": [self._handles.serialize(handle) for handle in commits.handles],
+            }
         )
 
+    def deserialize(self, data: bytes | str, where: str) -> CommitList[HandleT]:
+        """What `serialize` wrote. Raises StateError, naming `where`, for anything else."""
+        body = _COMMIT_LIST.open(data, where)
+        with _COMMIT_LIST.reading(where):
+            return self._read(body)
 
-def _version_of(commits: CommitList[Any]) -> tuple[int, dict[str, Any]]:
-    """The oldest version that holds the list, and what that has beside what all have."""
-    place = {"destination": commits.destination, "targets": commits.targets}
-    if commits.claim is not None:
-        claim = {"number": commits.claim.number, "incarnation": commits.claim.incarnation}
-        return VERSION, {**place, "content": commits.content, "claim": claim}
-    if commits.content is not None:
-        return 3, {**place, "content": commits.content}
-    return (1, {}) if commits.destination is None else (2, place)
+    def _read(self, value: Mapping[str, Any]) -> CommitList[HandleT]:
+        """Raises KeyError, TypeError or ValueError for what `serialize` has never written."""
+        handle_version = readable_version(value["handle_version"], self._handles.version)
+        completed = stored_truth(value["completed"])  # a list taken for completed loses rows
+        handles = tuple(self._handles.deserialize(handle_version, item) for item in value["handles"])
+        claim = None if value["claim"] is None else _claim(value["claim"])
+        epoch = None if value["epoch"] is None else stored_number(value["epoch"])
+        if epoch is None and (handles or not completed or claim is None):
+            raise ValueError("no epoch is recorded, and transactions are to be committed, or no driver has claimed the job")
+        content, destination = _text_or_null(value["content"]), _text_or_null(value["destination"])
+        return CommitList(epoch, handles, completed, destination, _texts(value["targets"]), content, claim)
 
 
-def _claimed_list(value: Any, handles: tuple[HandleT, ...], *, completed: bool) -> CommitList[HandleT]:  # noqa: ANN401
-    """Of version 4."""
-    epoch = None if value["epoch"] is None else stored_number(value["epoch"])
-    if epoch is None and (handles or not completed):
-        raise ValueError("no epoch is recorded, and transactions are to be committed")
-    found = value["claim"]
-    claim = JobClaim(stored_number(found["number"]), _text_or_null(found["incarnation"]))
-    content, destination = _text_or_null(value["content"]), _text_or_null(value["destination"])
-    return CommitList(epoch, handles, completed, destination, _texts(value["targets"]), content, claim)
+def _claim(value: Mapping[str, Any]) -> JobClaim:
+    return JobClaim(stored_number(value["number"]), _text_or_null(value["incarnation"]))
 
 
 def _text_or_null(value: object) -> str | None:

@@ -11,6 +11,7 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.enumerator.envelope import readable_version
 from headrace.enumerator.source import JsonObject, SplitSerializer
 
 __all__ = ["BundleSplit", "BundleSplitSerializer"]
@@ -40,8 +41,7 @@ class BundleSplitSerializer(SplitSerializer[BundleSplit]):
 
     def deserialize(self, version: int, data: Any) -> BundleSplit:  # noqa: ANN401 - any JSON value
         """What `serialize` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        if version != 1:
-            raise ValueError(f"no BundleSplit was ever written in version {version}")
+        readable_version(version, self.version)
         split_id, delivered = data["id"], data["delivered"]
         if not isinstance(split_id, str) or type(delivered) is not int or delivered < 0:
             raise ValueError(f"not a bundle's id and rows: {split_id!r}, {delivered!r}")

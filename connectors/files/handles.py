@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.connectors.base.sink import Attempt, HandleSerializer, check_job, stored_number
 from headrace.connectors.files.formats import FileFormat
+from headrace.enumerator.envelope import readable_version
 
 OPEN = ".tmp"
 SWEPT = ".swept"
@@ -65,8 +66,7 @@ class FileHandleSerializer(HandleSerializer[FileHandle]):
 
     def deserialize(self, version: int, value: Any) -> FileHandle:  # noqa: ANN401 - any JSON value
         """What `serialize` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        if version != 1:
-            raise ValueError(f"no FileHandle was ever written in version {version}")
+        readable_version(version, self.version)
         job, token = value["job"], value["token"]
         if not isinstance(token, str) or not token.isalnum():
             raise ValueError(f"not the token of a file: {token!r}")

@@ -11,30 +11,27 @@ The row of a write without a name (`is_one_off`) stays for an hour after the wri
 sees it: nobody would ever roll back what it prepared then.
 
 Both are made on first use, by whoever comes first, in the schema where the user's tables are made.
-
-**Rows of earlier versions** have the job alone for their key: one list for whatever tables. Whose it is cannot be told, so the
-first of the job's tables that comes takes it over, under its own key. A driver of such a version then finds no row.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from headrace.connectors.base.sink import CommitList, CommitListSerializer, RecordedEpoch, is_one_off
 from headrace.connectors.sql.errors import translated
-from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, SqlHandleSerializer, job_of_key, list_key
+from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, job_of_key, list_key
 from headrace.connectors.sql.table import destination_of
 from headrace.connectors.sql.url import Product
-from headrace.enumerator.errors import FencedError, StateError, UsageError
+from headrace.enumerator.errors import FencedError, StateError
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +51,7 @@ _FORGOTTEN = "forgotten"
 row has the time, in seconds, for its generation, and goes with a later one."""
 _KEPT_S = 3600
 
-_LONGEST_KEY = 120  # 100 in tables that earlier versions made
+_LONGEST_KEY = 120
 
 COMMITS = sa.Table(
     "headrace_commits",
@@ -134,31 +131,23 @@ class CommitStore:
             return None
         where = f"{COMMITS.name}, job {self._key(job)!r}"
         commits = self._lists.deserialize(data.encode(), where)
-        if commits.destination not in (None, self.destination):
+        if commits.destination != self.destination:
             raise StateError(f"{where}: this is a list for {commits.destination}, not for {self.destination}")
         return replace(commits, destination=None)  # `record` binds it again
 
     def _take_over(self, job: str, driver: str) -> object:
         # An update first: it locks the row, so the list read after it is the last one of the driver before.
         key = self._key(job)
-        ours = {"job": key, "driver": driver, "generation": COMMITS.c.generation + 1}
+        ours = {"driver": driver, "generation": COMMITS.c.generation + 1}
         try:
             with self.engine.begin() as connection:
-                for known in (key, job):  # the name alone: a row of an earlier version, which becomes this table's
-                    if connection.execute(sa.update(COMMITS).where(COMMITS.c.job == known).values(ours)).rowcount:
-                        break
-                else:
+                if not connection.execute(sa.update(COMMITS).where(COMMITS.c.job == key).values(ours)).rowcount:
                     connection.execute(sa.insert(COMMITS).values(job=key, driver=driver, generation=1))
                 return connection.execute(sa.select(COMMITS.c.commit_list).where(COMMITS.c.job == key)).scalar_one()
         except IntegrityError:
             return _RACED
-        except DataError as error:
-            raise UsageError(
-                f"{COMMITS.name} was made by an earlier version, and takes no name as long as that of job {job!r}: make its "
-                f"column job a VARCHAR({_LONGEST_KEY})"
-            ) from error
 
-    def record(self, job: str, driver: str, commits: CommitList[SqlHandle], prefixes: JobPrefixes | None) -> None:
+    def record(self, job: str, driver: str, commits: CommitList[SqlHandle], prefix: str | None) -> None:
         """Make this the job's list, and drop what is kept of its transactions (None: it has none) of epochs before it.
 
         Raises FencedError if there is a newer driver.
@@ -171,13 +160,13 @@ class CommitStore:
                 raise _fenced(job)
             if commits.epoch is not None:
                 before = sa.and_(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < commits.epoch)
-                self._drop(connection, job, before, prefixes)
+                self._drop(connection, before, prefix)
 
-    def drop(self, job: str, epoch: int, prefixes: JobPrefixes) -> None:
+    def drop(self, job: str, epoch: int, prefix: str) -> None:
         """Drop what is kept of the job's transactions of epochs before this one: nobody will ask what became of them."""
         before = sa.and_(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < epoch)
         with translated(self.engine, f"dropping what is kept of job {job!r}"), self.engine.begin() as connection:
-            self._drop(connection, job, before, prefixes)
+            self._drop(connection, before, prefix)
 
     def verify(self, job: str, driver: str) -> None:
         """Raise FencedError if this is not the job's driver any more."""
@@ -193,17 +182,13 @@ class CommitStore:
             return connection.execute(asked).first() is not None
 
     def recorded(self) -> Mapping[str, RecordedEpoch]:
-        """Job to the last epoch on its list; a list of an earlier version counts until it is taken over.
-
-        Of a list that cannot be read the epoch alone is known.
-        """
+        """Job to the last epoch on its list. Of a list that cannot be read the epoch alone is known."""
         key = COMMITS.c.job
-        is_own = sa.or_(key.endswith(list_key("", self.destination), autoescape=True), key.not_like("%.%"))
+        is_own = key.endswith(list_key("", self.destination), autoescape=True)
         asked = sa.select(key, COMMITS.c.epoch, COMMITS.c.commit_list).where(COMMITS.c.epoch.is_not(None), is_own)
         with translated(self.engine, "reading which epochs are recorded"), self.engine.begin() as connection:
-            found = {row.job: self._recorded(row.job, row.epoch, row.commit_list) for row in connection.execute(asked)}
-        # The longer keys last: a job's own list counts before one of an earlier version.
-        return {job_of_key(key): found[key] for key in sorted(found, key=len)}
+            rows = connection.execute(asked).all()
+        return {job_of_key(row.job): self._recorded(row.job, row.epoch, row.commit_list) for row in rows}
 
     def _recorded(self, key: str, epoch: int, text: str) -> RecordedEpoch:
         try:
@@ -212,27 +197,7 @@ class CommitStore:
             return RecordedEpoch(epoch)
         return RecordedEpoch(epoch, content=commits.content, claim=commits.claim)
 
-    def ours(self, job: str, gids: Collection[str], prefixes: JobPrefixes) -> set[str]:
-        """Those of these transactions that are for this table, and those of earlier versions that no other table's list has."""
-        own = {gid for gid in gids if gid.startswith(prefixes.own)}
-        older = {gid for gid in gids if gid.startswith(prefixes.older)}
-        try:
-            return own | (older - self._named_elsewhere(job) if older else older)
-        except StateError as error:
-            log.warning("%s; so what it may name is left alone: %s", error, ", ".join(sorted(older)))
-            return own
-
-    def _named_elsewhere(self, job: str) -> set[str]:
-        """The transactions on the job's lists for other tables. Raises StateError for a list that cannot be read."""
-        key = COMMITS.c.job
-        others = sa.or_(key == job, key.startswith(f"{job}.", autoescape=True)), key != self._key(job)
-        asked = sa.select(key, COMMITS.c.commit_list).where(COMMITS.c.commit_list.is_not(None), *others)
-        with translated(self.engine, f"reading the lists of job {job!r}"), self.engine.begin() as connection:
-            found = connection.execute(asked).all()
-        lists = [self._lists.deserialize(text.encode(), f"{COMMITS.name}, job {name!r}") for name, text in found]
-        return {handle.gid for commits in lists for handle in commits.handles}
-
-    def forget(self, job: str, prefixes: JobPrefixes | None) -> None:
+    def forget(self, job: str, prefix: str | None) -> None:
         """Drop the job's list for this table, and what is kept of its transactions."""
         of_table = COMMITS.c.job == self._key(job)
         now = int(time.time())
@@ -244,7 +209,7 @@ class CommitStore:
                 connection.execute(sa.delete(COMMITS).where(late))
             else:
                 connection.execute(sa.delete(COMMITS).where(of_table))
-            self._drop(connection, job, TRANSACTIONS.c.job == job, prefixes)
+            self._drop(connection, TRANSACTIONS.c.job == job, prefix)
 
     def close(self) -> None:
         """Close the connections."""
@@ -253,10 +218,12 @@ class CommitStore:
     def _key(self, job: str) -> str:
         return list_key(job, self.destination)
 
-    def _drop(self, connection: Connection, job: str, which: sa.ColumnElement[bool], prefixes: JobPrefixes | None) -> None:
+    def _drop(self, connection: Connection, which: sa.ColumnElement[bool], prefix: str | None) -> None:
         """Delete these rows one by one: MariaDB would lock each row that one statement looks at, and wait for prepared ones."""
-        found = connection.execute(sa.select(TRANSACTIONS.c.gid).where(which)).scalars().all() if prefixes else []
-        ours = [{"ended": gid} for gid in self.ours(job, found, prefixes)] if prefixes else []
+        if prefix is None:
+            return
+        found = connection.execute(sa.select(TRANSACTIONS.c.gid).where(which)).scalars().all()
+        ours = [{"ended": gid} for gid in found if gid.startswith(prefix)]
         if ours:
             connection.execute(sa.delete(TRANSACTIONS).where(TRANSACTIONS.c.gid == sa.bindparam("ended")), ours)
 

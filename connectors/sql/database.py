@@ -61,8 +61,8 @@ class TwoPhaseDatabase(ABC):
         """Begin a transaction of this name."""
 
     @abstractmethod
-    def prepared(self, connection: Connection, *prefixes: str) -> set[str]:
-        """The names of all prepared transactions that begin with one of these."""
+    def prepared(self, connection: Connection, prefix: str) -> set[str]:
+        """The names of all prepared transactions that begin with this."""
 
     @abstractmethod
     def commit(self, connection: Connection, gid: str) -> EndAnswer:

@@ -4,7 +4,7 @@ A name is `headrace.<place>.<job>.<epoch>.<task>.<number>.<nonce>`:
 
 - `place` is a digest of where the job's durable list is kept, and of the table that it is for. Names are shared by a whole
   server; two databases on it may each have a job of the same name, and a job may write to two tables: none may touch the
-  other's transactions. In names of earlier versions it is that of all tables of a database.
+  other's transactions.
 - `job` is shortened to 13 characters, `~` and a digest if it is longer than 46: `~` is in no job's name, so a shortened one
   is no other job's name.
 - `nonce` is new each time: after a checkpoint was thrown away, the same attempt comes again, and must not be taken for the one
@@ -20,13 +20,13 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.connectors.base.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
+from headrace.enumerator.envelope import readable_version
 from headrace.enumerator.errors import UsageError
 
 __all__ = [
-    "JobPrefixes",
     "SqlHandle",
     "SqlHandleSerializer",
     "attempt_prefix",
@@ -67,8 +67,7 @@ class SqlHandleSerializer(HandleSerializer[SqlHandle]):
 
     def deserialize(self, version: int, value: Any) -> SqlHandle:  # noqa: ANN401 - any JSON value
         """What `serialize` was given. Raises ValueError for a name that is not ours: names become part of statements."""
-        if version != 1:
-            raise ValueError(f"version {version} of a SQL handle is not known")
+        readable_version(version, self.version)
         gid = stored_text(value["gid"])
         if not is_gid(gid) or len(split_gid(gid)[0]) > _LONGEST_PART or len(split_gid(gid)[1]) > _LONGEST_PART:
             raise ValueError(f"{gid!r} names no transaction of ours")
@@ -76,15 +75,12 @@ class SqlHandleSerializer(HandleSerializer[SqlHandle]):
 
 
 def place_digest(*names: str) -> str:
-    """Eight characters for the place of a list: the database, its schema if it has some, and the table that the list is for.
-
-    Without the table it is the place of earlier versions, which had one list for all tables.
-    """
+    """Eight characters for the place of a list: the database, its schema if it has some, and the table that the list is for."""
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:8]
 
 
 def list_key(job: str, destination: str) -> str:
-    """What a job's list for one table is kept under. Lists of earlier versions are kept under the job's name, without a dot."""
+    """What a job's list for one table is kept under."""
     return f"{job}.{place_digest(destination)}"
 
 
@@ -99,18 +95,6 @@ def job_prefix(place: str, job: str) -> str:
     if len(job) > _LONGEST_JOB:
         job = f"{job[:_KEPT]}~{hashlib.sha256(job.encode()).hexdigest()[: _LONGEST_JOB - _KEPT - 1]}"
     return f"{place_prefix(place)}{job}."
-
-
-class JobPrefixes(NamedTuple):
-    """How the names of a job's transactions begin: those for one table, and those of earlier versions, for whatever table."""
-
-    own: str
-    older: str
-
-    @classmethod
-    def of(cls, place: tuple[str, ...], destination: str, job: str) -> JobPrefixes:
-        """`place` without the table, `destination` is the table."""
-        return cls(job_prefix(place_digest(*place, destination), job), job_prefix(place_digest(*place), job))
 
 
 def place_prefix(place: str) -> str:

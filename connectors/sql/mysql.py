@@ -69,10 +69,10 @@ class MySql(TwoPhaseDatabase):
         connection.commit()
         return _Writer(connection, table, gid)
 
-    def prepared(self, connection: Connection, *prefixes: str) -> set[str]:
+    def prepared(self, connection: Connection, prefix: str) -> set[str]:
         """Raises AuthenticationError without the right to look."""
         found = (_gid(*row) for row in _recoverable(connection))
-        return {gid for gid in found if gid is not None and gid.startswith(prefixes)}
+        return {gid for gid in found if gid is not None and gid.startswith(prefix)}
 
     def commit(self, connection: Connection, gid: str) -> EndAnswer:
         """XA COMMIT."""

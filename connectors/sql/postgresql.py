@@ -48,10 +48,10 @@ class PostgreSql(TwoPhaseDatabase):
         """The driver begins a transaction with its first statement."""
         return _Writer(connection, table, gid)
 
-    def prepared(self, connection: Connection, *prefixes: str) -> set[str]:
+    def prepared(self, connection: Connection, prefix: str) -> set[str]:
         """Those of this database: others cannot be ended from here."""
         found = connection.exec_driver_sql("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
-        return {gid for (gid,) in found if gid.startswith(prefixes) and is_gid(gid)}
+        return {gid for (gid,) in found if gid.startswith(prefix) and is_gid(gid)}
 
     def commit(self, connection: Connection, gid: str) -> EndAnswer:
         """COMMIT PREPARED."""

@@ -26,7 +26,7 @@ from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.commits import TRANSACTIONS, CommitStore, create_tables, is_decided
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import translated
-from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, epoch_of, is_of_job, new_gid, place_digest, place_prefix
+from headrace.connectors.sql.handles import SqlHandle, epoch_of, is_of_job, job_prefix, new_gid, place_digest, place_prefix
 from headrace.connectors.sql.mysql import MySql
 from headrace.connectors.sql.postgresql import PostgreSql
 from headrace.connectors.sql.rows import RowTransaction
@@ -88,19 +88,15 @@ class SqlSink(TableSink):
         return _WriterCommitter(self._store(), self._database, check_job(writer), self.lock_timeout_s, driver)
 
     def left_over(self) -> frozenset[str]:
-        """The names of the prepared transactions of all jobs that write to this table: their locks stand in the way of writers.
-
-        Those of earlier versions do not say their table, so they are all among them.
-        """
+        """The names of the prepared transactions of all jobs that write to this table: their locks block writers."""
         database = self._database
         with (
             closing(self._store()) as store,
             translated(store.engine, f"looking for prepared transactions in {shown(self.url)}"),
             _autocommit(store.engine) as connection,
         ):
-            place = database.place(connection)
-            places = place_digest(*place, store.destination), place_digest(*place)
-            return frozenset(database.prepared(connection, *map(place_prefix, places)))
+            place = place_digest(*database.place(connection), store.destination)
+            return frozenset(database.prepared(connection, place_prefix(place)))
 
     def end_left_over(self, job: str, left_over: frozenset[str], incarnation: str | None = None) -> None:
         """Fence, complete the recorded epoch, roll back the rest of these. Contacts nobody if none of them is the job's."""
@@ -175,7 +171,7 @@ class SqlCommitter(StoredListCommitter):
     def check(self, handles: Sequence[SqlHandle]) -> None:
         """Raises PeerError naming what is not prepared any more."""
         with self._connected("looking for prepared transactions") as connection:
-            there = self._database.prepared(connection, *self._prefixes)
+            there = self._database.prepared(connection, self._prefix)
         gone = [handle for handle in handles if handle.gid not in there]
         if gone:
             raise PeerError(
@@ -219,15 +215,15 @@ class SqlCommitter(StoredListCommitter):
     @property
     def lock_name(self) -> str:
         """Of the lock that keeps drivers of this job apart."""
-        return self._prefixes.own.removesuffix(".")
+        return self._prefix.removesuffix(".")
 
     def _sweepable(self, connection: Connection) -> Set[str]:
-        return self._store.ours(self._job, self._database.prepared(connection, *self._prefixes), self._prefixes)
+        return self._database.prepared(connection, self._prefix)
 
     @functools.cached_property
-    def _prefixes(self) -> JobPrefixes:
+    def _prefix(self) -> str:
         with self._connected("asking for the database's name") as connection:
-            return JobPrefixes.of(self._database.place(connection), self._store.destination, self._job)
+            return job_prefix(place_digest(*self._database.place(connection), self._store.destination), self._job)
 
     @contextmanager
     def _connected(self, doing: str) -> Iterator[Connection]:
@@ -273,7 +269,7 @@ class _WriterCommitter(SqlCommitter):
 
     def _drop_before(self, listed: Collection[SqlHandle]) -> None:
         first = min((epoch_of(handle.gid) for handle in listed), default=_NO_EPOCH)
-        self._store.drop(self._job, first, self._prefixes)
+        self._store.drop(self._job, first, self._prefix)
 
 
 class _EarlierCommitter(SqlCommitter):
@@ -293,7 +289,7 @@ class _EarlierCommitter(SqlCommitter):
     def recover(self, incarnation: str | None) -> None:
         """Once for all tasks: the others wait, and find nothing left. Raises SupersededError where it is another driver's."""
         with self._connected("waiting for another task's recovery") as connection:
-            name = f"headrace.recovery.{place_digest(self._prefixes.own)}"
+            name = f"headrace.recovery.{place_digest(self._prefix)}"
             with self._database.lock(connection, name, self._lock_timeout_s):
                 if self._sweepable(connection):
                     JobCommitter(self._job, self, incarnation).recover()

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from headrace.connectors.base.sink import CommitList, Committer, HandleSerializer, RecordedEpoch, TwoPhaseSink
 from headrace.connectors.sql.commits import CommitStore
 from headrace.connectors.sql.errors import translated
-from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, SqlHandleSerializer
+from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
 from headrace.connectors.sql.rows import closed_on_error, end_session
 from headrace.connectors.sql.table import Table, fields_of, read_table, split_name
 from headrace.connectors.sql.url import driver_engine, product_of, shown, task_engine
@@ -123,19 +123,19 @@ class StoredListCommitter(Committer[SqlHandle]):
 
     def record(self, commits: CommitList[SqlHandle]) -> None:
         """Replace the list in `headrace_commits`."""
-        self._store.record(self._job, self._fenced_driver(), commits, self._prefixes)
+        self._store.record(self._job, self._fenced_driver(), commits, self._prefix)
 
     def forget(self) -> None:
         """Drop from our tables what is kept of the job and this table."""
         self._store.create()
-        self._store.forget(self._job, self._prefixes)
+        self._store.forget(self._job, self._prefix)
 
     def close(self) -> None:
         """Close the connections."""
         self._store.close()
 
     @property
-    def _prefixes(self) -> JobPrefixes | None:
+    def _prefix(self) -> str | None:
         """How the names of the job's transactions begin; None where there are none."""
         return None
 

@@ -92,13 +92,10 @@ class UpsertTransaction(RowTransaction):
         self._connection.exec_driver_sql(statement, rows(columns, fields))
 
     def _pre_commit(self) -> None:
-        # Holds the row until the commit, so that the epoch cannot be recorded in between. A row of an earlier version, which
-        # has the job's name alone, counts until it is taken over.
+        # Holds the row until the commit, so that the epoch cannot be recorded in between.
         job = self._attempt.job
-        keys = (list_key(job, self._table.destination), job)
-        recorded = sa.select(COMMITS.c.job, COMMITS.c.epoch).where(COMMITS.c.job.in_(keys)).with_for_update(read=True)
-        epochs = {row.job: row.epoch for row in self._connection.execute(recorded)}
-        epoch = next((epochs[key] for key in keys if key in epochs), None)
+        is_own = COMMITS.c.job == list_key(job, self._table.destination)
+        epoch = self._connection.execute(sa.select(COMMITS.c.epoch).where(is_own).with_for_update(read=True)).scalar()
         if epoch is not None and epoch >= self._attempt.epoch:
             raise FencedError(f"epoch {epoch} of job {job!r} is recorded: {self._attempt} comes too late")
         self._connection.commit()

@@ -181,8 +181,7 @@ class _LoadedDelta(LoadedTable):
             raise UsageError(f"{self._uri}: headrace cannot replace rows of this table: it has deletion vectors")
 
     def marker(self, job: str) -> JobMarker | None:
-        driver, *others = (self._table.transaction_version(name) for name in _applications(job))
-        return None if driver is None else JobMarker(driver, *(number or 0 for number in others))
+        return JobMarker.stored([self._table.transaction_version(name) for name in _applications(job)])
 
     def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
         """Tried once: whether to try again is for who knows the marker."""

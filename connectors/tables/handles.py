@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.connectors.base.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
 from headrace.connectors.tables.changes import Changes
+from headrace.enumerator.envelope import readable_version
 
 __all__ = ["DataFile", "TableHandle", "TableHandleSerializer", "place_of", "task_of"]
 
@@ -58,13 +59,13 @@ def task_of(place: str) -> int:
 
 
 class TableHandleSerializer(HandleSerializer[TableHandle]):
-    """Version 1: {"job", "epoch", "task", "number", "token", "table", "columns", "partitioning", "files"}.
+    """Version 1: {"job", "epoch", "task", "number", "token", "table", "columns", "partitioning", "files", "changes"}.
 
-    A column is [name, type], a file [path, size, rows, [[column, value], ...], statistics]. Version 2 has "changes", too: null,
-    or {"keys", "sequence", "change_type"}.
+    A column is [name, type], a file [path, size, rows, [[column, value], ...], statistics]; changes are null, or {"keys",
+    "sequence", "change_type"}.
     """
 
-    version = 2
+    version = 1
 
     def serialize(self, handle: TableHandle) -> dict[str, Any]:
         """The handle as a JSON object."""
@@ -87,8 +88,7 @@ class TableHandleSerializer(HandleSerializer[TableHandle]):
 
     def deserialize(self, version: int, value: Any) -> TableHandle:  # noqa: ANN401 - any JSON value
         """What `serialize` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        if version not in (1, 2):
-            raise ValueError(f"no TableHandle was ever written in version {version}")
+        readable_version(version, self.version)
         token = stored_text(value["token"])
         if not token.isalnum():
             raise ValueError(f"not the token of a transaction: {token!r}")
@@ -100,7 +100,7 @@ class TableHandleSerializer(HandleSerializer[TableHandle]):
             tuple((stored_text(name), stored_text(kind)) for name, kind in value["columns"]),
             tuple(stored_text(name) for name in value["partitioning"]),
             tuple(_file(item) for item in value["files"]),
-            None if version == 1 or value["changes"] is None else Changes.from_stored(value["changes"]),
+            None if value["changes"] is None else Changes.from_stored(value["changes"]),
         )
 
 

@@ -215,8 +215,8 @@ class _LoadedIceberg(LoadedTable):
         return sorted(name.removeprefix(_PREFIX).removesuffix(ending) for name in names)
 
     def marker(self, job: str) -> JobMarker | None:
-        driver, *others = (self._properties.get(name) for name in _names(job))
-        return None if driver is None else JobMarker(int(driver), *(int(number or 0) for number in others))
+        found = [self._properties.get(name) for name in _names(job)]
+        return JobMarker.stored([None if number is None else int(number) for number in found])
 
     def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
         """Tried once: whether to try again is for who knows the marker."""

@@ -29,8 +29,8 @@ class JobMarker:
     """What a table says of a job, in its own metadata. All count from 0; expiry and compaction leave it alone.
 
     `driver`: the number of the driver that fenced last. `following`: the epoch after the last one recorded, 0 if none is.
-    `recorded_by`: the driver that recorded it. `content`: the `content_number` of that epoch, 0 if that is not known, as in
-    markers of before. `claim`: the number of the claim that counts, 0 if there was none. `owner`: the `content_number` of the
+    `recorded_by`: the driver that recorded it. `content`: the `content_number` of that epoch, 0 if that is not known.
+    `claim`: the number of the claim that counts, 0 if there was none. `owner`: the `content_number` of the
     incarnation whose it is, 0 if it was given back.
     """
 
@@ -40,6 +40,12 @@ class JobMarker:
     content: int = 0
     claim: int = 0
     owner: int = 0
+
+    @classmethod
+    def stored(cls, numbers: Collection[int | None]) -> JobMarker | None:
+        """Of its numbers as a table has them, in order; None for a job of which it has none. All are written at once."""
+        found = [number for number in numbers if number is not None]
+        return cls(*found) if len(found) == len(numbers) else None
 
     @property
     def claimed(self) -> JobClaim | None:

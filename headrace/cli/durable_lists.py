@@ -31,7 +31,7 @@ class DurableLists:
         """Why a list that may name this transaction cannot be read; None when there is none such."""
         for key, reason in self.unreadable.items():
             found = parse_key(key)
-            if found.job == name.job and (found.digest is None or name.digest in (None, found.digest)):
+            if (found.job, found.digest) == (name.job, name.digest):
                 return reason
         return None
 

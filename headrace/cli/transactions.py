@@ -39,7 +39,6 @@ from headrace.connectors.kafka.write.names import (
     Role,
     parse_key,
     parse_name,
-    prefix_of,
 )
 from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 
@@ -374,7 +373,7 @@ def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) 
     for key, commits in lists.lists.items():
         job, one_off = parse_key(key).job, is_one_off(parse_key(key).job)
         is_due = not commits.completed or (one_off and jobs is not None)
-        is_asked_for = (jobs is None or job in jobs) and not other_prefixes(key, commits, prefix)
+        is_asked_for = (jobs is None or job in jobs) and parse_key(key).prefix == prefix
         if is_due and is_asked_for and commits.epoch is not None:
             owner = None if commits.claim is None else commits.claim.incarnation
             completions.append(Completion(job, commits.epoch, len(commits.handles), one_off, _topic_of(commits), owner))
@@ -390,25 +389,14 @@ def _refuse_unknown(lists: DurableLists, job: str, prefix: str) -> None:
     if not own:
         there = ", ".join(sorted({parse_key(key).job for key in lists.lists})) or "none"
         raise StateError(f"job {job!r} has no list of committables in {lists.topic}; jobs that have one: {there}")
-    others = {key: other_prefixes(key, commits, prefix) for key, commits in own.items()}
-    if all(others.values()):
-        found = sorted({name for names in others.values() for name in names})
-        raise StateError(f"the transactions of job {job} have another prefix: use --prefix {' or '.join(found)}")
+    prefixes = {str(parse_key(key).prefix) for key in own}
+    if prefix not in prefixes:
+        raise StateError(f"the transactions of job {job} have another prefix: use --prefix {' or '.join(sorted(prefixes))}")
 
 
 def _topic_of(commits: CommitList[KafkaHandle]) -> str | None:
-    """The topic of the sink whose list this is. That of an earlier version says it by what it names."""
-    if commits.destination is not None:
-        return None if commits.destination == EACH_ROWS_TOPIC else commits.destination
-    topics = {written.topic for handle in commits.handles for written in handle.ranges}
-    return topics.pop() if len(topics) == 1 else None
-
-
-def other_prefixes(key: str, commits: CommitList[KafkaHandle], prefix: str) -> list[str]:
-    """The prefixes of a list, other than `prefix`: that of its key, or, in an earlier version, of what it names."""
-    of_key = parse_key(key).prefix
-    found = {of_key} if of_key is not None else {prefix_of(handle.transactional_id) for handle in commits.handles}
-    return sorted(found - {prefix})
+    """The topic of the sink whose list this is; None when each row names its own."""
+    return None if commits.destination == EACH_ROWS_TOPIC else commits.destination
 
 
 def complete(completion: Completion, sinks_committer: Committer[KafkaHandle]) -> None:
@@ -477,6 +465,6 @@ def commit(
 def _note_left_alone(lists: DurableLists, prefix: str) -> None:
     for reason in lists.unreadable.values():
         note(f"skipped: {reason}")
-    for key, commits in lists.incomplete().items():
-        if others := other_prefixes(key, commits, prefix):
-            note(f"skipped: job {parse_key(key).job} needs --prefix {' or '.join(others)}")
+    for found in map(parse_key, lists.incomplete()):
+        if found.prefix != prefix:
+            note(f"skipped: job {found.job} needs --prefix {found.prefix}")

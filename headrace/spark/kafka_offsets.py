@@ -1,30 +1,24 @@
 """Offsets of a whole Kafka source as one line of JSON: what Spark stores in a query's checkpoint, and shows in its progress.
 
-Version 2, ours, is also what Spark's own Kafka connector writes, so what reads that (listeners that compute lags, the connector
-itself) reads ours:
+Spark's own Kafka connector writes the same, so what reads that (listeners that compute lags, the connector itself) reads ours:
 
-    {"t": {"0": 123}, "headrace:{\\"version\\":2,...}": {}}
+    {"t": {"0": 123}, "headrace:{\\"format\\":\\"headrace-offsets\\",\\"version\\":1,...}": {}}
 
-No topic has a colon in its name, and this one has no partitions. The key is the rest, as JSON:
+No topic has a colon in its name, and this one has no partitions. The key is the rest, in an envelope
+(`headrace.enumerator.envelope`) of version 1:
 
-    {"version": 2, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "epochs": {"t": {"0": 5}}, "offsets": {},
-     "initial": true}
+    {"shown": <checksum of what others read>, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "epochs": {"t": {"0": 5}},
+     "offsets": {}, "formats": {}, "initial": true}
 
 `began` is the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose log held
-all before the position (KIP-320); `initial` is there only when true. A topic that was re-created has two ids under one name.
-Then the key in the maps is `t@<uuid>`, and the positions are in `offsets`: what others read names a topic once.
-
-Version 3 is version 2 of a query that decodes keys or values. The rest has `formats` besides: by `key` and `value` what
-`kafka_formats.TypedFormat` pins, which a restart is compared with:
+all before the position (KIP-320). A topic that was re-created has two ids under one name. Then the key in the maps is
+`t@<uuid>`, and the positions are in `offsets`: what others read names a topic once. `formats` is not empty for a query that
+decodes keys or values: it has by `key` and `value` what `kafka_formats.TypedFormat` pins, which a restart is compared with:
 
     "formats": {"value": {"format": "avro", "id": "7", "fingerprint": "0123456789abcdef", "type": {"a": "int32"}}}
 
-Version 1 was an object of ours alone, and is read:
-
-    {"headrace": 1, "offsets": {"t": {"0": 123}}, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "initial": true}
-
-The JVM connector's `{"t": {"0": 123}}` is read as version 0: it names topics only, and the ids are those of the topics that
-exist when it is taken over.
+The JVM connector's `{"t": {"0": 123}}` is read, too. It names topics only, and the ids are those of the topics that exist when
+it is taken over.
 """
 
 from __future__ import annotations
@@ -33,20 +27,20 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator.envelope import Envelope, checksum, compact
 from headrace.enumerator.errors import DataLossError, StateError
 from headrace.runners.spark.log_read import LogOffsets
 from headrace.spark.kafka_formats import Field, TypedFormat, check_pinned
 
-VERSION = 3
-PLAIN_VERSION = 2
-"""Written where nothing is decoded, so that an older headrace can go on with the query."""
+_REST = Envelope("headrace-offsets", "offset of a batch")
+_WHERE = "the query's checkpoint"
 
 OURS = "headrace:"
 
@@ -61,7 +55,7 @@ class KafkaOffsets:
     source: KafkaSource
 
     def to_json(self, offsets: LogOffsets[KafkaSplit]) -> str:
-        """The offsets in the newest version; the same text for the same offsets."""
+        """The same text for the same offsets."""
         return offsets_to_json(offsets, {field: each.pinned for field, each in self._formats().items()})
 
     def from_json(self, text: str) -> LogOffsets[KafkaSplit]:
@@ -71,9 +65,9 @@ class KafkaOffsets:
         when the other connector's partitions are gone.
         """
         document = parse(text)
-        found = parse_ours(document)
-        check_pinned(pinned_formats(document), self._formats())
-        return self._taken_over(parse_jvm(document)) if found is None else found
+        rest = _rest(document)
+        check_pinned({} if rest is None else rest["formats"], self._formats())
+        return self._taken_over(parse_jvm(document)) if rest is None else _offsets(document, rest)
 
     def _formats(self) -> dict[Field, TypedFormat]:
         found: dict[Field, ValueFormat | None] = {"key": self.source.key, "value": self.source.value}
@@ -84,7 +78,7 @@ class KafkaOffsets:
         document: PartitionNumbers = {}
         for split in sorted(splits.values(), key=lambda split: (split.topic, split.partition)):
             document.setdefault(split.topic, {})[str(split.partition)] = ends[split.split_id]
-        return _compact(document)
+        return compact(document)
 
     def begins(self, found: Sequence[KafkaSplit], known: Mapping[str, KafkaSplit]) -> Mapping[str, int]:
         """The first record of each, whatever startingOffsetsOfNewPartitions says: the JVM connector knows no other begin.
@@ -109,19 +103,13 @@ class KafkaOffsets:
 
 
 def offsets_to_json(offsets: LogOffsets[KafkaSplit], formats: Mapping[Any, Mapping[str, Any]]) -> str:
-    """The offsets in the newest version; the same text for the same offsets. `formats`: what `pinned_formats` gives."""
+    """The same text for the same offsets. `formats`: what `pinned_formats` gives."""
     ordered = sorted(offsets.splits.values(), key=lambda split: (split.topic, str(split.topic_id), split.partition))
     names = sorted({(split.topic, split.topic_id) for split in ordered}, key=str)
     incarnations = Counter(topic for topic, _ in names)
     keys = {name: name[0] if incarnations[name[0]] == 1 else f"{name[0]}@{name[1]}" for name in names}
     shown: PartitionNumbers = {}
-    rest: dict[str, Any] = {
-        "version": VERSION if formats else PLAIN_VERSION,
-        "began": {},
-        "topic_ids": {},
-        "epochs": {},
-        "offsets": {},
-    }
+    rest: dict[str, Any] = {"began": {}, "epochs": {}, "offsets": {}, "formats": dict(formats), "initial": offsets.initial}
     for split in ordered:
         key, partition = keys[split.topic, split.topic_id], str(split.partition)
         positions = shown if key == split.topic else rest["offsets"]
@@ -130,11 +118,8 @@ def offsets_to_json(offsets: LogOffsets[KafkaSplit], formats: Mapping[Any, Mappi
         if split.last_epoch is not None:
             rest["epochs"].setdefault(key, {})[partition] = split.last_epoch
     rest["topic_ids"] = {keys[name]: str(name[1]) for name in names if name[1] is not None}
-    if formats:
-        rest["formats"] = dict(formats)
-    if offsets.initial:
-        rest["initial"] = True
-    return _compact({**shown, f"{OURS}{_compact(rest)}": {}})
+    rest["shown"] = checksum(compact(shown))
+    return compact({**shown, f"{OURS}{_REST.seal(rest).decode()}": {}})
 
 
 def parse(text: str) -> Mapping[str, Any]:
@@ -149,58 +134,55 @@ def parse(text: str) -> Mapping[str, Any]:
 
 
 def parse_ours(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit] | None:
-    """Offsets of any version of ours; None for the JVM connector's form, whose only keys are topics.
+    """Offsets of ours; None for the JVM connector's form, whose only keys are topics.
 
-    One of these may be called "headrace", and is a map. Raises StateError for a newer version or a damaged document.
+    Raises StateError for a newer version or a damaged document.
     """
-    own = [key for key in document if key.startswith(OURS)]
-    if not own and not isinstance(document.get("headrace"), int):
-        return None
-    rest = parse(own[0].removeprefix(OURS)) if own else document
-    version = rest.get("version") if own else document["headrace"]
-    if len(own) > 1 or type(version) is not int or version not in ((PLAIN_VERSION, VERSION) if own else (1,)):
-        raise StateError(
-            f"the checkpoint's offset has version {version}, and this headrace reads versions 1 to {VERSION}; "
-            "continue it with the headrace that wrote it, or a newer one"
-        )
-    try:
-        if not own:
-            return _offsets(rest["offsets"], rest, {})
-        shown = {key: partitions for key, partitions in document.items() if not key.startswith(OURS)}
-        return _offsets({**shown, **rest["offsets"]}, rest, rest["epochs"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise StateError(f"the checkpoint's offset is damaged: {type(error).__name__}: {error}") from error
+    rest = _rest(document)
+    return None if rest is None else _offsets(document, rest)
 
 
 def pinned_formats(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """What offsets of version 3 pin of the formats of keys and values; nothing for others. Raises StateError for damage."""
+    """What offsets of ours pin of the formats of keys and values; nothing for others. Raises StateError as `parse_ours`."""
+    rest = _rest(document)
+    return {} if rest is None else cast("Mapping[str, Mapping[str, Any]]", rest["formats"])
+
+
+def _rest(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What is not shown; None for the JVM connector's offsets."""
     own = [key for key in document if key.startswith(OURS)]
-    formats = parse(own[0].removeprefix(OURS)).get("formats", {}) if own else {}
-    if not isinstance(formats, dict) or not all(isinstance(each, dict) for each in formats.values()):
-        raise StateError("the checkpoint's offset is damaged: its formats are no objects")
-    return formats
+    if not own:
+        return None
+    rest = _REST.open(own[0].removeprefix(OURS), _WHERE)
+    with _REST.reading(_WHERE):
+        if len(own) > 1:
+            raise ValueError("it is there twice")
+        if checksum(compact(_shown(document))) != rest["shown"]:
+            raise ValueError("the positions are not those that were stored")
+        if not all(isinstance(each, dict) for each in rest["formats"].values()):
+            raise ValueError("its formats are no objects")
+    return rest
 
 
-def _offsets(
-    positions: Mapping[str, Mapping[str, Any]], rest: Mapping[str, Any], epochs: Mapping[str, Mapping[str, Any]]
-) -> LogOffsets[KafkaSplit]:
+def _shown(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    return {key: partitions for key, partitions in document.items() if not key.startswith(OURS)}
+
+
+def _offsets(document: Mapping[str, Any], rest: Mapping[str, Any]) -> LogOffsets[KafkaSplit]:
     splits: dict[str, KafkaSplit] = {}
     began: dict[str, int] = {}
-    for key, partitions in positions.items():
-        text_id = rest["topic_ids"].get(key)
-        topic_id = UUID(text_id) if text_id is not None else None
-        topic = key.rsplit("@", 1)[0]  # no topic name has an @
-        for partition, offset in partitions.items():
-            epoch = epochs.get(key, {}).get(partition)
-            known = None if epoch is None else int(epoch)
-            split = KafkaSplit(topic, topic_id, int(partition), int(offset), last_epoch=known)
-            splits[split.split_id] = split
-            began[split.split_id] = int(rest["began"][key][partition])
-    return LogOffsets(splits, began, initial=bool(rest.get("initial", False)))
-
-
-def _compact(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":"))
+    with _REST.reading(_WHERE):
+        for key, partitions in {**_shown(document), **rest["offsets"]}.items():
+            text_id = rest["topic_ids"].get(key)
+            topic_id = UUID(text_id) if text_id is not None else None
+            topic = key.rsplit("@", 1)[0]  # no topic name has an @
+            for partition, offset in partitions.items():
+                epoch = rest["epochs"].get(key, {}).get(partition)
+                known = None if epoch is None else int(epoch)
+                split = KafkaSplit(topic, topic_id, int(partition), int(offset), last_epoch=known)
+                splits[split.split_id] = split
+                began[split.split_id] = int(rest["began"][key][partition])
+        return LogOffsets(splits, began, initial=bool(rest["initial"]))
 
 
 def parse_jvm(document: Mapping[str, Any]) -> dict[tuple[str, int], int]:

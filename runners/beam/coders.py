@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -12,17 +12,16 @@ from apache_beam.coders import Coder
 from apache_beam.coders.typecoders import registry
 
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.errors import StateError
+from headrace.enumerator.envelope import Envelope
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Source
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam.reader_restriction import ReaderRestriction
 from headrace.runners.beam.split_restriction import Enumerated, Enumeration, Fresh, HandedOn
 
-_FRESH = {"format": "headrace-fresh", "version": 1}
-_HANDED_ON = {"format": "headrace-handed-on", "version": 1}
-_READER = b"headrace-reader "
-_LEDGER = b"headrace-ledger "
+_READER = Envelope("headrace-reader", "state of a source's reader")
+_LEDGER = Envelope("headrace-ledger", "state of a source")
+_WHERE = "the runner's checkpoint"
 
 
 class FixedCoder(Coder):
@@ -90,97 +89,76 @@ registry.register_coder(Element, ElementCoder)
 
 
 class _StateFormat:
-    """State of one source, in the versioned form of the heart's checkpoints: readable JSON with a checksum."""
+    """State of one source in an envelope (`headrace.enumerator.envelope`) of version 1, packed."""
 
     def __init__(self, source: Source[Any]) -> None:
         self._serializer: CheckpointSerializer[Any] = CheckpointSerializer(source.name, source.split_serializer)
 
+    def _checkpoint(self, envelope: Envelope, body: Mapping[str, Any]) -> Checkpoint[Any]:
+        with envelope.reading(_WHERE):
+            return self._serializer.deserialize(body["checkpoint"], _WHERE)
+
 
 class EnumerationFormat(_StateFormat, Generic[SplitT]):
-    """The enumerating stage's restriction. Raises StateError for what is damaged, newer, or of another source.
-
-    A ledger is a line with its version, 2, then a checkpoint, packed; version 1 was the checkpoint alone.
-    """
+    """The enumerating stage's restriction. Raises StateError for what is damaged, newer, or of another source."""
 
     def encode(self, value: Enumeration[SplitT]) -> bytes:
-        """Newest version."""
+        """Packed."""
         match value:
             case Fresh():
-                return json.dumps(_FRESH).encode()
+                return _packed(_LEDGER, {"state": "fresh"})
             case HandedOn():
-                return json.dumps(_HANDED_ON).encode()
+                return _packed(_LEDGER, {"state": "handed on"})
             case Enumerated(checkpoint):
-                return _LEDGER + b"2\n" + zlib.compress(self._serializer.serialize(checkpoint))
+                return _packed(_LEDGER, {"state": "enumerated", "checkpoint": self._serializer.serialize(checkpoint).decode()})
 
     def decode(self, encoded: bytes) -> Enumeration[SplitT]:
-        """Every version ever written."""
-        tag = _tag(encoded)
-        if tag == _FRESH:
-            return Fresh()
-        if tag == _HANDED_ON:
-            return HandedOn()
-        if not encoded.startswith(_LEDGER):
-            return Enumerated(self._serializer.deserialize(encoded))
-        version, _, rest = encoded.removeprefix(_LEDGER).partition(b"\n")
-        if version != b"2":
-            found = version.decode(errors="replace")
-            raise StateError(f"this headrace reads ledgers up to version 2, and this is of version {found!r}")
-        return Enumerated(self._serializer.deserialize(_unpacked(rest)))
+        """What `encode` gave."""
+        body = _unpacked(_LEDGER, encoded)
+        with _LEDGER.reading(_WHERE):
+            match body["state"]:
+                case "fresh":
+                    return Fresh()
+                case "handed on":
+                    return HandedOn()
+                case "enumerated":
+                    return Enumerated(self._checkpoint(_LEDGER, body))
+            raise ValueError(f"a state {body['state']!r}")
 
 
 class ReaderFormat(_StateFormat, Generic[SplitT]):
     """The reading stage's restriction, which is also what crosses from stage to stage.
 
-    Version 3: a line with the version, then a checkpoint, packed; splits that are finished in it are those whose last position
-    is not published. What is behind it is white space. Version 2 was not packed. Version 1 had no line, and was a checkpoint of
-    one split, of which nothing was left when it was finished.
+    Splits that are finished in its checkpoint are those whose last position is not published. What is behind it is white space.
     """
 
     def encode(self, value: ReaderRestriction[SplitT]) -> bytes:
-        """Newest version."""
+        """Packed."""
         reading = tuple(SplitState(split, finished=False) for split in value.reading)
         unpublished = tuple(SplitState(split, finished=True) for split in value.unpublished)
         checkpoint = Checkpoint(0, reading + unpublished, exhausted=True)
-        return _READER + b"3\n" + zlib.compress(self._serializer.serialize(checkpoint))
+        return _packed(_READER, {"checkpoint": self._serializer.serialize(checkpoint).decode()})
 
     def decode(self, encoded: bytes) -> ReaderRestriction[SplitT]:
-        """Every version ever written."""
-        if not encoded.startswith(_READER):
-            return self._decode_v1(encoded)
-        version, _, rest = encoded.removeprefix(_READER).partition(b"\n")
-        match version:
-            case b"2":
-                checkpoint = rest
-            case b"3":
-                checkpoint = _unpacked(rest)
-            case _:
-                found = version.decode(errors="replace")
-                raise StateError(f"this headrace reads a reader's splits up to version 3, and these are of version {found!r}")
-        states = self._serializer.deserialize(checkpoint).splits
+        """What `encode` gave."""
+        states = self._checkpoint(_READER, _unpacked(_READER, encoded)).splits
         reading = tuple(state.split for state in states if not state.finished)
         return ReaderRestriction(reading, tuple(state.split for state in states if state.finished))
 
-    def _decode_v1(self, encoded: bytes) -> ReaderRestriction[SplitT]:
-        states = self._serializer.deserialize(encoded).splits
-        if len(states) != 1:
-            raise StateError(f"the state of a split holds {len(states)} splits")
-        return ReaderRestriction(tuple(state.split for state in states if not state.finished))
+
+def _packed(envelope: Envelope, body: Mapping[str, Any]) -> bytes:
+    """Packed, as Beam's Flink runner keeps the bytes of every call for ever (Beam #27648)."""
+    return zlib.compress(envelope.seal(body))
 
 
-def _unpacked(data: bytes) -> bytes:
-    """Packed, as Beam's Flink runner keeps the bytes of every call for ever (Beam #27648). White space may come behind."""
+def _unpacked(envelope: Envelope, data: bytes) -> Mapping[str, Any]:
+    """What was packed. White space may come behind it."""
     unpacking = zlib.decompressobj()
-    try:
-        unpacked = unpacking.decompress(data)
-    except zlib.error as error:
-        raise StateError(f"the state of a source is damaged: {error}") from error
-    if not unpacking.eof or unpacking.unused_data.strip(b" "):
-        raise StateError("the state of a source is damaged: it does not end where it should")
-    return unpacked
-
-
-def _tag(encoded: bytes) -> object:
-    try:
-        return json.loads(encoded)
-    except (ValueError, RecursionError):
-        return None  # the serializer says what is wrong with it
+    with envelope.reading(_WHERE):
+        try:
+            unpacked = unpacking.decompress(data)
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
+        if not unpacking.eof or unpacking.unused_data.strip(b" "):
+            raise ValueError("it does not end where it should")
+    return envelope.open(unpacked, _WHERE)

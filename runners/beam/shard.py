@@ -24,7 +24,6 @@ every two-phase-commit sink whose commits cannot be taken back.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -32,7 +31,7 @@ from typing import Generic, assert_never
 
 from headrace.connectors.base.commit import Copied, Copy, End, Ended, Sweep, Swept
 from headrace.connectors.base.sink import HandleSerializer, HandleT, Outcome, stored_number, stored_text, stored_truth
-from headrace.enumerator.errors import StateError
+from headrace.enumerator.envelope import Envelope, readable_version
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.beam.publication import Publication, Ticket
 
@@ -47,8 +46,7 @@ __all__ = [
     "ShardStateSerializer",
 ]
 
-FORMAT = "headrace-prepared"
-VERSION = 1
+_STATE = Envelope("headrace-prepared", "state of a writer")
 SPARE_SLOTS = 8
 """How many free slots a shard keeps back: a broker refuses a transaction under a name until its last commit has reached every
 partition, and who asks earlier waits out `retry.backoff.ms`. A call may commit some and then write at once."""
@@ -361,36 +359,30 @@ SHARD_TRANSITIONS: Transitions[ShardPhase] = {
 
 
 class ShardStateSerializer(Generic[HandleT]):
-    """A shard's state as JSON in UTF-8: the newest version written, every version ever written read, newer ones refused."""
+    """A shard's state as bytes (`headrace.enumerator.envelope`), version 1."""
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
         """For such handles."""
         self._handles = handles
 
     def serialize(self, state: ShardState[HandleT]) -> bytes:
-        """The state in the newest version."""
-        value = {
-            "format": FORMAT,
-            "version": VERSION,
-            "handle_version": self._handles.version,
-            "run": state.run,
-            "count": state.count,
-            "entries": [[entry.number, entry.copied, self._handles.serialize(entry.handle)] for entry in state.entries],
-        }
-        return json.dumps(value, separators=(",", ":")).encode()
+        """The state in its envelope."""
+        return _STATE.seal(
+            {
+                "handle_version": self._handles.version,
+                "run": state.run,
+                "count": state.count,
+                "entries": [[entry.number, entry.copied, self._handles.serialize(entry.handle)] for entry in state.entries],
+            }
+        )
 
     def deserialize(self, data: bytes, where: str) -> ShardState[HandleT]:
-        """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
-        try:
-            value = json.loads(data)
-            found = (value["format"], stored_number(value["version"]), stored_number(value["handle_version"]))
-            if found[0] != FORMAT or not 1 <= found[1] <= VERSION or found[2] > self._handles.version:
-                newest = (FORMAT, VERSION, self._handles.version)
-                raise StateError(f"{where}: this headrace reads the state of a writer up to {newest}, and this is {found}")
+        """What `serialize` wrote. Raises StateError, naming `where`, for anything else."""
+        value = _STATE.open(data, where)
+        with _STATE.reading(where):
+            version = readable_version(value["handle_version"], self._handles.version)
             entries = tuple(
-                PreparedTransaction(stored_number(number), self._handles.deserialize(found[2], handle), stored_truth(copied))
+                PreparedTransaction(stored_number(number), self._handles.deserialize(version, handle), stored_truth(copied))
                 for number, copied, handle in value["entries"]
             )
             return ShardState(stored_text(value["run"]), stored_number(value["count"]), entries)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise StateError(f"{where}: the state of a writer is damaged: {type(error).__name__}: {error}") from error

@@ -43,6 +43,7 @@ from headrace.connectors.base.sink import (
     stored_number,
     stored_text,
 )
+from headrace.enumerator.envelope import Envelope, readable_version
 from headrace.enumerator.errors import StateError
 from headrace.runners.beam.publication import Publication, Ticket
 
@@ -55,8 +56,8 @@ __all__ = [
     "refuse_other_history",
 ]
 
-FORMAT = "headrace-epochs"
-VERSION = 1
+_STATE = Envelope("headrace-epochs", "state of a committer")
+_PREPARED = Envelope("headrace-handle", "name of prepared files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,50 +214,44 @@ class StateAndTicket(Generic[HandleT]):
 
 
 class CommitterStateSerializer(Generic[HandleT]):
-    """A committer's state as JSON in UTF-8: the newest version written, every version ever written read, newer ones refused."""
+    """A committer's state, and handles on their way to it, as bytes (`headrace.enumerator.envelope`), version 1."""
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
         """For such handles."""
         self._handles = handles
 
     def serialize(self, state: CommitterState[HandleT]) -> bytes:
-        """The state in the newest version."""
-        value = {
-            "format": FORMAT,
-            "version": VERSION,
-            "handle_version": self._handles.version,
-            "run": state.run,
-            "committed": state.committed,
-            "digest": state.digest,
-            "received": [[entry.digest, self._handles.serialize(entry.handle)] for entry in state.received],
-        }
-        return json.dumps(value, separators=(",", ":")).encode()
+        """The state in its envelope."""
+        return _STATE.seal(
+            {
+                "handle_version": self._handles.version,
+                "run": state.run,
+                "committed": state.committed,
+                "digest": state.digest,
+                "received": [[entry.digest, self._handles.serialize(entry.handle)] for entry in state.received],
+            }
+        )
 
     def deserialize(self, data: bytes, where: str) -> CommitterState[HandleT]:
-        """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
-        try:
-            value = json.loads(data)
-            found = (value["format"], stored_number(value["version"]), stored_number(value["handle_version"]))
-            if found[0] != FORMAT or not 1 <= found[1] <= VERSION or found[2] > self._handles.version:
-                newest = (FORMAT, VERSION, self._handles.version)
-                raise StateError(f"{where}: this headrace reads the state of a committer up to {newest}, and this is {found}")
+        """What `serialize` wrote. Raises StateError, naming `where`, for anything else."""
+        value = _STATE.open(data, where)
+        with _STATE.reading(where):
+            version = readable_version(value["handle_version"], self._handles.version)
             received = tuple(
-                ReceivedHandle(self._handles.deserialize(found[2], handle), stored_text(digest))
+                ReceivedHandle(self._handles.deserialize(version, handle), stored_text(digest))
                 for digest, handle in value["received"]
             )
             run, digest = stored_text(value["run"]), stored_text(value["digest"])
             return CommitterState(run, stored_number(value["committed"]), digest, received)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise StateError(f"{where}: the state of a committer is damaged: {type(error).__name__}: {error}") from error
 
     def pack(self, run: str, handle: HandleT) -> bytes:
         """A handle on its way from a writer of this run."""
-        return json.dumps([run, self._handles.version, self._handles.serialize(handle)], separators=(",", ":")).encode()
+        return _PREPARED.seal({"run": run, "handle_version": self._handles.version, "handle": self._handles.serialize(handle)})
 
     def unpack(self, data: bytes) -> tuple[str, HandleT, object]:
         """The run, the handle, and its stored form. Raises StateError for what `pack` has not made."""
-        try:
-            run, version, stored = json.loads(data)
-            return stored_text(run), self._handles.deserialize(stored_number(version), stored), stored
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise StateError(f"what a writer has handed over is damaged: {type(error).__name__}: {error}") from error
+        where = "what a writer has handed over"
+        value = _PREPARED.open(data, where)
+        with _PREPARED.reading(where):
+            version, stored = readable_version(value["handle_version"], self._handles.version), value["handle"]
+            return stored_text(value["run"]), self._handles.deserialize(version, stored), stored

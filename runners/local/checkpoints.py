@@ -3,26 +3,23 @@
     savepoint.json                   the savepoint that the run began with, if any (`headrace.runners.local.savepoints`)
     run.json                         the run's name at the sink, the workers whose transactions may still be open, and whether
                                      it has stored a checkpoint
-    checkpoint-000000000007.json     {"format": "headrace-run-checkpoint", "version": 1, "crc32": <of the body>, "body": "..."}
-                                     body: {"run", "checkpoint_id", "completed", "epochs", "handle_version",
-                                            "handles": [[number, ...]], "source": "<what CheckpointSerializer writes>"}
-                                     also "replaced": [<epoch>, ...] if rows were copied, which older versions pass over
-                                     of version 2, of a run with several outputs: also "outputs": {<name>: [before, last]}
+    checkpoint-000000000007.json     {"run", "checkpoint_id", "completed", "epochs", "replaced": [<epoch>, ...],
+                                      "outputs": {<name>: [before, last]}, "handle_version", "handles": [[number, ...]],
+                                      "source": "<what CheckpointSerializer writes>"}
 
+Each is in an envelope (`headrace.enumerator.envelope`), of version 1. `outputs` is empty for a run with one sink.
 A checkpoint is written again under its name when its transactions are committed (`completed`, without handles), or copied.
 Where the files are, and what keeps a second coordinator out, is `headrace.runners.local.storage`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 import re
 import threading
 import uuid
-import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,8 +27,9 @@ from pathlib import Path
 from typing import Any, Generic
 
 from headrace.connectors.base.outputs import SOLE, OutputHandleSerializer
-from headrace.connectors.base.sink import HandleSerializer, HandleT, stored_text
+from headrace.connectors.base.sink import HandleSerializer, HandleT, stored_number, stored_text, stored_truth
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.envelope import Envelope, readable_version
 from headrace.enumerator.errors import HeadraceError, RetriableError, StateError
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.core import WorkerHandle
@@ -40,6 +38,8 @@ from headrace.runners.local.storage.lock import FolderLock
 from headrace.runners.local.storage.places import make_machine_folder, run_files, usable
 
 __all__ = [
+    "RUN",
+    "RUN_CHECKPOINT",
     "SAVEPOINT",
     "CheckpointNotStoredError",
     "CheckpointStore",
@@ -49,18 +49,12 @@ __all__ = [
     "RunCheckpointSerializer",
     "has_run",
     "newest_positions",
-    "opened",
-    "sealed",
 ]
 
 log = logging.getLogger(__name__)
 
-FORMAT = "headrace-run-checkpoint"
-VERSION = 2
-RUN_FORMAT = "headrace-run"
-RUN_VERSION = 3
-_OF_ONE_SINK = 1
-"""The version of a checkpoint of a run with one sink."""
+RUN_CHECKPOINT = Envelope("headrace-run-checkpoint", "checkpoint of a run")
+RUN = Envelope("headrace-run", "state of a run")
 
 _NAME = re.compile(r"checkpoint-(\d{12})\.json")
 _RUN = "run.json"
@@ -100,9 +94,9 @@ class Roster:
     """`run`: the job's name at the sink, for good. `next_number`: above that of every worker that was ever started.
 
     `unswept`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one sink.
-    `checkpointed`: a checkpoint was stored, so there is one as long as nobody removes it. Not said before version 3.
-    `swept_s`: when some of the unswept were swept first, in seconds of this boot's monotonic clock. Who does not know it, as an
-    older headrace or another machine, begins with them again.
+    `checkpointed`: a checkpoint was stored, so there is one as long as nobody removes it.
+    `swept_s`: when some of the unswept were swept first, in seconds of this boot's monotonic clock. Who does not know it, as
+    another machine, begins with them again.
     """
 
     run: str
@@ -122,7 +116,7 @@ class Roster:
 
 
 class RunCheckpointSerializer(Generic[SplitT, HandleT]):
-    """A checkpoint of a run as JSON in UTF-8: writes the newest version, reads every older one, refuses newer ones."""
+    """A checkpoint of a run as bytes, and back."""
 
     def __init__(self, source: CheckpointSerializer[SplitT], handles: HandleSerializer[HandleT]) -> None:
         """For a run from such a source to a sink with such handles."""
@@ -131,49 +125,46 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
         self.outputs = handles.outputs if isinstance(handles, OutputHandleSerializer) else ()
 
     def serialize(self, run: str, checkpoint: RunCheckpoint[SplitT, HandleT]) -> bytes:
-        """The checkpoint in version 2 for several outputs, in version 1 for one sink."""
-        body: dict[str, Any] = {
-            "run": run,
-            "checkpoint_id": checkpoint.positions.checkpoint_id,
-            "completed": checkpoint.completed,
-            "epochs": [checkpoint.epoch_before, checkpoint.epoch],
-            "handle_version": self._handles.version,
-            "handles": [[listed.number, self._handles.serialize(listed.handle)] for listed in checkpoint.handles],
-            "source": self._source.serialize(checkpoint.positions).decode(),
-        }
-        if checkpoint.replaced:
-            body["replaced"] = list(checkpoint.replaced)
-        if not self.outputs:
-            return sealed(FORMAT, _OF_ONE_SINK, body)
-        body["outputs"] = {name: list(checkpoint.told(name)) for name in self.outputs}
-        return sealed(FORMAT, VERSION, body)
+        """The checkpoint in its envelope."""
+        return RUN_CHECKPOINT.seal(
+            {
+                "run": run,
+                "checkpoint_id": checkpoint.positions.checkpoint_id,
+                "completed": checkpoint.completed,
+                "epochs": [checkpoint.epoch_before, checkpoint.epoch],
+                "replaced": checkpoint.replaced,
+                "outputs": {name: checkpoint.told(name) for name in self.outputs},
+                "handle_version": self._handles.version,
+                "handles": [[listed.number, self._handles.serialize(listed.handle)] for listed in checkpoint.handles],
+                "source": self._source.serialize(checkpoint.positions).decode(),
+            }
+        )
 
     def deserialize(self, run: str, data: bytes, where: str) -> RunCheckpoint[SplitT, HandleT]:
-        """What `serialize` of this or an older version wrote for this run. Raises StateError, naming `where`, otherwise."""
-        body = opened(FORMAT, VERSION, data, where)
-        try:
+        """What `serialize` wrote for this run. Raises StateError, naming `where`, otherwise."""
+        body = RUN_CHECKPOINT.open(data, where)
+        with RUN_CHECKPOINT.reading(where):
             if body["run"] != run:
                 raise StateError(f"{where}: this checkpoint is of the run {body['run']!r}, and the folder is of {run!r}")
-            told = {name: _two(epochs) for name, epochs in body.get("outputs", {}).items()}
+            told = {name: _two(epochs) for name, epochs in body["outputs"].items()}
             if tuple(sorted(told)) != self.outputs:
                 raise other_outputs(where, tuple(sorted(told)), self.outputs)
-            version = body["handle_version"]
-            if version > self._handles.version:
-                newest = self._handles.version
-                raise StateError(f"{where}: its handles have version {version}; this headrace reads up to {newest}")
-            handles = tuple(
-                WorkerHandle(_number(number), self._handles.deserialize(version, value)) for number, value in body["handles"]
-            )
-            if type(body["completed"]) is not bool or (body["completed"] and handles):
-                raise ValueError(f"completed {body['completed']!r} with {len(handles)} handles")
-            positions = self._source.deserialize(body["source"].encode())
-            if positions.checkpoint_id != body["checkpoint_id"]:
-                raise ValueError(f"positions of checkpoint {positions.checkpoint_id} in checkpoint {body['checkpoint_id']}")
-            before, epoch = _two(body["epochs"])
-            replaced = tuple(map(_number, body.get("replaced", ())))
-            return RunCheckpoint(positions, handles, body["completed"], epoch, before, told, replaced)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"{where}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
+            return self._read(body, told, where)
+
+    def _read(self, body: Mapping[str, Any], told: Mapping[str, tuple[int, int]], where: str) -> RunCheckpoint[SplitT, HandleT]:
+        version = readable_version(body["handle_version"], self._handles.version)
+        handles = tuple(
+            WorkerHandle(stored_number(number), self._handles.deserialize(version, value)) for number, value in body["handles"]
+        )
+        completed = stored_truth(body["completed"])
+        if completed and handles:
+            raise ValueError(f"completed, with {len(handles)} handles")
+        positions = self._source.deserialize(body["source"], where)
+        if positions.checkpoint_id != body["checkpoint_id"]:
+            raise ValueError(f"positions of checkpoint {positions.checkpoint_id} in checkpoint {body['checkpoint_id']}")
+        before, epoch = _two(body["epochs"])
+        replaced = tuple(map(stored_number, body["replaced"]))
+        return RunCheckpoint(positions, handles, completed, epoch, before, told, replaced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +187,11 @@ def newest_positions(files: RunFiles) -> NewestPositions:
         raise StateError(f"{files.location}: there is no checkpoint")
     name = _name(checkpoint_id)
     try:
-        body = opened(FORMAT, VERSION, files.read(name), files.where(name))
+        body = RUN_CHECKPOINT.open(files.read(name), files.where(name))
     except FileNotFoundError as error:
         raise RetriableError(f"{files.where(name)} is not there any more") from error
-    return NewestPositions(body["run"], body["checkpoint_id"], body["completed"] is True, body["source"])
+    with RUN_CHECKPOINT.reading(files.where(name)):
+        return NewestPositions(body["run"], body["checkpoint_id"], body["completed"] is True, body["source"])
 
 
 class CheckpointStore(Generic[SplitT, HandleT]):
@@ -369,17 +361,14 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             roster = Roster(f"run-{uuid.uuid4().hex}", outputs=self._serializer.outputs)
             self._write_roster(roster)
             return roster
-        body = opened(RUN_FORMAT, RUN_VERSION, data, where)
-        try:
-            outputs = tuple(map(stored_text, body.get("outputs", ())))
-            unswept, checkpointed = tuple(map(_number, body["unswept"])), body.get("checkpointed", False)
-            if type(checkpointed) is not bool:
-                raise ValueError(f"checkpointed {checkpointed!r}")
-            same_clock = self._clock is not None and body.get("clock") == self._clock
+        body = RUN.open(data, where)
+        with RUN.reading(where):
+            outputs = tuple(map(stored_text, body["outputs"]))
+            unswept, checkpointed = tuple(map(stored_number, body["unswept"])), stored_truth(body["checkpointed"])
+            same_clock = self._clock is not None and body["clock"] == self._clock
             swept_s = dict(map(_swept, body["swept"])) if same_clock else {}
-            roster = Roster(str(body["run"]), _number(body["next_number"]), unswept, outputs, checkpointed, swept_s)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{where} is damaged: {type(error).__name__}: {error}") from error
+            next_number = stored_number(body["next_number"])
+            roster = Roster(stored_text(body["run"]), next_number, unswept, outputs, checkpointed, swept_s)
         if outputs != self._serializer.outputs:
             raise other_outputs(self.location, outputs, self._serializer.outputs)
         return roster
@@ -395,7 +384,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             "clock": self._clock,
             "swept": [[number, at_s] for number, at_s in sorted(roster.swept_s.items())],
         }
-        self.files.write(_RUN, sealed(RUN_FORMAT, RUN_VERSION, body))
+        self.files.write(_RUN, RUN.seal(body))
         self.roster = roster
 
 
@@ -423,20 +412,14 @@ def _name(checkpoint_id: int) -> str:
 
 
 def _two(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any JSON value
-    first, second = map(_number, value)
+    first, second = map(stored_number, value)
     return first, second
-
-
-def _number(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no number from 0")
-    return value
 
 
 def _swept(entry: object) -> tuple[int, float]:
     match entry:
         case [number, int() | float() as at_s] if math.isfinite(at_s):
-            return _number(number), float(at_s)
+            return stored_number(number), float(at_s)
     raise ValueError(f"{entry!r} is no number and when it was swept")
 
 
@@ -446,29 +429,3 @@ def _clock_of_boot() -> str | None:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/time')}"  # a namespace of time has an offset of its own
     return None
-
-
-def sealed(format_name: str, version: int, body: Mapping[str, Any]) -> bytes:
-    """A body as JSON, with its format, version and checksum around it."""
-    text = json.dumps(body, separators=(",", ":"))
-    envelope = {"format": format_name, "version": version, "crc32": zlib.crc32(text.encode()), "body": text}
-    return json.dumps(envelope, separators=(",", ":")).encode()
-
-
-def opened(format_name: str, newest: int, data: bytes, where: str) -> Mapping[str, Any]:
-    """The body. Raises StateError, naming `where`, for what is damaged, newer, or something else."""
-    try:
-        envelope = json.loads(data)
-        if envelope["format"] != format_name:
-            raise StateError(f"{where}: its format is {envelope['format']!r}, not {format_name!r}")
-        if type(envelope["version"]) is not int or not 1 <= envelope["version"] <= newest:
-            raise StateError(f"{where}: it has version {envelope['version']!r}, and this headrace reads up to {newest}")
-        text = envelope["body"]
-        if zlib.crc32(text.encode()) != envelope["crc32"]:
-            raise StateError(f"{where} is damaged: its checksum does not match")
-        body = json.loads(text)
-        if not isinstance(body, dict):
-            raise ValueError(f"its body is a JSON {type(body).__name__}")
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise StateError(f"{where} is damaged: {type(error).__name__}: {error}") from error
-    return body

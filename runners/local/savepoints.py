@@ -1,8 +1,8 @@
 """Savepoints: the positions of a run, with everything before them committed, as a file that belongs to the user.
 
-    savepoint-<run>-<checkpoint>.json   {"format": "headrace-savepoint", "version": 1, "crc32": ..., "body": "..."}
-                                        body: {"run", "checkpoint_id", "source": "<what CheckpointSerializer writes>"}
+    savepoint-<run>-<checkpoint>.json   {"run", "checkpoint_id", "source": "<what CheckpointSerializer writes>"}
 
+It is in an envelope (`headrace.enumerator.envelope`), of version 1.
 It holds no transactions, so that any number of workers and any sink can begin with it. A run that begins with one has a name of
 its own at the sink, and keeps a copy beside its checkpoints (`savepoint.json`): so a restart is told from another beginning.
 """
@@ -15,22 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.connectors.base.sink import stored_number, stored_text
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.envelope import Envelope
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedLogDiscovery
 from headrace.enumerator.source import LogSource, Source
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import (
-    FORMAT as RUN_CHECKPOINT,
-)
-from headrace.runners.local.checkpoints import (
+    RUN_CHECKPOINT,
     SAVEPOINT,
     CheckpointStore,
     RunCheckpoint,
     newest_positions,
-    opened,
-    sealed,
 )
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import local_folder, write_whole
@@ -46,8 +44,7 @@ __all__ = [
     "take_savepoint",
 ]
 
-FORMAT = "headrace-savepoint"
-VERSION = 1
+SAVEPOINT_FILE = Envelope("headrace-savepoint", "savepoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +61,15 @@ class Savepoint:
         return f"savepoint-{self.run}-{self.checkpoint_id:012d}.json"
 
     def serialize(self) -> bytes:
-        """In the newest version."""
-        body = {"run": self.run, "checkpoint_id": self.checkpoint_id, "source": self.source}
-        return sealed(FORMAT, VERSION, body)
+        """In its envelope."""
+        return SAVEPOINT_FILE.seal({"run": self.run, "checkpoint_id": self.checkpoint_id, "source": self.source})
 
     @classmethod
     def deserialize(cls, data: bytes, where: str) -> Savepoint:
-        """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
-        body = opened(FORMAT, VERSION, data, where)
-        found = (body.get("run"), body.get("checkpoint_id"), body.get("source"))
-        if [type(value) for value in found] != [str, int, str]:
-            raise StateError(f"{where} is damaged: it holds {sorted(body)}")
-        return cls(*found)  # type: ignore[arg-type]  # looked at above
+        """What `serialize` wrote. Raises StateError, naming `where`, for anything else."""
+        body = SAVEPOINT_FILE.open(data, where)
+        with SAVEPOINT_FILE.reading(where):
+            return cls(stored_text(body["run"]), stored_number(body["checkpoint_id"]), stored_text(body["source"]))
 
     def write(self, folder: Path) -> Path:
         """Into this folder, made if need be, durably, in place of one of the same name. Returns the file. Raises OSError."""
@@ -86,7 +80,7 @@ class Savepoint:
 
     def positions(self, serializer: CheckpointSerializer[SplitT]) -> Checkpoint[SplitT]:
         """For a source of the same kind. Raises StateError for another, or a newer version of it."""
-        return serializer.deserialize(self.source.encode())
+        return serializer.deserialize(self.source, f"savepoint {self.name}")
 
 
 def take_savepoint(files: RunFiles, target: Path) -> Path:
@@ -123,7 +117,7 @@ def fetch_savepoint(location: str) -> Savepoint:
     except IsADirectoryError as error:
         raise UsageError(f"{place} is a folder; name the savepoint's file in it. {_MAKE_ONE}") from error
     except StateError as error:
-        if RUN_CHECKPOINT in str(error):
+        if RUN_CHECKPOINT.name in str(error):
             raise StateError(f"{error}. {_MAKE_ONE}") from error
         raise
 

@@ -32,17 +32,6 @@ GOLDEN = [
     (
         1,
         '{"topic":"a.b-c_d","topic_id":null,"partition":0,"next_offset":0,"stop_offset":9223372036854775807,"last_epoch":7}',
-        KafkaSplit("a.b-c_d", None, 0, 0, 2**63 - 1),  # its epoch may be stale, see KafkaSplitSerializer
-    ),
-    (
-        2,
-        '{"topic":"flights","topic_id":"00112233-4455-6677-8899-aabbccddeeff","partition":3,"next_offset":42,'
-        '"stop_offset":null,"last_epoch":null}',
-        KafkaSplit("flights", TOPIC_ID, 3, 42),
-    ),
-    (
-        2,
-        '{"topic":"a.b-c_d","topic_id":null,"partition":0,"next_offset":0,"stop_offset":9223372036854775807,"last_epoch":7}',
         KafkaSplit("a.b-c_d", None, 0, 0, 2**63 - 1, 7),
     ),
 ]

@@ -30,6 +30,7 @@ GOLDEN = {
     "columns": [["value", "string"], ["day", "date32[day]"]],
     "partitioning": ["day"],
     "files": [["part-query-1/7-3-1-0123456789abcdef/00000.parquet", 1 << 40, 1000, [["day", None]], '{"numRecords":1000}']],
+    "changes": None,
 }
 HANDLE = TableHandle(
     Attempt("query-1", 7, 3, 1),
@@ -44,7 +45,7 @@ HANDLE = TableHandle(
 def golden_handles() -> Sequence[tuple[int, str, Any]]:
     changes = {"keys": ["value"], "sequence": ["offset"], "change_type": "op"}
     staged = replace(HANDLE, changes=Changes(("value",), ("offset",), "op"))
-    return [(1, json.dumps(GOLDEN), HANDLE), (2, json.dumps({**GOLDEN, "changes": changes}), staged)]
+    return [(1, json.dumps(GOLDEN), HANDLE), (1, json.dumps({**GOLDEN, "changes": changes}), staged)]
 
 
 class DeltaContext(SinkContext):

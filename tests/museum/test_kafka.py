@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 from dataclasses import replace
@@ -20,6 +19,7 @@ from headrace.enumerator import LazyEnumerator
 from headrace.enumerator.errors import CorruptDataError, DataLossError
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest
 from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic
+from tests.helpers.envelopes import body_of
 from tests.helpers.kafka_rig import (
     ONE_BATCH_PER_FETCH,
     Reading,
@@ -73,8 +73,7 @@ def test_flink_28303_latest_of_an_empty_partition_is_not_resolved_again(bootstra
     source = KafkaSource(bootstrap, topics=[name], start=Latest())
     with Reading(source) as reading:
         stored = reading.store()
-    body = json.loads(json.loads(stored)["body"])
-    assert body["splits"][0]["split"]["next_offset"] == count, "a number, and no sentinel"
+    assert body_of(stored)["splits"][0]["split"]["next_offset"] == count, "a number, and no sentinel"
     write(bootstrap, name, [b"while it was down"])
     with Reading(source, stored) as restored:
         assert restored.until_rows(1) == [(name, 0, count, b"while it was down")]

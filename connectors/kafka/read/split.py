@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Self
 from uuid import UUID
 
+from headrace.enumerator.envelope import readable_version
 from headrace.enumerator.source import JsonObject, SplitSerializer
 
 
@@ -68,13 +69,12 @@ class KafkaSplit:
 
 
 class KafkaSplitSerializer(SplitSerializer[KafkaSplit]):
-    """V2: {"topic", "topic_id", "partition", "next_offset", "stop_offset", "last_epoch"}; id, stop, epoch may be null.
+    """Version 1: {"topic", "topic_id", "partition", "next_offset", "stop_offset", "last_epoch"}.
 
-    V1 is the same, but its epoch may be older than that of `next_offset`: a broker would then report a truncation that there
-    was not. So it is not believed, and until the first batch is read a truncation can be noticed by offset only.
+    Id, stop and epoch may be null.
     """
 
-    version = 2
+    version = 1
 
     def serialize(self, split: KafkaSplit) -> JsonObject:
         """The split as a JSON object."""
@@ -88,17 +88,16 @@ class KafkaSplitSerializer(SplitSerializer[KafkaSplit]):
         }
 
     def deserialize(self, version: int, data: JsonObject) -> KafkaSplit:
-        """The split that `serialize` of that version wrote."""
-        if version not in (1, 2):
-            raise ValueError(f"Kafka splits have no version {version}")
-        topic_id, epoch = data["topic_id"], _int_or_none(data["last_epoch"])
+        """The split that `serialize` wrote."""
+        readable_version(version, self.version)
+        topic_id = data["topic_id"]
         return KafkaSplit(
             topic=str(data["topic"]),
             topic_id=UUID(topic_id) if topic_id is not None else None,
             partition=int(data["partition"]),
             next_offset=int(data["next_offset"]),
             stop_offset=_int_or_none(data["stop_offset"]),
-            last_epoch=None if version == 1 else epoch,
+            last_epoch=_int_or_none(data["last_epoch"]),
         )
 
 

@@ -7,7 +7,6 @@ the new driver has read the list. A plain compacted topic would let it.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -50,6 +49,7 @@ from headrace.connectors.kafka.write.transactions import (
     Transactions,
     Verdict,
 )
+from headrace.enumerator.envelope import Envelope
 from headrace.enumerator.errors import FencedError, PeerError, RetriableError, StateError, UsageError
 
 __all__ = ["CommitLog", "DriverLog"]
@@ -77,8 +77,7 @@ _CONFIGS = {
 
 _PART_BYTES = 1 << 19
 """A longer list is split: well below what a broker takes as one record, whatever compression makes of it."""
-_PARTS_FORMAT = "headrace-commit-list-parts"
-_PARTS_VERSION = 1
+_PARTS = Envelope("headrace-commit-list-parts", "head of a list of transactions")
 
 
 class CommitLog:
@@ -433,9 +432,8 @@ def _split(key: str, value: bytes | None, before: Collection[str]) -> dict[str, 
         return {**gone, key: value}
     list_id = uuid4().hex
     parts = [value[start : start + _PART_BYTES] for start in range(0, len(value), _PART_BYTES)]
-    head = {"format": _PARTS_FORMAT, "version": _PARTS_VERSION, "id": list_id, "parts": len(parts)}
     named = {f"{key}{_SEPARATOR}{index}": list_id.encode() + part for index, part in enumerate(parts)}
-    return {**gone, **named, key: json.dumps(head).encode()}
+    return {**gone, **named, key: _PARTS.seal({"id": list_id, "parts": len(parts)})}
 
 
 def _wholes(records: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -451,15 +449,14 @@ def _list_of(key: str, records: Mapping[str, bytes]) -> bytes | None:
 def _whole(key: str, records: Mapping[str, bytes]) -> bytes:
     """What `_split` was given; a list whose parts are not there as it is, which is then no list that can be read."""
     value = records[key]
-    if _PARTS_FORMAT.encode() not in value[:_HEAD_BYTES]:
+    if _PARTS.name.encode() not in value[:_HEAD_BYTES]:
         return value
     try:
-        head = json.loads(value)
-        list_id = head["id"].encode()
-        if head["format"] != _PARTS_FORMAT or head["version"] != _PARTS_VERSION:
-            return value
-        parts = [records[f"{key}{_SEPARATOR}{index}"] for index in range(head["parts"])]
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        head = _PARTS.open(value, key)
+        with _PARTS.reading(key):
+            list_id = head["id"].encode()
+            parts = [records[f"{key}{_SEPARATOR}{index}"] for index in range(head["parts"])]
+    except StateError:
         return value
     if not all(part.startswith(list_id) for part in parts):
         return value
@@ -485,10 +482,8 @@ class DriverLog:
     def __init__(self, commit_log: CommitLog, transactions: Transactions, names: JobNames) -> None:
         """Contacts nobody."""
         self._log, self._transactions, self._names = commit_log, transactions, names
-        self._removed: tuple[str, ...] = ()
         self._parts: frozenset[str] = frozenset()
         self._recorded: bytes | None = None
-        self._older: bytes | None = None
         self._producer: Producer | None = None
         self._protocol = TransactionProtocol.V1
 
@@ -506,7 +501,7 @@ class DriverLog:
     def _take_over_and_read(self) -> None:
         self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
         key, records = self._names.key, self._log.proved_records()
-        self._recorded, self._older = _list_of(key, records), _list_of(self._names.job, records)
+        self._recorded = _list_of(key, records)
         self._parts = frozenset(name for name in records if name.startswith(f"{key}{_SEPARATOR}"))
 
     def _refuse_lost(self) -> None:
@@ -527,36 +522,17 @@ class DriverLog:
             f"not known. Restore the topic, or begin anew with headrace transactions forget --job {self._names.job}"
         )
 
-    def _await_end(self, transactional_id: str) -> TransactionDescription | None:
-        """Return when nothing is under way under the id: all that was committed is in the log then, with its markers.
+    def _await_end(self, transactional_id: str) -> None:
+        """Return when nothing is under way under the id: all that was committed is in the log then, with its markers."""
 
-        None for an id that its coordinator does not know: nothing was written under it for days.
-        """
-
-        def look() -> TransactionDescription | None:
+        def look() -> None:
             found = self._transactions.describe([transactional_id])[transactional_id]
             if found is not None and found.is_under_way:
                 raise RetriableError(
                     f"a transaction of {transactional_id!r} is {found.state}, and ends by its timeout at the latest"
                 )
-            return found
 
-        return self._log.cluster.retrying(f"waiting for a transaction of {transactional_id!r} to end", look)
-
-    def older(self) -> bytes | None:
-        """After `fence`: the list that an earlier version wrote for the job at all its destinations.
-
-        Only a write of that version's own driver is waited for, which its timeout ends: other jobs' may hang for ever.
-        """
-        if self._await_end(self._names.old_driver) is not None:  # it may have written since `fence` has read
-            self._older = _list_of(self._names.job, self._log.proved_records())
-        return self._older
-
-    def take_over(self) -> bytes | None:
-        """Shut out a driver of an earlier version, then `older`; the next `write` removes it."""
-        self._transactions.init(self._names.old_driver, _DRIVER_TIMEOUT_MS)
-        self._removed = (self._names.job,)
-        return self.older()
+        self._log.cluster.retrying(f"waiting for a transaction of {transactional_id!r} to end", look)
 
     def write(self, value: bytes | None) -> None:
         """Replace the job's list (None: leave none). Raises FencedError when another driver has taken over since `fence`.
@@ -618,7 +594,7 @@ class DriverLog:
             # A delayed EndTxn of the write before could end this one (KAFKA-17754); version 2 bumps the epoch with each.
             self._producer = self._transactions.renew(self._producer, _DRIVER_TIMEOUT_MS)
         producer = self._producer
-        records = {**dict.fromkeys(self._removed), **_split(self._names.key, value, self._parts)}
+        records = _split(self._names.key, value, self._parts)
         columns = [_binary([key.encode() for key in records]), _binary(list(records.values()))]
         rows = pa.RecordBatch.from_arrays(columns, schema=_ROW)
         encoder = RecordEncoder(
@@ -635,7 +611,6 @@ class DriverLog:
         if answer is not Answer.DONE:
             code = ErrorCode.PRODUCER_FENCED if answer is Answer.UNKNOWN else ErrorCode.INVALID_TXN_STATE
             raise broker_error(code, f"writing the list of transactions of job {self._names.job!r}")
-        self._removed = ()
         self._parts = frozenset(name for name, data in records.items() if _SEPARATOR in name and data is not None)
 
     def _fenced(self) -> FencedError:

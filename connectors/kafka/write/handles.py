@@ -10,6 +10,7 @@ from uuid import UUID
 
 from headrace.connectors.base.sink import HandleSerializer, stored_number, stored_text
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
+from headrace.enumerator.envelope import readable_version
 
 __all__ = ["KafkaHandle", "KafkaHandleSerializer", "WrittenRange"]
 
@@ -57,9 +58,9 @@ class KafkaHandle:
 
 
 class KafkaHandleSerializer(HandleSerializer[KafkaHandle]):
-    """Version 2: a JSON object with short names, and each topic named once. In version 1 every range named its topic."""
+    """Version 1: a JSON object with short names, and each topic named once."""
 
-    version = 2
+    version = 1
 
     def serialize(self, handle: KafkaHandle) -> Any:  # noqa: ANN401 - JSON
         """As JSON."""
@@ -77,23 +78,17 @@ class KafkaHandleSerializer(HandleSerializer[KafkaHandle]):
         }
 
     def deserialize(self, version: int, value: Any) -> KafkaHandle:  # noqa: ANN401 - JSON
-        """Versions 1 and 2."""
-        if version not in (1, 2):
-            raise ValueError(f"handles have versions up to {self.version}, not {version!r}")
-        ranges = _ranges_v1(value["ranges"]) if version == 1 else _ranges(value["topics"])
+        """What `serialize` wrote."""
+        readable_version(version, self.version)
         pid, epoch, protocol, started, timeout = (
             stored_number(value[name]) for name in ("pid", "epoch", "protocol", "started", "timeout")
         )
         producer = Producer(stored_text(value["id"]), pid, epoch)
-        return KafkaHandle(producer, TransactionProtocol(protocol), started, timeout, ranges)
+        return KafkaHandle(producer, TransactionProtocol(protocol), started, timeout, _ranges(value["topics"]))
 
 
 def _ranges(topics: Iterable[Any]) -> tuple[WrittenRange, ...]:
     return tuple(_range(topic, topic_id, *numbers) for topic, topic_id, ranges in topics for numbers in ranges)
-
-
-def _ranges_v1(ranges: Iterable[Any]) -> tuple[WrittenRange, ...]:
-    return tuple(_range(*item) for item in ranges)
 
 
 def _range(topic: object, topic_id: object, *numbers: object) -> WrittenRange:

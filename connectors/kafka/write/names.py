@@ -5,7 +5,6 @@
     <prefix>.<job>.<destination>.repair                           copies what was aborted after it was on that list
 
 `<destination>` is a digest of it, 8 hexadecimal digits; the key of the list in the commit topic is what the ids begin with.
-Ids of earlier versions have none, and the key of their lists is `<job>`.
 
 So the coordinators keep few of them: an id is used again two epochs later, when its epoch is resolved. An attempt takes the
 first under which nothing is open, whatever numbers the engine gives them; the driver's check refuses what was prepared under
@@ -33,7 +32,6 @@ __all__ = [
     "digest_of",
     "parse_key",
     "parse_name",
-    "prefix_of",
 ]
 
 DEFAULT_PREFIX = "headrace"
@@ -80,11 +78,6 @@ class JobNames:
         """What all of them begin with."""
         return f"{self.key}."
 
-    @property
-    def old_driver(self) -> str:
-        """The driver's id in versions that had one list for all destinations of a job."""
-        return self.of_job + Role.DRIVER
-
     def task(self, epoch: int, task: int, attempt: int) -> str:
         """The id of one attempt at one task of an epoch."""
         return f"{self.beginning}{epoch % _SLOTS}.{task}.{attempt}"
@@ -102,7 +95,7 @@ class JobNames:
 
 @dataclass(frozen=True, slots=True)
 class TransactionName:
-    """What a transactional id says. `digest` is its destination's, None in ids of earlier versions.
+    """What a transactional id says. `digest` is its destination's.
 
     `slot` (the epoch modulo 2), `task` and `attempt` are a task's, None for other roles.
     """
@@ -110,7 +103,7 @@ class TransactionName:
     prefix: str
     job: str
     role: Role
-    digest: str | None = None
+    digest: str
     slot: int | None = None
     task: int | None = None
     attempt: int | None = None
@@ -130,7 +123,7 @@ def parse_name(transactional_id: str) -> TransactionName | None:
 _JOB = "[A-Za-z0-9_-]{1,100}"  # as `check_job` has it
 _NUMBER = "0|[1-9][0-9]{0,18}"  # up to 63 bits, as `Attempt` has it
 _NAME = re.compile(
-    rf"(?P<prefix>{_JOB})\.(?P<job>{_JOB})(?:\.(?P<digest>[0-9a-f]{{{2 * _DIGEST_BYTES}}}))?"
+    rf"(?P<prefix>{_JOB})\.(?P<job>{_JOB})\.(?P<digest>[0-9a-f]{{{2 * _DIGEST_BYTES}}})"
     rf"\.(?:(?P<role>{Role.DRIVER}|{Role.REPAIR})|(?P<slot>[0-{_SLOTS - 1}])\.(?P<task>{_NUMBER})\.(?P<attempt>{_NUMBER}))"
 )
 
@@ -142,7 +135,7 @@ def digest_of(destination: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ListKey:
-    """What the key of a list says. `prefix` and `digest` are None for lists of earlier versions, which have the job alone."""
+    """What the key of a list says. `prefix` and `digest` are None for a key that is none of ours; `job` is all of it then."""
 
     job: str
     prefix: str | None = None
@@ -156,8 +149,3 @@ def parse_key(key: str) -> ListKey:
             return ListKey(job, prefix, digest)
         case _:
             return ListKey(key)
-
-
-def prefix_of(transactional_id: str) -> str:
-    """The prefix of an id that is on a list of committables."""
-    return transactional_id.split(".", 1)[0]

@@ -189,24 +189,19 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
         return self._epochs_of(self.commit_log().decided())
 
     def _epochs_of(self, lists: Mapping[str, bytes]) -> Mapping[str, RecordedEpoch]:
-        own: dict[str, RecordedEpoch] = {}
-        older: dict[str, RecordedEpoch] = {}
+        found: dict[str, RecordedEpoch] = {}
         for key, data in lists.items():
-            name = parse_key(key)
-            if name.prefix is not None and key != self.names(name.job).key:
+            job = parse_key(key).job
+            if key != self.names(job).key:
                 continue
             try:
                 commits = self.read_list(key, data)
             except StateError as error:
                 log.warning("%s; it is left alone", error)
                 continue
-            if commits.epoch is None:
-                continue
-            if name.prefix is not None:
-                own[name.job] = RecordedEpoch(commits.epoch, commits.targets, commits.content, commits.claim)
-            elif self.takes_over(name.job, commits):
-                older[name.job] = RecordedEpoch(commits.epoch, content=commits.content)
-        return {**older, **own}
+            if commits.epoch is not None:
+                found[job] = RecordedEpoch(commits.epoch, commits.targets, commits.content, commits.claim)
+        return found
 
     def open_transactions(self) -> Mapping[str, Sequence[float]]:
         """Job to the ages, in seconds, of its open transactions at this destination. Asks every broker, for a minute at most.
@@ -221,7 +216,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
             name = parse_name(transactional_id)
             if name is None or described is None or described.started_ms is None:
                 continue
-            if name.digest in (None, digest_of(self.destination)):  # earlier versions' names have none
+            if name.digest == digest_of(self.destination):
                 ages.setdefault(name.job, []).append(max(0.0, now_ms - described.started_ms) / 1000)
         return ages
 
@@ -229,20 +224,9 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
         """A record of the commit topic. Raises StateError for a damaged one, or one of another destination."""
         where = f"{self.commit_topic}, key {key!r}"
         commits = _LISTS.deserialize(data, where)
-        if commits.destination is not None and commits.destination != self.destination:
+        if commits.destination != self.destination:
             raise StateError(f"{where}: this is a list for {commits.destination}, not for {self.destination}")
         return commits
-
-    def takes_over(self, job: str, commits: CommitList[KafkaHandle]) -> bool:
-        """Whether a list of an earlier version, which names the job alone, is of this prefix and destination.
-
-        What it names tells; one that is completed names nothing, and is for whoever comes first.
-        """
-        named = [parse_name(handle.transactional_id) for handle in commits.handles]
-        if any(name is None or (name.prefix, name.job) != (self.transactional_id_prefix, job) for name in named):
-            return False
-        topics = {written.topic for handle in commits.handles for written in handle.ranges}
-        return self.topic is None or topics <= {self.topic}
 
     @property
     def rows_name_targets(self) -> bool:
@@ -630,30 +614,16 @@ class KafkaCommitter(Committer[KafkaHandle]):
         self._names = sink.names(job)
         self._log = DriverLog(sink.commit_log(), self._transactions, self._names)
         self._last: RecordedEpoch | None = None
-        self._others_are_older = False
 
     def fence(self) -> CommitList[KafkaHandle] | None:
         """Take the driver's transactional id over, then read the commit topic to its end."""
         data = self._log.fence()
-        commits = self._take_over() if data is None else self._sink.read_list(self._names.key, data)
-        if commits is None:
-            return None
-        is_untold = commits.destination is None and commits.completed  # by an earlier version
-        told = commits.targets if commits.destination is not None else _topics(commits.handles)
-        if commits.epoch is not None:
-            self._last = RecordedEpoch(commits.epoch, None if is_untold else told)
-        return replace(commits, destination=None, targets=None)  # `record` binds it to the destination again
-
-    def _take_over(self) -> CommitList[KafkaHandle] | None:
-        """The job's list of an earlier version, if it is of this destination."""
-        data = self._log.older()
         if data is None:
             return None
-        if not self._sink.takes_over(self._job, self._sink.read_list(self._job, data)):
-            self._others_are_older = True
-            return None
-        data = self._log.take_over()
-        return None if data is None else self._sink.read_list(self._job, data)
+        commits = self._sink.read_list(self._names.key, data)
+        if commits.epoch is not None:
+            self._last = RecordedEpoch(commits.epoch, commits.targets)
+        return replace(commits, destination=None, targets=None)  # `record` binds it to the destination again
 
     def check(self, handles: Sequence[KafkaHandle]) -> None:
         """Every one Ongoing under its own producer, with time left.
@@ -766,23 +736,12 @@ class KafkaCommitter(Committer[KafkaHandle]):
     def sweep(self, keep: Collection[KafkaHandle]) -> None:
         """Abort what is Ongoing under the job's prefix: losing attempts, and what a dead run has left."""
         kept = {handle.producer for handle in keep}
-        names = [name for name in self._transactions.ongoing(self._names.of_job) if self._may_be_own(name)]
+        names = [name for name in self._transactions.ongoing(self._names.beginning) if _is_of_attempt(name)]
         open_ones = [found for found in self._transactions.describe(names).values() if found is not None and found.is_ongoing]
-        losers = [found for found in open_ones if found.producer not in kept and self._is_own(found)]
+        losers = [found for found in open_ones if found.producer not in kept]
         if losers:
             protocol = self._transactions.protocol()
             in_parallel(lambda found: self._transactions.abort(found.producer, protocol, found.timeout_ms), losers)
-
-    def _may_be_own(self, transactional_id: str) -> bool:
-        name = parse_name(transactional_id)
-        if name is None or name.role is Role.DRIVER:
-            return False
-        return name.digest == digest_of(self._names.destination) or (name.digest is None and not self._others_are_older)
-
-    def _is_own(self, found: TransactionDescription) -> bool:
-        """An id of an earlier version does not say its destination: its partitions do."""
-        is_of_now = str(found.producer.transactional_id).startswith(self._names.beginning)
-        return is_of_now or self._sink.topic is None or {topic for topic, _ in found.partitions} <= {self._sink.topic}
 
     def forget(self) -> None:
         """A tombstone in the commit topic."""
@@ -795,3 +754,9 @@ class KafkaCommitter(Committer[KafkaHandle]):
 
     def close(self) -> None:
         """Connections belong to the process."""
+
+
+def _is_of_attempt(transactional_id: str) -> bool:
+    """Not the driver's, which is in use."""
+    name = parse_name(transactional_id)
+    return name is not None and name.role is not Role.DRIVER

@@ -87,8 +87,7 @@ def _rows(status: Mapping[str, Any], rates: Rates, now_s: float) -> Iterator[tup
     yield "workers", ", ".join(f"{worker['number']} ({worker['splits']} splits)" for worker in status["workers"]) or "none"
     yield "workers lost", f"{status['workers_lost']:,}"
     yield "last worker restarted", _last_restart(status)
-    restarted = status.get("restarted")  # a run of an earlier version does not say
-    yield "run restarted", "not known" if restarted is None else f"{restarted:,} times"
+    yield "run restarted", f"{status['restarted']:,} times"
 
 
 def _lag(lag: Mapping[str, Any] | None, now_s: float) -> str:
@@ -105,8 +104,6 @@ def _last(last: Mapping[str, Any], now_s: float) -> str:
 
 
 def _last_restart(status: Mapping[str, Any]) -> str:
-    if "last_lost" not in status:  # a run of an earlier version
-        return "not known"
     lost = status["last_lost"]
     if lost is None:
         return "none since the coordinator started"

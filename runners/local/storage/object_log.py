@@ -1,9 +1,9 @@
 """A run's files in a store that fsspec reaches (S3, GCS, Azure), without a lock: a log, in which one run at a time can write.
 
-    log/000000000042    {"format": "headrace-run-entry", "version": 1, "life", "at", "kind": "file", "name", "size", "crc32"}
-                        and the file, behind the first line break
-    log/000000000043    {"format": ..., "version": 1, "life", "at", "kind": "manifest", "entries": [42], "host", "pid"}
+    log/000000000042    {"life", "at", "kind": "file", "name", "size", "crc32"}, and the file, behind the first line break
+    log/000000000043    {"life", "at", "kind": "manifest", "entries": [42], "host", "pid"}
 
+The first line is in an envelope (`headrace.enumerator.envelope`), of version 1.
 Each change is a new object with the next number, created only if there is none (a conditional put). Of two who want the same
 number one gets it, and the other knows that it is not alone. A *life* is one opening of the log by a coordinator. It reads
 everything, and then writes a manifest with the next number: if that is taken, something was written since, and it reads again.
@@ -22,7 +22,6 @@ A put whose answer is lost is repeated: a number that is taken then may be by it
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -39,6 +38,7 @@ from uuid import uuid4
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_exponential
 
 from headrace.connectors.files.store import Store
+from headrace.enumerator.envelope import Envelope
 from headrace.enumerator.errors import AuthenticationError, FencedError, HeadraceError, RetriableError, StateError
 from headrace.runners.local.storage.files import RunFiles
 
@@ -46,8 +46,7 @@ __all__ = ["ObjectLog"]
 
 log = logging.getLogger(__name__)
 
-FORMAT = "headrace-run-entry"
-VERSION = 1
+ENTRY = Envelope("headrace-run-entry", "entry of a run's log")
 
 _LOG = "log"
 _NUMBER = re.compile(r"\d{12}")
@@ -195,12 +194,8 @@ class ObjectLog(RunFiles):
     def _opened(self, number: int, data: bytes) -> _Entry:
         where = self.where(_path(number))
         head, _, body = data.partition(b"\n")
-        try:
-            header = json.loads(head)
-            if header["format"] != FORMAT:
-                raise StateError(f"{where}: its format is {header['format']!r}, not {FORMAT!r}")
-            if type(header["version"]) is not int or not 1 <= header["version"] <= VERSION:
-                raise StateError(f"{where}: it has version {header['version']!r}, and this headrace reads up to {VERSION}")
+        header = ENTRY.open(head, where)
+        with ENTRY.reading(where):
             life, at_s = str(header["life"]), float(header["at"])
             if header["kind"] == _MANIFEST:
                 return _Entry(number, life, at_s, None, b"", frozenset(map(int, header["entries"])))
@@ -210,8 +205,6 @@ class ObjectLog(RunFiles):
                 # Its name tells whose place it has: what is in it says that it is damaged.
                 log.warning("%s is damaged: %d bytes, where %s were written", where, len(body), header["size"])
             return _Entry(number, life, at_s, header["name"], body, frozenset())
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise StateError(f"{where} is damaged: {type(error).__name__}: {error}") from error
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -276,8 +269,7 @@ class ObjectLog(RunFiles):
     def _append(self, header: Mapping[str, Any], data: bytes) -> _Entry:
         """Raises _TakenError where another life has the number, or a higher one."""
         number, at_s = self._last + 1, self._clock()
-        common = {"format": FORMAT, "version": VERSION, "life": self._life, "at": at_s}
-        whole = json.dumps({**common, **header}, separators=(",", ":")).encode() + b"\n" + data
+        whole = ENTRY.seal({"life": self._life, "at": at_s, **header}) + b"\n" + data
         self._asked(self._create, number, whole)
         if max(self._listed(), default=number) > number:
             raise _TakenError  # what is there stays: a claim that has just come may have found it, and name it
@@ -345,7 +337,7 @@ class ObjectLog(RunFiles):
         try:
             for number in sorted(self._listed(), reverse=True):
                 with suppress(FileNotFoundError):  # its maker goes on
-                    header = json.loads(self._store.read(_path(number)).partition(b"\n")[0])
+                    header = ENTRY.open(self._store.read(_path(number)).partition(b"\n")[0], self.where(_path(number)))
                     if header["kind"] == _MANIFEST:
                         return f"by process {header['pid']} of {header['host']}"
         except Exception as error:  # noqa: BLE001 - it is for a message only

@@ -5,7 +5,6 @@ The first byte says which, and whether what follows is to be put into an envelop
 
 from __future__ import annotations
 
-import json
 import zlib
 
 from headrace.enumerator.errors import StateError
@@ -13,17 +12,18 @@ from headrace.kafka import KafkaSource
 from headrace.runners.beam.coders import EnumerationFormat, ReaderFormat
 from tests.fuzz.target import GOLDEN, Target
 from tests.fuzz.targets import checkpoint
+from tests.helpers.envelopes import sealed
 
 _SOURCE = KafkaSource("127.0.0.1:1", topics=["t"])
 _FORMATS = (EnumerationFormat(_SOURCE), ReaderFormat(_SOURCE))
-_HEADS = (b"headrace-ledger 2\n", b"headrace-reader 3\n")
+_NAMES = ("headrace-ledger", "headrace-reader")
 
 
 def _check(data: bytes) -> None:
     if not data:
         return
     which = data[0] & 1
-    stored = _HEADS[which] + zlib.compress(data[1:], 1) if data[0] & 2 else data[1:]
+    stored = zlib.compress(_sealed(which, data[1:]), 1) if data[0] & 2 else data[1:]
     try:
         found = _FORMATS[which].decode(stored)
     except StateError:
@@ -31,25 +31,29 @@ def _check(data: bytes) -> None:
     assert _FORMATS[which].decode(_FORMATS[which].encode(found)) == found
 
 
+def _sealed(which: int, checkpoint: bytes) -> bytes:
+    return sealed(_NAMES[which], {"state": "enumerated", "checkpoint": checkpoint.decode("latin-1")})
+
+
 def _seeds() -> dict[str, bytes]:
-    enumerations = {
-        "ledger": (GOLDEN / "beam_ledger_v2.bin").read_bytes(),
-        "fresh": b'{"format": "headrace-fresh", "version": 1}',
+    golden = {
+        name: bytes([which]) + (GOLDEN / f"beam_{name}_v1.bin").read_bytes() for which, name in enumerate(("ledger", "reader"))
     }
-    readers = {name: (GOLDEN / name).read_bytes() for name in ("beam_reader_v2.txt", "beam_reader_v3.bin")}
-    packed = {f"{name}-packed-{which}": data[1:] for which in (0, 1) for name, data in checkpoint.TARGET.seeds().items()}
-    return {
-        **{name: b"\0" + data for name, data in enumerations.items()},
-        **{name: b"\1" + data for name, data in readers.items()},
-        **{name: bytes([2 | int(name[-1])]) + data for name, data in packed.items()},
-        "handed on": b"\0" + json.dumps({"format": "headrace-handed-on", "version": 1}).encode(),
-    }
+    fresh = {f"ledger-{state}": b"\0" + zlib.compress(sealed(_NAMES[0], {"state": state})) for state in ("fresh", "handed on")}
+    checkpoints = checkpoint.TARGET.seeds().items()
+    packed = {f"{name}-packed-{which}": bytes([2 | which]) + data[1:] for which in (0, 1) for name, data in checkpoints}
+    return {**golden, **fresh, **packed}
 
 
 TARGET = Target(
     "beam_state",
     _check,
     _seeds,
-    ("headrace.runners.beam.coders", "headrace.enumerator.checkpoint", "headrace.connectors.kafka.read.split"),
-    (*checkpoint.WORDS, *_HEADS, b"headrace-reader 2\n"),
+    (
+        "headrace.runners.beam.coders",
+        "headrace.enumerator.checkpoint",
+        "headrace.enumerator.envelope",
+        "headrace.connectors.kafka.read.split",
+    ),
+    (*checkpoint.WORDS, *(name.encode() for name in _NAMES)),
 )

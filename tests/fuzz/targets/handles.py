@@ -12,6 +12,7 @@ from headrace.connectors.sql.handles import SqlHandleSerializer
 from headrace.connectors.tables.handles import TableHandleSerializer
 from tests.fuzz.target import GOLDEN, Target
 from tests.fuzz.targets.checkpoint import WORDS
+from tests.helpers.envelopes import body_of
 
 SERIALIZERS: dict[str, HandleSerializer[Any]] = {
     "kafka": KafkaHandleSerializer(),
@@ -20,7 +21,7 @@ SERIALIZERS: dict[str, HandleSerializer[Any]] = {
     "table": TableHandleSerializer(),
 }
 _NAMES = tuple(SERIALIZERS)
-LISTS = ("kafka_commit_list_v1", "kafka_commit_list_v2", "sql_commit_list_v1", "sql_commit_list_v2", "table_commit_list_v1")
+LISTS = ("kafka_commit_list_v1", "sql_commit_list_v1", "table_commit_list_v1")
 
 
 def _check(data: bytes) -> None:
@@ -42,7 +43,7 @@ def _check(data: bytes) -> None:
 def _seeds() -> dict[str, bytes]:
     found = {"file": b"\6" + (GOLDEN / "file_handle_v1.json").read_bytes()}
     for name in LISTS:
-        stored, kind = json.loads((GOLDEN / f"{name}.json").read_text()), _NAMES.index(name.split("_", maxsplit=1)[0])
+        stored, kind = body_of((GOLDEN / f"{name}.json").read_bytes()), _NAMES.index(name.split("_", maxsplit=1)[0])
         for number, handle in enumerate(stored["handles"]):
             found[f"{name}-{number}"] = bytes([kind | stored["handle_version"] << 2]) + json.dumps(handle).encode()
     return found

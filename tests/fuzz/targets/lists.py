@@ -15,6 +15,7 @@ from headrace.runners.beam.shard import ShardStateSerializer
 from tests.fuzz.target import GOLDEN, Target
 from tests.fuzz.targets.checkpoint import WORDS
 from tests.fuzz.targets.handles import LISTS, SERIALIZERS
+from tests.helpers.envelopes import body_of, resealed
 
 _LISTS = [CommitListSerializer(handles) for handles in SERIALIZERS.values()]
 _NAMES = tuple(SERIALIZERS)
@@ -44,16 +45,12 @@ def _check(data: bytes) -> None:
 
 def _seeds() -> dict[str, bytes]:
     found = {name: bytes([_NAMES.index(name.split("_", maxsplit=1)[0])]) + _golden(name) for name in LISTS}
-    found["file"] = (
-        b"\2"
-        + json.dumps({**json.loads(_golden("commit_list_v1")), "handles": [json.loads(_golden("file_handle_v1"))]}).encode()
-    )
+    found["file"] = b"\2" + resealed(_golden("commit_list_v1"), handles=[json.loads(_golden("file_handle_v1"))])
     found["completed"] = b"\0" + _golden("commit_list_completed_v1")
-    for name in ("beam_writer_v1", "beam_writer_v1_kafka_handle_v2"):
-        found[name] = bytes([_SHARD]) + _golden(name)
-    parts = split("key", _golden("kafka_commit_list_v2") + b" " * 2_000_000, ())
-    head = json.loads(parts["key"] or b"{}")
-    records = [json.dumps({**head, "parts": 1}).encode(), head["id"].encode() + _golden("kafka_commit_list_v2")]
+    found["writer"] = bytes([_SHARD]) + _golden("beam_writer_v1")
+    parts = split("key", _golden("kafka_commit_list_v1") + b" " * 2_000_000, ())
+    head = parts["key"] or b""
+    records = [resealed(head, parts=1), body_of(head)["id"].encode() + _golden("kafka_commit_list_v1")]
     found["in parts"] = bytes([_PARTED]) + b"\0".join(records)
     return found
 
@@ -68,6 +65,7 @@ TARGET = Target(
     _seeds,
     (
         "headrace.connectors.base.sink",
+        "headrace.enumerator.envelope",
         "headrace.runners.beam.shard",
         "headrace.connectors.kafka.write.commit_log",
         "headrace.connectors.kafka.write.handles",

@@ -1,4 +1,4 @@
-"""The offsets that Spark stores in a query's checkpoint: ours in both versions, and the JVM connector's.
+"""The offsets that Spark stores in a query's checkpoint: ours, and the JVM connector's.
 
 The first byte says whether what follows is the whole text, or the part that is ours alone.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 
+from headrace.enumerator.envelope import checksum, compact
 from headrace.enumerator.errors import StateError
 from headrace.kafka import KafkaSource
 from headrace.spark.jvm_checkpoint import _parse as parse_initial_offsets
 from headrace.spark.kafka_offsets import OURS, KafkaOffsets, parse, parse_jvm, parse_ours
 from tests.fuzz.target import GOLDEN, Target
 from tests.fuzz.targets.checkpoint import WORDS
+from tests.helpers.envelopes import body_of, sealed
 
 _FORMAT = KafkaOffsets(KafkaSource("127.0.0.1:1", topics=["t"]))
 _SHOWN = {"flights": {"0": 123}, "t": {"0": 1}}
@@ -23,7 +25,7 @@ def _check(data: bytes) -> None:
         return
     text = data[1:].decode("utf-8", "replace")
     if data[0] & 1:
-        text = json.dumps({**_SHOWN, OURS + text: {}})
+        text = json.dumps({**_SHOWN, OURS + _sealed(text): {}})
     try:
         found = parse_ours(parse(text))
         if found is None:
@@ -38,12 +40,23 @@ def _check(data: bytes) -> None:
         return
 
 
+def _sealed(text: str) -> str:
+    """Under checksums that hold, if it is a JSON object; else as it is."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(body, dict):
+        return text
+    return sealed("headrace-offsets", {**body, "shown": checksum(compact(_SHOWN))}).decode()
+
+
 def _seeds() -> dict[str, bytes]:
-    whole = {name: (GOLDEN / f"kafka_offsets_{name}.json").read_bytes() for name in ("v1", "v2")}
-    (own,) = (key for key in json.loads(whole["v2"]) if key.startswith(OURS))
+    whole = {name: (GOLDEN / f"{name}.json").read_bytes() for name in ("kafka_offsets_v1", "kafka_offsets_typed_v1")}
+    (own,) = (key for key in json.loads(whole["kafka_offsets_v1"]) if key.startswith(OURS))
     return {
         **{name: b"\0" + data for name, data in whole.items()},
-        "ours": b"\1" + own.removeprefix(OURS).encode(),
+        "ours": b"\1" + compact(body_of(own.removeprefix(OURS))).encode(),
         "jvm": b'\0{"flights":{"0":123,"10":0},"headrace":{"0":5}}',
         "initial": b'\0\0v1\n{"t":{"0":1}}',
     }
@@ -54,5 +67,5 @@ TARGET = Target(
     _check,
     _seeds,
     ("headrace.spark.kafka_offsets", "headrace.spark.jvm_checkpoint", "headrace.connectors.kafka.read.split"),
-    (*WORDS, b'"headrace":', b'"headrace:{', b'"began":', b'"epochs":', b'"topic_ids":', b"@"),
+    (*WORDS, b'"headrace:{', b'"began":', b'"epochs":', b'"topic_ids":', b"@"),
 )

@@ -14,6 +14,7 @@ import pytest
 
 from headrace.runners.spark_processes.spark_archive import archive_at_hand
 from headrace.spark.kafka_offsets import OURS
+from tests.helpers.envelopes import body_of
 from tests.helpers.spark_tools import ROOT
 
 pytestmark = pytest.mark.timeout(900)  # more than all that it waits for
@@ -90,7 +91,7 @@ def test_killed_in_batch_0_of_a_query_from_latest(topics, start, tmp_path):
     first = start(options=topics.options(topic), stop_in=0)
     first.wait_for((tmp_path / "reached").exists)
     offsets = json.loads((tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()[-1])
-    (ours,) = (json.loads(key.removeprefix(OURS)) for key in offsets if key.startswith(OURS))
+    (ours,) = (body_of(key.removeprefix(OURS)) for key in offsets if key.startswith(OURS))
     assert ours["began"] == {topic: {"0": 1, "1": 0}}
     topics.send(topic, range(5), 0)
     topics.send(topic, range(5, 10), 1)

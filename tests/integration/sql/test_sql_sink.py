@@ -23,9 +23,7 @@ pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.base.sink import Attempt, CommitList, Outcome, one_off_job
-from headrace.connectors.sql import commits, handles
-from headrace.connectors.sql import sink as sql_sink
-from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, list_key, place_digest, split_gid
+from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, list_key, split_gid
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
@@ -486,67 +484,6 @@ def test_a_table_has_one_list_however_its_name_is_written(rig):
     run_epoch(rig.sink(), job, 0, [[1]])
     run_epoch(SqlSink(rig.url, full(rig)), job, 0, [[2]])
     assert rig.ids() == [1]
-
-
-@pytest.fixture
-def older_version(rig, monkeypatch) -> Iterator[Callable[[], None]]:
-    """Makes what follows that of a version with one list, and one set of names, for all tables of a job; then no more."""
-    for name in ("headrace_commits", "headrace_transactions"):
-        rig.execute(f"DROP TABLE IF EXISTS {name}")
-    text = "TEXT" if rig.is_postgresql else "LONGTEXT"
-    name = "VARCHAR({})" if rig.is_postgresql else "VARCHAR({}) CHARACTER SET ascii COLLATE ascii_bin"
-    columns = f"generation BIGINT NOT NULL, driver {name.format(32)} NOT NULL, epoch BIGINT, commit_list {text}"
-    rig.execute(f"CREATE TABLE headrace_commits (job {name.format(100)} PRIMARY KEY, {columns})")
-    with monkeypatch.context() as patched:
-        patched.setattr(commits, "list_key", lambda job, _: job)
-        patched.setattr(commits, "replace", lambda one, destination: one)  # nor did lists have a destination
-        patched.setattr(handles, "place_digest", lambda *names: place_digest(*names[: 2 if rig.is_postgresql else 1]))
-        patched.setattr(sql_sink, "place_digest", handles.place_digest)
-        yield patched.undo
-    rig.execute("DROP TABLE headrace_commits")
-
-
-@pytest.mark.parametrize("step", [2, 3, 4, 7], ids=["checked", "recorded", "half committed", "completed"])
-def test_a_job_of_an_earlier_version_that_died_at_any_step_goes_on(rig, older_version, step):
-    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
-    job = rig.job()
-    run_epoch(rig.sink(), job, 0, [[1], [2]])
-    written = write_epoch(rig.sink(), job, 1, [[3], [4]])
-    with closing(CrashingCommitter(rig.sink().committer(job), step, when="after")) as committer, pytest.raises(Crash):
-        JobCommitter(job, committer).commit(1, written)
-    assert rig.execute("SELECT job FROM headrace_commits") == [(job,)]
-    older_version()
-    sink = rig.sink(lock_timeout_s=2)
-    sink.end_left_over(job, sink.left_over())  # or the tasks would wait for its locks
-    run_epoch(sink, job, 1, [[3], [4]])
-    run_epoch(sink, job, 2, [[5]])
-    assert rig.ids() == [1, 2, 3, 4, 5]
-    assert not rig.prepared()
-    assert [key.partition(".")[0] for (key,) in rig.execute("SELECT job FROM headrace_commits")] == [job]
-    assert len(rig.execute(f"SELECT gid FROM headrace_transactions WHERE job = '{job}'")) == 1  # of the last epoch
-
-
-def test_what_an_earlier_version_has_on_its_list_is_ended_by_one_table_and_left_alone_by_the_other(rig, other, older_version):
-    rig.create()
-    job = rig.job()
-    written = write_epoch(rig.sink(), job, 0, [[1], [2]])
-    with closing(rig.sink().committer(job)) as committer:
-        committer.fence()
-        committer.record(CommitList(0, written))
-    older_version()
-    with closing(rig.sink().committer(job)) as first:
-        assert first.fence() == CommitList(0, written)
-        assert first.end(written[0]) is Outcome.COMMITTED
-        run_epoch(other.sink(), job, 5, [[7]])  # the same job at another table, which sweeps, and records a later epoch
-        assert [first.end(handle) for handle in written] == [Outcome.COMMITTED] * 2
-    assert (rig.ids(), other.ids()) == ([1, 2], [7])
-
-
-def test_a_name_too_long_for_the_table_of_an_earlier_version_says_what_to_change(rig, older_version):
-    rig.create()
-    older_version()
-    with closing(rig.sink().committer("J" * 100)) as committer, pytest.raises(UsageError, match=r"VARCHAR\(120\)"):
-        committer.fence()
 
 
 # --- what an earlier run left over --------------------------------------------------------------------------------------

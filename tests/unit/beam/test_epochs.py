@@ -16,12 +16,13 @@ from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.iceberg import IcebergSink
 from headrace.runners.beam.table_committer import BEAT, EpochCommitter, TableWriter, _finalised, job_of
-from headrace.runners.beam.table_epochs import VERSION, CommitterState, CommitterStateSerializer
+from headrace.runners.beam.table_epochs import CommitterState, CommitterStateSerializer
 from headrace.sinks import Attempt
+from tests.helpers.envelopes import enveloped, resealed, sealed
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_paths, iceberg_values
 from tests.helpers.table_rig import VALUES, Death, KilledError, WatchedLog, batch_of, delta_paths, delta_values, open_marks
 
-GOLDEN = Path(__file__).parents[1] / "golden" / f"beam_epochs_v{VERSION}.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "beam_epochs_v1.json"
 ROWS = 6
 FIRST, SECOND = "a" * 32, "b" * 32
 
@@ -349,17 +350,26 @@ def test_the_current_version_reads_and_writes_its_golden_file():
 @pytest.mark.parametrize(
     ("data", "named"),
     [
-        (b"{}", "damaged"),
-        (b"\xff", "damaged"),
-        (b'{"format":"headrace-epochs","version":99,"handle_version":1}', "up to"),
-        (b'{"format":"headrace-prepared","version":1,"handle_version":1}', "up to"),
+        (b"{}", "without a format"),
+        (b"\xff", "not JSON"),
+        (enveloped(sealed("headrace-epochs", {}), version=99), "version 99"),
+        (sealed("headrace-epochs", {}), "KeyError"),
+        (sealed("headrace-prepared", {}), "its format is 'headrace-prepared'"),
     ],
 )
 def test_what_is_no_state_of_a_committer_is_named(data, named):
-    with pytest.raises(StateError, match=f"here: .*{named}"):
+    with pytest.raises(StateError, match=f"^here: the state of a committer cannot be read: .*{named}"):
         CommitterStateSerializer(TableHandleSerializer()).deserialize(data, "here")
-    with pytest.raises(StateError, match="handed over is damaged"):
+    with pytest.raises(StateError, match=r"^what a writer has handed over: .* cannot be read: "):
         CommitterStateSerializer(TableHandleSerializer()).unpack(data)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"run": 7}, {"committed": "4"}, {"digest": None}, {"received": [[7, {}]]}, {"handle_version": 9}], ids=str
+)
+def test_a_damaged_state_of_a_committer_is_refused(changes):
+    with pytest.raises(StateError, match=r"^here: the state of a committer cannot be read: "):
+        CommitterStateSerializer(TableHandleSerializer()).deserialize(resealed(GOLDEN.read_bytes(), **changes), "here")
 
 
 def test_a_batch_without_columns_of_the_table_fails_its_bundle(tmp_path):

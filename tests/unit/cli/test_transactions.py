@@ -37,14 +37,19 @@ def handle(transactional_id):
 
 
 def lists(**jobs):
-    return DurableLists("headrace-commits", jobs)
+    """Of the prefix and one destination."""
+    return DurableLists("headrace-commits", {key_of(job): found for job, found in jobs.items()})
 
 
-RECORDED = CommitList(4, (handle("headrace.q.0.0.0"), handle("headrace.q.0.1.0")))
+def key_of(job, prefix="headrace"):
+    return f"{prefix}.{job}.0a1b2c3d"
 
 
-NEW_KEY, OF_ORDERS = "p.q.0a1b2c3d", CommitList(1, (), completed=True, destination="orders")
-CLAIMED = CommitList(None, (), completed=True, claim=JobClaim(3, "host-7"))
+RECORDED = CommitList(4, (handle("headrace.q.0a1b2c3d.0.0.0"), handle("headrace.q.0a1b2c3d.0.1.0")), destination="out")
+
+
+OF_ORDERS = CommitList(1, (), completed=True, destination="orders")
+CLAIMED = CommitList(None, (), completed=True, destination="out", claim=JobClaim(3, "host-7"))
 
 
 def test_states_are_kafkas_in_any_case():
@@ -54,9 +59,9 @@ def test_states_are_kafkas_in_any_case():
 
 
 def test_rows_of_a_listing():
-    row = transaction_row("headrace.q.0.12.1", described("headrace.q.0.12.1"), NOW)
-    assert row == ("headrace.q.0.12.1", "q", 0, 12, 1, "Ongoing", 7, 3, 5.0, 900.0)
-    assert transaction_row("headrace.q.driver", described("headrace.q.driver", "Empty", None), NOW)[1:6] == (
+    row = transaction_row("headrace.q.0a1b2c3d.0.12.1", described("headrace.q.0a1b2c3d.0.12.1"), NOW)
+    assert row == ("headrace.q.0a1b2c3d.0.12.1", "q", 0, 12, 1, "Ongoing", 7, 3, 5.0, 900.0)
+    assert transaction_row("headrace.q.0a1b2c3d.driver", described("headrace.q.0a1b2c3d.driver", "Empty", None), NOW)[1:6] == (
         "q",
         None,
         "driver",
@@ -68,19 +73,21 @@ def test_rows_of_a_listing():
 
 def test_rows_of_durable_lists():
     found = DurableLists(
-        "t", {"q": RECORDED, "done": CommitList(9, (), completed=True), NEW_KEY: OF_ORDERS, "new": CLAIMED}, {"bad": "damaged"}
+        "t",
+        {key_of("q"): RECORDED, key_of("q", "p"): OF_ORDERS, key_of("new"): CLAIMED},
+        {key_of("r"): "damaged", "x": "foreign"},
     )
     assert list_rows(found) == [
-        ("q", 4, "recorded", 2, None, None, None),
-        ("done", 9, "completed", 0, None, None, None),
+        ("q", 4, "recorded", 2, "headrace", "out", None),
         ("q", 1, "completed", 0, "p", "orders", None),
-        ("new", None, "completed", 0, None, None, "host-7"),
-        ("bad", None, "unreadable: damaged", None, None, None, None),
+        ("new", None, "completed", 0, "headrace", "out", "host-7"),
+        ("r", None, "unreadable: damaged", None, "headrace", None, None),
+        ("x", None, "unreadable: foreign", None, None, None, None),
     ]
 
 
 def test_a_description_says_which_list_names_it():
-    rows = dict(description_rows(described("headrace.q.0.1.0"), lists(q=RECORDED), NOW))
+    rows = dict(description_rows(described("headrace.q.0a1b2c3d.0.1.0"), lists(q=RECORDED), NOW))
     assert rows["list of committables"] == "named by job q, epoch 4"
     assert (rows["partitions"], rows["age s"], rows["started"]) == ("out-0, out-1", 5.0, "2023-11-14T22:14:55.000Z")
     assert dict(description_rows(described("x", "Empty", None), lists(q=RECORDED), NOW))["list of committables"] == "not named"
@@ -88,11 +95,11 @@ def test_a_description_says_which_list_names_it():
 
 def test_damaged_lists_are_kept_apart():
     serializer = CommitListSerializer(KafkaHandleSerializer())
-    found = parse_lists("t", {"q": serializer.serialize(RECORDED), "bad": b"{}"})
-    assert found.lists == {"q": RECORDED}
-    assert "damaged" in found.unreadable["bad"]
-    assert found.holder("headrace.q.0.1.0") == ("q", 4)
-    assert found.holder("headrace.q.0.2.0") is None
+    found = parse_lists("t", {key_of("q"): serializer.serialize(RECORDED), key_of("bad"): b"{}"})
+    assert found.lists == {key_of("q"): RECORDED}
+    assert "cannot be read" in found.unreadable[key_of("bad")]
+    assert found.holder("headrace.q.0a1b2c3d.0.1.0") == ("q", 4)
+    assert found.holder("headrace.q.0a1b2c3d.0.2.0") is None
 
 
 def decisions(found, known):
@@ -115,13 +122,14 @@ def test_what_is_open_is_aborted_and_nothing_else():
 
 
 def test_what_a_durable_list_names_is_refused_and_the_command_named():
-    found = {name: described(name) for name in ("headrace.q.0.1.0", "headrace.q.1.0.0")}
+    found = {name: described(name) for name in ("headrace.q.0a1b2c3d.0.1.0", "headrace.q.0a1b2c3d.1.0.0")}
     refused, free = plan_abort(found, lists(q=RECORDED))
     assert refused.decision is AbortDecision.REFUSED
     assert refused.reason.endswith("headrace transactions commit --job q")
     assert free.decision is AbortDecision.ABORT
     (other,) = plan_abort(
-        {"mine.q.0.0.0": described("mine.q.0.0.0")}, DurableLists("t", {"q": CommitList(1, (handle("mine.q.0.0.0"),))})
+        {"mine.q.0a1b2c3d.0.0.0": described("mine.q.0a1b2c3d.0.0.0")},
+        DurableLists("t", {key_of("q", "mine"): CommitList(1, (handle("mine.q.0a1b2c3d.0.0.0"),))}),
     )
     assert other.reason.endswith("headrace transactions commit --job q --prefix mine --commit-topic t")
     completed = lists(q=CommitList(4, RECORDED.handles, completed=True))
@@ -129,9 +137,12 @@ def test_what_a_durable_list_names_is_refused_and_the_command_named():
 
 
 def test_a_list_that_cannot_be_read_may_name_anything_of_its_job():
-    known = DurableLists("t", {}, {"q": "a newer headrace wrote this"})
-    found = {name: described(name) for name in ("headrace.q.0.1.0", "headrace.q1.0.1.0")}
-    assert decisions(found, known) == {"headrace.q.0.1.0": AbortDecision.REFUSED, "headrace.q1.0.1.0": AbortDecision.ABORT}
+    known = DurableLists("t", {}, {key_of("q"): "a newer headrace wrote this"})
+    found = {name: described(name) for name in ("headrace.q.0a1b2c3d.0.1.0", "headrace.q1.0a1b2c3d.0.1.0")}
+    assert decisions(found, known) == {
+        "headrace.q.0a1b2c3d.0.1.0": AbortDecision.REFUSED,
+        "headrace.q1.0a1b2c3d.0.1.0": AbortDecision.ABORT,
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,15 +160,22 @@ def test_what_happened_meanwhile_is_told(answer, decision):
     assert abort_one(Coordinator(), described("x")).decision is decision
 
 
-DONE = CommitList(9, (), completed=True)
+DONE = CommitList(9, (), completed=True, destination="out")
 
 
 def test_a_job_is_completed_and_a_one_off_write_forgotten():
     one, two = one_off_job(), one_off_job()
-    known = lists(**{"q": RECORDED, "done": DONE, one: CommitList(0, (handle(f"headrace.{one}.0.0.0"),)), two: DONE})
+    known = lists(
+        **{
+            "q": RECORDED,
+            "done": DONE,
+            one: CommitList(0, (handle(f"headrace.{one}.0a1b2c3d.0.0.0"),), destination="out"),
+            two: DONE,
+        }
+    )
     assert plan_commit(known, ["q"], "headrace") == [Completion("q", 4, 2, forget=False, topic="out")]
     assert plan_commit(known, ["done"], "headrace") == []
-    assert plan_commit(known, [two], "headrace") == [Completion(two, 9, 0, forget=True)]
+    assert plan_commit(known, [two], "headrace") == [Completion(two, 9, 0, forget=True, topic="out")]
     everything = [Completion("q", 4, 2, forget=False, topic="out"), Completion(one, 0, 1, forget=True, topic="out")]
     assert plan_commit(known, None, "headrace") == everything
 
@@ -165,19 +183,20 @@ def test_a_job_is_completed_and_a_one_off_write_forgotten():
 @pytest.mark.parametrize("job", ["batch-orders", "batch-1", f"batch-{'0' * 32}"])
 def test_seen_here_the_list_of_a_repeated_write_whose_name_begins_with_batch_is_kept(job):
     """findings: Sinks 6. Without it the write that is repeated would be written twice."""
-    known = lists(**{job: CommitList(0, (handle(f"headrace.{job}.0.0.0"),))})
+    known = lists(**{job: CommitList(0, (handle(f"headrace.{job}.0a1b2c3d.0.0.0"),), destination="out")})
     assert plan_commit(known, [job], "headrace") == [Completion(job, 0, 1, forget=False, topic="out")]
     assert plan_commit(lists(**{job: DONE}), [job], "headrace") == []
 
 
 def test_a_job_has_a_list_for_each_destination_and_all_of_the_prefix_are_completed():
-    known = lists(
-        **{
+    known = DurableLists(
+        "headrace-commits",
+        {
             "headrace.q.0a1b2c3d": replace(RECORDED, destination="orders"),
             "headrace.q.1a1b2c3d": replace(RECORDED, destination=EACH_ROWS_TOPIC, targets=("out",)),
             "green.q.0a1b2c3d": replace(RECORDED, destination="orders"),
             "headrace.q.2a1b2c3d": replace(DONE, destination="done"),
-        }
+        },
     )
     found = [(item.job, item.topic) for item in plan_commit(known, ["q"], "headrace")]
     assert found == [("q", "orders"), ("q", None)]
@@ -196,4 +215,4 @@ def test_a_job_without_a_readable_list_is_an_error():
     with pytest.raises(StateError, match="jobs that have one: q"):
         plan_commit(lists(q=RECORDED), ["p"], "headrace")
     with pytest.raises(StateError, match="newer"):
-        plan_commit(DurableLists("t", {}, {"q": "a newer headrace"}), ["q"], "headrace")
+        plan_commit(DurableLists("t", {}, {key_of("q"): "a newer headrace"}), ["q"], "headrace")

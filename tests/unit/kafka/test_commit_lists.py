@@ -1,8 +1,7 @@
-"""Lists of committables in Kafka: one for each destination of a job, of any size, and those of earlier versions."""
+"""Lists of committables in Kafka: one for each destination of a job, of any size."""
 
 from __future__ import annotations
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,18 +18,17 @@ from headrace.connectors.base.sink import Attempt, CommitList, CommitListSeriali
 from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
 from headrace.connectors.kafka.write.commit_log import CommitLog, DriverLog
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
-from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, JobNames, parse_key
-from headrace.connectors.kafka.write.sink import KafkaSink, _commit_log
+from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, parse_key
+from headrace.connectors.kafka.write.sink import _commit_log
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.enumerator.errors import CorruptDataError, FencedError, StateError, UsageError
 from headrace.runners.spark.writers import BatchWriter
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, ErrorCode, NewRecord, Refuse, Rewrite
-from tests.helpers.kafka_rig import eventually
 from tests.helpers.record_batches import CONTROL
 from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden" / "kafka_commit_list_v1.json"
 JOB = "job"
 LISTS = CommitListSerializer(KafkaHandleSerializer())
 TOPIC_ID = UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
@@ -380,7 +378,7 @@ class TestWritesUnderWay:
         assert values(kafka, "a") == ["0", "1", "2"]
 
     def test_seen_here_nor_does_a_first_start_wait_for_what_another_job_has_under_way(self, kafka, monkeypatch):
-        """It looked for an earlier version's list: 10.8 s, also in each one-off write; for ever behind one that hangs."""
+        """It waited 10.8 s, also in each one-off write; for ever behind one that hangs."""
         sink = sink_to(kafka, "a")
         committer(sink, JOB).recover()
         dies_in_its_write(monkeypatch, sink, "other", 7)
@@ -541,7 +539,9 @@ class TestSize:
                 damaged = value if "/1" not in key else b"0" * 32 + value[32:]
                 other.append("commits", NewRecord(damaged, key=key.encode()))
             sink = sink_to(other, "orders")
-            with pytest.raises(StateError, match="this is no list of transactions: its format is 'headrace-commit-list-parts'"):
+            with pytest.raises(
+                StateError, match="the list of transactions cannot be read: its format is 'headrace-commit-list-parts'"
+            ):
                 committer(sink, JOB).recover()
 
     def test_the_commit_topic_takes_a_part_whatever_the_brokers_default(self, kafka, driver):
@@ -557,7 +557,7 @@ def records_by_key(kafka):
     return {record.key.decode(): record.value for record in kafka.records("commits") if record.key != b"/"}
 
 
-# --- versions ------------------------------------------------------------------------------------------------------------
+# --- stored formats -----------------------------------------------------------------------------------------------------
 
 LISTED = tuple(
     KafkaHandle(
@@ -569,136 +569,10 @@ LISTED = tuple(
     )
     for task in range(2)
 )
-GOLDEN_LISTS = {
-    "kafka_commit_list_v1.json": CommitList(7, LISTED),
-    "kafka_commit_list_v2.json": CommitList(7, LISTED, destination=EACH_ROWS_TOPIC, targets=("out",)),
-}
+GOLDEN_LIST = CommitList(7, LISTED, destination=EACH_ROWS_TOPIC, targets=("out",))
 
 
-@pytest.mark.parametrize("name", GOLDEN_LISTS)
-def test_what_any_version_wrote_is_read(name):
-    assert LISTS.deserialize((GOLDEN / name).read_bytes(), "here") == GOLDEN_LISTS[name]
-
-
-def test_the_current_version_writes_its_golden_file():
+def test_the_golden_list_is_read_and_written():
     """A difference here means that the format has changed, and needs a new version."""
-    name = "kafka_commit_list_v2.json"
-    assert LISTS.serialize(GOLDEN_LISTS[name]) == (GOLDEN / name).read_bytes()
-
-
-@pytest.mark.parametrize("wrong", [{"destination": 7}, {"targets": [1]}, {"targets": 1}])
-def test_a_destination_that_is_none_is_damage(wrong):
-    data = json.loads(LISTS.serialize(GOLDEN_LISTS["kafka_commit_list_v2.json"])) | wrong
-    with pytest.raises(StateError, match="damaged"):
-        LISTS.deserialize(json.dumps(data).encode(), "here")
-
-
-class OldNames(JobNames):
-    """As earlier versions made them: one list, one driver and one set of ids for all destinations of a job."""
-
-    @property
-    def key(self):
-        return self.job
-
-    @property
-    def beginning(self):
-        return self.of_job
-
-
-class OldSink:
-    """What an earlier version has left."""
-
-    def __init__(self, monkeypatch, sink):
-        self.sink = sink
-        self._transactions = Transactions(sink.cluster())
-        self._names = OldNames(sink.transactional_id_prefix, JOB, sink.destination)
-        self._driver = DriverLog(sink.commit_log(), self._transactions, self._names)
-        self._monkeypatch = monkeypatch
-
-    def prepared(self, epoch, *tasks):
-        with self._monkeypatch.context() as patched:
-            patched.setattr(KafkaSink, "names", lambda _, job: self._names)
-            return prepared(self.sink, JOB, epoch, *tasks)
-
-    def record(self, commits):
-        self._driver.fence()
-        self._driver.write(LISTS.serialize(commits))
-
-    def record_again(self, commits):
-        self._driver.write(LISTS.serialize(commits))
-
-
-def describes(transactional_id):
-    return lambda request: transactional_id in request.transactional_ids
-
-
-class TestTakeover:
-    @pytest.fixture
-    def old(self, monkeypatch, kafka):
-        return OldSink(monkeypatch, sink_to(kafka, "a"))
-
-    def test_what_an_earlier_version_recorded_is_completed_and_its_list_replaced(self, kafka, old):
-        old.record(CommitList(4, old.prepared(4, ["0"], ["1"])))
-        sink = sink_to(kafka, "a")
-        assert sink.recorded_epochs() == {JOB: 4}
-        committer(sink, JOB).recover()
-        assert values(kafka, "a") == ["0", "1"]
-        assert sink.recorded_epochs() == {JOB: 4}
-        assert {key: value is None for key, value in records_by_key(kafka).items()} == {JOB: True, sink.names(JOB).key: False}
-
-    def test_one_of_another_destination_or_prefix_is_left_alone(self, kafka, old):
-        old.record(CommitList(4, old.prepared(4, ["0"])))
-        for other in (sink_to(kafka, "b"), sink_to(kafka, "a", transactional_id_prefix="green")):
-            assert other.recorded_epochs() == {}
-            committer(other, JOB).commit(0, prepared(other, JOB, 0, ["other"]))
-        assert values(kafka, "b") == ["other"]
-        assert Transactions(old.sink.cluster()).ongoing("headrace.") == ["headrace.job.0.0.0"]
-        committer(sink_to(kafka, "a"), JOB).recover()
-        assert values(kafka, "a") == ["0", "other"]
-
-    def test_of_a_completed_one_the_epoch_is_taken_over_by_whoever_comes_first(self, kafka, old):
-        old.record(CommitList(4, (), completed=True))
-        sink = sink_to(kafka, "a")
-        with pytest.raises(StaleEpochError):
-            committer(sink, JOB).commit(3, prepared(sink, JOB, 3, ["stale"]))
-        committer(sink, JOB).commit(4, prepared(sink, JOB, 4, ["replay"]))
-        committer(sink, JOB).commit(5, prepared(sink, JOB, 5, ["5"]))
-        other = sink_to(kafka, "b")
-        committer(other, JOB).commit(4, prepared(other, JOB, 4, ["4"]))
-        assert (values(kafka, "a"), values(kafka, "b")) == (["5"], ["4"])
-
-    def test_what_it_has_under_way_is_waited_for(self, kafka, old, monkeypatch):
-        """It may be recorded yet, and what it names is committed then."""
-        old.record(CommitList(4, old.prepared(4, ["0"])))
-        handles = old.prepared(5, ["1"])
-        ends, done = Transactions.end, []
-
-        def ends_later(self, producer, protocol, verdict):
-            if producer.transactional_id == old._names.driver and not done:
-                done.append(True)
-                looked = kafka.fault("DescribeTransactions", Before(lambda: None), nth=2, when=describes(old._names.driver))
-                with ThreadPoolExecutor(1) as others:
-                    starting = others.submit(committer(sink_to(kafka, "a"), JOB).recover)
-                    eventually(lambda: looked.fired or starting.done(), "nobody looked twice")
-                    assert not starting.done()
-                    ended = ends(self, producer, protocol, verdict)
-                    starting.result(20)
-                return ended
-            return ends(self, producer, protocol, verdict)
-
-        monkeypatch.setattr(Transactions, "end", ends_later)
-        old.record_again(CommitList(5, handles))
-        assert values(kafka, "a") == ["1"]
-
-    def test_a_driver_of_an_earlier_version_is_fenced(self, kafka, old):
-        old.record(CommitList(4, old.prepared(4, ["0"])))
-        committer(sink_to(kafka, "a"), JOB).recover()
-        with pytest.raises(FencedError):
-            old.record_again(CommitList(5, (), completed=True))
-
-    def test_what_it_left_open_is_aborted(self, kafka, old):
-        old.record(CommitList(4, old.prepared(4, ["0"])))
-        old.prepared(5, ["orphan"])
-        committer(sink_to(kafka, "a"), JOB).recover()
-        assert Transactions(old.sink.cluster()).ongoing("headrace.") == []
-        assert values(kafka, "a") == ["0"]
+    assert LISTS.deserialize(GOLDEN.read_bytes(), "here") == GOLDEN_LIST
+    assert LISTS.serialize(GOLDEN_LIST) == GOLDEN.read_bytes()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -20,7 +19,6 @@ from headrace.connectors.kafka.client.wire.throttles import Throttles
 from headrace.connectors.kafka.read import fetch_plan, fetcher
 from headrace.connectors.kafka.read import reader as reader_module
 from headrace.connectors.kafka.read.discovery import java_pattern
-from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, OutageError, UsageError
 from headrace.kafka import Earliest, KafkaSource, Latest, Timestamp
 from headrace.runners.spark.log_read import LogRead
@@ -123,11 +121,6 @@ def test_a_leader_changes_inside_one_answer_and_a_checkpoint_between_two_of_its_
         batches._run.checkpoint_aborted()
     assert middles > 1
     batches.close()
-
-
-def test_epochs_in_checkpoints_of_before_are_not_believed():
-    written = KafkaSplit("t", None, 0, 170, None, 3)
-    assert KafkaSplitSerializer().deserialize(1, KafkaSplitSerializer().serialize(written)) == replace(written, last_epoch=None)
 
 
 # --- followers and old leaders ----------------------------------------------------------------------------------------------

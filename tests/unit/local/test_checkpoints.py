@@ -50,7 +50,6 @@ from headrace.runners.local.checkpoints import (
     Roster,
     RunCheckpoint,
     RunCheckpointSerializer,
-    sealed,
 )
 from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
 from headrace.runners.local.coordinator import RunBeginning, RunOutcome
@@ -97,6 +96,7 @@ from headrace.testing import (
 )
 from headrace.testing.memory import MemorySplitSerializer
 from headrace.testing.memory_sink import MemoryHandleSerializer
+from tests.helpers.envelopes import enveloped, resealed, sealed, without
 from tests.helpers.generate_grpc import MADE, PROTO, ROOT, generate
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run-checkpoint-v1.json"
@@ -249,7 +249,7 @@ def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
     again.close()
 
 
-def test_the_golden_checkpoint_of_version_1_is_read():
+def test_the_golden_checkpoint_is_read_and_written():
     found = SERIALIZER.deserialize("run-golden", GOLDEN.read_bytes(), "golden")
     assert found == checkpoint(12, (WorkerHandle(3, MemoryHandle(7)), WorkerHandle(4, MemoryHandle(8))), False, 99, 98)
     assert SERIALIZER.serialize("run-golden", found) == GOLDEN.read_bytes().rstrip(b"\n")
@@ -420,9 +420,11 @@ def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
     data = SERIALIZER.serialize("run-a", checkpoint())
     with pytest.raises(StateError, match="of the run 'run-a', and the folder is of 'run-b'"):
         SERIALIZER.deserialize("run-b", data, "here")
-    newer = json.dumps({**json.loads(data), "version": 3}).encode()
-    with pytest.raises(StateError, match="here: it has version 3, and this headrace reads up to 2"):
-        SERIALIZER.deserialize("run-a", newer, "here")
+    for newer in (enveloped(data, version=2), resealed(data, handle_version=2)):
+        with pytest.raises(
+            StateError, match="here: the checkpoint of a run cannot be read: a newer headrace wrote it: version 2"
+        ):
+            SERIALIZER.deserialize("run-a", newer, "here")
 
 
 def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_swept(tmp_path):
@@ -485,18 +487,31 @@ def test_a_removal_that_a_crash_cuts_short_leaves_a_folder_that_begins_anew(tmp_
     again.close()
 
 
-def test_the_golden_run_json_of_version_3_is_read_and_older_ones_say_nothing_of_checkpoints(tmp_path):
-    (tmp_path / "run.json").write_bytes((GOLDEN.parent / "run-roster-v3.json").read_bytes())
+def test_the_golden_run_json_is_read(tmp_path):
+    golden = (GOLDEN.parent / "run-roster-v1.json").read_bytes()
+    (tmp_path / "run.json").write_bytes(golden)
     (tmp_path / "checkpoint-000000000001.json").write_bytes(b"whatever")
     store = opened(tmp_path)
     assert store.roster == Roster("run-golden", 3, (1, 2), (), checkpointed=True)
     store.close()
-    (tmp_path / "checkpoint-000000000001.json").unlink()
-    older = sealed("headrace-run", 1, {"run": "run-golden", "next_number": 3, "unswept": [1, 2]})
-    (tmp_path / "run.json").write_bytes(older)
-    store = opened(tmp_path)
-    assert store.roster == Roster("run-golden", 3, (1, 2), (), checkpointed=False)
-    store.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-9],
+        lambda data: data.replace(b"[1,2]", b"[1,3]"),
+        lambda data: enveloped(data, version=2),
+        lambda data: enveloped(data, format="headrace-savepoint"),
+        lambda data: resealed(data, unswept=[-1]),
+        lambda data: resealed(data, checkpointed=1),
+        lambda data: without(data, "outputs"),
+    ],
+)
+def test_a_damaged_run_json_is_refused_and_named(tmp_path, damage):
+    (tmp_path / "run.json").write_bytes(damage((GOLDEN.parent / "run-roster-v1.json").read_bytes()))
+    with pytest.raises(StateError, match=r"run\.json: the state of a run cannot be read: "):
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/x", "file://host/x", "file:", "", "hdfs://n/x"])
@@ -645,10 +660,8 @@ def test_a_time_that_is_still_to_come_says_nothing(tmp_path):
 @pytest.mark.parametrize("swept", [[[1]], [[1, "x"]], [["1", 2.0]], [[1, 1e999]], 7, None])
 def test_a_damaged_note_of_what_was_swept_is_named(tmp_path, swept):
     lives(tmp_path, 1, 5.0)
-    written = json.loads((tmp_path / "run.json").read_bytes())
-    body = json.loads(written["body"]) | {"swept": swept}
-    (tmp_path / "run.json").write_bytes(sealed("headrace-run", written["version"], body))
-    with pytest.raises(StateError, match=r"run.json is damaged"):
+    (tmp_path / "run.json").write_bytes(resealed((tmp_path / "run.json").read_bytes(), swept=swept))
+    with pytest.raises(StateError, match=r"run.json: the state of a run cannot be read: it is damaged"):
         opened(tmp_path)
 
 
@@ -709,11 +722,10 @@ def test_seen_here_a_look_that_shows_what_copies_have_replaced_makes_no_folder_a
 def test_a_checkpoint_whose_rows_were_copied_comes_back_as_it_was_written():
     made = replace(checkpoint(7, (), True, 9, 4), replaced=(5, 6))
     assert SERIALIZER.deserialize("run-1", SERIALIZER.serialize("run-1", made), "here") == made
-    for damaged in ("[5,true]", "[-1]", "[5.5]", '"5"', "5"):
-        data = SERIALIZER.serialize("run-1", made)
-        body = json.loads(json.loads(data)["body"]) | {"replaced": json.loads(damaged)}
-        with pytest.raises(StateError, match="here: the checkpoint is damaged"):
-            SERIALIZER.deserialize("run-1", sealed(checkpoints.FORMAT, checkpoints.VERSION - 1, body), "here")
+    for damaged in ([5, True], [-1], [5.5], "5", 5):
+        data = resealed(SERIALIZER.serialize("run-1", made), replaced=damaged)
+        with pytest.raises(StateError, match="here: the checkpoint of a run cannot be read: it is damaged"):
+            SERIALIZER.deserialize("run-1", data, "here")
 
 
 def test_an_older_copy_of_a_folder_and_another_branch_are_refused(tmp_path):
@@ -931,7 +943,7 @@ def test_no_savepoint_is_made_of_what_is_not_committed_or_not_the_newest(tmp_pat
     with pytest.raises(RetriableError, match="checkpoint 2 is not committed yet"):
         take_savepoint(run_files(str(tmp_path)), tmp_path / "savepoints")
     (tmp_path / "checkpoint-000000000002.json").write_bytes(b"{")
-    with pytest.raises(StateError, match=r"000000000002\.json is damaged"):
+    with pytest.raises(StateError, match=r"000000000002\.json: the checkpoint of a run cannot be read"):
         take_savepoint(run_files(str(tmp_path)), tmp_path / "savepoints")
     assert not (tmp_path / "savepoints").exists()
     store.close()
@@ -970,7 +982,7 @@ def test_seen_here_a_folder_that_is_of_no_run_is_refused_and_nothing_is_made_in_
     assert not log.rows()
 
 
-def test_the_golden_savepoint_of_version_1_is_read():
+def test_the_golden_savepoint_is_read_and_written():
     golden = GOLDEN.with_name("run-savepoint-v1.json")
     found = read_savepoint(golden)
     assert (found.run, found.positions(POSITIONS)) == ("run-golden", checkpoint(12).positions)
@@ -987,8 +999,8 @@ def test_a_file_that_is_no_savepoint_is_named(tmp_path):
     with pytest.raises(StateError, match="its format is 'headrace-run-checkpoint', not 'headrace-savepoint'"):
         read_savepoint(GOLDEN)
     for body in ({}, {"run": "a", "checkpoint_id": True, "source": "x"}):
-        with pytest.raises(StateError, match="here is damaged"):
-            Savepoint.deserialize(sealed("headrace-savepoint", 1, body), "here")
+        with pytest.raises(StateError, match="here: the savepoint cannot be read: it is damaged"):
+            Savepoint.deserialize(sealed("headrace-savepoint", body), "here")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from headrace.connectors.files.store import open_store
 from headrace.enumerator.errors import AuthenticationError, FencedError, RetriableError, StateError, UsageError
 from headrace.runners.local.storage import object_log
 from headrace.runners.local.storage.object_log import ObjectLog
+from tests.helpers.envelopes import body_of, enveloped, sealed
 
 HISTORIES = 400
 MOST_AT_ONCE = 3
@@ -375,11 +376,12 @@ def test_a_store_that_creates_what_is_there_is_refused():
 @pytest.mark.parametrize(
     ("head", "complaint"),
     [
-        (b"", "log/000000000002 is damaged"),
-        (b"[]", "log/000000000002 is damaged"),
-        (b'{"format": "other", "version": 1}', "its format is 'other'"),
-        (b'{"format": "headrace-run-entry", "version": 2}', "it has version 2, and this headrace reads up to 1"),
-        (b'{"format": "headrace-run-entry", "version": 1, "life": "", "at": 1, "kind": "x", "name": "a"}', "an entry 'x'"),
+        (b"", "log/000000000002: the entry of a run's log cannot be read: it is not JSON"),
+        (b"[]", "log/000000000002: the entry of a run's log cannot be read: headrace did not write it"),
+        (sealed("other", {}), "its format is 'other'"),
+        (enveloped(sealed("headrace-run-entry", {}), version=2), "a newer headrace wrote it: version 2"),
+        (sealed("headrace-run-entry", {"life": "", "at": 1, "kind": "x", "name": "a"}), "an entry 'x'"),
+        (sealed("headrace-run-entry", {"life": "a"}).replace(b'"a"', b'"b"'), "checksum"),
     ],
 )
 def test_an_entry_that_cannot_be_read_is_named(head, complaint):
@@ -406,7 +408,7 @@ def test_a_file_that_was_cut_off_keeps_its_place_for_its_reader_to_judge(caplog)
     assert "mem://x/log/000000000002 is damaged: 2 bytes, where 3 were written" in caplog.text
 
 
-def test_the_golden_log_of_version_1_is_read(request):
+def test_the_golden_log_is_read(request):
     golden = json.loads((request.path.parents[1] / "golden" / "run-log-v1.json").read_text())
     objects = {name: text.encode() for name, text in golden.items()}
     assert files(objects) == {"run.json": b"{}", "checkpoint-000000000002.json": b"two\nlines"}
@@ -623,10 +625,8 @@ def who_comes_too_late_takes_its_object_away():
         try:
             return append(self, header, data)
         except object_log._TakenError:
-            if (
-                json.loads(self._store.objects.get(object_log._path(number), b"{}").partition(b"\n")[0] or b"{}").get("life")
-                == self._life
-            ):
+            stored = self._store.objects.get(object_log._path(number))
+            if stored is not None and body_of(stored.partition(b"\n")[0])["life"] == self._life:
                 self._store.objects.pop(object_log._path(number))
             raise
 

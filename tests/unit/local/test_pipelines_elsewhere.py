@@ -35,6 +35,7 @@ from headrace.sinks import FunctionSink
 from headrace.testing import FakeKafka, MemoryLog, MemorySource
 from tests.helpers import run_jobs
 from tests.helpers.beam_rig import on_direct
+from tests.helpers.envelopes import body_of
 from tests.helpers.spark_in_process import InProcessSpark
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -250,7 +251,7 @@ def test_a_savepoints_epoch_becomes_a_querys_and_positions_are_by_topic_id(kafka
     savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
     query = copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path / "q"), startFromSavepoint=savepoint)
     query.processAllAvailable()
-    (own,) = (json.loads(key.removeprefix("headrace:")) for key in query._end(0) if key.startswith("headrace:"))
+    (own,) = (body_of(key.removeprefix("headrace:")) for key in query._end(0) if key.startswith("headrace:"))
     assert own["began"] == {"in": {"0": 4, "1": 10, "2": 0}}
     assert set(own["topic_ids"]) == {"in"}
 

@@ -42,8 +42,10 @@ from headrace.spark.checkpoints.logs import fsspec_address, read_checkpoint
 from headrace.spark.checkpoints.positions import OffsetForm, stored_positions
 from headrace.spark.checkpoints.savepoints import savepoint_of
 from headrace.spark.checkpoints.targets import UNFINISHED
+from headrace.spark.kafka_offsets import OURS
 from headrace.testing import FakeKafka
 from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
+from tests.helpers.envelopes import body_of, sealed
 from tests.helpers.python_path import python_path
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "spark_checkpoint"
@@ -210,9 +212,11 @@ def test_what_keeps_a_query_from_going_on_is_named(checkpoint, gone, where):
 
 
 def test_damage_within_a_sources_offsets_is_named(checkpoint):
-    text = (checkpoint / "offsets" / "5").read_text().replace('\\"version\\":2', '\\"version\\":7')
-    damage(checkpoint, "offsets/5", text.encode())
-    assert kinds(checkpoint) == {"offsets/5, source 0": FindingKind.DAMAGED}
+    whole = (checkpoint / "offsets" / "5").read_text()
+    for old, new in (('\\"version\\":1', '\\"version\\":7'), ('"0": 16', '"0": 15'), ('\\"0\\":10', '\\"0\\":11')):
+        assert old in whole
+        damage(checkpoint, "offsets/5", whole.replace(old, new).encode())
+        assert kinds(checkpoint) == {"offsets/5, source 0": FindingKind.DAMAGED}
 
 
 def test_state_is_named_and_not_looked_at(checkpoint):
@@ -246,8 +250,19 @@ def test_topics_and_offsets_are_looked_at_in_the_cluster(kafka, checkpoint):
 
 
 def forget_ids(checkpoint, number=5):
-    text = (checkpoint / "offsets" / str(number)).read_text()
-    damage(checkpoint, f"offsets/{number}", text.replace(f'\\"{TOPIC}\\":\\"{TOPIC_ID}\\"', "").encode())
+    change_rest(checkpoint, f"offsets/{number}", lambda rest: rest["topic_ids"].clear())
+
+
+def change_rest(checkpoint, name, change):
+    """What is ours alone in the offsets of a batch, under a checksum that holds."""
+    *head, line = (checkpoint / name).read_text().split("\n")
+    shown = json.loads(line)
+    (own,) = (key for key in shown if key.startswith(OURS))
+    rest = body_of(own.removeprefix(OURS))
+    change(rest)
+    del shown[own]
+    whole = {**shown, OURS + sealed("headrace-offsets", rest).decode(): {}}
+    damage(checkpoint, name, "\n".join([*head, json.dumps(whole)]).encode())
 
 
 def test_the_cluster_may_be_named_by_the_environment_and_by_properties(kafka, checkpoint, monkeypatch):
@@ -417,10 +432,8 @@ def test_set_offsets_moves_those_partitions_and_forgets_what_was_known_of_them(c
 
 
 def test_what_is_pinned_of_the_formats_of_values_stays(checkpoint, tmp_path):
-    text = (checkpoint / "offsets" / "5").read_text().replace('\\"version\\":2', '\\"version\\":3')
     pinned = {"value": {"format": "avro", "id": "7", "fingerprint": "0123456789abcdef", "type": {"a": "int32"}}}
-    stored = json.dumps(json.dumps({"formats": pinned}, separators=(",", ":")))[2:-2]
-    damage(checkpoint, "offsets/5", text.replace('\\"offsets\\":{}', f'\\"offsets\\":{{}},{stored}').encode())
+    change_rest(checkpoint, "offsets/5", lambda rest: rest.update(formats=pinned))
     copy = copied(checkpoint, tmp_path, lambda found: set_offsets(found, {(TOPIC, 0): 2}))
     (source,) = read_checkpoint(str(copy)).batch(None).sources
     assert stored_positions(source.text).formats == pinned
@@ -567,14 +580,13 @@ def test_no_savepoint_is_made_of_a_query_that_runs_or_keeps_state_or_has_a_batch
 
 def store_topic_twice(checkpoint, name):
     """As while a topic that was created again has not been dropped yet."""
-    text = (checkpoint / name).read_text()
-    again = f'\\"offsets\\":{{\\"{TOPIC}@{TOPIC_ID[:-1]}0\\":{{\\"0\\":1}}}}'
-    ids = f'\\"topic_ids\\":{{\\"{TOPIC}@{TOPIC_ID[:-1]}0\\":\\"{TOPIC_ID[:-1]}0\\",'
-    began = f'\\"began\\":{{\\"{TOPIC}@{TOPIC_ID[:-1]}0\\":{{\\"0\\":0}},'
-    for old, new in (('\\"offsets\\":{}', again), ('\\"topic_ids\\":{', ids), ('\\"began\\":{', began)):
-        assert old in text
-        text = text.replace(old, new)
-    damage(checkpoint, name, text.encode())
+    topic_id = f"{TOPIC_ID[:-1]}0"
+    again = f"{TOPIC}@{topic_id}"
+
+    def store(rest):
+        rest["offsets"][again], rest["began"][again], rest["topic_ids"][again] = {"0": 1}, {"0": 0}, topic_id
+
+    change_rest(checkpoint, name, store)
 
 
 def test_a_topic_that_is_stored_twice_is_not_exported(checkpoint):

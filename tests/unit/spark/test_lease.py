@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from headrace.runners.spark.supervision.lease.core import (
     MayCall,
     WriteBeat,
 )
+from tests.helpers.envelopes import enveloped, resealed, without
 from tests.helpers.tables import arrows
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lease_v1.json"
@@ -425,16 +425,18 @@ def test_the_golden_beat_is_read_and_written():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "damaged"),
-        ("null", "damaged"),
-        ("[" * 100_000, "damaged"),
-        (json.dumps(json.loads(STORED.serialize()) | {"term": "3"}), "damaged"),
-        (json.dumps(json.loads(STORED.serialize()) | {"state": "asleep"}), "damaged"),
-        (json.dumps(json.loads(STORED.serialize()) | {"format": "x"}), "no lease"),
-        (json.dumps(json.loads(STORED.serialize()) | {"version": 2}), "a newer headrace"),
+        ("", "not JSON"),
+        ("null", "without a format"),
+        ("[" * 100_000, "not JSON"),
+        (resealed(STORED.serialize(), term="3").decode(), "damaged"),
+        (resealed(STORED.serialize(), state="asleep").decode(), "damaged"),
+        (without(STORED.serialize(), "host").decode(), "damaged"),
+        (STORED.serialize().replace("COMPLETED", "COMPLETER"), "checksum"),
+        (enveloped(STORED.serialize(), format="x").decode(), "its format is 'x'"),
+        (enveloped(STORED.serialize(), version=2).decode(), "a newer headrace"),
     ],
     ids=lambda text: text[:20],
 )
 def test_what_is_no_beat_is_refused_and_the_place_is_named(text, says):
-    with pytest.raises(StateError, match=f"over there: .*{says}"):
+    with pytest.raises(StateError, match=f"^over there: the lease cannot be read: .*{says}"):
         parse_beat(text, "over there")

@@ -1,11 +1,10 @@
-"""The JSON of offsets: what Spark stores in a query's checkpoint. Written once, it must be readable for ever."""
+"""The JSON of offsets: what Spark stores in a query's checkpoint."""
 
 from __future__ import annotations
 
 import json
 import re
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -15,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator.envelope import checksum, compact
 from headrace.enumerator.errors import DataLossError, StateError
 from headrace.formats import StringFormat
 from headrace.kafka import KafkaSource, Latest
@@ -23,11 +23,12 @@ from headrace.spark import kafka_offsets as offsets_json
 from headrace.spark.kafka_formats import TypedFormat
 from headrace.spark.kafka_offsets import KafkaOffsets
 from headrace.testing.fake_kafka import FakeKafka
+from tests.helpers.envelopes import body_of, enveloped, sealed
 
 FORMAT = KafkaOffsets(KafkaSource("127.0.0.1:1", topics=["t"]))
-GOLDEN_V1 = Path(__file__).parents[1] / "golden" / "kafka_offsets_v1.json"
-GOLDEN = Path(__file__).parents[1] / "golden" / "kafka_offsets_v2.json"
-GOLDEN_V3 = Path(__file__).parents[1] / "golden" / "kafka_offsets_v3.json"
+GOLDEN, GOLDEN_TYPED = (
+    Path(__file__).parents[1] / "golden" / name for name in ("kafka_offsets_v1.json", "kafka_offsets_typed_v1.json")
+)
 A = UUID("00112233-4455-6677-8899-aabbccddeeff")
 B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 
@@ -40,20 +41,13 @@ def offsets(*lines, initial=False):
 
 
 GOLDEN_OFFSETS = offsets(
-    (KafkaSplit("flights", A, 0, 123), 7),
-    (KafkaSplit("flights", A, 1, 0), 0),
+    (KafkaSplit("flights", A, 0, 123, last_epoch=5), 7),
+    (KafkaSplit("flights", A, 1, 0, last_epoch=0), 0),
     (KafkaSplit("flights", A, 10, 2**62), 5),
-    (KafkaSplit("twice", A, 0, 10), 10),
-    (KafkaSplit("twice", B, 0, 3), 0),
+    (KafkaSplit("twice", A, 0, 10, last_epoch=2), 10),
+    (KafkaSplit("twice", B, 0, 3, last_epoch=0), 0),
     (KafkaSplit("without-id", None, 0, 1), 1),
     initial=True,
-)
-
-
-EPOCHS = {f"flights-0@{A}": 5, f"flights-1@{A}": 0, f"twice-0@{A}": 2, f"twice-0@{B}": 0}
-GOLDEN_OFFSETS_V2 = replace(
-    GOLDEN_OFFSETS,
-    splits={split_id: replace(split, last_epoch=EPOCHS.get(split_id)) for split_id, split in GOLDEN_OFFSETS.splits.items()},
 )
 
 
@@ -63,25 +57,36 @@ def read(text):
     return found
 
 
-def rest(text):
-    """What is ours alone in version 2."""
+def own(text):
+    """What is ours alone, in its envelope."""
     (key,) = (key for key in json.loads(text) if ":" in key)
-    return json.loads(key.removeprefix("headrace:"))
+    return key.removeprefix("headrace:")
+
+
+def with_own(text, changed):
+    return json.dumps({**shown(text), f"headrace:{changed}": {}})
+
+
+def shown(text):
+    return {key: value for key, value in json.loads(text).items() if ":" not in key}
+
+
+def rest(text):
+    return body_of(own(text))
 
 
 def with_rest(text, changed):
-    shown = {key: value for key, value in json.loads(text).items() if ":" not in key}
-    return json.dumps({**shown, f"headrace:{json.dumps(changed)}": {}})
+    """Under checksums that hold."""
+    if isinstance(changed, dict) and "shown" in changed:
+        changed = changed | {"shown": checksum(compact(shown(text)))}
+    return with_own(text, sealed("headrace-offsets", changed).decode())
 
 
-def test_version_1_is_read_for_ever():
-    assert read(GOLDEN_V1.read_text()) == GOLDEN_OFFSETS
-
-
-def test_version_2_is_read_for_ever_and_written_the_same():
-    text = GOLDEN.read_text().rstrip("\n")
-    assert read(text) == GOLDEN_OFFSETS_V2
-    assert FORMAT.to_json(GOLDEN_OFFSETS_V2) == text
+def test_the_golden_offsets_are_read_and_written():
+    """A difference here means that the format has changed, and needs a new version."""
+    text = GOLDEN.read_text()
+    assert read(text) == GOLDEN_OFFSETS
+    assert FORMAT.to_json(GOLDEN_OFFSETS) == text
 
 
 PINNED = {
@@ -100,22 +105,25 @@ TYPED = KafkaOffsets(
 )
 
 
-def test_version_3_has_the_formats_besides_and_is_read_for_ever_and_written_the_same():
-    text = GOLDEN_V3.read_text().rstrip("\n")
-    assert TYPED.from_json(text) == GOLDEN_OFFSETS_V2
-    assert TYPED.to_json(GOLDEN_OFFSETS_V2) == text
+def test_the_golden_offsets_with_formats_are_read_and_written():
+    text = GOLDEN_TYPED.read_text()
+    assert TYPED.from_json(text) == GOLDEN_OFFSETS
+    assert TYPED.to_json(GOLDEN_OFFSETS) == text
     with pytest.raises(StateError, match="there is no keyFormat now"):
         FORMAT.from_json(text)
 
 
-def test_offsets_of_before_go_on_with_formats():
-    assert TYPED.from_json(GOLDEN.read_text()) == GOLDEN_OFFSETS_V2
+def test_offsets_without_formats_go_on_with_formats():
+    assert TYPED.from_json(GOLDEN.read_text()) == GOLDEN_OFFSETS
 
 
 def test_formats_that_are_no_objects_are_damage():
-    text = GOLDEN_V3.read_text()
-    with pytest.raises(StateError, match=r"^the checkpoint's offset is damaged: its formats are no objects$"):
-        FORMAT.from_json(with_rest(text, rest(text) | {"formats": ["value"]}))
+    text = GOLDEN_TYPED.read_text()
+    with pytest.raises(
+        StateError,
+        match=r"^the query's checkpoint: the offset of a batch cannot be read: it is damaged .*formats are no objects",
+    ):
+        FORMAT.from_json(with_rest(text, rest(text) | {"formats": {"value": "avro"}}))
 
 
 def test_offsets_in_progress_reports_are_read_as_the_jvm_connectors_are():
@@ -123,7 +131,7 @@ def test_offsets_in_progress_reports_are_read_as_the_jvm_connectors_are():
 
     What these do with `endOffset`: topics to partitions to offsets, all of it, as maps of numbers.
     """
-    text = FORMAT.to_json(GOLDEN_OFFSETS_V2)
+    text = FORMAT.to_json(GOLDEN_OFFSETS)
     found = [
         (topic, int(partition), offset)
         for topic, partitions in json.loads(text).items()
@@ -137,15 +145,17 @@ def test_offsets_in_progress_reports_are_read_as_the_jvm_connectors_are():
 
 def test_what_is_ours_alone_is_under_a_key_that_no_topic_can_have():
     text = FORMAT.to_json(offsets((KafkaSplit("t", A, 0, 123, last_epoch=5), 7)))
-    (own,) = json.loads(text).keys() - {"t"}
-    assert re.fullmatch(r"[a-zA-Z0-9._-]+", own) is None
+    (key,) = json.loads(text).keys() - {"t"}
+    assert re.fullmatch(r"[a-zA-Z0-9._-]+", key) is None
     assert json.loads(text)["t"] == {"0": 123}
     assert rest(text) == {
-        "version": 2,
+        "shown": checksum('{"t":{"0":123}}'),
         "began": {"t": {"0": 7}},
         "topic_ids": {"t": str(A)},
         "epochs": {"t": {"0": 5}},
         "offsets": {},
+        "formats": {},
+        "initial": False,
     }
 
 
@@ -156,18 +166,28 @@ def test_a_recreated_topic_has_two_ids_under_one_name():
     assert read(text) == both
 
 
-@pytest.mark.parametrize("version", [0, 2, 99, -1])
-def test_a_version_that_is_not_known_is_refused_with_advice(version):
-    document = json.loads(GOLDEN_V1.read_text()) | {"headrace": version}
-    with pytest.raises(StateError, match=rf"version {version}, .* reads versions 1 to 3; .*newer"):
-        read(json.dumps(document))
-
-
-@pytest.mark.parametrize("version", [0, 1, 4, None, True, "2"])
-def test_a_newer_version_in_the_form_of_today_is_refused_with_advice(version):
+@pytest.mark.parametrize("version", [2, 99])
+def test_a_newer_version_is_refused_with_advice(version):
     text = GOLDEN.read_text()
-    with pytest.raises(StateError, match=rf"version {version}, .* reads versions 1 to 3; .*newer"):
-        read(with_rest(text, rest(text) | {"version": version}))
+    with pytest.raises(
+        StateError, match=rf": a newer headrace wrote it: version {version}, .* up to 1\. Go on with .* newer one$"
+    ):
+        read(with_own(text, enveloped(own(text), version=version).decode()))
+
+
+@pytest.mark.parametrize("version", [0, -1, None, True, "1"])
+def test_what_is_no_version_is_damage(version):
+    text = GOLDEN.read_text()
+    with pytest.raises(StateError, match="damaged"):
+        read(with_own(text, enveloped(own(text), version=version).decode()))
+
+
+def test_a_changed_position_is_damage_though_others_read_it_without_the_rest():
+    text = GOLDEN.read_text()
+    for old, new in (('"0":123', '"0":124'), ('\\"0\\":7', '\\"0\\":8')):
+        assert text.count(old) == 1
+        with pytest.raises(StateError, match=r"^the query's checkpoint: the offset of a batch cannot be read: it is damaged"):
+            read(text.replace(old, new))
 
 
 def test_two_parts_of_ours_are_damage():
@@ -248,11 +268,8 @@ def paths(value, here=()):
         yield from paths(inner, (*here, key))
 
 
-DOCUMENTS = {
-    1: json.loads(GOLDEN_V1.read_text()),
-    2: {**json.loads(GOLDEN.read_text()), "rest": rest(GOLDEN.read_text())},
-}
-"""Of version 2 with what is ours alone in the clear, to be damaged; the damaged goes where it belongs."""
+DOCUMENT = {**json.loads(GOLDEN.read_text()), "rest": rest(GOLDEN.read_text())}
+"""With what is ours alone in the clear, to be damaged; the damaged goes where it belongs."""
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -261,29 +278,23 @@ anything = st.recursive(
 )
 
 
-def written(version, document):
-    if version == 1 or "rest" not in document:
+def written(document):
+    if "rest" not in document:
         return json.dumps(document)
     return with_rest(json.dumps({key: value for key, value in document.items() if key != "rest"}), document["rest"])
 
 
-PLACES = [(version, path) for version, document in DOCUMENTS.items() for path in paths(document)]
-
-
-@given(st.sampled_from(PLACES), anything, st.booleans())
-@example((1, ("offsets", "flights", "0")), float("inf"), False)
-@example((1, ("began", "flights", "0")), float("-inf"), False)
-@example((1, ("topic_ids", "flights")), 5, False)
-@example((1, ("offsets",)), None, True)
-@example((1, ("headrace",)), True, False)
-@example((2, ("flights", "0")), float("inf"), False)
-@example((2, ("rest", "epochs", "flights")), 5, False)
-@example((2, ("rest", "epochs", "flights", "0")), "x", False)
-@example((2, ("rest", "offsets")), [], False)
-@example((2, ("rest",)), None, False)
-def test_damage_is_a_state_error_and_nothing_else(place, value, is_removed):
-    version, path = place
-    document = json.loads(json.dumps(DOCUMENTS[version]))
+@given(st.sampled_from(list(paths(DOCUMENT))), anything, st.booleans())
+@example(("flights", "0"), float("inf"), False)
+@example(("rest", "epochs", "flights"), 5, False)
+@example(("rest", "epochs", "flights", "0"), "x", False)
+@example(("rest", "began", "flights", "0"), float("-inf"), False)
+@example(("rest", "topic_ids", "flights"), 5, False)
+@example(("rest", "offsets"), [], False)
+@example(("rest", "offsets"), None, True)
+@example(("rest",), None, False)
+def test_damage_is_a_state_error_and_nothing_else(path, value, is_removed):
+    document = json.loads(json.dumps(DOCUMENT))
     inner = document
     for key in path[:-1]:
         inner = inner[key]
@@ -291,7 +302,7 @@ def test_damage_is_a_state_error_and_nothing_else(place, value, is_removed):
         del inner[path[-1]]
     else:
         inner[path[-1]] = value
-    text = written(version, document)
+    text = written(document)
     with suppress(StateError):
         found = offsets_json.parse_ours(offsets_json.parse(text))
         if found is None:
@@ -310,14 +321,7 @@ def test_a_changed_or_missing_byte_is_a_state_error_or_harmless(at, byte):
                 offsets_json.parse_jvm(parsed)
 
 
-@pytest.mark.parametrize("missing", ["offsets", "began", "topic_ids"])
-def test_a_missing_part_of_version_1_is_damage(missing):
-    document = {key: value for key, value in DOCUMENTS[1].items() if key != missing}
-    with pytest.raises(StateError, match="damaged"):
-        read(json.dumps(document))
-
-
-@pytest.mark.parametrize("missing", ["offsets", "began", "topic_ids", "epochs"])
+@pytest.mark.parametrize("missing", ["shown", "offsets", "began", "topic_ids", "epochs", "formats", "initial"])
 def test_a_missing_part_is_damage(missing):
     text = GOLDEN.read_text()
     with pytest.raises(StateError, match="damaged"):
@@ -337,15 +341,10 @@ def test_an_offset_that_is_no_object_is_shown_by_its_first_200_characters(text, 
     assert str(raised.value).endswith(f": {text[:200]!r}")
 
 
-def test_what_to_do_about_a_newer_version_is_said_last():
-    with pytest.raises(StateError, match=r"; continue it with the headrace that wrote it, or a newer one$"):
-        read(json.dumps(json.loads(GOLDEN_V1.read_text()) | {"headrace": 99}))
-
-
 def test_damage_is_said_with_the_kind_of_error_and_its_place():
-    document = {key: value for key, value in DOCUMENTS[1].items() if key != "began"}
-    with pytest.raises(StateError, match=r"the checkpoint's offset is damaged: KeyError: 'began'$"):
-        read(json.dumps(document))
+    text = GOLDEN.read_text()
+    with pytest.raises(StateError, match=r"^the query's checkpoint: .*it is damaged \(KeyError: 'began'\)\. Put back a copy"):
+        read(with_rest(text, {key: value for key, value in rest(text).items() if key != "began"}))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +401,7 @@ def test_an_empty_checkpoint_of_the_jvm_connector_has_no_splits(kafka):
 
 
 def test_our_own_offsets_are_read_without_asking_a_broker():
-    assert FORMAT.from_json(GOLDEN.read_text()) == GOLDEN_OFFSETS_V2
+    assert FORMAT.from_json(GOLDEN.read_text()) == GOLDEN_OFFSETS
 
 
 def test_partitions_that_are_gone_are_named_when_a_checkpoint_is_taken_over(kafka):

@@ -58,16 +58,6 @@ def test_the_marker_in_a_table_is_as_it_was_written(sink, folder):
     assert found == {f"headrace.{JOB}{name}": number for name, number in numbers.items()}
 
 
-def test_a_marker_of_before_is_read_and_its_epoch_is_told_by_its_number(sink, folder):
-    """Three numbers, without the content."""
-    before = {f"headrace.{JOB}": "8", f"headrace.{JOB}.driver": "3", f"headrace.{JOB}.recorded-by": "3"}
-    iceberg_table(folder).transaction().set_properties(before).commit_transaction()
-    assert sink.recorded_epochs() == {JOB: 7}
-    driver(sink).commit(7, (prepared(sink, 7, 0, ["a"]),), "sha256:ab12")
-    driver(sink).commit(8, (prepared(sink, 8, 0, ["b"]),), "sha256:ab12")
-    assert iceberg_values(folder) == ["b"]
-
-
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_a_commit_whose_answer_is_lost(sink, folder, is_applied):
     def around(number, commit):
@@ -181,7 +171,7 @@ def test_values_and_partitions_come_back_and_filters_find_them(folder):
         transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
         handle = transaction.prepare()
     text = sink.handles.serialize(handle)
-    driver(sink).commit(0, (sink.handles.deserialize(2, text),))
+    driver(sink).commit(0, (sink.handles.deserialize(1, text),))
     table = iceberg_table(folder)
     assert sorted(map(str, table.scan().to_arrow().cast(schema).to_pylist())) == sorted(
         map(str, pa.Table.from_pylist(rows, schema=schema).to_pylist())
@@ -230,7 +220,7 @@ def test_partitions_by_a_transform_are_those_that_the_library_finds(folder, tran
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
         handle = transaction.prepare()
-    driver(sink).commit(0, (sink.handles.deserialize(2, sink.handles.serialize(handle)),))
+    driver(sink).commit(0, (sink.handles.deserialize(1, sink.handles.serialize(handle)),))
     table = iceberg_table(folder)
     field = table.spec().fields[0]
     function = field.transform.transform(table.schema().find_type(field.source_id))

@@ -26,6 +26,7 @@ from headrace.runners.beam.shard import ShardStateSerializer
 from headrace.spark.options import Option, json_object
 from tests.fuzz import avro_values, flood, run, table
 from tests.fuzz.target import GOLDEN, TARGETS, Finding, Target, load, read_corpus
+from tests.helpers.envelopes import enveloped, resealed
 
 RESULTS = Path(run.__file__).parent / "results"
 
@@ -233,36 +234,42 @@ def test_seen_here_what_is_no_number_in_a_files_handle_is_said_to_be_none(name, 
 @pytest.mark.parametrize("wrong", NO_NUMBERS, ids=str)
 @pytest.mark.parametrize("name", ["pid", "epoch", "protocol", "started", "timeout"])
 def test_seen_here_what_is_no_number_in_a_kafka_handle_is_said_to_be_none(name, wrong):
-    handle = golden("kafka_commit_list_v2")["handles"][0]
+    handle = golden("kafka_commit_list_v1")["body"]["handles"][0]
     with pytest.raises(ValueError, match="no whole number"):
-        KafkaHandleSerializer().deserialize(2, handle | {name: wrong})
+        KafkaHandleSerializer().deserialize(1, handle | {name: wrong})
 
 
 @pytest.mark.parametrize("wrong", [5, {}, None, ["a"]], ids=str)
 def test_seen_here_a_kafka_handle_without_a_name_is_no_handle(wrong):
-    handle = golden("kafka_commit_list_v2")["handles"][0]
+    handle = golden("kafka_commit_list_v1")["body"]["handles"][0]
     with pytest.raises(ValueError, match="is no text"):
-        KafkaHandleSerializer().deserialize(2, handle | {"id": wrong})
+        KafkaHandleSerializer().deserialize(1, handle | {"id": wrong})
     topic, topic_id, ranges = handle["topics"][0]
     for changed in ([wrong, topic_id, ranges], [topic, 5, ranges]):
         with pytest.raises(ValueError, match="is no text"):
-            KafkaHandleSerializer().deserialize(2, handle | {"topics": [changed]})
+            KafkaHandleSerializer().deserialize(1, handle | {"topics": [changed]})
 
 
 @pytest.mark.parametrize("name", ["version", "handle_version", "epoch"])
 def test_seen_here_a_list_whose_numbers_are_none_is_damaged(name):
     lists = CommitListSerializer(KafkaHandleSerializer())
-    for wrong in NO_NUMBERS:
-        with pytest.raises(StateError, match="here: the list of transactions is damaged: ValueError"):
-            lists.deserialize(json.dumps(golden("kafka_commit_list_v2") | {name: wrong}).encode(), "here")
+    for data in without_numbers("kafka_commit_list_v1", name):
+        with pytest.raises(StateError, match=r"here: the list of transactions cannot be read: it is damaged \(ValueError"):
+            lists.deserialize(data, "here")
 
 
 @pytest.mark.parametrize("name", ["version", "handle_version", "count"])
 def test_seen_here_a_writers_state_whose_numbers_are_none_is_damaged(name):
     states = ShardStateSerializer(KafkaHandleSerializer())
-    for wrong in NO_NUMBERS:
-        with pytest.raises(StateError, match="here: the state of a writer is damaged: ValueError"):
-            states.deserialize(json.dumps(golden("beam_writer_v1_kafka_handle_v2") | {name: wrong}).encode(), "here")
+    for data in without_numbers("beam_writer_v1", name):
+        with pytest.raises(StateError, match=r"here: the state of a writer cannot be read: it is damaged \(ValueError"):
+            states.deserialize(data, "here")
+
+
+def without_numbers(name: str, field: str) -> list[bytes]:
+    change = enveloped if field == "version" else resealed
+    stored = (GOLDEN / f"{name}.json").read_bytes()
+    return [change(stored, **{field: wrong}) for wrong in NO_NUMBERS]
 
 
 @pytest.mark.parametrize("url", ["https://[o/", "https://h:99999/", "https://h:x/", "https://h:0/", "file:///etc/passwd"])

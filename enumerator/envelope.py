@@ -1,0 +1,109 @@
+"""The envelope of everything that headrace stores: one line of JSON with the format, its version, a checksum and the body.
+
+    {"format": "headrace-checkpoint", "version": 1, "checksum": 1517087066, "body": {...}}
+
+People can read it, for when a restore has failed. The checksum is the CRC-32 of the body as `json.dumps` writes it without
+spaces, so a file that an editor has indented is still whole. All readers refuse what they cannot read with the same text. It
+says what was to be read, where it is, what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.enumerator.errors import StateError
+
+__all__ = ["Envelope", "checksum", "compact", "readable_version"]
+
+_OTHER_PLACE = "Check that this is the place that was meant"
+_COPY = "Put back a copy that is not damaged"
+
+
+class _NewerVersionError(ValueError):
+    """A version that this headrace does not know."""
+
+
+class _OtherFormatError(ValueError):
+    """The envelope of another format."""
+
+
+class _NoEnvelopeError(ValueError):
+    """No envelope at all, or so damaged that there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A format of ours. `name` is stored with it, `noun` is for error messages: "checkpoint"."""
+
+    name: str
+    noun: str
+    version: int = 1
+
+    def seal(self, body: Mapping[str, Any]) -> bytes:
+        """The body, which is of values that JSON can hold, in its envelope: ASCII, one line, no line break."""
+        text = compact(body)
+        head = compact({"format": self.name, "version": self.version, "checksum": checksum(text)})
+        return f'{head[:-1]},"body":{text}}}'.encode()
+
+    def open(self, data: bytes | str, where: str) -> Mapping[str, Any]:
+        """The body that `seal` was given. Raises StateError, naming `where`, for anything else."""
+        with self.reading(where):
+            return self._opened(data)
+
+    @contextmanager
+    def reading(self, where: str) -> Iterator[None]:
+        """Around whatever takes a body apart: makes a StateError, naming `where`, of what that raises for damaged values."""
+        try:
+            yield
+        except _NewerVersionError as error:
+            raise self._refused(where, error, "Go on with the headrace that wrote it, or with a newer one") from error
+        except _OtherFormatError as error:
+            raise self._refused(where, error, _OTHER_PLACE) from error
+        except _NoEnvelopeError as error:
+            raise self._refused(where, error, f"{_OTHER_PLACE}, or put back a copy that is not damaged") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise self._refused(where, f"it is damaged ({type(error).__name__}: {error})", _COPY) from error
+
+    def _opened(self, data: bytes | str) -> Mapping[str, Any]:
+        try:
+            envelope = json.loads(data)
+        except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
+            raise _NoEnvelopeError(f"it is not JSON ({error})") from error
+        if not isinstance(envelope, dict) or "format" not in envelope:
+            raise _NoEnvelopeError(f"headrace did not write it: it is a JSON {type(envelope).__name__} without a format")
+        if envelope["format"] != self.name:
+            raise _OtherFormatError(f"its format is {envelope['format']!r}, not {self.name!r}")
+        readable_version(envelope["version"], self.version)
+        body: Mapping[str, Any] = envelope["body"]
+        if not isinstance(body, dict):
+            raise TypeError(f"its body is a JSON {type(body).__name__}")
+        if checksum(compact(body)) != envelope["checksum"]:
+            raise ValueError("its checksum does not match")
+        return body
+
+    def _refused(self, where: str, problem: object, what_to_do: str) -> StateError:
+        return StateError(f"{where}: the {self.noun} cannot be read: {problem}. {what_to_do}")
+
+
+def readable_version(version: object, newest: int) -> int:
+    """A stored version that is read. Raises ValueError for others; `Envelope.reading` says what to do about a newer one."""
+    if type(version) is not int or version < 1:
+        raise ValueError(f"version {version!r}")
+    if version > newest:
+        raise _NewerVersionError(f"a newer headrace wrote it: version {version}, and this one reads up to {newest}")
+    return version
+
+
+def compact(value: object) -> str:
+    """As JSON in ASCII, without spaces."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def checksum(text: str) -> int:
+    """The CRC-32 of a text of ASCII."""
+    return zlib.crc32(text.encode())
