@@ -1,4 +1,4 @@
-"""Every relative link of the documents leads somewhere, and README is short."""
+"""Every relative link of the documents leads somewhere."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import DOCUMENTS, ROOT, tokens
-
-README_LINES = 180
 
 
 def targets(path: Path) -> list[str]:
@@ -60,10 +58,6 @@ def test_the_checker_catches_a_missing_file_and_a_missing_heading(tmp_path):
         "[a](there.md#one-two-three) [b](there.md#four-1) [c](there.md#five) ![d](gone.svg) [e](https://x.example/)"
     )
     assert broken(page) == ["there.md#five: there is no such heading", "gone.svg: there is no such file"]
-
-
-def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
 def test_every_make_target_that_is_named_exists():

@@ -317,19 +317,19 @@ def declared(wheel: Path, extra: str) -> set[str]:
     return names
 
 
-class ReadmesCopy:
-    """README's own lines, with the test's broker and topics, in an environment that finds nothing else on its path."""
+class GuidesCopy:
+    """The guide's own lines, with the test's broker and topics, in an environment that finds nothing else on its path."""
 
     def __init__(self, made: Environment, folder: Path, names: dict[str, str]) -> None:
-        readme = (ROOT / "README.md").read_text()
+        guide = (ROOT / "docs" / "how-to" / "run-without-an-engine.md").read_text()
         for there, here in names.items():
-            assert there in readme
-            readme = readme.replace(there, here)
-        (job,) = re.findall(r"```python\n# job.py\n(.*?)```", readme, re.DOTALL)
+            assert there in guide
+            guide = guide.replace(there, here)
+        (job,) = re.findall(r"```python\n# copy_topic.py\n(.*?)```", guide, re.DOTALL)
         self._run, self._verify, self.verified = re.findall(
-            r"```console\n\$ (headrace run .*)\n\$ (headrace verify .*)\n(.*)\n```", readme
+            r"```console\n\$ (headrace run .*)\n\$ (headrace verify .*)\n(.*)\n```", guide
         )[0]
-        (folder / "job.py").write_text(job)
+        (folder / "copy_topic.py").write_text(job)
         self._programs, self._folder, self.log = made.home / "bin", folder, folder / "log"
 
     def _command(self, line: str) -> list[str]:
@@ -350,7 +350,7 @@ class ReadmesCopy:
 
 
 @pytest.mark.broker
-def test_readmes_lines_copy_a_topic_once_with_4_workers_killed_and_restarted_where_there_is_no_java_and_no_spark(
+def test_the_guides_lines_copy_a_topic_once_with_4_workers_killed_and_restarted_where_there_is_no_java_and_no_spark(
     wheel: Path, broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
 ) -> None:
     made = environment(tmp_path, only=declared(wheel, "run"))
@@ -364,7 +364,7 @@ def test_readmes_lines_copy_a_topic_once_with_4_workers_killed_and_restarted_whe
         "--input numbers --output copy": f"--input {numbers} --output {copied}",
         "1000 records in, 1000": "3000 records in, 3000",
     }
-    lines = ReadmesCopy(made, tmp_path, names)
+    lines = GuidesCopy(made, tmp_path, names)
 
     def write(first: int) -> None:
         for partition in range(4):

@@ -46,7 +46,7 @@ class FakeKafka:
             job(kafka.bootstrap)
             assert [record.value for record in kafka.records("orders")] == [b"..."]
 
-    It keeps everything in memory, and goes by the rules of Kafka 4: see docs/how-to/testing-with-fake-kafka.md for what it
+    It keeps everything in memory, and goes by the rules of Kafka 4: see docs/how-to/test-your-job.md for what it
     speaks and what it does not. Its methods may be called from any thread. Everything ends with `close`, or the process.
     """
 

@@ -113,7 +113,7 @@ def run(
     under `if __name__ == "__main__"`: the process imports the file. `session` makes the session (default: headrace's builders,
     with the settings of `conf`). `standby`: so many more drivers (at most 2) make their session, rehearse the job and wait;
     when the one that runs it fails, one of them takes over at once, and not after the delay of a restart. What that asks of a
-    job, and what it costs, is in docs/how-to/supervise-jobs.md. `lease`: a `headrace.kafka.KafkaLease`, for the same call on
+    job, and what it costs, is in docs/how-to/restart-jobs.md. `lease`: a `headrace.kafka.KafkaLease`, for the same call on
     several hosts: one of them leads, the others wait with a warm driver until it is dead. `restart`:
     `headrace.run.ExponentialDelay` (default) and its like. `status`: a file of JSON that says what goes on.
     `progress_timeout_s`: the job is killed and started again when for so many seconds no batch has ended while one was under
