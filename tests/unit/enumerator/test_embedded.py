@@ -108,7 +108,7 @@ def test_checkpoint_ids_go_on_after_a_restore():
     with run_of(source) as run:
         data = run.checkpoint()
     with run_of(source, checkpoint=data) as run:
-        assert b'checkpoint_id\\":2' in run.checkpoint()
+        assert b'"checkpoint_id":2' in run.checkpoint()
 
 
 def test_positions_are_published_only_when_the_checkpoint_is_durable(monkeypatch):
@@ -350,7 +350,7 @@ def test_splits_that_are_missing_are_reported_and_once_gone_are_stored_no_more(m
             gone |= proven
             clock.now_s += 10.0
             read(run)
-            assert (b'\\"id\\":\\"a' in run.checkpoint()) is is_stored
+            assert (b'"id":"a' in run.checkpoint()) is is_stored
             run.checkpoint_completed()
     assert reported == [["a"]]
 

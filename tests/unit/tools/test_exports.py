@@ -18,7 +18,7 @@ SNAPSHOT = Path(__file__).with_name("public_surface.txt")
 
 
 def test_the_public_surface_is_as_recorded():
-    """If the change is meant: python -m tests.helpers.surface > tests/unit/tools/public_surface.txt, and a fragment in changelog.d."""
+    """If the change is meant: python -m tests.helpers.surface > tests/unit/tools/public_surface.txt, and a fragment."""
     assert surface() == SNAPSHOT.read_text()
 
 
