@@ -78,7 +78,7 @@ class EmbeddedRun(Generic[SplitT]):
         assignment: Assignment[SplitT] = EagerEnumerator,
         discovery_interval_s: float | None = None,
     ) -> None:
-        """Discover the splits, or go on from `checkpoint` (what `checkpoint()` returned); start `parallelism` readers.
+        """Discover the splits, or continue from `checkpoint` (what `checkpoint()` returned); start `parallelism` readers.
 
         `clock` gives monotonic seconds. Raises StateError for a checkpoint that cannot be read, and what discovery raises.
         """
@@ -169,7 +169,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._persisting = None
 
     def lose_reader(self, reader: int) -> None:
-        """Close one reader; its splits go on elsewhere from the last completed checkpoint."""
+        """Close one reader; its splits continue elsewhere from the last completed checkpoint."""
         self._slots.pop(reader).reader.close()
         self._send(ReaderLost(reader))
 
@@ -260,7 +260,7 @@ class EmbeddedRun(Generic[SplitT]):
             findings = find()
         except Exception as error:  # noqa: BLE001 - the coordinator decides whether it can pass; it comes back as Fail if not
             return DiscoveryFailed(error)
-        if self._discovery_fails and findings.undecided is None:
+        if self._discovery_fails and findings.inconclusive is None:
             log.warning("discovery of %s works again", self.source.name)
             self._discovery_fails = False
         return SplitsDiscovered(findings)

@@ -69,7 +69,7 @@ DISCOVERY_TRANSITIONS: Mapping[tuple[Discovery, Trigger], Discovery] = {
 }
 
 DISCOVERY_RETRY_S = 1.0
-"""Pause in seconds, doubled with each one, after a discovery round that has left something undecided; and after one that
+"""Pause in seconds, doubled with each one, after a discovery round that has left something inconclusive; and after one that
 failed, where no periodic discovery is configured.
 """
 
@@ -78,7 +78,7 @@ DISCOVERY_RETRY_MAX_S = 60.0
 
 
 def next_retry_s(last_s: float | None) -> float:
-    """The pause after a discovery round in vain: `last_s` was that of the round before, None if that was not in vain."""
+    """The pause after a discovery round unsuccessfully: `last_s` was that of the round before, None if that was not unsuccessfully."""
     return DISCOVERY_RETRY_S if last_s is None else min(2 * last_s, DISCOVERY_RETRY_MAX_S)
 
 
@@ -129,9 +129,9 @@ class SplitEnumerator(ABC, Generic[SplitT]):
             commands.append(ReportMissing(tuple(missing)))
         if doubtful := self.ledger.missing():
             commands.append(ProveGone(tuple(doubtful)))
-        if findings.undecided is not None:
+        if findings.inconclusive is not None:
             retry_s = self._next_retry_s()
-            return commands + _again(findings.undecided, min(self._interval_s or retry_s, retry_s))
+            return commands + _again(findings.inconclusive, min(self._interval_s or retry_s, retry_s))
         self._retry_s = None
         if self._interval_s is not None and not findings.complete:
             commands.append(ScheduleDiscovery(self._interval_s))
@@ -202,7 +202,7 @@ class EagerEnumerator(SplitEnumerator[SplitT]):
         """Nothing to do: the reader already has all that is its own."""
 
     def reader_lost(self, reader: int) -> None:
-        """Put back what the reader held, to be planned anew."""
+        """Put back what the reader held, to be planned again."""
         super().reader_lost(reader)
         self._planned[reader].clear()
 
@@ -246,7 +246,7 @@ class LazyEnumerator(SplitEnumerator[SplitT]):
         self._asking: dict[int, None] = {}
 
     def reader_registered(self, reader: int) -> None:
-        """A reader begins without a request; the one made in its earlier life is void."""
+        """A reader starts without a request; the one made in its earlier life is void."""
         self._asking.pop(reader, None)
 
     def split_requested(self, reader: int) -> None:
@@ -295,7 +295,7 @@ def restore_enumerator(
     parallelism: int,
     discovery_interval_s: float | None = None,
 ) -> SplitEnumerator[SplitT]:
-    """An enumerator that goes on from a checkpoint, at the same or another parallelism. It cannot initialise.
+    """An enumerator that continues from a checkpoint, at the same or another parallelism. It cannot initialise.
 
     Discovers splits that appeared meanwhile, at once, unless discovery had reported that there will be none.
     Arguments as for `create_enumerator`.

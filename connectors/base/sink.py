@@ -3,7 +3,7 @@
 One *job* (a streaming query, one batch write) writes *epochs*, numbered, each in any number of tasks and attempts:
 
 - In a task: `TwoPhaseSink.begin` gives a `Transaction`; its `write` takes Arrow batches, its `prepare` (the pre-commit) returns
-  a *handle* once everything is acknowledged. A task without rows begins nothing and has no handle.
+  a *handle* once everything is acknowledged. A task without rows starts nothing and has no handle.
 - On the driver: a `Committer` ends what the handles name. First an epoch's handles are recorded durably, as its *committables*
   (`Committer.record`), only then is any of them committed. Those that a restart finds recorded are committed, or copied if
   they were aborted; every other transaction is aborted. `headrace.connectors.base.commit` decides the order, for all sinks.
@@ -94,18 +94,18 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class JobClaim:
-    """Whose a job is: a driver's incarnation, a name that no other driver has. `number`: one more than the claim's before.
+    """Whose a job is: a driver's driver id, a name that no other driver has. `number`: one more than the claim's before.
 
-    `incarnation` is None once that driver has ended and given the job back. Where only a number can be kept, it is the
+    `driver id` is None once that driver has ended and given the job back. Where only a number can be kept, it is the
     `numbered_content` of the name.
     """
 
     number: int
-    incarnation: str | None
+    driver_id: str | None
 
-    def is_of(self, incarnation: str) -> bool:
+    def is_of(self, driver_id: str) -> bool:
         """Whether this driver has made it."""
-        return self.incarnation in (incarnation, numbered_content(content_number(incarnation)))
+        return self.driver_id in (driver_id, numbered_content(content_number(driver_id)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Committer(ABC, Generic[HandleT]):
         """Raise unless every one of these is still prepared, with time left to commit it. Nothing is durable yet.
 
         A sink that commits by list raises here for all that `record` would refuse: a runner whose checkpoint is the list stores
-        it in between. PreparedGoneError where that will not change: the run is told that these rows are lost, if it has no way
+        it in between. PreparedGoneError where that will not change: the run is informed that these rows are lost, if it has no way
         back.
         """
 
@@ -221,7 +221,7 @@ class Committer(ABC, Generic[HandleT]):
 
     @abstractmethod
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
-        """Prepare the rows of these recorded committables, which were aborted, once more in one new transaction.
+        """Prepare the rows of these recorded committables, which were aborted, again in one new transaction.
 
         Raises DataLossError naming what is gone.
         """
@@ -231,24 +231,24 @@ class Committer(ABC, Generic[HandleT]):
         return (self.copy(handles),)
 
     @abstractmethod
-    def sweep(self, keep: Collection[HandleT]) -> None:
+    def clean_up(self, keep: Collection[HandleT]) -> None:
         """Abort every open transaction of this job but these."""
 
-    def sweep_tasks(self, tasks: Collection[int], keep: Collection[HandleT]) -> None:
-        """Abort every open transaction of these tasks of this job, in any epoch, but these. The others' writers may be at work.
+    def clean_up_tasks(self, tasks: Collection[int], keep: Collection[HandleT]) -> None:
+        """Abort every open transaction of these tasks of this job, in any epoch, but these. The others' writers may be running.
 
         Only of sinks that commit by list: see `TwoPhaseSink.commits_by_list`.
         """
         raise NotImplementedError
 
     def open_tasks(self) -> frozenset[int]:
-        """The tasks of this job with transactions that are open now, or prepared and not committed. For `sweep_tasks`."""
+        """The tasks of this job with transactions that are open now, or prepared and not committed. For `clean_up_tasks`."""
         raise NotImplementedError
 
     def confirm(self, handles: Sequence[HandleT]) -> None:
         """After a commit: raise StateError if these are of another write than the one that is recorded as this epoch.
 
-        They were aborted then, as those of a replay are, and must not be so in silence.
+        They were aborted then, as those of a replay are, and must not be so silently.
         """
 
     @abstractmethod
@@ -266,8 +266,8 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     commits_by_list: ClassVar[bool] = False
     """True where `Committer.record` of an epoch's list is the commit (tables), and not the end of each transaction.
 
-    A runner whose workers begin transactions at any time has them write under one job then, each as a task of its own: such a
-    sink's `Committer` has `sweep_tasks` and `open_tasks`, and `end` leaves nothing of a committed transaction to be swept.
+    A runner whose workers start transactions at any time has them write under one job then, each as its own task: such a
+    sink's `Committer` has `clean_up_tasks` and `open_tasks`, and `end` leaves nothing of a committed transaction to be cleaned up.
     """
 
     @property
@@ -294,9 +294,9 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def committer_of_writer(self, writer: str, driver: Committer[HandleT]) -> Committer[HandleT]:
         """The one for the transactions of the job `writer`, which are on the lists of another job, whose committer is `driver`.
 
-        It checks, ends, copies and sweeps, and neither fences nor records: `driver` has fenced, and another driver that takes
-        that job over shuts this one out, too. It sweeps when the writer is dead. By default `committer(writer)`, for a sink
-        whose committers sweep without having fenced. Called on the driver.
+        It checks, ends, copies and cleans up, and neither fences nor records: `driver` has fenced, and another driver that takes
+        that job over shuts this one out, too. It cleans up when the writer is dead. By default `committer(writer)`, for a sink
+        whose committers clean up without having fenced. Called on the driver.
         """
         return self.committer(writer)
 
@@ -335,7 +335,7 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
         """What these rows are to be written to, where they name it themselves. Called in tasks of a recorded epoch.
 
-        A row that names what the recorded epoch was not written to is of another write: it must not be skipped in silence.
+        A row that names what the recorded epoch was not written to is of another write: it must not be skipped silently.
         """
         return frozenset()
 
@@ -368,11 +368,11 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """
         return frozenset()
 
-    def end_left_over(self, job: str, left_over: frozenset[str], incarnation: str | None = None) -> None:
-        """Before a task begins, end what is left of these and is the job's, as a new driver would: complete what is recorded,
+    def end_left_over(self, job: str, left_over: frozenset[str], driver_id: str | None = None) -> None:
+        """Before a task starts, end what is left of these and is the job's, as a new driver would: complete what is recorded,
         and abort the rest. What was prepared since is left alone. Called in tasks, of which several may come at the same time.
 
-        `incarnation`: of the task's driver, None for one without supervision. Raises FencedError when a driver takes over
+        `driver id`: of the task's driver, None for one without supervision. Raises FencedError when a driver takes over
         meanwhile, or another one owns the job, RetriableError when another recovery takes too long.
         """
 
@@ -403,7 +403,7 @@ class _NothingToCommit(Committer[Any]):
     def copy(self, handles: Sequence[Any]) -> Any:  # noqa: ANN401 - there is none
         raise NotImplementedError
 
-    def sweep(self, keep: Collection[Any]) -> None:
+    def clean_up(self, keep: Collection[Any]) -> None:
         pass
 
     def forget(self) -> None:
@@ -463,13 +463,13 @@ class CommitListSerializer(Generic[HandleT]):
         try:
             value = json.loads(data)
             if value["format"] != FORMAT:
-                raise StateError(f"{where}: this is no list of transactions: its format is {value['format']!r}")
+                raise StateError(f"{where}: this is not a list of transactions: its format is {value['format']!r}")
             newest = (VERSION, self._handles.version)
             found = (stored_number(value["version"]), stored_number(value["handle_version"]))
             if found[0] > VERSION or found[1] > self._handles.version:
                 raise StateError(
                     f"{where}: a newer headrace wrote this (version {found}; this one reads up to {newest}): "
-                    "go on with that one"
+                    "continue with that one"
                 )
             if found[0] < 1:
                 raise ValueError(f"no list was ever written in version {found[0]}")
@@ -495,10 +495,10 @@ class CommitListSerializer(Generic[HandleT]):
 
 
 def _version_of(commits: CommitList[Any]) -> tuple[int, dict[str, Any]]:
-    """The oldest version that holds the list, and what that has beside what all have."""
+    """The oldest version that holds the list, and what that has alongside what all have."""
     place = {"destination": commits.destination, "targets": commits.targets}
     if commits.claim is not None:
-        claim = {"number": commits.claim.number, "incarnation": commits.claim.incarnation}
+        claim = {"number": commits.claim.number, "driver_id": commits.claim.driver_id}
         return VERSION, {**place, "content": commits.content, "claim": claim}
     if commits.content is not None:
         return 3, {**place, "content": commits.content}
@@ -511,7 +511,7 @@ def _claimed_list(value: Any, handles: tuple[HandleT, ...], *, completed: bool) 
     if epoch is None and (handles or not completed):
         raise ValueError("no epoch is recorded, and transactions are to be committed")
     found = value["claim"]
-    claim = JobClaim(stored_number(found["number"]), _text_or_null(found["incarnation"]))
+    claim = JobClaim(stored_number(found["number"]), _text_or_null(found["driver_id"]))
     content, destination = _text_or_null(value["content"]), _text_or_null(value["destination"])
     return CommitList(epoch, handles, completed, destination, _texts(value["targets"]), content, claim)
 
@@ -523,14 +523,14 @@ def _text_or_null(value: object) -> str | None:
 def stored_text(value: object) -> str:
     """The value, if it is a text as JSON has it. Raises ValueError otherwise."""
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value
 
 
 def stored_number(value: object) -> int:
     """The value, if it is a whole number from 0 as JSON has it. Raises ValueError otherwise: nothing is converted."""
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number from 0")
+        raise ValueError(f"{value!r} is not a whole number from 0")
     return value
 
 
@@ -567,7 +567,7 @@ def another_write(job: str, recorded: RecordedEpoch, others: Collection[str]) ->
     known = ", ".join(recorded.targets or ()) or "nothing"
     return StateError(
         f"epoch {recorded.epoch} of job {job!r} is recorded as written to {known}, and there are rows for "
-        f"{', '.join(sorted(others))}: two writes have one name. Give each a name of its own, or one topic for all of its rows"
+        f"{', '.join(sorted(others))}: two writes have one name. Give each its own name, or one topic for all of its rows"
     )
 
 

@@ -7,10 +7,10 @@ itself) reads ours:
 
 No topic has a colon in its name, and this one has no partitions. The key is the rest, as JSON:
 
-    {"version": 2, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "epochs": {"t": {"0": 5}}, "offsets": {},
+    {"version": 2, "started": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "epochs": {"t": {"0": 5}}, "offsets": {},
      "initial": true}
 
-`began` is the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose log held
+`started` is the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose log held
 all before the position (KIP-320); `initial` is there only when true. A topic that was re-created has two ids under one name.
 Then the key in the maps is `t@<uuid>`, and the positions are in `offsets`: what others read names a topic once.
 
@@ -21,7 +21,7 @@ Version 3 is version 2 of a query that decodes keys or values. The rest has `for
 
 Version 1 was an object of ours alone, and is read:
 
-    {"headrace": 1, "offsets": {"t": {"0": 123}}, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "initial": true}
+    {"headrace": 1, "offsets": {"t": {"0": 123}}, "started": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "initial": true}
 
 The JVM connector's `{"t": {"0": 123}}` is read as version 0: it names topics only, and the ids are those of the topics that
 exist when it is taken over.
@@ -46,7 +46,7 @@ from headrace.spark.kafka_formats import Field, TypedFormat, check_pinned
 
 VERSION = 3
 PLAIN_VERSION = 2
-"""Written where nothing is decoded, so that an older headrace can go on with the query."""
+"""Written where nothing is decoded, so that an older headrace can continue with the query."""
 
 OURS = "headrace:"
 
@@ -87,9 +87,9 @@ class KafkaOffsets:
         return _compact(document)
 
     def begins(self, found: Sequence[KafkaSplit], known: Mapping[str, KafkaSplit]) -> Mapping[str, int]:
-        """The first record of each, whatever startingOffsetsOfNewPartitions says: the JVM connector knows no other begin.
+        """The first record of each, whatever startingOffsetsOfNewPartitions says: the JVM connector knows no other start.
 
-        The end itself where the partition is gone, or begins behind it by now. Raises OutageError while it is not known which
+        The end itself where the partition is gone, or starts behind it by now. Raises OutageError while it is not known which
         are gone.
         """
         firsts = self.source.create_discovery().first_offsets(found)
@@ -112,8 +112,8 @@ def offsets_to_json(offsets: LogOffsets[KafkaSplit], formats: Mapping[Any, Mappi
     """The offsets in the newest version; the same text for the same offsets. `formats`: what `pinned_formats` gives."""
     ordered = sorted(offsets.splits.values(), key=lambda split: (split.topic, str(split.topic_id), split.partition))
     names = sorted({(split.topic, split.topic_id) for split in ordered}, key=str)
-    incarnations = Counter(topic for topic, _ in names)
-    keys = {name: name[0] if incarnations[name[0]] == 1 else f"{name[0]}@{name[1]}" for name in names}
+    driver_ids = Counter(topic for topic, _ in names)
+    keys = {name: name[0] if driver_ids[name[0]] == 1 else f"{name[0]}@{name[1]}" for name in names}
     shown: PartitionNumbers = {}
     rest: dict[str, Any] = {
         "version": VERSION if formats else PLAIN_VERSION,
@@ -177,7 +177,7 @@ def pinned_formats(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any
     own = [key for key in document if key.startswith(OURS)]
     formats = parse(own[0].removeprefix(OURS)).get("formats", {}) if own else {}
     if not isinstance(formats, dict) or not all(isinstance(each, dict) for each in formats.values()):
-        raise StateError("the checkpoint's offset is damaged: its formats are no objects")
+        raise StateError("the checkpoint's offset is damaged: its formats are not objects")
     return formats
 
 

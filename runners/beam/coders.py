@@ -66,7 +66,7 @@ registry.register_coder(pa.RecordBatch, RecordBatchCoder)
 class Element:
     """What the splittable stages get: nothing yet for the enumerating one, a reader's splits for the reading one.
 
-    A type of our own, with a coder of its own, because Flink's runner names the coder of an element with its restriction after
+    our own type, with its own coder, because Flink's runner names the coder of an element with its restriction after
     the element's coder alone: of two splittable DoFns in a pipeline that both took bytes, one would get the other's restriction
     coder. Ours all have the same one, bytes; so nothing can be mixed up, however many sources a pipeline reads.
     """
@@ -90,7 +90,7 @@ registry.register_coder(Element, ElementCoder)
 
 
 class _StateFormat:
-    """State of one source, in the versioned form of the heart's checkpoints: readable JSON with a checksum."""
+    """State of one source, in the versioned form of the core's checkpoints: readable JSON with a checksum."""
 
     def __init__(self, source: Source[Any]) -> None:
         self._serializer: CheckpointSerializer[Any] = CheckpointSerializer(source.name, source.split_serializer)

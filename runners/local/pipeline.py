@@ -63,23 +63,23 @@ class RunSettings:
     - `workers`: processes that read and write, default 1.
     - `checkpoints`: where the checkpoints are: a folder, as a path or `file:///...`, or a URL that fsspec knows, such as
       `s3://bucket/run` (extra `files`, and fsspec's package for that store). One run works with them at a time. A second one in
-      the same folder is refused; in a store, from another machine, the one that is started last goes on, and the other ends.
+      the same folder is refused; in a store, from another machine, the one that is started last continues, and the other ends.
     - `interval_s` (`execution.checkpointing.interval`): from one checkpoint to the next, default 10. Rows become visible by it.
     - `min_pause_s` (`execution.checkpointing.min-pause`): from the end of one to the next, default 0.
     - `timeout_s` (`execution.checkpointing.timeout`): one that takes longer has failed, default 600. What a sink does before
       the checkpoint can be stored, such as a merge of changes into a table, is part of it.
     - `tolerable_failed_checkpoints` (`execution.checkpointing.tolerable-failed-checkpoints`): in a row, default 0.
     - `retained` (`execution.checkpointing.num-retained`): so many newest checkpoints are kept, default 1,
-      beside one that is not committed yet.
+      alongside one that is not committed yet.
     - `savepoints` (`execution.checkpointing.savepoint-dir`): a run that is stopped, or whose source ends, writes its last
       checkpoint into this folder as a savepoint; default None, none.
-    - `from_savepoint` (`execution.state-recovery.path`): the file of a savepoint that the run begins with, in a new folder of
-      checkpoints; default None. Started again, it goes on from its own checkpoints.
+    - `from_savepoint` (`execution.state-recovery.path`): the file of a savepoint that the run starts with, in a new folder of
+      checkpoints; default None. Started again, it continues from its own checkpoints.
     - `retention` (`execution.checkpointing.externalized-checkpoint-retention`): whether the checkpoints of a run that is
-      stopped are kept; default `Retention.RETAIN_ON_CANCELLATION`, so that the same command goes on.
+      stopped are kept; default `Retention.RETAIN_ON_CANCELLATION`, so that the same command continues.
     - `heartbeat_interval_s`, `heartbeat_timeout_s` (`heartbeat.*`): default 10 and 50. A worker that is not heard is killed.
     - `restart` (`restart-strategy.*`): default exponential delay.
-    - `metrics_port`: serve Prometheus' metrics and `/healthz` there as long as the run is at work, default None, not at all;
+    - `metrics_port`: serve Prometheus' metrics and `/healthz` there as long as the run is running, default None, not at all;
       needs the extra `metrics`. `metrics_address`: default 127.0.0.1; with `0.0.0.0` other machines read them, without a login.
     - `listen`: where workers reach their coordinator. Default `unix`, a socket in a private folder; `tcp`, a free port of
       127.0.0.1; or `tcp://ADDRESS:PORT`. On TCP each call has to bring a token that the run's own processes have alone.
@@ -158,7 +158,7 @@ class RunSettings:
 
     @property
     def savepoint_file(self) -> Path | None:
-        """The savepoint that the run begins with."""
+        """The savepoint that the run starts with."""
         return None if self.from_savepoint is None else local_folder(self.from_savepoint)
 
     @property
@@ -213,7 +213,7 @@ def flink_settings(settings: Mapping[str, str]) -> dict[str, Any]:
             found["retention"] = Retention[text]
         elif not name.startswith(_RESTART):
             known = ", ".join((*_DURATIONS, *_COUNTS, *_TEXTS, _RETENTION))
-            raise UsageError(f"{name!r} is no setting of a run: {known}, {_RESTART}*")
+            raise UsageError(f"{name!r} is not a setting of a run: {known}, {_RESTART}*")
     restart = {name: text for name, text in settings.items() if name.startswith(_RESTART)}
     return {**found, "restart": restart_strategy(restart)} if restart else found
 
@@ -252,12 +252,12 @@ class Pipeline:
     def run(self, **settings: Any) -> Path | None:  # noqa: ANN401 - those of RunSettings, each with its type there
         """Run until the source is read to its end, or SIGTERM or Ctrl-C stops it with a last checkpoint.
 
-        Returns the file of the savepoint, where `savepoints` says that there is to be one.
+        Returns the file of the savepoint, where `savepoints` states that there is to be one.
 
-        Takes the arguments of `RunSettings` by name; `checkpoints` is needed. Goes on from the last checkpoint where there is
+        Takes the arguments of `RunSettings` by name; `checkpoints` is needed. Continues from the last checkpoint where there is
         one. Called in the main thread of a process, in a script under `if __name__ == "__main__":`, as processes are started.
         Raises UsageError for wrong arguments, RunFailedError when the restart strategy gives up, and at once what no restart
-        mends: FencedError, StateError, DataLossError, AuthenticationError.
+        fixes: FencedError, StateError, DataLossError, AuthenticationError.
         """
         from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, forked_apart
         from headrace.runners.local.supervisor import supervise
@@ -292,10 +292,10 @@ class Pipeline:
     ) -> StreamingQuery:
         """Start it as a streaming query of this session, and return the query. With a two-phase-commit sink exactly once.
 
-        `checkpointLocation` is the query's own: with it the query goes on. `trigger`: arguments of Spark's
+        `checkpointLocation` is the query's own: with it the query continues. `trigger`: arguments of Spark's
         `DataStreamWriter.trigger`, such as `{"processingTime": "10 seconds"}` or `{"availableNow": True}`; default: a batch as
-        soon as the one before is done. `options` are those of `format("headrace")` that are of a query and not of a source:
-        `startFromSavepoint` (a savepoint of `run` that a query without a checkpoint begins with), `maxOffsetsPerTrigger`,
+        soon as the previous one is done. `options` are those of `format("headrace")` that are of a query and not of a source:
+        `startFromSavepoint` (a savepoint of `run` that a query without a checkpoint starts with), `maxOffsetsPerTrigger`,
         `minOffsetsPerTrigger`, `maxTriggerDelay`, `maxRecordsPerPartition`, `minPartitions`, `kafkaConsumer.pollTimeoutMs`.
 
         The transform is called in the tasks that write, with batches of the source's schema; what is in the caller's `__main__`
@@ -320,9 +320,9 @@ class Pipeline:
     ) -> PDone:
         """Add it to a Beam pipeline, as one transform with this label.
 
-        `start_from_savepoint`: path or URI of a savepoint of `run` that a job without state begins with; it is read now.
+        `start_from_savepoint`: path or URI of a savepoint of `run` that a job without state starts with; it is read now.
         `num_readers`: how many readers share the splits; default: the option --parallelism, else 4. `num_shards`: how many
-        transactions are written beside each other; default 4. Rows of one key keep their order in a `KafkaSink`. A table has
+        transactions are written in parallel; default 4. Rows of one key keep their order in a `KafkaSink`. A table has
         none: it is written where its rows are.
 
         Called where the pipeline is built. Raises UsageError, which names it, for what the runner cannot carry over: sinks that
@@ -348,7 +348,7 @@ class Pipeline:
 
     @property
     def outputs(self) -> Outputs:
-        """The sinks by name. Raises UsageError for what is no sink."""
+        """The sinks by name. Raises UsageError for what is not a sink."""
         return Outputs(self.sink)
 
     def transformed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -368,7 +368,7 @@ class Pipeline:
     def routed(self, batch: pa.RecordBatch) -> Iterator[Tagged]:
         """What the transform makes of a batch, by output; `SOLE` where the pipeline has one sink.
 
-        Raises WrongOutputError for what is no batch or has no output, and what the transform raises.
+        Raises WrongOutputError for what is not a batch or has no output, and what the transform raises.
         """
         outputs = self.outputs
         for each in parts(batch if self.transform is None else self.transform(batch)):
@@ -400,7 +400,7 @@ class _Only:
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """A pipeline that a Python file has under a name. Each process of a run loads the file anew."""
+    """A pipeline that a Python file has under a name. Each process of a run loads the file again."""
 
     path: Path
     name: str
@@ -422,13 +422,13 @@ class PipelineFile:
         can pass as it is."""
         value = getattr(self._module(), self.name, None)
         if not isinstance(value, Pipeline):
-            raise UsageError(f"{self.path}: {self.name} is no Pipeline, but {type(value).__name__}")
+            raise UsageError(f"{self.path}: {self.name} is not a Pipeline, but {type(value).__name__}")
         return value
 
     def modules(self) -> list[str]:
         """What its processes may have loaded before they are forked: headrace's own modules that the file names.
 
-        Raises UsageError for a file that is no Python.
+        Raises UsageError for a file that is not a Python.
         """
         try:
             tree = ast.parse(self.path.read_bytes(), str(self.path))

@@ -1,1 +1,1 @@
-"""What a run at work shows of itself."""
+"""What a run running shows of itself."""

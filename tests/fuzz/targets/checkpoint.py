@@ -1,4 +1,4 @@
-"""Checkpoints of a Kafka source: whole, and as a body whose checksum holds. The first byte says which."""
+"""Checkpoints of a Kafka source: whole, and as a body whose checksum holds. The first byte states which."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 
 
 def offsets(*lines, initial=False):
-    """Of (split, where it began)."""
+    """Of (split, where it started)."""
     return LogOffsets(
         {split.split_id: split for split, _ in lines}, {split.split_id: began for split, began in lines}, initial=initial
     )
@@ -108,18 +108,18 @@ def test_version_3_has_the_formats_besides_and_is_read_for_ever_and_written_the_
         FORMAT.from_json(text)
 
 
-def test_offsets_of_before_go_on_with_formats():
+def test_offsets_of_before_continue_with_formats():
     assert TYPED.from_json(GOLDEN.read_text()) == GOLDEN_OFFSETS_V2
 
 
 def test_formats_that_are_no_objects_are_damage():
     text = GOLDEN_V3.read_text()
-    with pytest.raises(StateError, match=r"^the checkpoint's offset is damaged: its formats are no objects$"):
+    with pytest.raises(StateError, match=r"^the checkpoint's offset is damaged: its formats are not objects$"):
         FORMAT.from_json(with_rest(text, rest(text) | {"formats": ["value"]}))
 
 
 def test_offsets_in_progress_reports_are_read_as_the_jvm_connectors_are():
-    """Seen here: they were an object of ours, and listeners that compute a lag from it fell over.
+    """Regression: they were an object of ours, and listeners that compute a lag from it fell over.
 
     What these do with `endOffset`: topics to partitions to offsets, all of it, as maps of numbers.
     """
@@ -344,7 +344,7 @@ def test_what_to_do_about_a_newer_version_is_said_last():
 
 def test_damage_is_said_with_the_kind_of_error_and_its_place():
     document = {key: value for key, value in DOCUMENTS[1].items() if key != "began"}
-    with pytest.raises(StateError, match=r"the checkpoint's offset is damaged: KeyError: 'began'$"):
+    with pytest.raises(StateError, match=r"the checkpoint's offset is damaged: KeyError: 'started'$"):
         read(json.dumps(document))
 
 
@@ -421,7 +421,7 @@ def test_a_checkpoint_of_which_nothing_is_subscribed_to_is_refused_though_loss_i
         over(kafka, fail_on_data_loss=False).from_json('{"u":{"1":1,"0":3}}')
 
 
-def test_what_the_jvm_connector_found_while_it_planned_began_at_its_first_record(kafka):
+def test_what_the_jvm_connector_found_while_it_planned_started_at_its_first_record(kafka):
     """And at its end if that lies before the first record by now, or if the partition is gone."""
     t, u = id_of(kafka, "t"), id_of(kafka, "u")
     found = [KafkaSplit("t", t, 0, 5), KafkaSplit("u", u, 0, 0), KafkaSplit("gone", A, 0, 9)]

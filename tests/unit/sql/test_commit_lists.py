@@ -66,8 +66,8 @@ def keys(rig: SqlRig) -> list[str]:
 
 
 class TestDestinations:
-    def test_seen_here_two_writes_of_one_name_and_number_to_two_tables_both_write(self, tables):
-        """findings: Sinks 1. The second found the epoch recorded, and wrote nothing, in silence."""
+    def test_two_writes_of_one_name_and_number_to_two_tables_both_write(self, tables):
+        """findings: Sinks 1. The second found the epoch recorded, and wrote nothing, silently."""
         for epoch in (0, 1, 1):
             for number, rig in enumerate(tables):
                 written(sink(rig), epoch, [10 * number + epoch])
@@ -124,7 +124,7 @@ class TestDestinations:
 
 class TestListsOfEarlierVersions:
     def test_the_first_table_of_the_job_takes_it_over_and_the_second_is_written(self, tables):
-        """The earlier version has written epoch 5 to the first, and passed over the second."""
+        """The earlier version has written epoch 5 to the first, and skipped the second."""
         old_list(tables[0], 5)
         for number, rig in enumerate(tables):
             written(sink(rig), 5, [number])
@@ -159,7 +159,7 @@ class TestListsOfEarlierVersions:
         assert rig.execute(f"SELECT 1 FROM headrace_commits WHERE job = '{JOB}'") == []
         assert rig.execute("SELECT 1 FROM headrace_commits WHERE driver = 'living'") == []
 
-    def test_jobs_whose_names_begin_alike_keep_theirs(self, tables):
+    def test_jobs_whose_names_start_alike_keep_theirs(self, tables):
         rig = tables[0]
         old_list(rig, 5)
         rig.execute("UPDATE headrace_commits SET job = 'app2'")
