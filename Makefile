@@ -44,10 +44,10 @@ docs: $(INSTALLED) ## The documentation site, into site/
 	$(BIN)/python -m docs.tools.generate
 	$(BIN)/mkdocs build --strict
 
-bench: $(INSTALLED) ## Read throughput beside Spark's JVM connector (40 minutes; QUICK=1 for minutes)
+bench: $(INSTALLED) ## Read throughput alongside Spark's JVM connector (40 minutes; QUICK=1 for minutes)
 	$(BIN)/python -m benchmarks.read_throughput
 
-bench-typed: $(INSTALLED) ## Avro and JSON values to typed columns, beside from_avro, from_json and clients (8 minutes; QUICK=1 for two)
+bench-typed: $(INSTALLED) ## Avro and JSON values to typed columns, alongside from_avro, from_json and clients (8 minutes; QUICK=1 for two)
 	$(BIN)/python -m benchmarks.typed_read
 
 bench-beam: $(INSTALLED) ## Reads in Beam pipelines, on Direct and Flink (20 minutes; QUICK=1 for minutes)
@@ -56,19 +56,19 @@ bench-beam: $(INSTALLED) ## Reads in Beam pipelines, on Direct and Flink (20 min
 bench-growth: $(INSTALLED) ## What grows while a Beam pipeline reads 100 partitions on Flink (an hour; QUICK=1 for minutes)
 	$(BIN)/python -m benchmarks.beam_growth
 
-bench-restore: $(INSTALLED) ## Kills and restores under load, beside other systems (hours; QUICK=1 for ten minutes)
+bench-restore: $(INSTALLED) ## Kills and restores under load, alongside other systems (hours; QUICK=1 for ten minutes)
 	$(BIN)/python -m benchmarks.restore_throughput
 
 bench-outage: $(INSTALLED) ## Brokers away for ten minutes, restarted in turn, and a fetch quota, under running jobs (25 minutes)
 	$(BIN)/python -m benchmarks.quota
 	$(BIN)/python -m benchmarks.outage
 
-soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIGKILLs of exactly-once jobs (an hour)
+soak: $(INSTALLED) ## 100,000 new histories of each simulated simulation, and 340 SIGKILLs of exactly-once jobs (an hour)
 	$(BIN)/python -m tests.simulation.soak --histories 100000
 	$(BIN)/python -m tests.soak.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
 	$(BIN)/python -m tests.soak.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 
-soak-tables: $(INSTALLED) ## 300 SIGKILLs of jobs that write to Delta and Iceberg tables, and of the libraries' own ways; changelogs by key (an hour; goes on where it was)
+soak-tables: $(INSTALLED) ## 300 SIGKILLs of jobs that write to Delta and Iceberg tables, and of the libraries' own ways; changelogs by key (an hour; continues where it was)
 	$(BIN)/python -m benchmarks.tables_soak
 	$(BIN)/python -m benchmarks.tables_changes
 
@@ -88,7 +88,7 @@ soak-run: $(INSTALLED) ## SIGKILLs of workers, coordinators and everything under
 	$(BIN)/python -m tests.soak.run_soak --broker fake --kills 1000 --result benchmarks/results/run-kill-soak-dead-letters.json
 	$(BIN)/python -m tests.soak.run_soak --broker local --kills 300 --result benchmarks/results/run-kill-soak-dead-letters.json
 
-chaos: $(INSTALLED) ## Faults of brokers, networks, settings, databases and jobs, until each system has had 2,000; goes on where it was (days)
+chaos: $(INSTALLED) ## Faults of brokers, networks, settings, databases and jobs, until each system has had 2,000; continues where it was (days)
 	$(BIN)/python -m benchmarks.chaos.run --system embedded
 	$(BIN)/python -m benchmarks.chaos.run --system embedded-impatient
 	$(BIN)/python -m benchmarks.chaos.run --system embedded-losses
@@ -107,7 +107,7 @@ fuzz: $(INSTALLED) ## Fuzzers of everything that reads others' bytes, AddressSan
 	$(BIN)/python -m tests.fuzz.flood --buffers 100000000 --state build/flood.json
 	$(BIN)/python -m tests.fuzz.flood --of avro --buffers 10000000 --state build/flood_avro.json
 
-mutants: $(INSTALLED) ## Mutation testing of the modules that decide: no survivor without a reason (hours; goes on where it stopped)
+mutants: $(INSTALLED) ## Mutation testing of the modules that decide: no survivor without a reason (hours; continues where it stopped)
 	$(BIN)/pip install --quiet --requirement requirements/mutants.txt
 	$(BIN)/python -m tests.mutants.run
 

@@ -96,7 +96,7 @@ def description(address: str | None) -> str:
 
 
 def links(address: str | None) -> dict[str, str]:
-    """What an index shows beside the description."""
+    """What an index shows alongside the description."""
     files = {"Documentation": "docs/index.md", "Changelog": "CHANGELOG.md", "Security": "SECURITY.md"}
     pages = {name: f"{address}/blob/HEAD/{file}" for name, file in files.items()}
     return {} if address is None else {"Source": address, "Issues": f"{address}/issues", **pages}

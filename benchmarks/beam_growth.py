@@ -2,7 +2,7 @@
 
     python -m benchmarks.beam_growth [--minutes 60] [--rate 1000]
 
-The result is `benchmarks/results/beam-growth.json`, written after every look, and a plot beside it. Beam's Flink runner of
+The result is `benchmarks/results/beam-growth.json`, written after every look, and a plot alongside it. Beam's Flink runner of
 before July 2026 keeps what every call of a splittable DoFn leaves, for ever (Beam #27648). `--rate 0`: idle partitions.
 """
 
@@ -66,7 +66,7 @@ class Look:
 
 
 class Load:
-    """Writes so many records a second, to the partitions in turn, in a thread of its own."""
+    """Writes so many records a second, to the partitions in turn, in its own thread."""
 
     def __init__(self, bootstrap: str, rate: float) -> None:
         """Writes a record to each partition at once."""

@@ -39,7 +39,7 @@ LISTS = CommitListSerializer(KafkaHandleSerializer())
 
 
 def serve(partitions: int, pipe: Connection) -> None:
-    """The broker's process: says where it is, then how many rows are visible each time it is asked, until it is told to end."""
+    """The broker's process: says where it is, then how many rows are visible each time it is asked, until it is instructed to end."""
     with FakeKafka() as kafka:
         kafka.create_topic(TOPIC, partitions=partitions)
         pipe.send(kafka.bootstrap)
@@ -56,7 +56,7 @@ def broker(partitions: int) -> Iterator[tuple[str, Callable[[], int]]]:
     process.start()
 
     def visible() -> int:
-        ours.send(True)  # noqa: FBT003 - go on
+        ours.send(True)  # noqa: FBT003 - continue
         return int(ours.recv())
 
     try:

@@ -1,4 +1,4 @@
-"""Where the processor's time goes in a batch read on Spark: headrace beside Spark's ceiling for Python sources.
+"""Where the processor's time goes in a batch read on Spark: headrace alongside Spark's ceiling for Python sources.
 
     python -m benchmarks.cpu_budget
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.decode [pairs]
 
-Limit and decoder run by turns, A B A B, in one process on one thread; each pair gives one ratio of throughput, the decoder's
+Limit and decoder run alternately, A B A B, in one process on one thread; each pair gives one ratio of throughput, the decoder's
 over the limit's, and the median of them is the figure. The limit copies and checks as much at a time as the decoder puts
 into one Arrow batch, into memory that is already there; "the same bytes" are those received, so for compressed batches the
 ratio contains the decompression, which the limit does not. Results go to benchmarks/results/decode.json.

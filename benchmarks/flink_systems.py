@@ -1,4 +1,4 @@
-"""Flink beside the others: PyFlink in a virtual environment of its own, kept in the user's cache, with Flink's Kafka connector.
+"""Flink alongside the others: PyFlink in its own virtual environment, kept in the user's cache, with Flink's Kafka connector.
 
 PyFlink's requirements do not fit into an environment with ours, so its part (flink_sql.py) is run by that environment's Python.
 """
@@ -50,7 +50,7 @@ def flink_home() -> Path:
 
 
 class Flink:
-    """A Flink in a process of its own, which copies topics when told to."""
+    """A Flink in its own process, which copies topics when told to."""
 
     def __init__(self) -> None:
         """Start it; the first copy waits for it."""

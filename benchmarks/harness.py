@@ -1,4 +1,4 @@
-"""Measuring systems side by side, A B A B, each in a process of its own; what was measured is kept as JSON, cell by cell."""
+"""Measuring systems side by side, A B A B, each in its own process; what was measured is kept as JSON, cell by cell."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Unit = Literal["records/s", "ms", "s"]
 
 @dataclass(frozen=True)
 class Context:
-    """What a task is told: which system it is to drive, against which broker, and a directory of its own."""
+    """What a task is told: which system it is to drive, against which broker, and its own directory."""
 
     system: str
     bootstrap: str

@@ -1,4 +1,4 @@
-"""Jars that Spark has beside ours: its Kafka connector, spark-avro, Delta. From Maven Central, into the user's cache."""
+"""Jars that Spark has alongside ours: its Kafka connector, spark-avro, Delta. From Maven Central, into the user's cache."""
 
 from __future__ import annotations
 

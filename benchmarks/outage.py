@@ -1,10 +1,10 @@
-"""Brokers go away under running jobs, and come back: who goes on, after how long, and does the output have every record once?
+"""Brokers go away under running jobs, and come back: who continues, after how long, and does the output have every record once?
 
     python -m benchmarks.outage [--only TEXT] [--away 600] [--rate 200]
 
 Two outages, each under all systems at once, so that they share it: the only broker is killed and stays away for ten minutes;
-three brokers are killed and started again, one after the other. Load goes on as far as the brokers take it. Each system copies
-to a topic of its own; a script appends to a file. The result is `benchmarks/results/outage.json`.
+three brokers are killed and started again, one after the other. Load continues as far as the brokers take it. Each system copies
+to its own topic; a script appends to a file. The result is `benchmarks/results/outage.json`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from benchmarks.environment import environment
 from benchmarks.restore.load import Controls, Load, load
 from benchmarks.restore.oracle import Log, Seen, judge, read_log
-from benchmarks.restore.process import Family
+from benchmarks.restore.process import ProcessTree
 from benchmarks.restore.records import identify
 from benchmarks.restore.systems import BY_NAME, Job, System
 from headrace.testing.servers.kafka import BrokerCluster, create_topic, start_broker
@@ -74,7 +74,7 @@ class TopicOutput:
         return sum(message.error() is None for message in self._consumer.consume(10_000, 0))
 
     def logs(self) -> tuple[Mapping[int, Log], Mapping[int, Log]]:
-        """Read once more, from the start."""
+        """Read again, from the start."""
         self._consumer.close()
         committed, written = (
             read_log(self._bootstrap, self._topic, isolation, VALUE_BYTES)
@@ -109,7 +109,7 @@ class Subject:
     """A system that runs, and when how many of its records became visible. `ended`: the end of its log, if it gave up."""
 
     system: System
-    family: Family
+    tree: ProcessTree
     output: Output
     log: Path
     seen: list[tuple[float, int]] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Subject:
             self.seen.append((time.monotonic(), self.visible))
         if self.ended is None:
             try:
-                self.family.check()
+                self.tree.check()
             except RuntimeError as error:
                 self.ended = str(error)
 
@@ -162,7 +162,7 @@ class Trial:
         )
         self.subjects = [self._start(system, f"{name}-{system.name}", directory / system.name) for system in systems]
         for subject in self.subjects:
-            stack.callback(subject.family.end)
+            stack.callback(subject.tree.end)
 
     def _topic(self, name: str) -> str:
         safe = {"min.insync.replicas": str(max(1, self._replicas - 1))}
@@ -174,9 +174,9 @@ class Trial:
         state.mkdir(parents=True)
         bootstrap, target = self.cluster.bootstrap, self._topic(f"{name}-out")
         job = Job(bootstrap, self._source, target, name, str(state), str(directory / "marks.jsonl"), system.parallelism, 10_000)
-        family = Family(system.command(job), system.environment(None, directory, traced=False), directory)
+        tree = ProcessTree(system.command(job), system.environment(None, directory, traced=False), directory)
         output = FileOutput(state / "values") if system is SCRIPT else TopicOutput(bootstrap, target)
-        return Subject(system, family, output, directory / "job.log")
+        return Subject(system, tree, output, directory / "job.log")
 
     def watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Let all run, and look; ends early when it is so. Whether it was."""
@@ -193,7 +193,7 @@ class Trial:
         """Until each has shown its first record. Raises RuntimeError when one does not."""
         self.controls.rate.value = rate
         if not self.watch(START_S, lambda: all(subject.visible for subject in self.subjects)):
-            silent = [f"{subject.system.name}: {subject.family.log_tail()}" for subject in self.subjects if not subject.visible]
+            silent = [f"{subject.system.name}: {subject.tree.log_tail()}" for subject in self.subjects if not subject.visible]
             raise RuntimeError(f"no record came out within {START_S:g} s of " + "\n".join(silent))
         self.watch(BEFORE_S)
 
@@ -285,7 +285,7 @@ def _document(subject: Subject, away: Away, produced: Sequence[int]) -> dict[str
 
 
 def _warnings(log: Path) -> list[str]:
-    """The first lines in which ours says that it rides something out."""
+    """The first lines in which ours states that it rides something out."""
     lines = log.read_text(errors="replace").splitlines()
     return [line[:300] for line in lines if "headrace" in line and "WARN" in line.upper()][:5]
 

@@ -1,4 +1,4 @@
-"""A read of 20 MB under a fetch quota of 1 MB/s: on Spark, in a script and on Beam, beside Spark's JVM connector.
+"""A read of 20 MB under a fetch quota of 1 MB/s: on Spark, in a script and on Beam, alongside Spark's JVM connector.
 
     python -m benchmarks.quota [--only TEXT]
 
@@ -106,7 +106,7 @@ def _prepare(name: str) -> None:
 
 
 def read(name: str, bootstrap: str) -> dict[str, Any]:
-    """One read in a process of its own: seconds, whether all came, and the last lines in which waits were told."""
+    """One read in its own process: seconds, whether all came, and the last lines in which waits were told."""
     with (
         tempfile.TemporaryDirectory(prefix="headrace-quota-") as scratch,
         ProcessPoolExecutor(1, get_context("spawn"), _write_to, (scratch,)) as pool,

@@ -1,9 +1,9 @@
-"""Reading Kafka: headrace beside Spark's JVM connector, Spark's own ceiling for Python sources, and plain Python clients.
+"""Reading Kafka: headrace alongside Spark's JVM connector, Spark's own ceiling for Python sources, and plain Python clients.
 
     python -m benchmarks.read_throughput [--quick] [--only TEXT] [--again]
 
 Results are JSON in `benchmarks/results`, one file a cell; RESULTS.md and the plots are made from these files alone. A cell that
-is finished is not measured again, so an interrupted run goes on where it was.
+is finished is not measured again, so an interrupted run continues where it was.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(
     only: Annotated[str, typer.Option(help="Only cells whose key has this in it.")] = "",
     again: Annotated[bool, typer.Option(help="Measure finished cells again.")] = False,  # noqa: FBT002
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of a cell; 0: 5, quick 3.")] = 0,
-    report_only: Annotated[bool, typer.Option(help="Measure nothing; make tables and plots anew.")] = False,  # noqa: FBT002
+    report_only: Annotated[bool, typer.Option(help="Measure nothing; make tables and plots again.")] = False,  # noqa: FBT002
 ) -> None:
     """Measure what is not measured yet, then write the tables and plots."""
     size = QUICK if quick else FULL

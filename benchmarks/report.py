@@ -133,7 +133,7 @@ class Judged:
         return "met" if enough else "missed"
 
     def brief(self) -> str:
-        """What was reached, as written beside a plot."""
+        """What was reached, as written alongside a plot."""
         against = {"jvm": "JVM"}.get(self.target["against"], self.target["against"])
         if self.reached is None:
             return "-"
@@ -196,7 +196,7 @@ def summary(directory: Path, keys: Collection[str] = ()) -> Table:
 
 
 def report(results: Path, target: Path) -> Path:
-    """Write RESULTS.md into `target`, and the plots beside the JSON."""
+    """Write RESULTS.md into `target`, and the plots alongside the JSON."""
     documents = load(results)
     lines = [
         "# Results",

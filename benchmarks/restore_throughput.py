@@ -3,7 +3,7 @@
     python -m benchmarks.restore_throughput [--quick] [--only TEXT] [--kills 10] [--load common|own] [--rate 20000] [--size 100]
 
 Every run is one kill and one line of JSON in `benchmarks/results/restore/<system>.jsonl`; a valid run that is there is not made
-again, so an interrupted benchmark goes on where it was. An invalid one keeps its line, and is made again. Runs go round: every
+again, so an interrupted benchmark continues where it was. An invalid one keeps its line, and is made again. Runs go round: every
 system's first kill, then every system's second. RESULTS.md is made from the files.
 """
 
@@ -66,7 +66,7 @@ class Plan:
     results: Path
 
     def load_name(self, system: System) -> str:
-        """Names the load in the documents: a run is told apart from others by it, the size, the system and the number."""
+        """Names the load in the documents: a run is distinguished from others by it, the size, the system and the number."""
         if system.ablation:
             return f"{ABLATION_RATE:.0f}-a-s"
         if self.rate is not None:
@@ -169,7 +169,7 @@ def main(
         Share, typer.Option(help="70 % of the lowest sustained throughput of all engines, or of each system's own.")
     ] = Share.COMMON,
     rate: Annotated[float | None, typer.Option(min=1, help="Records/s, whatever the sustained throughput.")] = None,
-    report_only: Annotated[bool, typer.Option(help="Run nothing; make tables and plots anew.")] = False,  # noqa: FBT002
+    report_only: Annotated[bool, typer.Option(help="Run nothing; make tables and plots again.")] = False,  # noqa: FBT002
 ) -> None:
     """Run what has not been run yet, then write tables and plots."""
     results = HERE / "results" / "quick" if quick else HERE / "results"

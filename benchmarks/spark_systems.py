@@ -50,7 +50,7 @@ STREAM_TIMEOUT_S = 600.0
 
 @functools.cache
 def session(system: str, jars: tuple[str, ...] = ()) -> Any:  # noqa: ANN401 - Spark is imported here and not before
-    """The process's Spark session. `jars`: what the JVM connector is to have beside its own."""
+    """The process's Spark session. `jars`: what the JVM connector is to have alongside its own."""
     here = Path(__file__).parent
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if system == "ceiling":
@@ -195,9 +195,9 @@ def first_batch(context: Context, work: Start) -> Measurement:
 
 
 def first_trigger(context: Context, work: Start) -> Measurement:
-    """The first trigger of a query that another process began, from `start` to its progress report, in seconds.
+    """The first trigger of a query that another process started, from `start` to its progress report, in seconds.
 
-    The run for warming up begins the query; all runs share its checkpoint.
+    The run for warming up starts the query; all runs share its checkpoint.
     """
     spark = session(context.system)
     frame = stream_frame(spark, context, work.shape, work.per_trigger, "earliest")

@@ -11,7 +11,7 @@ Document = Mapping[str, Any]
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write or replace a file, in a folder that is made if need be; whoever reads it meanwhile has the one before."""
+    """Write or replace a file, in a folder that is made if need be; whoever reads it meanwhile has the previous one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     partial.write_text(text)
@@ -19,7 +19,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def read_lines(file: Path) -> list[Document]:
-    """The documents of a file, one a line; none without the file. Raises ValueError for a line that is no JSON."""
+    """The documents of a file, one a line; none without the file. Raises ValueError for a line that is not a JSON."""
     if not file.is_file():
         return []
     found = []
@@ -28,7 +28,7 @@ def read_lines(file: Path) -> list[Document]:
             found.append(json.loads(line))
         except json.JSONDecodeError as error:
             where = f"{file.name}, line {number}"
-            raise ValueError(f"{where}, is no JSON ({error}): restore the file with git, or remove the line") from error
+            raise ValueError(f"{where}, is not JSON ({error}): restore the file with git, or remove the line") from error
     return found
 
 

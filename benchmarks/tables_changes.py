@@ -5,7 +5,7 @@
 The job is that of `tables_soak`, killed in the same manner; changes of a key are in several tasks of an epoch. After every kill
 the table has to be what a dictionary has after some whole number of epochs, and at the end after all of them.
 
-A system that is done is not done again; `--again` does all anew. Exit status 1 if a table was ever another one.
+A system that is done is not done again; `--again` does all again. Exit status 1 if a table was ever another one.
 """
 
 from __future__ import annotations

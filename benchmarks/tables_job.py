@@ -2,7 +2,7 @@
 
 It writes by a sink's contract, or by a library's own means. It plays the runner: what an epoch holds is logged
 (`offsets/<epoch>`, made once, by whoever comes first) before it is written, and that it is committed (`commits/<epoch>`) after;
-restarted, it repeats what is logged and not committed. Faults are planted around calls of the sink: SIGKILL before, during or
+restarted, it repeats what is logged and not committed. Faults are injected around calls of the sink: SIGKILL before, during or
 after one, SIGSTOP, and a rival writer's commit in between.
 """
 
@@ -77,7 +77,7 @@ REFUSED = 3
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """At the nth call of a method: `what` is kill or stop, `when` before, during (`delay_s` after it began) or after."""
+    """At the nth call of a method: `what` is kill or stop, `when` before, during (`delay_s` after it started) or after."""
 
     owner: str
     method: str
@@ -142,12 +142,12 @@ def main(told: Told, parent: Connection) -> None:
 # --- faults ------------------------------------------------------------------------------------------------------------
 
 
-def plant(owner: type[Any], fault: Fault, parent: Connection) -> None:
+def inject(owner: type[Any], fault: Fault, parent: Connection) -> None:
     """The fault at the nth call of the owner's method."""
     method = getattr(owner, fault.method)
     calls = 0
 
-    def planted(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - any method's
+    def injected(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - any method's
         nonlocal calls
         calls += 1
         if calls != fault.nth:
@@ -163,7 +163,7 @@ def plant(owner: type[Any], fault: Fault, parent: Connection) -> None:
             _strike(fault, parent)
         return answer
 
-    setattr(owner, fault.method, planted)
+    setattr(owner, fault.method, injected)
 
 
 def _strike(fault: Fault, parent: Connection) -> None:
@@ -245,7 +245,7 @@ class Job(ABC):
     """One run."""
 
     def __init__(self, told: Told, parent: Connection) -> None:
-        """Plants what is told."""
+        """Injects what is told."""
         self.told = told
         self.state = Path(told.folder)
         if told.rival is not None:
@@ -253,7 +253,7 @@ class Job(ABC):
             owner, method = self.owners()["commit"], COMMITS[told.system]
             before_nth(owner, method, told.rival_at, lambda: act(told.folder, action))
         if told.fault is not None:
-            plant(self.owners()[told.fault.owner], told.fault, parent)
+            inject(self.owners()[told.fault.owner], told.fault, parent)
 
     @abstractmethod
     def owners(self) -> dict[str, type[Any]]:
@@ -290,7 +290,7 @@ class Job(ABC):
         (self.state / "commits" / str(epoch)).touch()
 
     def rows_of(self, epoch: int, begin: int, end: int, step: int = 1) -> pa.RecordBatch:
-        """The epoch's rows from `begin`, or each `step`-th of them."""
+        """The epoch's rows from `start`, or each `step`-th of them."""
         numbers = list(range(begin, end, step))
         return pa.RecordBatch.from_pydict({"epoch": [epoch] * len(numbers), "number": numbers}, schema=SCHEMA)
 
@@ -328,7 +328,7 @@ class ChangesJob(SinkJob):
     """The same with changes by key, which merge into the table."""
 
     def rows_of(self, epoch: int, begin: int, end: int, step: int = 1) -> pa.RecordBatch:
-        """Each `step`-th change of the epoch from `begin`: those of a key are in several tasks."""
+        """Each `step`-th change of the epoch from `start`: those of a key are in several tasks."""
         first = epoch * self.told.rows
         numbers = np.arange(begin - first, end - first, step)
         return changes_of(epoch, self.told.rows, self.told.keys).take(pa.array(numbers))
@@ -372,7 +372,7 @@ class DeltaAsked(DeltaAppend):
     """The same, and the table is asked for the application's version first."""
 
     def write(self, epoch: int, begin: int, end: int, content: str) -> None:
-        """Unless the table says that it is there."""
+        """Unless the table states that it is there."""
         version = DeltaTable(f"{self.told.folder}/table").transaction_version(JOB)
         if version is None or version < epoch:
             super().write(epoch, begin, end, content)
@@ -393,7 +393,7 @@ class IcebergAsked(IcebergAppend):
     """The same, and the snapshots of the loaded table are asked first; it is the same object that is then written to."""
 
     def write(self, epoch: int, begin: int, end: int, content: str) -> None:
-        """Unless a snapshot says that it is there."""
+        """Unless a snapshot states that it is there."""
         self._table = load_catalog(**catalog_of(self.told.folder)).load_table(TABLE)
         summaries = [shot.summary for shot in self._table.metadata.snapshots]
         if all(summary is None or summary["epoch"] != str(epoch) for summary in summaries):

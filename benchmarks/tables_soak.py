@@ -3,14 +3,14 @@
     python -m benchmarks.tables_soak [--kills 300] [--minutes 9] [--systems delta,iceberg,...] [--result FILE]
 
 A run of the job (`tables_job.py`, no engine) is killed before, during or after some call: while it writes files, prepares,
-lists, commits, before and after the commit's answer, sweeps, or takes over. Of five kills one comes while another driver of the
-job is alive, frozen before or in its commit and then let go on, and one in a run with a rival writer's commit right before one
+lists, commits, before and after the commit's answer, cleans up, or takes over. Of five kills one comes while another driver of the
+job is alive, frozen before or in its commit and then let continue, and one in a run with a rival writer's commit right before one
 of its own, if it comes so far (appends, compactions, new columns, checkpoints of the log, expired snapshots). After every kill
 the table is read: no row may be there twice, and no epoch in part. Every table sees 25 kills, then one run to its end, after
 which no row may be missing, and no mark or list may be left over. The libraries' own ways are killed in the same manner, around
 their one call that writes.
 
-It goes on where it was stopped; `--minutes` ends it at the next table. Exit status 1 if one of our sinks failed, 75 if there is
+It continues where it was stopped; `--minutes` ends it at the next table. Exit status 1 if one of our sinks failed, 75 if there is
 more to do.
 """
 
@@ -45,7 +45,7 @@ RESULTS = Path(__file__).parent / "results" / "tables-soak.json"
 KILLS_A_TABLE = 25
 EPOCHS, MOST_TASKS, ROWS = 3, 4, 40
 PATIENCE_S = 120.0
-LONGEST_CALL_S = 0.03  # a kill "during" a call comes within this time after it began
+LONGEST_CALL_S = 0.03  # a kill "during" a call comes within this time after it started
 ALONE, TWO_DRIVERS, RIVAL = "alone", "two drivers", "rival"
 KINDS = (ALONE, TWO_DRIVERS, ALONE, RIVAL, ALONE)
 BAD = ("duplicates", "lost", "foreign", "torn", "rival_rows_lost", "left_over")
@@ -56,7 +56,7 @@ PHASES: dict[str, tuple[tuple[str, str], ...]] = {
     "prepare": (("task", "prepare"),),
     "list": (("work", "write_list"), ("work", "_write")),
     "commit": (("commit", "commit"),),
-    "sweep": (("work", "mark_swept"), ("work", "remove_data"), ("work", "close"), ("work", "remove_list")),
+    "clean_up": (("work", "mark_cleaned_up"), ("work", "remove_data"), ("work", "close"), ("work", "remove_list")),
     "steps": (("committer", "fence"), ("committer", "check"), ("committer", "record"), ("committer", "end")),
 }
 OWN_PHASES: dict[str, tuple[tuple[str, str], ...]] = {
@@ -208,8 +208,8 @@ class World:
         return is_killed
 
     def _beside_another(self, fault: Fault) -> bool:
-        """One is frozen, the next is killed, and the first goes on: after that, or at the same time."""
-        phase = "commit" if not self._is_ours else self._generator.choice(("commit", "list", "sweep", "steps"))
+        """One is frozen, the next is killed, and the first continues: after that, or at the same time."""
+        phase = "commit" if not self._is_ours else self._generator.choice(("commit", "list", "clean_up", "steps"))
         frozen = self._start(self._fault((self.phases if self._is_ours else OWN_PHASES)[phase], "stop"))
         if not frozen.is_stopped():
             self._is_killed(frozen)
@@ -252,7 +252,7 @@ class World:
 
 
 class Run:
-    """A run of the job, in a process of its own."""
+    """A run of the job, in its own process."""
 
     def __init__(self, context: Any, told: Told) -> None:  # noqa: ANN401 - multiprocessing's
         """Starts it."""
@@ -269,7 +269,7 @@ class Run:
         return bool(self._messages.poll() and self._received() == "stopped")
 
     def thaw(self) -> None:
-        """Let it go on, if it is still there."""
+        """Let it continue, if it is still there."""
         if self._process.is_alive():
             os.kill(self._process.pid, signal.SIGCONT)
 
@@ -356,7 +356,7 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300, help="for each system")
-    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="no table is begun after so many")
+    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="no table is started after so many")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--result", type=Path, default=RESULTS)

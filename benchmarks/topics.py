@@ -143,7 +143,7 @@ def _count(bootstrap: str, topic: str) -> int | None:
 
 
 class Trickle:
-    """A record to every partition each `interval_s`, from a thread of its own, until the context is left."""
+    """A record to every partition each `interval_s`, from its own thread, until the context is left."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, interval_s: float) -> None:
         """Starts nothing yet."""

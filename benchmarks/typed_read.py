@@ -1,4 +1,4 @@
-"""Values of a topic as typed columns: headrace beside from_avro and from_json behind Spark's JVM connector, and in one process.
+"""Values of a topic as typed columns: headrace alongside from_avro and from_json behind Spark's JVM connector, and in one process.
 
     python -m benchmarks.typed_read [--quick] [--again]
 

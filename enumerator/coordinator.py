@@ -3,7 +3,7 @@
 Checkpoints. A checkpoint is collected from the readers (COLLECTING), then made durable by the runner (PERSISTING). It is put
 together in one step when the last reader has answered, from the one ledger, so a split cannot be in two places of it
 or in none (I1). While a checkpoint is PERSISTING nothing is assigned: should a reader be lost just then, where its splits
-go on depends on whether the checkpoint becomes durable.
+continue depends on whether the checkpoint becomes durable.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Coordinator(Generic[SplitT]):
         unreported = owed - event.states.keys()
         if unreported:
             raise ProtocolViolationError(f"reader {event.reader} does not report its splits {sorted(unreported)}")
-        # A reader that missed the completion of a checkpoint reports what finished in it once more: harmless.
+        # A reader that missed the completion of a checkpoint reports what finished in it again: harmless.
         foreign = {
             split_id
             for split_id in event.states.keys() - set(ledger.held_by(event.reader))

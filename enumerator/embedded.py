@@ -47,7 +47,7 @@ class EmbeddedRun(Generic[SplitT]):
         assignment: Assignment[SplitT] = EagerEnumerator,
         discovery_interval_s: float | None = None,
     ) -> None:
-        """Discover the splits, or go on from `checkpoint` (what `checkpoint()` returned); start `parallelism` readers.
+        """Discover the splits, or continue from `checkpoint` (what `checkpoint()` returned); start `parallelism` readers.
 
         `clock` gives monotonic seconds. Raises StateError for a checkpoint that cannot be read, and what discovery raises.
         """
@@ -137,7 +137,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._persisting = None
 
     def lose_reader(self, reader: int) -> None:
-        """Close one reader; its splits go on elsewhere from the last completed checkpoint."""
+        """Close one reader; its splits continue elsewhere from the last completed checkpoint."""
         self._slots.pop(reader).reader.close()
         self._send(ev.ReaderLost(reader))
 

@@ -116,8 +116,8 @@ class SplitEnumerator(ABC, Generic[SplitT]):
             commands.append(ReportMissing(tuple(missing)))
         if doubtful := self.ledger.missing():
             commands.append(ProveGone(tuple(doubtful)))
-        if findings.undecided is not None:
-            return commands + _again(findings.undecided, self._pauses.after_undecided())
+        if findings.inconclusive is not None:
+            return commands + _again(findings.inconclusive, self._pauses.after_inconclusive())
         pause_s = self._pauses.after_success()
         if pause_s is not None and not findings.complete:
             commands.append(ScheduleDiscovery(pause_s))
@@ -183,7 +183,7 @@ class EagerEnumerator(SplitEnumerator[SplitT]):
         """Nothing to do: the reader already has all that is its own."""
 
     def reader_lost(self, reader: int) -> None:
-        """Put back what the reader held, to be planned anew."""
+        """Put back what the reader held, to be planned again."""
         super().reader_lost(reader)
         self._planned[reader].clear()
 
@@ -227,7 +227,7 @@ class LazyEnumerator(SplitEnumerator[SplitT]):
         self._asking: dict[int, None] = {}
 
     def reader_registered(self, reader: int) -> None:
-        """A reader begins without a request; the one made in its earlier life is void."""
+        """A reader starts without a request; the one made in its earlier life is void."""
         self._asking.pop(reader, None)
 
     def split_requested(self, reader: int) -> None:
@@ -276,7 +276,7 @@ def restore_enumerator(
     parallelism: int,
     discovery_interval_s: float | None = None,
 ) -> SplitEnumerator[SplitT]:
-    """An enumerator that goes on from a checkpoint, at the same or another parallelism. It cannot initialise.
+    """An enumerator that continues from a checkpoint, at the same or another parallelism. It cannot initialise.
 
     Discovers splits that appeared meanwhile, at once, unless discovery had reported that there will be none.
     Arguments as for `create_enumerator`.

@@ -61,7 +61,7 @@ class Envelope:
         try:
             yield
         except _NewerVersionError as error:
-            raise self._refused(where, error, "Go on with the headrace that wrote it, or with a newer one") from error
+            raise self._refused(where, error, "Continue with the headrace that wrote it, or with a newer one") from error
         except _OtherFormatError as error:
             raise self._refused(where, error, _OTHER_PLACE) from error
         except _NoEnvelopeError as error:

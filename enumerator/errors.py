@@ -1,4 +1,4 @@
-"""The error tree of headrace, and the one place that says which errors are worth another try.
+"""The error tree of headrace, and the one place that states which errors are worth another try.
 
 Every error that crosses a public boundary is one of these; each message names what went wrong, where, and what to do.
 No message carries a password or another secret.

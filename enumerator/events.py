@@ -96,7 +96,7 @@ class SplitsGone:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
-    """The checkpoint of PersistCheckpoint is durable, with everything else the runner puts beside it."""
+    """The checkpoint of PersistCheckpoint is durable, with everything else the runner puts alongside it."""
 
     checkpoint_id: int
 
@@ -212,7 +212,7 @@ class ProveGone(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class ReportDiscoveryFailure:
-    """Warn: a periodic discovery failed, or has left something undecided, and will be tried again."""
+    """Warn: a periodic discovery failed, or has left something inconclusive, and will be tried again."""
 
     error: Exception
 

@@ -1,7 +1,7 @@
 """The ledger: every split of a source, and the one place in which it is (invariant I1).
 
-A split is unassigned, assigned to a reader, or finished. Beside its place the ledger keeps the split's *durable* position,
-the one that the last completed checkpoint holds, because that is where reading goes on when a reader is lost.
+A split is unassigned, assigned to a reader, or finished. Alongside its place the ledger keeps the split's *durable* position,
+the one that the last completed checkpoint holds, because that is where reading continues when a reader is lost.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Ledger(Generic[SplitT]):
     def add(self, splits: Iterable[SplitT]) -> list[str]:
         """Enter new splits as unassigned; returns the ids that were new. A known split keeps its place and position.
 
-        One that was gone and is found all the same was never gone: it goes on where it was.
+        One that was gone and is found all the same was never gone: it continues where it was.
         """
         added: list[str] = []
         for split in splits:
@@ -138,7 +138,7 @@ class Ledger(Generic[SplitT]):
         return added
 
     def assign(self, split_id: str, reader: int) -> SplitT:
-        """Move an unassigned split to a reader; returns the split as the reader shall begin it."""
+        """Move an unassigned split to a reader; returns the split as the reader shall start it."""
         entry = self._expect(split_id, Unassigned)
         del self._unassigned[split_id]
         self._held.setdefault(reader, {})[split_id] = None
@@ -147,7 +147,7 @@ class Ledger(Generic[SplitT]):
         return entry.durable
 
     def finish(self, split_id: str, reader: int) -> None:
-        """The reader says that it has read its split to the end."""
+        """The reader states that it has read its split to the end."""
         entry = self._expect(split_id, Assigned)
         if entry.place != Assigned(reader):
             raise ProtocolViolationError(f"reader {reader} finished split {split_id}, which is {entry.place}")

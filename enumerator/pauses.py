@@ -1,12 +1,12 @@
 """How long runners pause: between two discovery rounds, and in one poll of a reader. Seconds, without a clock.
 
-A round in vain is one that failed, or that left something undecided. The pause after it doubles with each one in a row.
+A round unsuccessfully is one that failed, or that left something inconclusive. The pause after it doubles with each one in a row.
 """
 
 from __future__ import annotations
 
 DISCOVERY_RETRY_S = 1.0
-"""The first pause after a discovery round in vain."""
+"""The first pause after a discovery round unsuccessfully."""
 
 DISCOVERY_RETRY_MAX_S = 60.0
 """The longest such pause. A round may last as long as a silent server is waited for, and holds up reading meanwhile."""
@@ -25,7 +25,7 @@ class DiscoveryPauses:
 
     @property
     def retry_s(self) -> float | None:
-        """The pause after the last round if that was in vain, whatever the interval; None if it was not."""
+        """The pause after the last round if that was unsuccessfully, whatever the interval; None if it was not."""
         return self._retry_s
 
     def after_success(self) -> float | None:
@@ -33,8 +33,8 @@ class DiscoveryPauses:
         self._retry_s = None
         return self._interval_s
 
-    def after_undecided(self) -> float:
-        """After a round that left something undecided: the next one is soon, however long the interval is."""
+    def after_inconclusive(self) -> float:
+        """After a round that left something inconclusive: the next one is soon, however long the interval is."""
         retry_s = self._longer()
         return min(self._interval_s or retry_s, retry_s)
 

@@ -1,4 +1,4 @@
-"""A source that begins where a checkpoint of another job stands, in an engine that keeps the positions itself."""
+"""A source that starts where a checkpoint of another job stands, in an engine that keeps the positions itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ResumedDiscovery", "ResumedLogDiscovery"]
 class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
     """Its initial answer has the checkpoint's splits at their positions, and those that have appeared since.
 
-    These begin where splits begin that are discovered later. Called as the source's own discovery.
+    These start where splits start that are discovered later. Called as the source's own discovery.
     """
 
     def __init__(self, source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> None:
@@ -31,7 +31,7 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
             return Findings(list(left.values()), complete=True)
         finished = [state.split for state in self._checkpoint.splits if state.finished]
         if finished:
-            raise UsageError(f"source {self._source.name!r} cannot begin there: {finished[0].split_id} was read to its end")
+            raise UsageError(f"source {self._source.name!r} cannot start there: {finished[0].split_id} was read to its end")
         found = self._discovery.settled(left)
         return Findings([*left.values(), *found.added], found.missing, found.complete)
 
@@ -47,7 +47,7 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
 class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
     """The same of a log. Where reading ends is for the source to say, and not for the checkpoint, whose job had its own end.
 
-    Without a stop each split goes on from its position, also one that was read to its stop; with one, up to what that is now.
+    Without a stop each split continues from its position, also one that was read to its stop; with one, up to what that is now.
     """
 
     def __init__(self, source: LogSource[OffsetSplitT], checkpoint: Checkpoint[OffsetSplitT]) -> None:

@@ -1,6 +1,6 @@
 """What a connector implements: a Source, its split discovery, its reader, and the serializer of its splits (FLIP-27).
 
-Discovery is apart from assignment. A connector says which splits exist and how one is read; who reads which split, when,
+Discovery is apart from assignment. A connector states which splits exist and how one is read; who reads which split, when,
 and from which checkpoint on is the enumerator's business and the same for every connector.
 """
 
@@ -32,14 +32,14 @@ class Findings(Generic[SplitT]):
     """What one discovery round found.
 
     `added` are splits with resolved positions; one that the ledger already knows is ignored there, so repeating an answer
-    is harmless. `missing` are ids of known splits that no longer exist. `complete` says that no split will ever be added.
-    `undecided`: why this is not all yet, where that holds up nothing else; the next look may tell. Not when `complete`.
+    is harmless. `missing` are ids of known splits that no longer exist. `complete` states that no split will ever be added.
+    `inconclusive`: why this is not all yet, where that holds up nothing else; the next look may tell. Not when `complete`.
     """
 
     added: Sequence[SplitT]
     missing: frozenset[str] = frozenset()
     complete: bool = False
-    undecided: RetriableError | None = None
+    inconclusive: RetriableError | None = None
 
 
 class SplitDiscovery(ABC, Generic[SplitT]):
@@ -58,13 +58,13 @@ class SplitDiscovery(ABC, Generic[SplitT]):
         """Splits not in `known` (id -> split at its last durable position), at the position for splits discovered later."""
 
     def settled(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
-        """As `later`, for callers that look once. Raises RetriableError while something is undecided; may wait for that to end.
+        """As `later`, for callers that look once. Raises RetriableError while something is inconclusive; may wait for that to end.
 
         Default: does not wait.
         """
         findings = self.later(known)
-        if findings.undecided is not None:
-            raise findings.undecided
+        if findings.inconclusive is not None:
+            raise findings.inconclusive
         return findings
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class SourceReader(ABC, Generic[SplitT]):
 
     @abstractmethod
     def add_splits(self, splits: Sequence[SplitT]) -> None:
-        """Begin to read these, each from its own position. Does not block."""
+        """Start to read these, each from its own position. Does not block."""
 
     @abstractmethod
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
@@ -154,18 +154,18 @@ class Source(ABC, Generic[SplitT]):
         """A reader for one reader process."""
 
     def splits_missing(self, splits: Sequence[SplitT]) -> None:
-        """Known splits have vanished. Raise DataLossError to stop the job, or return to go on. Coordinator's process."""
+        """Known splits have vanished. Raise DataLossError to stop the job, or return to continue. Coordinator's process."""
 
     def gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
         """Ids of those of these vanished splits that can never come back, by proof: checkpoints leave them out.
 
-        Asked after each look for splits, for what `splits_missing` has let pass and is still missing. Coordinator's process.
+        Asked after each look for splits, for what `splits_missing` has tolerated and is still missing. Coordinator's process.
         Default: none, as what has vanished may only be out of sight.
         """
         return frozenset()
 
     def check_readable(self, splits: Sequence[SplitT]) -> None:
-        """Raise DataLossError, naming them, if records after these positions are gone, and that is not let pass.
+        """Raise DataLossError, naming them, if records after these positions are gone, and that is not tolerated.
 
         Asked before a runner goes back to an older checkpoint. Coordinator's process; may contact the source, and raises what
         that raises. Default: nobody knows, and the readers tell.
@@ -194,7 +194,7 @@ class LogSource(Source[OffsetSplitT]):
         """Split id -> the split as it stands at its end now, with what the source wants to know of it later.
 
         Driver process. Raises as `end_offsets`, whose numbers it has. Override it and `moved` to keep more than a number. An
-        end before the position is data loss that the source lets pass, with proof of what is lost: reading goes on there.
+        end before the position is data loss that the source tolerates, with proof of what is lost: reading continues there.
         """
         ends = self.end_offsets(splits)
         return {split.split_id: split.between(ends[split.split_id], split.stop_offset) for split in splits}
@@ -206,7 +206,7 @@ class LogSource(Source[OffsetSplitT]):
     def retired(self, splits: Sequence[OffsetSplitT]) -> frozenset[str]:
         """Ids of those of these vanished splits whose state may be forgotten by an engine that plans its own tasks.
 
-        Asked for splits that `splits_missing` has let pass. Default: those that are `gone`.
+        Asked for splits that `splits_missing` has tolerated. Default: those that are `gone`.
         """
         return self.gone(splits)
 
@@ -214,7 +214,7 @@ class LogSource(Source[OffsetSplitT]):
     def stop_offsets(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, int]:
         """Split id -> where reading of each of these splits ends by the source's own stop, asked now; empty without a stop.
 
-        For a source that begins at a checkpoint's positions: its own start is not looked at, and neither are the splits' stops.
+        For a source that starts at a checkpoint's positions: its own start is not looked at, and neither are the splits' stops.
         Coordinator's process. Raises what discovery raises of a stop.
         """
 

@@ -62,7 +62,7 @@ class FailureLog:
         return is_first
 
     def worked(self) -> bool:
-        """A try has worked. True if that is to be logged: the one before it failed."""
+        """A try has worked. True if that is to be logged: the previous one failed."""
         ends_failure = self._is_failing
         self._is_failing = False
         return ends_failure
@@ -143,6 +143,6 @@ class SourceDriver(Generic[SplitT]):
             findings = find()
         except Exception as error:  # noqa: BLE001 - the enumerator decides whether it can pass
             return DiscoveryFailed(error)
-        if findings.undecided is None and self._discovery_failures.worked():
+        if findings.inconclusive is None and self._discovery_failures.worked():
             log.warning("discovery of %s works again", self._source.name)
         return SplitsDiscovered(findings)

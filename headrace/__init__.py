@@ -8,7 +8,7 @@ The public names live in small modules, so that importing headrace imports no en
 - `headrace.beam`: transforms for Beam, and Beam's bounded sources as sources
 - `headrace.spark`: sessions, and any bounded source as a frame
 - `headrace.errors`: what may be caught
-- `headrace.enumerator`: what a source implements, and the heart
+- `headrace.enumerator`: what a source implements, and the core
 - `headrace.sinks`: what a sink implements
 - `headrace.testing`: conformance kits, and sources and sinks in memory
 - `spark.read.format("headrace")` and `spark.readStream.format("headrace")` need no import at all

@@ -43,12 +43,12 @@ class Pipeline(PipelineSpec):
     def run(self, **settings: Any) -> Path | None:  # noqa: ANN401 - those of RunSettings, each with its type there
         """Run until the source is read to its end, or SIGTERM or Ctrl-C stops it with a last checkpoint.
 
-        Returns the file of the savepoint, where `savepoints` says that there is to be one.
+        Returns the file of the savepoint, where `savepoints` states that there is to be one.
 
-        Takes the arguments of `RunSettings` by name; `checkpoints` is needed. Goes on from the last checkpoint where there is
+        Takes the arguments of `RunSettings` by name; `checkpoints` is needed. Continues from the last checkpoint where there is
         one. Called in the main thread of a process, in a script under `if __name__ == "__main__":`, as processes are started.
         Raises UsageError for wrong arguments, RunFailedError when the restart strategy gives up, and at once what no restart
-        mends: FencedError, StateError, DataLossError, AuthenticationError.
+        fixes: FencedError, StateError, DataLossError, AuthenticationError.
         """
         from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, forked_apart
         from headrace.runners.local.supervisor import supervise
@@ -83,10 +83,10 @@ class Pipeline(PipelineSpec):
     ) -> StreamingQuery:
         """Start it as a streaming query of this session, and return the query. With a two-phase-commit sink exactly once.
 
-        `checkpointLocation` is the query's own: with it the query goes on. `trigger`: arguments of Spark's
+        `checkpointLocation` is the query's own: with it the query continues. `trigger`: arguments of Spark's
         `DataStreamWriter.trigger`, such as `{"processingTime": "10 seconds"}` or `{"availableNow": True}`; default: a batch as
-        soon as the one before is done. `options` are those of `format("headrace")` that are of a query and not of a source:
-        `startFromSavepoint` (a savepoint of `run` that a query without a checkpoint begins with), `maxOffsetsPerTrigger`,
+        soon as the previous one is done. `options` are those of `format("headrace")` that are of a query and not of a source:
+        `startFromSavepoint` (a savepoint of `run` that a query without a checkpoint starts with), `maxOffsetsPerTrigger`,
         `minOffsetsPerTrigger`, `maxTriggerDelay`, `maxRecordsPerPartition`, `minPartitions`, `kafkaConsumer.pollTimeoutMs`.
 
         The transform is called in the tasks that write, with batches of the source's schema; what is in the caller's `__main__`
@@ -109,9 +109,9 @@ class Pipeline(PipelineSpec):
     ) -> PDone:
         """Add it to a Beam pipeline, as one transform with this label.
 
-        `start_from_savepoint`: path or URI of a savepoint of `run` that a job without state begins with; it is read now.
+        `start_from_savepoint`: path or URI of a savepoint of `run` that a job without state starts with; it is read now.
         `num_readers`: how many readers share the splits; default: the option --parallelism, else 4. `num_shards`: how many
-        transactions are written beside each other; default 4. Rows of one key keep their order in a `KafkaSink`. A table has
+        transactions are written in parallel; default 4. Rows of one key keep their order in a `KafkaSink`. A table has
         none: it is written where its rows are.
 
         Called where the pipeline is built. Raises UsageError, which names it, for what the runner cannot carry over: sinks that

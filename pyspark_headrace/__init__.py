@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from headrace.connectors.kafka.read.split import KafkaSplit
     from headrace.runners.spark.readers import BatchReader, StreamReader
-    from headrace.runners.spark.supervision.dry_run_source import RehearsalWriter
+    from headrace.runners.spark.supervision.dry_run_source import DryRunWriter
     from headrace.runners.spark.writers import BatchWriter, StreamWriter
 
 __all__ = ["DefaultSource"]
@@ -27,7 +27,7 @@ __all__ = ["DefaultSource"]
 class DefaultSource(DataSource):
     """`format("headrace")`: Apache Kafka with the options, columns and checkpoints of Spark's own connector; other sinks, too.
 
-    Made in a Python process beside the driver, pickled, and made again wherever Spark needs it: it holds options only.
+    Made in a Python process alongside the driver, pickled, and made again wherever Spark needs it: it holds options only.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -41,7 +41,7 @@ class DefaultSource(DataSource):
             raise ImportError(
                 f"the Python that Spark started here, {sys.executable}, cannot import headrace ({error}). "
                 "Set PYSPARK_PYTHON to the Python that has it before the Spark session starts, "
-                "or begin the session with headrace.spark.session_builder()"
+                "or start the session with headrace.spark.session_builder()"
             ) from error
         require_pyspark()
         super().__init__(options)
@@ -83,14 +83,14 @@ class DefaultSource(DataSource):
         write, columns = planned_batch_write(self.options, schema, overwrite=overwrite)
         return BatchWriter(write.sink, columns, write.job, write.epoch, offset_log(self.options))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any] | RehearsalWriter:  # noqa: FBT001, N802 - Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any] | DryRunWriter:  # noqa: FBT001, N802 - Spark's
         """A streaming write. Raises UsageError for options or columns that cannot be honoured."""
-        from headrace.runners.spark.supervision.driver_id import incarnation_of
-        from headrace.runners.spark.supervision.dry_run_source import RehearsalWriter, is_rehearsal
+        from headrace.runners.spark.supervision.driver_id import driver_id_of
+        from headrace.runners.spark.supervision.dry_run_source import DryRunWriter, is_dry_run
         from headrace.runners.spark.writers import StreamWriter
         from headrace.spark.connectors import offset_log, planned_stream_write
 
         write, columns = planned_stream_write(self.options, schema, complete=overwrite)
-        if is_rehearsal(self.options):
-            return RehearsalWriter(write.sink)
-        return StreamWriter(write.sink, columns, offset_log(self.options), incarnation_of(self.options))
+        if is_dry_run(self.options):
+            return DryRunWriter(write.sink)
+        return StreamWriter(write.sink, columns, offset_log(self.options), driver_id_of(self.options))

@@ -1,1 +1,1 @@
-"""Runners: each moves bytes between an engine and the heart, and knows no connector."""
+"""Runners: each moves bytes between an engine and the core, and knows no connector."""

@@ -25,7 +25,7 @@ def named_in_file(text: str) -> tuple[str, str] | None:
 def load_file(path: Path, name: str) -> ModuleType:
     """The module of this file, which is `sys.modules[name]` from now on, so that what the file defines can be pickled.
 
-    The one that is there already, if it is of this file. Raises ImportError for what is no Python file, and what the file
+    The one that is there already, if it is of this file. Raises ImportError for what is not Python file, and what the file
     raises: then `name` is in `sys.modules` what it was before.
     """
     before = sys.modules.get(name)
@@ -33,7 +33,7 @@ def load_file(path: Path, name: str) -> ModuleType:
         return before
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -49,7 +49,7 @@ def load_file(path: Path, name: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """A pipeline that a Python file has under a name. Each process of a run loads the file anew."""
+    """A pipeline that a Python file has under a name. Each process of a run loads the file again."""
 
     path: Path
     name: str
@@ -77,7 +77,7 @@ class PipelineFile:
     def modules(self) -> list[str]:
         """What its processes may have loaded before they are forked: headrace's own modules that the file names.
 
-        Raises UsageError for a file that is no Python.
+        Raises UsageError for a file that is not a Python.
         """
         try:
             tree = ast.parse(self.path.read_bytes(), str(self.path))

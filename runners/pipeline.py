@@ -62,7 +62,7 @@ class PipelineSpec:
 
     @property
     def outputs(self) -> Outputs:
-        """The sinks by name. Raises UsageError for what is no sink."""
+        """The sinks by name. Raises UsageError for what is not a sink."""
         return Outputs(self.sink)
 
     def transformed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -82,7 +82,7 @@ class PipelineSpec:
     def routed(self, batch: pa.RecordBatch) -> Iterator[Tagged]:
         """What the transform makes of a batch, by output; `SOLE` where the pipeline has one sink.
 
-        Raises WrongOutputError for what is no batch or has no output, and what the transform raises.
+        Raises WrongOutputError for what is not a batch or has no output, and what the transform raises.
         """
         outputs = self.outputs
         for each in parts(batch if self.transform is None else self.transform(batch)):

@@ -74,7 +74,7 @@ class FailureRate:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
-    """Delays from `initial_backoff_s` on, each `backoff_multiplier` times the one before, up to `max_backoff_s`.
+    """Delays from `initial_backoff_s` on, each `backoff_multiplier` times the previous one, up to `max_backoff_s`.
 
     After `reset_backoff_threshold_s` seconds without a failure the next delay is the initial one. `jitter_factor`: each delay
     is longer or shorter by up to this share. `attempts_before_reset_backoff`: so many restarts without such a quiet time; None
@@ -178,7 +178,7 @@ class Restarts:
     def _after_growing_delay(self, strategy: ExponentialDelay, now_s: float, chance: float) -> RestartDecision:
         planned_s = self._restart_at_s
         if planned_s is not None and now_s < planned_s:
-            return Restart(planned_s - now_s)  # one failure with the one before
+            return Restart(planned_s - now_s)  # one failure with the previous one
         if planned_s is None or now_s - planned_s >= strategy.reset_backoff_threshold_s:
             self._attempts, self._backoff_s = 0, strategy.initial_backoff_s
         else:
@@ -217,7 +217,7 @@ def restart_strategy(settings: Mapping[str, str]) -> RestartStrategy:
     values: dict[str, float | int | None] = {}
     for setting, text in rest.items():
         if setting not in known:
-            raise UsageError(f"{setting!r} is no setting of the strategy {name}, which has: {', '.join(known) or 'none'}")
+            raise UsageError(f"{setting!r} is not a setting of the strategy {name}, which has: {', '.join(known) or 'none'}")
         values[known[setting]] = _parser_of(known[setting])(setting, text)
     return kind(**values)  # type: ignore[arg-type]  # each parser gives its field's type
 

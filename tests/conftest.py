@@ -55,7 +55,7 @@ def _fetching() -> set[threading.Thread]:
 def pytest_sessionfinish() -> None:
     """The process that those of warm sessions are forked from serves all of them; it ends with the last, and before ours does.
 
-    Seen here: at the end of all tests Python told of a child that is still running, and of the pipe to it.
+    Regression: at the end of all tests Python told of a child that is still running, and of the pipe to it.
     """
     session = sys.modules.get("headrace.runners.spark.session")
     if session is not None:

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from benchmarks.chaos.oracle import VALUE_BYTES, Census, judged
+from benchmarks.chaos.oracle import VALUE_BYTES, OutputCheck, judged
 from benchmarks.restore.oracle import Log
 from benchmarks.restore.records import identify
 from headrace.enumerator.errors import RetriableError
@@ -90,7 +90,7 @@ class Places:
 
 
 class TableOutput:
-    """A table of its own. `cut` may be called from any thread; what the database suffers is ridden out."""
+    """its own table. `cut` may be called from any thread; what the database suffers is ridden out."""
 
     def __init__(self, database: Database, product: Product, name: str) -> None:
         """Make the table, and watch it from its first row."""
@@ -119,8 +119,8 @@ class TableOutput:
                 values += self._found.get_nowait()
         return values
 
-    def verdict(self, produced: Sequence[int], census: Census) -> Mapping[str, int]:
-        """By the oracle of the restores. What is not visible is lost: none of it is told to be torn.
+    def verdict(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
+        """By the oracle of the restores. What is not visible is lost: none of it is instructed to be partially committed.
 
         `prepared`: transactions that are still in doubt, though the job has caught up.
         """
@@ -128,7 +128,7 @@ class TableOutput:
             places, values = self._rows(connection, "TRUE")
             prepared = connection.exec_driver_sql(self._product.prepared).all()
         log = {0: Log(np.array(places, np.int64), identify(values, VALUE_BYTES).ids)} if places else {}
-        return {**judged(produced, census, log, dict), "prepared": len(prepared)}
+        return {**judged(produced, output_check, log, dict), "prepared": len(prepared)}
 
     def cut(self) -> int:
         """Let the server end all sessions but the harness's, and wait until they are gone; how many there were.

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from benchmarks.chaos.testbed import BROKERS, Testbed
+
 from benchmarks.chaos.network import network
-from benchmarks.chaos.world import BROKERS, World
 from headrace.enumerator.errors import UsageError
 from headrace.testing import FakeKafka
 
@@ -45,8 +46,8 @@ class FakeCluster:
         self._down.discard(node)
 
     def pid(self, node: int) -> int | None:
-        """It is no process. Raises UsageError, as `pause` and `resume` do."""
-        raise UsageError(f"broker {node} of FakeKafka is no process")
+        """It is not a process. Raises UsageError, as `pause` and `resume` do."""
+        raise UsageError(f"broker {node} of FakeKafka is not a process")
 
     def pause(self, node: int) -> None:
         """Not possible."""
@@ -61,8 +62,8 @@ class FakeCluster:
 
 
 @contextmanager
-def fake_world(transaction_version: int = 2) -> Iterator[World]:
+def fake_testbed(transaction_version: int = 2) -> Iterator[Testbed]:
     """Three brokers of FakeKafka behind proxies."""
     with network() as net, FakeKafka(BROKERS, advertise=net.proxy) as kafka:
         kafka.set_transaction_version(transaction_version)
-        yield World(FakeCluster(kafka), net, internal=())
+        yield Testbed(FakeCluster(kafka), net, internal=())

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+from benchmarks.chaos.testbed import CLIENT_ID
 from confluent_kafka import KafkaError, Message, Producer
 
-from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.records import HEAD_BYTES, Ints, RecordMaker
 
 TICK_S = 0.25
@@ -24,7 +24,7 @@ FLUSH_S = 120.0
 
 
 class Load:
-    """Writes to all partitions of a topic in turn, at a steady rate, from a thread of its own."""
+    """Writes to all partitions of a topic in turn, at a steady rate, from its own thread."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, rate: float, value_bytes: int) -> None:
         """Starts at once. `rate`: records per second, of all partitions together."""
@@ -65,7 +65,7 @@ class Load:
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Nothing is on its way in between; then a new producer goes on, as brokers may know the old one's past no more.
+        """Nothing is on its way in between; then a new producer continues, as brokers may know the old one's past no more.
 
         Raises RuntimeError when something stays on its way.
         """

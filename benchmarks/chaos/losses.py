@@ -1,10 +1,10 @@
-"""What is gone of the input: by the acknowledgements, the log as it is now, and the census; and what the job reports of it.
+"""What is gone of the input: by the acknowledgements, the log as it is now, and the output check; and what the job reports of it.
 
 Nobody can tell a job of records that were gone before it had read them. What it can know, and has to report, is
 
 - of a log that was truncated below its position: from which offset on what it has read is in the log no more;
 - of records that were deleted before it had read them: which ones;
-- of a topic that was deleted, and perhaps made anew: up to where it has read each partition. All behind is gone.
+- of a topic that was deleted, and perhaps recreated: up to where it has read each partition. All behind is gone.
 
 The due report is made from what came out, the job's from what it logs, so the two have nothing in common but Kafka's offsets.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.chaos.oracle import Census
+from benchmarks.chaos.oracle import OutputCheck
 from benchmarks.restore.oracle import Log
 from benchmarks.restore.records import Ints, record_ids
 
@@ -42,13 +42,13 @@ class Gone:
     numbers: Ints
     offsets: Ints
 
-    def read(self, census: Census) -> int:
-        """Up to how many of them the job has read: those before the last one that came out, and that one."""
-        return census.last_seen(self.partition, self.numbers) + 1
+    def read(self, output_check: OutputCheck) -> int:
+        """Up to how many of them the job has read: the previous ones the last one that came out, and that one."""
+        return output_check.last_seen(self.partition, self.numbers) + 1
 
-    def unread(self, census: Census) -> int:
+    def unread(self, output_check: OutputCheck) -> int:
         """Offset of the first one that the job has not read; behind the last one if there is none."""
-        read = self.read(census)
+        read = self.read(output_check)
         return int(self.offsets[read]) if read < len(self.offsets) else int(self.offsets[-1]) + 1
 
 
@@ -65,25 +65,25 @@ def gone(acknowledged: Sequence[Ints], logs: Mapping[int, Log], before: Sequence
     return found
 
 
-Due = Callable[[Gone, Census], Report | None]
+Due = Callable[[Gone, OutputCheck], Report | None]
 """What a job that has read as much as came out has to report, if anything."""
 
 
-def of_truncated(part: Gone, census: Census) -> Report | None:
+def of_truncated(part: Gone, output_check: OutputCheck) -> Report | None:
     """Of a log that was truncated: what was read of it."""
-    first, behind = int(part.offsets[0]), part.unread(census)
+    first, behind = int(part.offsets[0]), part.unread(output_check)
     return Report(part.partition, first, behind) if behind > first else None
 
 
-def of_aged(part: Gone, census: Census) -> Report | None:
-    """Of a log that begins later than it did: what was not read."""
-    first, behind = part.unread(census), int(part.offsets[-1]) + 1
+def of_aged(part: Gone, output_check: OutputCheck) -> Report | None:
+    """Of a log that starts later than it did: what was not read."""
+    first, behind = part.unread(output_check), int(part.offsets[-1]) + 1
     return Report(part.partition, first, behind) if behind > first else None
 
 
-def of_deleted(part: Gone, census: Census) -> Report:
+def of_deleted(part: Gone, output_check: OutputCheck) -> Report:
     """Of a topic that is gone: always, as nobody knows whether there was more."""
-    return Report(part.partition, part.unread(census), None)
+    return Report(part.partition, part.unread(output_check), None)
 
 
 @dataclass(frozen=True)
@@ -94,23 +94,23 @@ class Losses:
     parts: Sequence[Gone]
     due: Due
 
-    def excuse(self, census: Census) -> None:
+    def excuse(self, output_check: OutputCheck) -> None:
         """None of them need come out."""
         for part in self.parts:
-            for known in (census.gone, census.excused):
+            for known in (output_check.gone, output_check.excused):
                 known[part.partition] = np.union1d(known[part.partition], part.numbers)
 
-    def accuse(self, census: Census) -> None:
+    def accuse(self, output_check: OutputCheck) -> None:
         """But those that lie before one that has: the job has left them out."""
         for part in self.parts:
-            left_out = part.numbers[: part.read(census)]
-            census.excused[part.partition] = np.setdiff1d(census.excused[part.partition], left_out)
+            left_out = part.numbers[: part.read(output_check)]
+            output_check.excused[part.partition] = np.setdiff1d(output_check.excused[part.partition], left_out)
 
-    def due_reports(self, census: Census) -> list[Report]:
+    def due_reports(self, output_check: OutputCheck) -> list[Report]:
         """All of them."""
-        return sorted(report for part in self.parts if (report := self.due(part, census)) is not None)
+        return sorted(report for part in self.parts if (report := self.due(part, output_check)) is not None)
 
-    def line(self, census: Census, said: Sequence[str]) -> dict[str, Any]:
+    def line(self, output_check: OutputCheck, said: Sequence[str]) -> dict[str, Any]:
         """For the result: by partition which offsets are gone, and how many of these records had been read.
 
         `said`: what the job has logged, by process, in their order.
@@ -122,21 +122,21 @@ class Losses:
                     "from": int(part.offsets[0]),
                     "to": int(part.offsets[-1]) + 1,
                     "records": len(part.numbers),
-                    "read": part.read(census),
+                    "read": part.read(output_check),
                 }
                 for part in self.parts
             ],
-            "due": [list(astuple(report)) for report in self.due_reports(census)],
+            "due": [list(astuple(report)) for report in self.due_reports(output_check)],
             "reported": [list(astuple(report)) for report in reports(said, self.topic)],
         }
 
 
-_TRUNCATED = r"{topic}-(\d+): the log was truncated; offsets (\d+) to (\d+) were read already, .*; going on at offset \2$"
-_AGED = r"{topic}-(\d+): offset (\d+) is out of range, .*; offsets \2 to \d+ were deleted .*; going on at offset (\d+)$"
+_TRUNCATED = r"{topic}-(\d+): the log was truncated; offsets (\d+) to (\d+) were read already, .*; continuing at offset \2$"
+_AGED = r"{topic}-(\d+): offset (\d+) is out of range, .*; offsets \2 to \d+ were deleted .*; continuing at offset (\d+)$"
 _SHORTER = (
-    r"{topic}-(\d+): offset (\d+) is out of range, available are \d+ to (\d+) \(exclusive\); the log .*; going on at offset"
+    r"{topic}-(\d+): offset (\d+) is out of range, available are \d+ to (\d+) \(exclusive\); the log .*; continuing at offset"
 )
-_ENDED = r"{topic}-(\d+) \(topic id \S+, read up to offset (\d+)\): topic .* was deleted.*; going on without the rest of it$"
+_ENDED = r"{topic}-(\d+) \(topic id \S+, read up to offset (\d+)\): topic .* was deleted.*; continuing without the rest of it$"
 
 
 def reports(said: Sequence[str], topic: str) -> list[Report]:

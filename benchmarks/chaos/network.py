@@ -1,6 +1,6 @@
 """The network between clients and brokers, and among brokers: TCP proxies that can hold, slow down and cut.
 
-A connection has a source (a broker's number as text, HARNESS, or JOB) and a target (a broker's number). The source is told by
+A connection has a source (a broker's number as text, HARNESS, or JOB) and a target (a broker's number). The source is informed by
 the client id of its first request: so a partition can cut one broker off from the others and leave its clients alone, and what
 the harness asks and counts is never disturbed.
 
@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 CHUNK = 1 << 16
 HARNESS, JOB = "harness", "job"
 HARNESS_CLIENTS = ("chaos-harness", "headrace-broker")
-"""How the client ids of this process begin: those of load, census and admin, and those of `headrace.testing.servers`."""
+"""How the client ids of this process start: those of load, output check and admin, and those of `headrace.testing.servers`."""
 
 BROKER_CLIENT = re.compile(r"(?:broker-|raft-client-)?(\d+)(?:-.*)?")
 """Replica fetchers and what sends transaction markers, the metadata quorum, and what talks to the controller."""
@@ -37,7 +37,7 @@ _RESET = struct.pack("ii", 1, 0)  # closing sends RST
 
 @dataclass(frozen=True)
 class Condition:
-    """Of one direction of a connection. `bytes_per_s`: 0 is no limit. `delay_s`: before each chunk of up to 64 KiB."""
+    """Of one direction of a connection. `bytes_per_s`: 0 is not a limit. `delay_s`: before each chunk of up to 64 KiB."""
 
     holds: bool = False
     bytes_per_s: float = 0.0
@@ -92,7 +92,7 @@ class Tally:
 
 @dataclass
 class Network:
-    """All proxies, in a thread of their own.
+    """All proxies, in their own thread.
 
     `proxy` is called before the servers start. `disturb`, `cut` and `calm` may be called from any thread.
     """

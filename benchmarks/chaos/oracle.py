@@ -1,6 +1,6 @@
 """Who counts, while it happens: each numbered record that becomes visible, once, twice or not at all.
 
-A census is fed the values that librdkafka reads under read_committed (or the rows of a table), and knows at any moment which
+A output check is fed the values that librdkafka reads under read_committed (or the rows of a table), and knows at any moment which
 numbers of which input partition it has seen how often. Nothing of headrace is used.
 """
 
@@ -13,21 +13,21 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+from benchmarks.chaos.testbed import CLIENT_ID
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.oracle import Log, Seen, judge, read_log
 from benchmarks.restore.records import SEQUENCE_BITS, Bools, Ints, identify, record_ids
 
 VALUE_BYTES = 100
 CHUNK = 10_000
 WRONG = ("duplicates", "lost", "torn", "aborted_seen", "damaged", "foreign", "prepared")
-"""What a clean verdict has none of. Only tables have `prepared`."""
+"""What a clean result has none of. Only tables have `prepared`."""
 _SEQUENCES = (1 << SEQUENCE_BITS) - 1
 
 
 @dataclass
-class Census:
+class OutputCheck:
     """How often each record was seen. `moments`: when new ones were (monotonic seconds), and how many had been seen by then.
 
     `gone`: numbers of each input partition's records that are in its log no more; `excused`: those that need not be seen.
@@ -115,7 +115,7 @@ class Output(Protocol):
     def look(self) -> list[bytes]:
         """The values that became visible since the last look; does not wait."""
 
-    def verdict(self, produced: Sequence[int], census: Census) -> Mapping[str, int]:
+    def verdict(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
         """All of it read again, from the start, when nothing comes any more."""
 
     def close(self) -> None:
@@ -143,13 +143,13 @@ class TopicOutput:
         """Errors of its connections are librdkafka's to ride out."""
         return [message.value() or b"" for message in self._consumer.consume(CHUNK, 0) if message.error() is None]
 
-    def verdict(self, produced: Sequence[int], census: Census) -> Mapping[str, int]:
-        """By the oracle of the restores: what is committed, what is written; and what the census was shown and is not there."""
+    def verdict(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
+        """By the oracle of the restores: what is committed, what is written; and what the output check was shown and is not there."""
         committed, written = (
             partial(read_log, self._bootstrap, self._topic, isolation, VALUE_BYTES)
             for isolation in ("read_committed", "read_uncommitted")
         )
-        return judged(produced, census, committed(), written)
+        return judged(produced, output_check, committed(), written)
 
     def close(self) -> None:
         """Leave."""
@@ -157,15 +157,15 @@ class TopicOutput:
 
 
 def judged(
-    produced: Sequence[int], census: Census, committed: Mapping[int, Log], written: Callable[[], Mapping[int, Log]]
+    produced: Sequence[int], output_check: OutputCheck, committed: Mapping[int, Log], written: Callable[[], Mapping[int, Log]]
 ) -> Mapping[str, int]:
-    """An output that was read as a whole, by the oracle of the restores, and compared with what the census was shown."""
+    """An output that was read as a whole, by the oracle of the restores, and compared with what the output check was shown."""
     nothing = np.empty(0, np.int64)
     unprobed = Seen(np.empty(0), nothing, nothing, nothing, nothing)
-    found = judge(produced, committed, written, unprobed, census.excused_ids()).counts()
+    found = judge(produced, committed, written, unprobed, output_check.excused_ids()).counts()
     kept = ("records_in", "records_out", "duplicates", "lost", "torn", "out_of_order", "damaged", "foreign")
-    gone = sum(map(len, census.gone))
-    return {**{name: found[name] for name in kept}, "aborted_seen": phantoms(census, committed), "gone": gone}
+    gone = sum(map(len, output_check.gone))
+    return {**{name: found[name] for name in kept}, "aborted_seen": phantoms(output_check, committed), "gone": gone}
 
 
 def is_clean(verdict: Mapping[str, int]) -> bool:
@@ -173,11 +173,11 @@ def is_clean(verdict: Mapping[str, int]) -> bool:
     return not any(verdict.get(name) for name in WRONG)
 
 
-def phantoms(census: Census, committed: Mapping[int, Log]) -> int:
-    """Records that the census was shown, and that the log does not have as committed."""
+def phantoms(output_check: OutputCheck, committed: Mapping[int, Log]) -> int:
+    """Records that the output check was shown, and that the log does not have as committed."""
     ids = np.concatenate([log.ids for log in committed.values()]) if committed else np.empty(0, np.int64)
     found = 0
-    for origin, seen in enumerate(census.seen):
+    for origin, seen in enumerate(output_check.seen):
         mine = ids[(ids >= 0) & (ids >> SEQUENCE_BITS == origin)] & _SEQUENCES
         there = np.bincount(mine, minlength=len(seen))[: len(seen)]
         found += int(np.maximum(seen - there, 0).sum())

@@ -51,7 +51,7 @@ def happened(lines: Lines) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def table(systems: Mapping[str, Lines]) -> str:
-    """Markdown: a row for each kind and system; then sums, and the verdicts on whole outputs."""
+    """Markdown: a row for each kind and system; then sums, and the results on whole outputs."""
     rows = [HEAD, "|---" * HEAD.count(" | ") + "|---|"]
     by_kind = {name: happened(lines) for name, lines in systems.items()}
     for kind in KINDS:
@@ -111,7 +111,7 @@ def bars(systems: Mapping[str, Lines]) -> dict[str, dict[str, Quartiles]]:
 
 
 def write(folder: Path) -> None:
-    """`TABLE.md` and `stalls.svg` beside the lines."""
+    """`TABLE.md` and `stalls.svg` alongside the lines."""
     names = [file_name(name, servers) for name, system in SYSTEMS.items() if not system.ablation for servers in Servers]
     systems = {
         name: [json.loads(line) for line in file.read_text().splitlines()]

@@ -1,11 +1,11 @@
 """Chaos on real servers: a job copies a topic while three brokers, the network, their settings, the database that it writes to,
 if any, and it itself are disturbed.
 
-    python -m benchmarks.chaos.run [--system embedded] [--faults 2000] [--worlds 1] [--minutes 60] [--only TEXT]
+    python -m benchmarks.chaos.run [--system embedded] [--faults 2000] [--testbeds 1] [--minutes 60] [--only TEXT]
 
 The next fault is of a kind that has happened least often to the system so far. Every fault is a line of JSON in
-`benchmarks/results/chaos/<system>.jsonl`, written when its verdict is known, and a run that is started again goes on after the
-last one. After each session of faults the whole output is read again, and that verdict is a line as well. Worlds, each with its
+`benchmarks/results/chaos/<system>.jsonl`, written when its result is known, and a run that is started again continues after the
+last one. After each session of faults the whole output is read again, and that result is a line as well. Testbeds, each with its
 own brokers and job, share the file.
 """
 
@@ -29,17 +29,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from benchmarks.chaos.testbed import SAFE, UNSAFE, Names, Testbed, testbed
 from rich.console import Console
 
 from benchmarks.chaos.databases import PRODUCTS, table
-from benchmarks.chaos.fake import fake_world
+from benchmarks.chaos.fake import fake_testbed
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.fault import Kind
 from benchmarks.chaos.load import Load
-from benchmarks.chaos.oracle import VALUE_BYTES, Census, Output, TopicOutput, is_clean
+from benchmarks.chaos.oracle import VALUE_BYTES, Output, OutputCheck, TopicOutput, is_clean
 from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
 from benchmarks.chaos.trial import Trial, is_good
-from benchmarks.chaos.world import SAFE, UNSAFE, Names, World, world
 from benchmarks.environment import environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "chaos"
@@ -59,10 +59,10 @@ class Servers(Enum):
     """With version 1 of the transaction protocol, under which the broker tells late requests less well from new ones."""
 
 
-WORLDS: Mapping[Servers, Callable[[], AbstractContextManager[World]]] = {
-    Servers.REAL: world,
-    Servers.FAKE: fake_world,
-    Servers.FAKE_1: lambda: fake_world(transaction_version=1),
+TESTBEDS: Mapping[Servers, Callable[[], AbstractContextManager[Testbed]]] = {
+    Servers.REAL: testbed,
+    Servers.FAKE: fake_testbed,
+    Servers.FAKE_1: lambda: fake_testbed(transaction_version=1),
 }
 
 
@@ -70,7 +70,7 @@ def kinds_of(system: str, servers: Servers, only: str = "") -> Sequence[Kind]:
     """Those that fit the system and the servers, and have the text in their name or family."""
     there = [kind for kind in KINDS.values() if kind.loses == (system in LOSSY)]
     fitting = [kind for kind in there if kind.fits(system) and not (kind.real and servers is not Servers.REAL)]
-    return [kind for kind in fitting if only in kind.name or only in kind.family]
+    return [kind for kind in fitting if only in kind.name or only in kind.tree]
 
 
 def file_name(system: str, servers: Servers) -> str:
@@ -95,7 +95,7 @@ class Journal:
     """The lines of one system's runs. Each is written as a whole, at the end of what is there, when it is known."""
 
     def __init__(self, file: Path) -> None:
-        """Goes on behind what is there."""
+        """Continues behind what is there."""
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file = file
 
@@ -112,16 +112,16 @@ class Journal:
 
 
 Outlet = tuple[Names, Output, Mapping[str, Any]]
-"""What a job's input and output are called, its output, and what it is told of that besides."""
+"""What a job's input and output are called, its output, and what it is notified of that besides."""
 
 
-def _topic(_system: str, here: World, job: str, _stack: ExitStack) -> Outlet:
+def _topic(_system: str, here: Testbed, job: str, _stack: ExitStack) -> Outlet:
     names = Names(f"{job}-in", f"{job}-out", job, (f"{job}-in", f"{job}-out"))
     here.make_topic(names.target, PARTITIONS)
     return names, TopicOutput(here.bootstrap, names.target, PARTITIONS), {}
 
 
-def _table(system: str, _here: World, job: str, stack: ExitStack) -> Outlet:
+def _table(system: str, _here: Testbed, job: str, stack: ExitStack) -> Outlet:
     output = stack.enter_context(table(system, f"{job}_out".replace("-", "_")))
     return Names(f"{job}-in", output.name, job, (f"{job}-in",)), output, {"url": output.database.url}
 
@@ -133,18 +133,18 @@ class Session:
         """Starts all of it. Raises RuntimeError when the job shows nothing."""
         self._journal = journal
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-chaos-")))
-        here = stack.enter_context(WORLDS[servers]())
+        here = stack.enter_context(TESTBEDS[servers]())
         name = f"chaos-{uuid.uuid4().hex[:8]}"
         outlet = _table if system in PRODUCTS else _topic
         names, output, more = outlet(system, here, name, stack)
         here.make_topic(names.source, PARTITIONS, UNSAFE if system in LOSSY else SAFE)
         self.load = Load(here.bootstrap, names.source, PARTITIONS, RATE, VALUE_BYTES)
-        self.subject = Subject(SYSTEMS[system], here, names, directory, output, Census(PARTITIONS), self.load, more)
+        self.subject = Subject(SYSTEMS[system], here, names, directory, output, OutputCheck(PARTITIONS), self.load, more)
         stack.callback(self.subject.end)
         self.trial = Trial(here, self.subject, self.load)
         self.subject.start()
-        if not self.trial.watch(START_S, lambda: self.subject.census.records > 0):
-            raise RuntimeError(f"no record came out within {START_S:g} s: {self.subject.family.log_tail()}")
+        if not self.trial.watch(START_S, lambda: self.subject.output_check.records > 0):
+            raise RuntimeError(f"no record came out within {START_S:g} s: {self.subject.tree.log_tail()}")
 
     def suffer(self, kind: Kind, generator: random.Random) -> dict[str, Any]:
         """One fault; its line is written."""
@@ -155,17 +155,17 @@ class Session:
     def judge(self) -> dict[str, Any]:
         """No more load; all of the output is read again. The line is written."""
         produced = self.load.stop()
-        census = self.subject.census
-        self.trial.watch(START_S, lambda: census.missing(produced) == 0)
+        output_check = self.subject.output_check
+        self.trial.watch(START_S, lambda: output_check.missing(produced) == 0)
         self.trial.accuse()
-        found = {"verdict": dict(self.subject.output.verdict(produced, census)), "gave_up": len(self.subject.ended)}
+        found = {"verdict": dict(self.subject.output.verdict(produced, output_check)), "gave_up": len(self.subject.ended)}
         self._journal.add({**found, **environment("local"), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
         return found
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """What one process does. `session`: faults of one cluster; `until`: begins no session after it, by `time.monotonic`."""
+    """What one process does. `session`: faults of one cluster; `until`: starts no session after it, by `time.monotonic`."""
 
     system: str
     servers: Servers
@@ -176,7 +176,7 @@ class Campaign:
     file: Path
 
     def run(self, seed: int) -> int:
-        """Sessions until there are so many faults; how many of its own were not stood, and verdicts not clean."""
+        """Sessions until there are so many faults; how many of its own were not stood, and results not clean."""
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))  # leaving no process behind
         journal = Journal(self.file)
         generator = random.Random(f"{seed}-{len(journal.faults())}")  # noqa: S311 - no secret
@@ -206,7 +206,7 @@ class Campaign:
 def main(
     system: Annotated[str, typer.Option(help=f"One of {', '.join(SYSTEMS)}.")] = "embedded",
     faults: Annotated[int, typer.Option(help="Until so many are in the result.")] = 2000,
-    worlds: Annotated[int, typer.Option(min=1, help="So many clusters at once, each with a job.")] = 1,
+    testbeds: Annotated[int, typer.Option(min=1, help="So many clusters at once, each with a job.")] = 1,
     minutes: Annotated[float, typer.Option(help="End after the fault under way then.")] = 1e9,
     session: Annotated[int, typer.Option(help="Faults of one session: of one cluster.")] = 46,
     servers: Annotated[
@@ -220,7 +220,7 @@ def main(
     until = time.monotonic() + minutes * 60
     file = results / f"{file_name(system, servers)}.jsonl"
     campaign = Campaign(system, servers, only, faults, session, until, file)
-    if worlds == 1:
+    if testbeds == 1:
         sys.exit(bool(campaign.run(seed)))
 
     def end_all(_number: int, _frame: object) -> None:
@@ -229,8 +229,8 @@ def main(
 
     signal.signal(signal.SIGTERM, end_all)
     context = multiprocessing.get_context("spawn")  # each has threads and processes of its own
-    with ProcessPoolExecutor(worlds, context) as pool:
-        sys.exit(bool(sum(pool.map(campaign.run, range(seed, seed + worlds)))))
+    with ProcessPoolExecutor(testbeds, context) as pool:
+        sys.exit(bool(sum(pool.map(campaign.run, range(seed, seed + testbeds)))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The job under chaos: its processes, restarted when they end, as a supervisor would, and the census of its output."""
+"""The job under chaos: its processes, restarted when they end, as a supervisor would, and the output check of its output."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from benchmarks.chaos.testbed import Names, Testbed
 
 from benchmarks.chaos.load import Load
-from benchmarks.chaos.oracle import Census, Output, now
-from benchmarks.chaos.world import Names, World
-from benchmarks.restore.process import LOG, Family
+from benchmarks.chaos.oracle import Output, OutputCheck, now
+from benchmarks.restore.process import LOG, ProcessTree
 from benchmarks.restore.systems import BY_NAME, Job, System
 
 PER_TRIGGER = 10_000
@@ -38,7 +38,7 @@ IMPATIENT = {
 
 def _embedded(name: str, title: str, properties: Mapping[str, str], **more: object) -> System:
     told = {"properties": properties, "url": None, **more}
-    return System(name, title, "exactly once", "embedded_copy.py", more=lambda: told, ablation="planted" in more)
+    return System(name, title, "exactly once", "embedded_copy.py", more=lambda: told, ablation="injected" in more)
 
 
 EMBEDDED = (
@@ -47,8 +47,8 @@ EMBEDDED = (
     _embedded("embedded-losses", "headrace in a script that lets losses pass", PATIENT, fail_on_data_loss=False),
     _embedded("embedded-postgresql", "headrace in a script, into PostgreSQL", PATIENT),
     _embedded("embedded-mariadb", "headrace in a script, into MariaDB", PATIENT),
-    _embedded("planted-doubles", "planted: doubles", PATIENT, planted="doubles"),
-    _embedded("planted-loses", "planted: loses", PATIENT, planted="loses"),
+    _embedded("planted-doubles", "injected: doubles", PATIENT, injected="doubles"),
+    _embedded("planted-loses", "injected: loses", PATIENT, injected="loses"),
 )
 SPARK, BEAM, JVM = BY_NAME["headrace"], BY_NAME["headrace-beam"], BY_NAME["jvm"]
 EXECUTORS = replace(
@@ -74,26 +74,26 @@ class Subject:
     """`starts`: how often it was started. `ended`: what it said each time it ended by itself. `load`: who writes its input."""
 
     system: System
-    world: World
+    testbed: Testbed
     names: Names
     directory: Path
     output: Output
-    census: Census
+    output_check: OutputCheck
     load: Load
     more: Mapping[str, Any] = field(default_factory=dict)
     starts: int = 0
     ended: list[str] = field(default_factory=list)
-    _family: Family | None = None
+    _tree: ProcessTree | None = None
     _begins: list[int] = field(default_factory=list)
     _heard: int = 0
     _restarting: threading.RLock = field(default_factory=threading.RLock)
 
     def start(self) -> None:
-        """A process of it, beside whatever still runs."""
+        """A process of it, alongside whatever still runs."""
         state = self.directory / "state"
         state.mkdir(parents=True, exist_ok=True)
         job = Job(
-            self.world.bootstrap,
+            self.testbed.bootstrap,
             self.names.source,
             self.names.target,
             self.names.job,
@@ -106,14 +106,14 @@ class Subject:
         told = {**json.loads(command[-1]), **self.more}
         environment = self.system.environment(None, self.directory, traced=False)
         self._begins.append(self._log().stat().st_size if self._log().exists() else 0)
-        self._family = Family([*command[:-1], json.dumps(told)], environment, self.directory)
+        self._tree = ProcessTree([*command[:-1], json.dumps(told)], environment, self.directory)
         self.starts += 1
 
     @property
-    def family(self) -> Family:
+    def tree(self) -> ProcessTree:
         """The processes that were started last."""
-        assert self._family is not None
-        return self._family
+        assert self._tree is not None
+        return self._tree
 
     def _log(self) -> Path:
         return self.directory / LOG
@@ -137,29 +137,29 @@ class Subject:
 
     def look(self) -> None:
         """At the output; and start the job again if it has ended."""
-        self.census.add(self.output.look(), now())
+        self.output_check.add(self.output.look(), now())
         with self._restarting:
             try:
-                self.family.check()
+                self.tree.check()
             except RuntimeError as error:
                 self.ended.append(str(error))
-                self.family.end()
+                self.tree.end()
                 self.start()
 
     def kill(self) -> None:
         """SIGKILL to all of it; then it is started again. By any thread."""
         with self._restarting:
-            self.family.kill()
+            self.tree.kill()
             self.start()
 
     def freeze(self) -> list[psutil.Process]:
         """SIGSTOP to all of it; its processes."""
-        return signalled(self.family.members(), signal.SIGSTOP)
+        return signalled(self.tree.members(), signal.SIGSTOP)
 
     def end(self) -> None:
         """For good."""
-        if self._family is not None:
-            self._family.end()
+        if self._tree is not None:
+            self._tree.end()
         self.output.close()
 
 

@@ -1,4 +1,4 @@
-"""One fault, to the verdict: apply, wait, prove, heal, and wait until all that was acknowledged is visible."""
+"""One fault, to the result: apply, wait, prove, heal, and wait until all that was acknowledged is visible."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from benchmarks.chaos.testbed import GROUPS, TRANSACTIONS, Testbed
 from kafka.errors import KafkaError
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_transactions
@@ -18,7 +19,6 @@ from benchmarks.chaos.load import Load
 from benchmarks.chaos.losses import Losses
 from benchmarks.chaos.oracle import now
 from benchmarks.chaos.subject import Subject
-from benchmarks.chaos.world import GROUPS, TRANSACTIONS, World
 from headrace.enumerator.errors import HeadraceError
 
 LOOK_S = 0.05
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 @dataclass
 class Trial:
-    """World, job and load, which outlast many faults. Used by one thread; faults are applied in another."""
+    """Testbed, job and load, which outlast many faults. Used by one thread; faults are applied in another."""
 
-    world: World
+    testbed: Testbed
     subject: Subject
     load: Load
     past: list[Losses] = field(default_factory=list)
@@ -47,19 +47,19 @@ class Trial:
 
     def missing(self) -> int:
         """Acknowledged so far, and not visible."""
-        return self.subject.census.missing(self.load.produced())
+        return self.subject.output_check.missing(self.load.produced())
 
     def is_calm(self) -> bool:
         """Whether every replica is in sync, and the job is at the heels of the load."""
         system = self.subject.system.name
         used = {GROUPS: system != "jvm", TRANSACTIONS: has_transactions(system)}
-        internal = [topic for topic in self.world.internal if used[topic]]
+        internal = [topic for topic in self.testbed.internal if used[topic]]
         with suppress(HeadraceError, KafkaError, RuntimeError):
-            return self.world.in_sync([*self.subject.names.topics, *internal])
+            return self.testbed.in_sync([*self.subject.names.topics, *internal])
         return False
 
     def settle(self) -> None:
-        """Before a fault. A cluster that does not come to rest is no reason not to go on."""
+        """Before a fault. A cluster that does not come to rest is not a reason not to continue."""
         with ThreadPoolExecutor(1) as pool:
             deadline = now() + CALM_S
             while now() < deadline:
@@ -71,28 +71,28 @@ class Trial:
     def run(self, kind: Kind, generator: random.Random) -> dict[str, Any]:
         """One fault of the kind, and its line of the result."""
         self.settle()
-        fault = kind.make(self.world, self.subject, generator)
+        fault = kind.make(self.testbed, self.subject, generator)
         hold = generator.uniform(kind.shortest, kind.longest)
-        duplicates, starts, ended = self.subject.census.duplicates, self.subject.starts, len(self.subject.ended)
+        duplicates, starts, ended = self.subject.output_check.duplicates, self.subject.starts, len(self.subject.ended)
         began = now()
-        line: dict[str, Any] = {"kind": kind.name, "family": kind.family, "hold_s": round(hold, 2)}
+        line: dict[str, Any] = {"kind": kind.name, "tree": kind.tree, "hold_s": round(hold, 2)}
         line |= self._suffer(fault, hold)
         healed = now()
         losses = self._meanwhile(fault.losses)
         snapshot = self.load.produced()
-        caught_up = self.watch(CATCH_UP_S, lambda: self.subject.census.missing(snapshot) == 0)
+        caught_up = self.watch(CATCH_UP_S, lambda: self.subject.output_check.missing(snapshot) == 0)
         end = now()
-        census = self.subject.census
+        output_check = self.subject.output_check
         return {
             **line,
             **(self._account(losses) if losses else {}),
             "fault_s": round(healed - began, 2),
             "catch_up_s": round(end - healed, 2) if caught_up else None,
-            "stall_s": round(census.longest_gap(began, end), 2),
+            "stall_s": round(output_check.longest_gap(began, end), 2),
             "load_stall_s": round(self.load.longest_gap(began, end), 2),
-            "missing": census.missing(snapshot),
-            "duplicates": census.duplicates - duplicates,
-            "damaged": census.damaged,
+            "missing": output_check.missing(snapshot),
+            "duplicates": output_check.duplicates - duplicates,
+            "damaged": output_check.damaged,
             "produced": sum(snapshot),
             "starts": self.subject.starts - starts,
             "ended": [told_last(text) for text in self.subject.ended[ended:]],
@@ -124,16 +124,16 @@ class Trial:
 
     def _account(self, losses: Losses) -> dict[str, Any]:
         """What is gone, what the job has to report of it, and what it does: at once, or in good time."""
-        census = self.subject.census
+        output_check = self.subject.output_check
         self.past.append(losses)
-        self.watch(REPORT_S, lambda: is_exact(losses.line(census, self.subject.said())))
+        self.watch(REPORT_S, lambda: is_exact(losses.line(output_check, self.subject.said())))
         self.accuse()
-        return losses.line(census, self.subject.hear())
+        return losses.line(output_check, self.subject.hear())
 
     def accuse(self) -> None:
         """Of all losses so far, by all that has come out: what comes late shows, too, what was left out before it."""
         for losses in self.past:
-            losses.accuse(self.subject.census)
+            losses.accuse(self.subject.output_check)
 
 
 def told_last(log: str) -> str:

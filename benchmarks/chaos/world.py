@@ -95,11 +95,11 @@ class Cluster(Protocol):
         """Wait until all that run and are not paused serve."""
 
 
-class World:
-    """The cluster. All questions are asked anew: answers change with every fault."""
+class Testbed:
+    """The cluster. All questions are asked again: answers change with every fault."""
 
     def __init__(self, cluster: Cluster, net: Network, internal: Sequence[str] = (GROUPS, TRANSACTIONS)) -> None:
-        """Made by `world`. `internal`: topics of the cluster's own, once there are groups and transactions."""
+        """Made by `testbed`. `internal`: topics of the cluster's own, once there are groups and transactions."""
         self.cluster, self.network, self.internal = cluster, net, internal
         self.bootstrap = cluster.bootstrap
         self.nodes: Sequence[int] = cluster.nodes
@@ -120,7 +120,7 @@ class World:
             client.close()
 
     def partitions(self, topic: str) -> Mapping[int, Any]:
-        """What the metadata says of each: `leader_id`, `replica_nodes`, `isr_nodes`. By any broker that answers."""
+        """What the metadata reports about each: `leader_id`, `replica_nodes`, `isr_nodes`. By any broker that answers."""
         return {each.partition_index: each for each in self._described(topic).partitions}
 
     def _described(self, topic: str) -> Any:  # noqa: ANN401 - kafka-python generates the class at run time
@@ -129,10 +129,10 @@ class World:
                 (found,) = ask(self.cluster.address(node), [topic]).topics
                 if not found.error_code:
                     return found
-        raise RuntimeError(f"no broker tells of topic {topic}")
+        raise RuntimeError(f"no broker reports topic {topic}")
 
     def topic_id(self, topic: str) -> UUID:
-        """By any broker that answers. A topic that is made anew has another one."""
+        """By any broker that answers. A topic that is recreated has another one."""
         found: UUID = self._described(topic).topic_id
         return found
 
@@ -168,7 +168,7 @@ class World:
 
 
 @contextmanager
-def world() -> Iterator[World]:
+def testbed() -> Iterator[Testbed]:
     """Start it; nothing of it is left when the context ends."""
     with network() as net, start_broker(BROKERS, config=SETTINGS, jvm_options=JVM, advertise=net.proxy) as cluster:
-        yield World(cluster, net)
+        yield Testbed(cluster, net)

@@ -38,7 +38,7 @@ def jmx_options(port: int) -> list[str]:
 
 @dataclass(frozen=True)
 class BrokerBytes:
-    """Asks one broker. `gateway` is a small JVM beside us that speaks JMX."""
+    """Asks one broker. `gateway` is a small JVM alongside us that speaks JMX."""
 
     gateway: JavaGateway
     port: int

@@ -13,7 +13,7 @@ from benchmarks.restore.run import SETTLED_S, Rig, Tell, Work
 from benchmarks.restore.systems import System
 
 MEASURED_S, STILL_GROWING, LIMIT_S = 20.0, 1.05, 240.0
-"""The closed loop goes on in spans of so many seconds, until one gives less than that factor more than the one before."""
+"""The closed loop continues in spans of so many seconds, until one gives less than that factor more than the previous one."""
 
 LEAST_WINDOW, WINDOW_S = 50_000, 3.0
 LEAST_RATE, FASTER = 20_000.0, 1.5
@@ -36,7 +36,7 @@ class Capacity:
 
 
 def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> Capacity:
-    """The load goes on only as records come out, until no more come. Raises RuntimeError when that does not settle."""
+    """The load continues only as records come out, until no more come. Raises RuntimeError when that does not settle."""
     rig = Rig(bootstrap, work, directory, PER_TRIGGER)
     with rig.running():
         tell("starts, for its capacity")
@@ -49,8 +49,8 @@ def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> Capacit
                 break
             if time.monotonic() > limit:
                 raise RuntimeError(f"its throughput still grows after {LIMIT_S:g} s: {found.records_per_s:.0f} records/s")
-        assert rig.family is not None
-        rig.family.kill()
+        assert rig.tree is not None
+        rig.tree.kill()
         return found
 
 
@@ -70,7 +70,7 @@ def _span(rig: Rig) -> Capacity:
 
 def _processors(rig: Rig) -> dict[str, float]:
     """Seconds of processor time so far, by whose they are; the broker's with everything else that runs on the machine."""
-    assert rig.family is not None
-    told = {**rig.family.cpu_seconds(), **rig.cpu_seconds()}
+    assert rig.tree is not None
+    told = {**rig.tree.cpu_seconds(), **rig.cpu_seconds()}
     all_of_it = psutil.cpu_times()
     return {**told, "broker and others": all_of_it.user + all_of_it.nice + all_of_it.system - sum(told.values())}

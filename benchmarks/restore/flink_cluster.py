@@ -23,7 +23,7 @@ from headrace.testing.servers.ports import HOST
 CLUSTER = "/standby"
 ROOT = "/flink"
 REST_LEADER = f"{ROOT}{CLUSTER}/leader/rest_server/connection_info"
-"""Where in ZooKeeper the leading JobManager says which REST interface is its own."""
+"""Where in ZooKeeper the leading JobManager states which REST interface is its own."""
 
 TICK_MS = 500
 SESSION_MS = 2000
@@ -165,7 +165,7 @@ def _failure_detection() -> dict[str, str]:
         # So slots are matched to the job as soon as the spare TaskManager has registered. By default 50 ms each.
         "slotmanager.requirement-check.delay": "0 ms",
         "slotmanager.declare-needed-resource.delay": "0 ms",
-        # Only the tasks of what has failed are restarted; each task of the job is a region of its own. The default.
+        # Only the tasks of what has failed are restarted; each task of the job is its own region. The default.
         "jobmanager.execution.failover-strategy": "region",
         # The default for streams. The adaptive one would start with fewer slots, and rescale.
         "jobmanager.scheduler": "Default",
@@ -222,7 +222,7 @@ class Programs:
         return [*self._java, *self._classes(JOB_MANAGER), *SMALL, JOB_MANAGER, *self._configured(f"rest.port={rest_port}")]
 
     def task_manager(self, name: str) -> Command:
-        """`name` tells it from others in what Flink says of its TaskManagers."""
+        """`name` tells it from others in what Flink reports about its TaskManagers."""
         return [
             *self._java,
             *self._classes(TASK_MANAGER),

@@ -1,6 +1,6 @@
-"""A Flink job's two JobManagers and two TaskManagers: which are at work, whether a standby waits, what is to be started. Pure.
+"""A Flink job's two JobManagers and two TaskManagers: which are running, whether a standby waits, what is to be started. Pure.
 
-Every process has a name of its own, also one that takes the place of a dead one: what is still said of the dead is true of no
+Every process has its own name, also one that takes the place of a dead one: what is still said of the dead is true of no
 living one. Times are seconds of one monotonic clock.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 SETTLE_S = 5.0
 """A standby is started so long after the job runs, as it has to catch up: so headrace's supervisor does, too."""
 
-REHEARSAL_S = 3.0
+DRY_RUN_S = 3.0
 """So long the job runs on the first processes, which are then replaced. It is less, so they have no standby."""
 
 PAIR = 2
@@ -54,7 +54,7 @@ class Pair:
     def active(self) -> Set[str]:
         """The JobManager that leads and the TaskManager that runs the job; after a kill, those that are left for it.
 
-        Empty when it cannot be told which these are.
+        Empty when it cannot be informed which these are.
         """
         leaders = self._chosen(Kind.JOB_MANAGER, frozenset() if self.look.leader is None else frozenset({self.look.leader}))
         workers = self._chosen(Kind.TASK_MANAGER, self.look.running_on)
@@ -93,7 +93,7 @@ class Pair:
         return frozenset(name for name, its in self.living.items() if its is kind)
 
     def _chosen(self, kind: Kind, at_work: frozenset[str]) -> frozenset[str]:
-        """Those at work that live; else the only one there is."""
+        """Those running that live; else the only one there is."""
         living = self._of(kind)
         return (living & at_work) or (living if len(living) == 1 else frozenset())
 

@@ -1,6 +1,6 @@
-"""Keeps a Flink job's cluster: starts what is missing, as an operator's process manager would, and says what is at work.
+"""Keeps a Flink job's cluster: starts what is missing, as an operator's process manager would, and says what is running.
 
-Nothing is submitted a second time and nobody is told of a death: who leads is ZooKeeper's affair, the restore is Flink's.
+Nothing is submitted a second time and nobody is notified of a death: who leads is ZooKeeper's affair, the restore is Flink's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
 from benchmarks.restore.flink_cluster import REST_LEADER, Command, Places, Programs, client_settings, flink_settings, lay_out
-from benchmarks.restore.flink_pair import REHEARSAL_S, Kind, Look, Pair, rest_port
+from benchmarks.restore.flink_pair import DRY_RUN_S, Kind, Look, Pair, rest_port
 from benchmarks.stored import write_whole
 from headrace.enumerator.errors import PeerError, RetriableError
 from headrace.runners.waiting import wait_until
@@ -40,7 +40,7 @@ Note = Callable[[str], None]
 
 
 class Lookout:
-    """Looks again and again, in a thread of its own: an answer may be long in coming, and a death must be seen meanwhile."""
+    """Looks again and again, in its own thread: an answer may be long in coming, and a death must be seen meanwhile."""
 
     def __init__(self, zookeeper_port: int, rest_ports: Callable[[], Mapping[str, int]]) -> None:
         """`rest_ports` gives every JobManager's there ever was, by name. Raises kazoo's TimeoutError without ZooKeeper."""
@@ -82,7 +82,7 @@ class Lookout:
 
 
 class Cluster:
-    """The processes, by name; one that was started has a name of its own for ever. Used by one thread, but for `rest_ports`."""
+    """The processes, by name; one that was started has its own name for ever. Used by one thread, but for `rest_ports`."""
 
     def __init__(self, programs: Programs, logs: Path, ports: Ports, group: int) -> None:
         """Starts nothing. `group`: a guardian's process group."""
@@ -138,7 +138,7 @@ class Cluster:
 
 
 class Supervision:
-    """The loop: who lives, what is missing, and the status for the harness. `note` is told what happens."""
+    """The loop: who lives, what is missing, and the status for the harness. `note` is informed what happens."""
 
     def __init__(self, cluster: Cluster, lookout: Lookout, slots: int, status: Path, note: Note) -> None:
         self._cluster, self._lookout, self._slots, self._status, self._note = cluster, lookout, slots, status, note
@@ -198,7 +198,7 @@ def supervise(told: Mapping[str, Any], submit: Path, status: Path, note: Note) -
         supervision.turn(time.monotonic())
         _submit(told, submit, places, cluster)
         note("query")
-        while supervision.turn(time.monotonic()) < REHEARSAL_S:
+        while supervision.turn(time.monotonic()) < DRY_RUN_S:
             time.sleep(TURN_S)
         cluster.stop()
         if not programs.kept():
@@ -211,7 +211,7 @@ def supervise(told: Mapping[str, Any], submit: Path, status: Path, note: Note) -
 
 def _submit(told: Mapping[str, Any], submit: Path, places: Places, cluster: Cluster) -> None:
     """By Flink's client, which ends when the cluster has the job."""
-    # PyFlink goes by the other folders only where it is told of the first.
+    # PyFlink goes by the other folders only where it is notified of the first.
     folders = {"FLINK_HOME": told["home"], "FLINK_LIB_DIR": str(places.library), "FLINK_CONF_DIR": str(places.configuration)}
     text = json.dumps({**told, "client": client_settings(places)})
     done = subprocess.run([told["python"], submit, text], env={**os.environ, **folders}, check=False)  # noqa: S603 - our own command

@@ -78,7 +78,7 @@ class Writer:
         self.counts: list[int] = []
 
     def resize(self, partitions: int) -> None:
-        """Start over with so many partitions; sequences go on."""
+        """Start over with so many partitions; sequences continue."""
         self.counts += [0] * (partitions - len(self.counts))
         properties = {"bootstrap.servers": self._bootstrap, "delivery.timeout.ms": OUTLASTING_MS}
         cluster = KafkaCluster(ClientConfig.from_properties(properties))

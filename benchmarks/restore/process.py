@@ -1,4 +1,4 @@
-"""The processes of a system under test: started in a session of their own, and killed, all of them or only the workers."""
+"""The processes of a system under test: started in their own session, and killed, all of them or only the workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMMAND_LINE = "from headrace.cli import main; main()"
 _TASK_MANAGER = "TaskManagerRunner"
 
 
-class Family:
+class ProcessTree:
     """A process with all that it starts. Spark's Python daemons leave the process group, so a group is not enough."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
@@ -56,7 +56,7 @@ class Family:
         return at, time.monotonic()
 
     def kill_workers(self, stopped: int | None, most: int | None = None) -> tuple[float, float]:
-        """SIGKILL to the workers (given `stopped`, only to that one; at most so many), while the driver or JobManager goes on.
+        """SIGKILL to the workers (given `stopped`, only to that one; at most so many), while the driver or JobManager continues.
 
         As `kill`. Raises RuntimeError when there is none, or none is left by then: then nothing was killed.
         """

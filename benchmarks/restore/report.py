@@ -21,7 +21,7 @@ EXPLAINED = """\
 Every run is one system under a steady load, one SIGKILL, and its restore. **Outage**: from the kill to the first new record
 that a reader under `read_committed` sees. **Recovery**: until the lag is back at its lower quartile from before the kill, and
 stays below its highest. **DFRT** (duplicate-free restore throughput): distinct records that became visible from the kill to the
-recovery, per second; 0 in a run whose output has one record twice, one missing or one torn, by an oracle that reads the whole
+recovery, per second; 0 in a run whose output has one record twice, one missing or one partially committed, by an oracle that reads the whole
 output. **First 30 s**: the same over a fixed time, whatever the output has. **Read again**: bytes the broker handed out of the
 input for each byte in it; headrace asks for a quarter and 64 KiB of each partition more than a batch should need, so as not to
 ask twice, which shows where batches are small.
@@ -31,7 +31,7 @@ has come out. So it tells who recovers without a flaw, and at which load; outage
 
 
 def section(results: Path, target: Path) -> list[str]:
-    """The lines of the report; the plots go beside the runs. Empty without runs or breakdown."""
+    """The lines of the report; the plots go alongside the runs. Empty without runs or breakdown."""
     return [*_restores(results, target), *_breakdown(results / "restore-breakdown.json")]
 
 
@@ -180,7 +180,7 @@ def _ablations(documents: Sequence[Document]) -> Iterator[str]:
     yield ""
     yield "### Ablations: bugs put back"
     yield ""
-    yield "The same harness and oracle on our own source with a bug planted; what it does must be seen in every run."
+    yield "The same harness and oracle on our own source with a bug injected; what it does must be seen in every run."
     yield ""
     yield "| | run | killed | records | duplicates | lost | DFRT |"
     yield "|---|---|---|---|---|---|---|"

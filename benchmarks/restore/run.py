@@ -20,7 +20,7 @@ from benchmarks.restore.broker_bytes import BrokerBytes
 from benchmarks.restore.load import NO_WINDOW, Controls, Load, load
 from benchmarks.restore.oracle import Seen, Verdict, first_seen, judge, read_logs
 from benchmarks.restore.probe import Probe, probe
-from benchmarks.restore.process import Family
+from benchmarks.restore.process import ProcessTree
 from benchmarks.restore.scenarios import Phase, Scenario
 from benchmarks.restore.systems import Job, System, Victim
 from benchmarks.restore.timeline import ECHO_S, Curve, Moments, lag_level, restore, series
@@ -40,7 +40,7 @@ LATEST_KILL_S = 3.0
 RESTART_KILL_S = (2.0, 6.0)
 WORKER_RESTART_KILL_S = (0.1, 0.5)
 SETTLED_S, SETTLED = 4.0, 0.1
-"""Steady is a load under which the highest lag of so many seconds differs by no more than that share from the one before."""
+"""Steady is a load under which the highest lag of so many seconds differs by no more than that share from the previous one."""
 
 SETTLE_LIMIT_S = 90.0
 QUIET_S = 30.0
@@ -104,7 +104,7 @@ class Killed:
 
 
 class Samples:
-    """The counters as they were read while the run went on, good enough to steer it; what is reported comes from the files."""
+    """The counters as they were read while the run continued, good enough to steer it; what is reported comes from the files."""
 
     def __init__(self, controls: Controls) -> None:
         """Nothing read yet."""
@@ -146,7 +146,7 @@ class Rig:
             bootstrap, self.source, self.target, name, str(directory / "state"), str(self._marks),
             work.system.parallelism, per_trigger,
         )  # fmt: skip
-        self.family: Family | None = None
+        self.tree: ProcessTree | None = None
         self._load: Load | None = None
         self._probe: Probe | None = None
 
@@ -161,8 +161,8 @@ class Rig:
             try:
                 yield
             finally:
-                if self.family is not None:
-                    self.family.end()
+                if self.tree is not None:
+                    self.tree.end()
                 for topic in (self.source, self.target):
                     delete_topic(self.bootstrap, topic)
 
@@ -170,7 +170,7 @@ class Rig:
         """Start the system; `phase` is where it will stop once it is armed."""
         job = replace(self._job, parallelism=self._job.parallelism + more_parallelism)
         environment = self.work.system.environment(phase, self.directory, traced=self.work.traced)
-        self.family = Family(self.work.system.command(job), environment, self.directory)
+        self.tree = ProcessTree(self.work.system.command(job), environment, self.directory)
 
     def wait(self, seconds: float) -> None:
         """Let it run, and watch."""
@@ -178,12 +178,12 @@ class Rig:
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Until it is so, at most so long; whether it is. Raises RuntimeError when a process has ended by itself."""
-        assert self.family is not None
+        assert self.tree is not None
         assert self._probe is not None
         assert self._load is not None
         deadline = time.monotonic() + seconds
         while True:
-            for process in (self.family, self._probe, self._load):
+            for process in (self.tree, self._probe, self._load):
                 process.check()
             self.samples.take()
             if condition():
@@ -196,22 +196,22 @@ class Rig:
         """Start it, and wait for its first record. Raises RuntimeError when none comes."""
         self.controls.rate.value = TRICKLE
         self.start(self.work.scenario.phase)
-        assert self.family is not None
+        assert self.tree is not None
         if not self.wait_for(lambda: self.controls.visible.value > 0, START_S):
-            raise RuntimeError(f"no record came out within {START_S:g} s:\n{self.family.log_tail()}")
-        if self.work.system.victim is Victim.ACTIVE and not self.wait_for(self.family.has_standby, START_S):
-            raise RuntimeError(f"no standby waits after {START_S:g} s:\n{self.family.log_tail()}")
+            raise RuntimeError(f"no record came out within {START_S:g} s:\n{self.tree.log_tail()}")
+        if self.work.system.victim is Victim.ACTIVE and not self.wait_for(self.tree.has_standby, START_S):
+            raise RuntimeError(f"no standby waits after {START_S:g} s:\n{self.tree.log_tail()}")
 
     def strike(self, stopped: int | None) -> tuple[float, float]:
         """Kill what is to be killed; `stopped` is a process that has stopped in a phase. When, and when all was dead."""
-        assert self.family is not None
+        assert self.tree is not None
         match self.work.system.victim:
             case Victim.ALL:
-                return self.family.kill()
+                return self.tree.kill()
             case Victim.ACTIVE:
-                return self.family.kill_active()
+                return self.tree.kill_active()
             case Victim.WORKERS | Victim.WORKER:
-                return self.family.kill_workers(stopped, self.work.system.most)
+                return self.tree.kill_workers(stopped, self.work.system.most)
 
     def settle(self) -> None:
         """Wait until the lag neither grows nor shrinks. Raises RuntimeError when it does for too long."""
@@ -235,9 +235,9 @@ class Rig:
         assert self._load is not None
         counts = self._load.stop()
         last, since = -1, time.monotonic()
-        assert self.family is not None
+        assert self.tree is not None
         while True:
-            self.family.check()
+            self.tree.check()
             now, seen = time.monotonic(), self.controls.visible.value
             if seen != last:
                 last, since = seen, now
@@ -289,8 +289,8 @@ def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell
         tell("drains")
         produced = rig.drain(killed.visible)
         amplification = counters.amplification(rig.source)
-        assert rig.family is not None
-        rig.family.kill()
+        assert rig.tree is not None
+        rig.tree.kill()
         curve, seen = rig.stamps()
         tell("is judged")
         verdict, visible = _judge(bootstrap, rig.target, work.value_bytes, produced, seen)
@@ -328,7 +328,7 @@ def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell
 
 
 def _kill_and_watch(rig: Rig, generator: random.Random, tell: Tell) -> tuple[float, Killed, float]:
-    """When the steady time began, the kill, and when the watching ended."""
+    """When the steady time started, the kill, and when the watching ended."""
     work = rig.work
     tell("starts")
     rig.warm_up()
@@ -383,7 +383,7 @@ def _kill(rig: Rig, generator: random.Random) -> Killed:
 
 
 def _kill_again(rig: Rig, killed: Killed, share: float) -> None:
-    """In the restart, which is then made once more."""
+    """In the restart, which is then made again."""
     starts_anew = rig.work.system.victim is Victim.ALL
     earliest, latest = WORKER_RESTART_KILL_S if not starts_anew else RESTART_KILL_S
     rig.wait(earliest + share * (latest - earliest))
@@ -415,7 +415,7 @@ def _invalid(work: Work, controls: Controls, verdict: Verdict, stolen: float) ->
     """What makes the run's figures worthless; anomalies of the system's do not."""
     found = []
     if work.system.ablation and verdict.clean:
-        found.append("the planted bug was not seen")
+        found.append("the injected bug was not seen")
     if stolen > MOST_STOLEN:
         found.append(f"the machine's host took {stolen:.0%} of its processors' time")
     if controls.behind.value > MOST_BEHIND_S * work.rate:

@@ -22,7 +22,7 @@ class Phase:
 class Scenario:
     """One kill. `phase` None: by the clock, `delay` seconds (0 to 3, by the seed) after the steady time was measured.
 
-    Systems that have no such phase are killed by the clock. `again`: killed once more so many seconds into the restart.
+    Systems that have no such phase are killed by the clock. `again`: killed again so many seconds into the restart.
     `added`: partitions that the input gets while it is down. `more`: by how much parallelism grows at the restart.
     """
 
@@ -47,7 +47,7 @@ SCENARIOS = (
     Scenario("list durable", Phase("KafkaCommitter", "record", "after")),
     Scenario("killed again in the restart", again=True),
     Scenario("commit in flight", Phase("KafkaCommitter", "end", "after")),
-    Scenario("committed, not notified", Phase("KafkaCommitter", "sweep", "after")),
+    Scenario("committed, not notified", Phase("KafkaCommitter", "clean_up", "after")),
     Scenario("more parallelism", more=1),
 )
 """Run number n is scenario n, and again from the start after the last."""
@@ -59,7 +59,7 @@ _BEFORE_THE_LIST = [one for one in SCENARIOS if one.name in ("before the snapsho
 
 
 def before_the_list(number: int) -> Scenario:
-    """Of runs whose restore must write the killed batch anew: once its list is durable, what it reads makes no difference."""
+    """Of runs whose restore must write the killed batch again: once its list is durable, what it reads makes no difference."""
     return _BEFORE_THE_LIST[number % len(_BEFORE_THE_LIST)]
 
 

@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class System:
-    """`command` is what is run for a job, `more` what its JSON says besides. `planted`: a folder for PYTHONPATH, first.
+    """`command` is what is run for a job, `more` what its JSON says besides. `injected`: a folder for PYTHONPATH, first.
 
     `has_phases`: it is killed in the phases of our sink. `ablation`: a bug is put back, so anomalies are what is expected.
     """
@@ -63,7 +63,7 @@ class System:
     parallelism: int = PARALLELISM
     victim: Victim = Victim.ALL
     has_phases: bool = False
-    planted: Path | None = None
+    injected: Path | None = None
     ablation: bool = False
     capacity_of: str = ""
     scenarios: Callable[[int], Scenario] = field(default=scenario)
@@ -81,8 +81,8 @@ class System:
         paths = [str(ROOT)]
         if phase is not None or traced:
             paths.insert(0, str(FAULTS / "phases"))
-        if self.planted is not None:
-            paths.insert(0, str(self.planted))
+        if self.injected is not None:
+            paths.insert(0, str(self.injected))
         if phase is not None:
             files = {"armed": str(directory / "armed"), "reached": str(directory / "reached")}
             found["HEADRACE_PHASE"] = json.dumps({**asdict(phase), **files})
@@ -189,11 +189,11 @@ SYSTEMS = (
 
 ABLATIONS = (
     _headrace(
-        "reinitialise", "ablation: initialises again on restore", planted=FAULTS / "reinitialise",
+        "reinitialise", "ablation: initialises again on restore", injected=FAULTS / "reinitialise",
         ablation=True, has_phases=True, scenarios=before_the_list,
     ),
     _headrace(
-        "no-discovery", "ablation: no discovery across the restore", planted=FAULTS / "no_discovery",
+        "no-discovery", "ablation: no discovery across the restore", injected=FAULTS / "no_discovery",
         ablation=True, scenarios=lambda _number: GROW,
     ),
 )  # fmt: skip

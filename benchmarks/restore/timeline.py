@@ -108,7 +108,7 @@ def _lags(produced: Curve, visible: Curve, since: float, until: float) -> tuple[
 
 @dataclass(frozen=True)
 class Moments:
-    """When what happened. `dead`: no killed process is left; `watched_until`: the load goes on until then, or longer."""
+    """When what happened. `dead`: no killed process is left; `watched_until`: the load continues until then, or longer."""
 
     steady_since: float
     killed: float

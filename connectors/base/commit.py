@@ -4,19 +4,19 @@ A *committable* is the handle of a prepared transaction. The committables of an 
 is committed (`CommitList`).
 
     fence -> read the committables (-> record whose the job is)
-          -> sweep all others -> end them (commit; copy what was aborted after they were recorded) -> sweep -> ready
-    ready -> check -> record the committables -> commit each -> sweep the losers -> record that it is completed -> ready
-    ready -> (an epoch without rows, or a replay) record that it is completed -> sweep -> ready
+          -> clean up all others -> end them (commit; copy what was aborted after they were recorded) -> clean up -> ready
+    ready -> check -> record the committables -> commit each -> clean up the losers -> record that it is completed -> ready
+    ready -> (an epoch without rows, or a replay) record that it is completed -> clean up -> ready
 
 Two rules carry it (I6). Nothing is committed that is not a recorded committable. Every recorded committable is committed,
 whatever happens, so that a replayed epoch is completed and never written again. A transaction that was aborted after it was
 recorded (an outage longer than its timeout) is copied into a new one, which is recorded in its place before it is committed.
 
-**Whose the job is.** A fence shuts out who came before, whoever that is: several processes of one driver commit by turns, and
-fence each other. So two drivers would do so, too, for ever. A supervised driver has an *incarnation*, which all of its
-processes know, and claims the job when it begins: its claim is on the list, with a number one higher than the one before. Who
-has fenced, and reads that the job is another's, is done for (`SupersededError`): nothing is swept, ended or recorded. Who was
-fenced by that, and reads that the job is still its own, goes on. A driver without an incarnation takes no job that is claimed.
+**Whose the job is.** A fence shuts out who came before, whoever that is: several processes of one driver commit alternately, and
+fence each other. So two drivers would do so, too, for ever. A supervised driver has an *driver id*, which all of its
+processes know, and claims the job when it starts: its claim is on the list, with a number one higher than the previous one. Who
+has fenced, and reads that the job is another's, is done for (`SupersededError`): nothing is cleaned up, ended or recorded. Who was
+fenced by that, and reads that the job is still its own, continues. A driver without an driver id takes no job that is claimed.
 
 `CommitCore` does no input or output; `JobCommitter` performs its commands with a `Committer`, and may be killed at any point.
 """
@@ -63,19 +63,19 @@ class RecoveryRequested:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequested:
-    """A driver with an incarnation begins: the job is its own from now on. Then as `RecoveryRequested`."""
+    """A driver with an driver id starts: the job is its own from now on. Then as `RecoveryRequested`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequested:
-    """A driver with an incarnation has ended in good order: as `RecoveryRequested`, then the job is nobody's."""
+    """A driver with an driver id has ended in good order: as `RecoveryRequested`, then the job is nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested(Generic[HandleT]):
     """The tasks of an epoch have prepared these. `content`: as in `CommitList`.
 
-    `skipped`: some of them have written nothing, as they were told that the epoch is recorded.
+    `skipped`: some of them have written nothing, as they were informed that the epoch is recorded.
     """
 
     epoch: int
@@ -111,14 +111,14 @@ class Ended(Generic[HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class Copied(Generic[HandleT]):
-    """Answer to Copy: the rows are prepared once more, in these transactions: one for each sink that the job writes to."""
+    """Answer to Copy: the rows are prepared again, in these transactions: one for each sink that the job writes to."""
 
     handles: tuple[HandleT, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """Answer to Sweep: no other transaction of the job is open."""
+class CleanedUp:
+    """Answer to Clean up: no other transaction of the job is open."""
 
 
 CommitEvent = (
@@ -131,7 +131,7 @@ CommitEvent = (
     | Recorded
     | Ended[HandleT]
     | Copied[HandleT]
-    | Swept
+    | CleanedUp
 )
 
 # --- commands: each is answered by the event of its name --------------------------------------------------------------
@@ -151,7 +151,7 @@ class Check(Generic[HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class Record(Generic[HandleT]):
-    """Record these committables durably, in place of those before."""
+    """Record these committables durably, in place of the previous ones."""
 
     commits: CommitList[HandleT]
 
@@ -165,19 +165,19 @@ class End(Generic[HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class Copy(Generic[HandleT]):
-    """Prepare the rows of these aborted transactions once more."""
+    """Prepare the rows of these aborted transactions again."""
 
     handles: tuple[HandleT, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep(Generic[HandleT]):
+class CleanUp(Generic[HandleT]):
     """Abort all open transactions of the job but these."""
 
     keep: tuple[HandleT, ...]
 
 
-CommitCommand = Fence | Check[HandleT] | Record[HandleT] | End[HandleT] | Copy[HandleT] | Sweep[HandleT]
+CommitCommand = Fence | Check[HandleT] | Record[HandleT] | End[HandleT] | Copy[HandleT] | CleanUp[HandleT]
 
 
 class CommitPhase(Enum):
@@ -192,26 +192,26 @@ class CommitPhase(Enum):
     RECORDING = auto()
     ENDING = auto()
     COPYING = auto()
-    SWEEPING = auto()
+    CLEANING_UP = auto()
     COMPLETING = auto()
     CONFIRMING = auto()
     RELEASING = auto()
 
 
-def refuse_another(job: str, incarnation: str | None, claim: JobClaim | None) -> None:
-    """Raise SupersededError if the job was claimed, and is none of this incarnation's.
+def refuse_another(job: str, driver_id: str | None, claim: JobClaim | None) -> None:
+    """Raise SupersededError if the job was claimed, and is none of this driver id's.
 
     Without one (None) only a job will do that was never claimed, or was given back.
     """
-    if claim is None or claim.incarnation == incarnation or (incarnation is not None and claim.is_of(incarnation)):
+    if claim is None or claim.driver_id == driver_id or (driver_id is not None and claim.is_of(driver_id)):
         return
-    if incarnation is not None:
+    if driver_id is not None:
         raise SupersededError(
-            f"job {job!r} is another driver's, {claim.incarnation or 'which has ended since'} (claim {claim.number}): this one "
+            f"job {job!r} is another driver's, {claim.driver_id or 'which has ended since'} (claim {claim.number}): this one "
             "has stopped, and has changed nothing"
         )
     raise SupersededError(
-        f"job {job!r} is that of a supervised driver, {claim.incarnation} (claim {claim.number}), and this query is not "
+        f"job {job!r} is that of a supervised driver, {claim.driver_id} (claim {claim.number}), and this query is not "
         "supervised: which of the two is the younger cannot be told, so it has stopped, and has changed nothing. If that one "
         "does not run any more, start the job under supervision once and stop it there, which gives it back"
     )
@@ -222,8 +222,8 @@ def refuse_stale(job: str, epoch: int, recorded: int) -> None:
     if epoch < recorded:
         raise StaleEpochError(
             f"job {job!r} is to write epoch {epoch}, and the sink has committed up to epoch {recorded} of it: the checkpoint "
-            "is an older copy, and its epochs need not hold the rows they held before. Go on from the newest checkpoint, or "
-            "begin a new query with a new checkpoint"
+            "is an older copy, and its epochs need not hold the rows they held before. Continue from the newest checkpoint, or "
+            "start a new query with a new checkpoint"
         )
 
 
@@ -237,8 +237,8 @@ def refuse_other_content(job: str, epoch: int, content: str | None, recorded: st
     if recorded not in (content, numbered_content(content_number(content))):
         raise StaleEpochError(
             f"job {job!r} is to write epoch {epoch}, which the sink has committed already, from another plan of it: "
-            "the checkpoint is an older copy, or its last offsets were removed, and the epoch was planned anew. To skip it "
-            "would lose or repeat rows. Go on from the newest checkpoint, or begin a new query with a new checkpoint"
+            "the checkpoint is an older copy, or its last offsets were removed, and the epoch was planned again. To skip it "
+            "would lose or repeat rows. Continue from the newest checkpoint, or start a new query with a new checkpoint"
         )
 
 
@@ -247,7 +247,7 @@ def _refuse_skipped(job: str, asked: CommitRequested[HandleT], recorded: int) ->
     if asked.skipped and asked.epoch > recorded:
         raise PeerError(
             f"tasks of epoch {asked.epoch} of job {job!r} have written nothing, as they found it recorded in the sink, and the "
-            "driver finds that it is not: what is recorded was forgotten, or its place was made anew, in between. Nothing was "
+            "driver finds that it is not: what is recorded was forgotten, or its place was recreated, in between. Nothing was "
             "committed; the next try writes the epoch"
         )
 
@@ -255,10 +255,10 @@ def _refuse_skipped(job: str, asked: CommitRequested[HandleT], recorded: int) ->
 class CommitCore(Generic[HandleT]):
     """One job's driver. Not thread-safe. After an exception from the performer it is of no further use: make a new one."""
 
-    def __init__(self, job: str, incarnation: str | None = None) -> None:
-        """Knows nothing yet; the first request fences and recovers. `incarnation`: that of a supervised driver's processes."""
+    def __init__(self, job: str, driver_id: str | None = None) -> None:
+        """Knows nothing yet; the first request fences and recovers. `driver id`: that of a supervised driver's processes."""
         self.job = job
-        self.incarnation = incarnation
+        self.driver_id = driver_id
         self.phase = CommitPhase.CREATED
         self.commits: CommitList[HandleT] | None = None
         self._asked: CommitRequested[HandleT] | None = None
@@ -284,7 +284,7 @@ class CommitCore(Generic[HandleT]):
                 self._driver = event
                 return self._fence()
             case RecoveryRequested():
-                return self._fence() if self.phase is CommitPhase.CREATED else self._sweep()
+                return self._fence() if self.phase is CommitPhase.CREATED else self._clean_up()
             case CommitRequested():
                 self._asked = event
                 return self._fence() if self.phase is CommitPhase.CREATED else self._commit(event)
@@ -298,8 +298,8 @@ class CommitCore(Generic[HandleT]):
                 return self._ended(event)
             case Copied():
                 return self._copied(event)
-            case Swept():
-                return self._swept()
+            case CleanedUp():
+                return self._cleaned_up()
             case _:
                 assert_never(event)
 
@@ -313,8 +313,8 @@ class CommitCore(Generic[HandleT]):
         _refuse_skipped(self.job, event, self._recorded_epoch)
         if event.handles and event.epoch > self._recorded_epoch:
             return self._take_up()
-        # Nothing of it will be committed, so no sweep follows a commit, and what its tasks have prepared is aborted now. First
-        # the epoch is recorded, though it may be already: a driver that was replaced is fenced there, and sweeps nothing.
+        # Nothing of it will be committed, so no clean up follows a commit, and what its tasks have prepared is aborted now. First
+        # the epoch is recorded, though it may be already: a driver that was replaced is fenced there, and cleans up nothing.
         if event.epoch > self._recorded_epoch:
             self.commits = CommitList(event.epoch, (), completed=True, content=event.content, claim=self._claim)
         self.phase = CommitPhase.CONFIRMING
@@ -325,13 +325,13 @@ class CommitCore(Generic[HandleT]):
     def _fenced(self, event: Fenced[HandleT]) -> list[CommitCommand[HandleT]]:
         self.commits = event.commits
         if not self._begins:
-            refuse_another(self.job, self.incarnation, self._claim)
+            refuse_another(self.job, self.driver_id, self._claim)
             return self._recover()
-        assert self.incarnation is not None, "a driver without an incarnation claims nothing"
-        if self._claim is not None and self._claim.is_of(self.incarnation):
+        assert self.driver_id is not None, "a driver without an driver id claims nothing"
+        if self._claim is not None and self._claim.is_of(self.driver_id):
             return self._recover()
         self.phase = CommitPhase.CLAIMING
-        claim = JobClaim(1 if self._claim is None else self._claim.number + 1, self.incarnation)
+        claim = JobClaim(1 if self._claim is None else self._claim.number + 1, self.driver_id)
         self.commits = replace(self.commits or CommitList(None, (), completed=True), claim=claim)
         return self._recording()
 
@@ -347,7 +347,7 @@ class CommitCore(Generic[HandleT]):
             case CommitPhase.RECORDING:
                 return self._end_all()
             case CommitPhase.CONFIRMING:
-                return self._sweep()
+                return self._clean_up()
             case CommitPhase.RELEASING:
                 return self._be_ready()
             case _:
@@ -360,7 +360,7 @@ class CommitCore(Generic[HandleT]):
         if self._waiting:
             return []
         if not self._aborted:
-            return self._sweep()
+            return self._clean_up()
         self.phase = CommitPhase.COPYING
         return [Copy(tuple(self._aborted))]
 
@@ -369,7 +369,7 @@ class CommitCore(Generic[HandleT]):
         self.commits = replace(self.commits, handles=event.handles)  # the others are committed
         return self._record()
 
-    def _swept(self) -> list[CommitCommand[HandleT]]:
+    def _cleaned_up(self) -> list[CommitCommand[HandleT]]:
         if self.phase is CommitPhase.CLEARING:
             return self._end_all()
         if self.commits is None or self.commits.completed:
@@ -382,13 +382,13 @@ class CommitCore(Generic[HandleT]):
 
     def _recover(self) -> list[CommitCommand[HandleT]]:
         if self.commits is None or self.commits.completed:
-            return self._sweep()
+            return self._clean_up()
         # First, since in a log one that is open hides what comes after it, also from whoever asks what became of that.
         self.phase = CommitPhase.CLEARING
-        return [Sweep((*self.commits.handles, *self._wanted))]
+        return [CleanUp((*self.commits.handles, *self._wanted))]
 
     def _take_up(self) -> list[CommitCommand[HandleT]]:
-        """Go on with the request, or be ready."""
+        """Continue with the request, or be ready."""
         asked = self._asked
         if asked is not None:
             _refuse_skipped(self.job, asked, self._recorded_epoch)
@@ -409,7 +409,7 @@ class CommitCore(Generic[HandleT]):
         if self.commits is None or self._claim is None:
             return self._be_ready()
         self.phase = CommitPhase.RELEASING
-        self.commits = replace(self.commits, claim=replace(self._claim, incarnation=None))
+        self.commits = replace(self.commits, claim=replace(self._claim, driver_id=None))
         return self._recording()
 
     def _be_ready(self) -> list[CommitCommand[HandleT]]:
@@ -431,13 +431,13 @@ class CommitCore(Generic[HandleT]):
         self._waiting, self._aborted = list(self.commits.handles), []
         return [End(handle) for handle in self._waiting]
 
-    def _sweep(self) -> list[CommitCommand[HandleT]]:
-        self.phase = CommitPhase.SWEEPING
-        return [Sweep(self._wanted)]
+    def _clean_up(self) -> list[CommitCommand[HandleT]]:
+        self.phase = CommitPhase.CLEANING_UP
+        return [CleanUp(self._wanted)]
 
     @property
     def _wanted(self) -> tuple[HandleT, ...]:
-        """What no sweep aborts: what the request is for, unless its epoch is recorded with other committables."""
+        """What no clean up aborts: what the request is for, unless its epoch is recorded with other committables."""
         asked = self._asked
         return asked.handles if asked is not None and asked.epoch > self._recorded_epoch else ()
 
@@ -448,7 +448,7 @@ class CommitCore(Generic[HandleT]):
 
     @property
     def _claim(self) -> JobClaim | None:
-        """Whose the job is, by the list; it goes on to every list that is recorded."""
+        """Whose the job is, by the list; it continues to every list that is recorded."""
         return None if self.commits is None else self.commits.claim
 
     @property
@@ -457,7 +457,7 @@ class CommitCore(Generic[HandleT]):
 
         At a query's first start that is so: nobody knows its name before.
         """
-        return isinstance(self._driver, ClaimRequested) or (self.incarnation is not None and self._claim is None)
+        return isinstance(self._driver, ClaimRequested) or (self.driver_id is not None and self._claim is None)
 
 
 COMMIT_TRANSITIONS: Transitions[CommitPhase] = {
@@ -465,18 +465,23 @@ COMMIT_TRANSITIONS: Transitions[CommitPhase] = {
     (CommitPhase.CREATED, ReleaseRequested): (CommitPhase.FENCING,),
     (CommitPhase.CREATED, RecoveryRequested): (CommitPhase.FENCING,),
     (CommitPhase.CREATED, CommitRequested): (CommitPhase.FENCING,),
-    (CommitPhase.READY, RecoveryRequested): (CommitPhase.SWEEPING,),
+    (CommitPhase.READY, RecoveryRequested): (CommitPhase.CLEANING_UP,),
     # CONFIRMING: the epoch has no rows, or is a replay
     (CommitPhase.READY, CommitRequested): (CommitPhase.CHECKING, CommitPhase.CONFIRMING),
-    (CommitPhase.FENCING, Fenced): (CommitPhase.CLAIMING, CommitPhase.CLEARING, CommitPhase.SWEEPING),
-    (CommitPhase.CLAIMING, Recorded): (CommitPhase.CLEARING, CommitPhase.SWEEPING),
-    (CommitPhase.CLEARING, Swept): (CommitPhase.ENDING,),
+    (CommitPhase.FENCING, Fenced): (CommitPhase.CLAIMING, CommitPhase.CLEARING, CommitPhase.CLEANING_UP),
+    (CommitPhase.CLAIMING, Recorded): (CommitPhase.CLEARING, CommitPhase.CLEANING_UP),
+    (CommitPhase.CLEARING, CleanedUp): (CommitPhase.ENDING,),
     (CommitPhase.CHECKING, Checked): (CommitPhase.RECORDING,),
     (CommitPhase.RECORDING, Recorded): (CommitPhase.ENDING,),
-    (CommitPhase.ENDING, Ended): (CommitPhase.ENDING, CommitPhase.COPYING, CommitPhase.SWEEPING),
+    (CommitPhase.ENDING, Ended): (CommitPhase.ENDING, CommitPhase.COPYING, CommitPhase.CLEANING_UP),
     (CommitPhase.COPYING, Copied): (CommitPhase.RECORDING,),
     # COMPLETING: the committables are committed, or the epoch that was asked for has none; CHECKING: it has some
-    (CommitPhase.SWEEPING, Swept): (CommitPhase.COMPLETING, CommitPhase.CHECKING, CommitPhase.RELEASING, CommitPhase.READY),
+    (CommitPhase.CLEANING_UP, CleanedUp): (
+        CommitPhase.COMPLETING,
+        CommitPhase.CHECKING,
+        CommitPhase.RELEASING,
+        CommitPhase.READY,
+    ),
     # COMPLETING again, or CHECKING: recovery has completed an earlier epoch than the one that was asked for
     (CommitPhase.COMPLETING, Recorded): (
         CommitPhase.READY,
@@ -484,7 +489,7 @@ COMMIT_TRANSITIONS: Transitions[CommitPhase] = {
         CommitPhase.COMPLETING,
         CommitPhase.RELEASING,
     ),
-    (CommitPhase.CONFIRMING, Recorded): (CommitPhase.SWEEPING,),
+    (CommitPhase.CONFIRMING, Recorded): (CommitPhase.CLEANING_UP,),
     (CommitPhase.RELEASING, Recorded): (CommitPhase.READY,),
 }
 
@@ -492,9 +497,9 @@ COMMIT_TRANSITIONS: Transitions[CommitPhase] = {
 class JobCommitter(Generic[HandleT]):
     """What a runner's driver calls: commits epochs of one job, recovering first. Not thread-safe."""
 
-    def __init__(self, job: str, committer: Committer[HandleT], incarnation: str | None = None) -> None:
-        """Contacts nobody yet. `incarnation`: the name of a supervised driver, which has claimed the job, or is to."""
-        self._core: CommitCore[HandleT] = CommitCore(job, incarnation)
+    def __init__(self, job: str, committer: Committer[HandleT], driver_id: str | None = None) -> None:
+        """Contacts nobody yet. `driver id`: the name of a supervised driver, which has claimed the job, or is to."""
+        self._core: CommitCore[HandleT] = CommitCore(job, driver_id)
         self._committer = committer
         self._is_first = False
 
@@ -509,7 +514,7 @@ class JobCommitter(Generic[HandleT]):
         return None if self._core.commits is None else self._core.commits.epoch
 
     def claim(self) -> None:
-        """When a driver with an incarnation begins: make the job its own, then `recover`. Who had it is superseded."""
+        """When a driver with an driver id starts: make the job its own, then `recover`. Who had it is superseded."""
         self._run(ClaimRequested())
 
     def release(self) -> None:
@@ -565,7 +570,7 @@ class JobCommitter(Generic[HandleT]):
         return [Ended(handle, outcome) for handle, outcome in zip(handles, self._committer.end_all(handles), strict=True)]
 
     def _perform(
-        self, command: Fence | Check[HandleT] | Record[HandleT] | Copy[HandleT] | Sweep[HandleT]
+        self, command: Fence | Check[HandleT] | Record[HandleT] | Copy[HandleT] | CleanUp[HandleT]
     ) -> CommitEvent[HandleT]:
         match command:
             case Fence():
@@ -580,8 +585,8 @@ class JobCommitter(Generic[HandleT]):
                 return Recorded()
             case Copy(handles):
                 return Copied(tuple(self._committer.copy_all(handles)))
-            case Sweep(keep):
-                self._committer.sweep(keep)
-                return Swept()
+            case CleanUp(keep):
+                self._committer.clean_up(keep)
+                return CleanedUp()
             case _:
                 assert_never(command)

@@ -23,7 +23,7 @@ def not_compiled(what: str, folder: str) -> str:
 
 
 def check_compiled(source: Path) -> None:
-    """Raise ImportError if the module beside this source was compiled from another one, as after an edit or a pull.
+    """Raise ImportError if the module alongside this source was compiled from another one, as after an edit or a pull.
 
     Python would import the compiled one without a word.
     """
@@ -37,7 +37,7 @@ def check_compiled(source: Path) -> None:
         is_its_own = digest == hashlib.sha256(source.read_bytes()).hexdigest().encode()
     if not is_its_own:
         raise ImportError(
-            f"{compiled} was compiled from another {source.name} than the one beside it: run `pip install -e .` in the "
+            f"{compiled} was compiled from another {source.name} than the one alongside it: run `pip install -e .` in the "
             "checkout, which compiles it again"
         )
 

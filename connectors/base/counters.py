@@ -28,7 +28,7 @@ class Counted(Enum):
 
 
 class ProcessCounters:
-    """Sums since they were last taken. Thread-safe; a forked child begins at nothing."""
+    """Sums since they were last taken. Thread-safe; a forked child starts at nothing."""
 
     def __init__(self) -> None:
         """Nothing has happened."""

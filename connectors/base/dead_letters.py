@@ -1,8 +1,8 @@
-"""Dead letters: records that could not be decoded, on their way to a topic of their own, as Kafka Connect writes them.
+"""Dead letters: records that could not be decoded, on their way to their own topic, as Kafka Connect writes them.
 
 A source that keeps bad records has a column `deadLetter`, which is null for good ones. It holds the original record, whatever
 other columns there are: its key, its value and its headers, behind which stand headers that say where it was and what is wrong
-with it. Those that Kafka Connect has too bear its names (`DeadLetterQueueReporter`, KIP-298), the others begin with
+with it. Those that Kafka Connect has too bear its names (`DeadLetterQueueReporter`, KIP-298), the others start with
 `headrace.errors.`. A letter that is `addressed` names the topic that it is to be written to, and a Kafka sink writes it there,
 in the transaction of the batch that it is in.
 """
@@ -111,7 +111,7 @@ def addressed(letters: pa.Array, topic: str) -> pa.Array:
 
 
 def parted(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """The rows that are no dead letters, and the dead letters among them: with the columns topic, key, value and headers.
+    """The rows that are not dead letters, and the dead letters among them: with the columns topic, key, value and headers.
 
     Raises UsageError for letters that say not which topic they go to.
     """
@@ -147,7 +147,7 @@ class DeadLetters:
     output: str = field(default=SOLE, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what is no function."""
+        """Refuse what is not a function."""
         if self.then is not None and not callable(self.then):
             raise UsageError(f"then must be a function of a batch, not {self.then!r}")
 

@@ -20,7 +20,7 @@ class FunctionSink(ImmediateSink):
 
     It returns None, raises where rows were not written, and is called again with rows of an epoch that has failed: at least
     once, or effectively once where writing a row again changes nothing. Other processes have to find it: a function at the top
-    of a module. Raises UsageError for what is no function.
+    of a module. Raises UsageError for what is not a function.
     """
 
     function: Callable[[pa.RecordBatch], None]
@@ -31,7 +31,7 @@ class FunctionSink(ImmediateSink):
             raise UsageError(f"a FunctionSink is made of a function of a batch, not {self.function!r}")
 
     def begin(self, attempt: Attempt) -> Transaction[Any]:
-        """Nothing begins."""
+        """Nothing starts."""
         return _Calls(self.function)
 
 

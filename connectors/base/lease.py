@@ -1,7 +1,7 @@
-"""The contract of a lease: a board on which whoever runs a job says so again and again, seen from every host.
+"""The contract of a lease: a lease store on which whoever runs a job says so again and again, seen from every host.
 
-A board has one place for each job. It keeps the last *beat* that was written there, and is no lock: a write replaces what is
-there, whosever it was, and two that write at once may both believe that they were the last. So a board is for finding out soon
+A lease store has one place for each job. It keeps the last *heartbeat* that was written there, and is not a lock: a write replaces what is
+there, whosever it was, and two that write at once may both believe that they were the last. So a lease store is for finding out soon
 that nobody runs the job any more. That no two run it for long, and that nothing comes of it while they do, is seen to by the
 job's sink and checkpoint; who follows and who leads is decided by whoever runs the job.
 """
@@ -15,12 +15,12 @@ from enum import StrEnum
 from headrace.connectors.base.sink import stored_number, stored_text
 from headrace.enumerator.envelope import Envelope
 
-__all__ = ["Beat", "BeatState", "LeaseBoard", "parse_beat"]
+__all__ = ["Heartbeat", "HeartbeatState", "LeaseLeaseStore", "parse_heartbeat"]
 
-_BEAT = Envelope("headrace-lease", "lease")
+_HEARTBEAT = Envelope("headrace-lease", "lease")
 
 
-class BeatState(StrEnum):
+class HeartbeatState(StrEnum):
     """What its writer does. `LEADING`: it runs the job. `LEFT`: it was stopped, or the job cannot run on its host. `OVER`: the
     job has ended, for all.
     """
@@ -31,48 +31,48 @@ class BeatState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """What a supervisor says of itself. `term`: one more than the last leader's. `supervisor`: a name that no other has.
+class Heartbeat:
+    """What a supervisor reports about itself. `term`: one more than the last leader's. `supervisor`: a name that no other has.
 
-    `number`: of the beats of this supervisor in this term, from 0. `host`: for people. `ending` and `reason`: how the job has
+    `number`: of the heartbeats of this supervisor in this term, from 0. `host`: for people. `ending` and `reason`: how the job has
     ended, by `Ending`'s name, if it is over.
     """
 
     term: int
     supervisor: str
     number: int
-    state: BeatState
+    state: HeartbeatState
     host: str
     ending: str = ""
     reason: str = ""
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Of two that lead the one of the higher rank goes on."""
+        """Of two that lead the one of the higher rank continues."""
         return self.term, self.supervisor
 
     def serialize(self) -> str:
         """In an envelope."""
-        return _BEAT.seal(asdict(self)).decode()
+        return _HEARTBEAT.seal(asdict(self)).decode()
 
 
-def parse_beat(text: str, where: str) -> Beat:
+def parse_heartbeat(text: str, where: str) -> Heartbeat:
     """What `serialize` has made. Raises StateError, naming `where`, for anything else."""
-    value = _BEAT.open(text, where)
-    with _BEAT.reading(where):
-        return Beat(
+    value = _HEARTBEAT.open(text, where)
+    with _HEARTBEAT.reading(where):
+        return Heartbeat(
             stored_number(value["term"]),
             stored_text(value["supervisor"]),
             stored_number(value["number"]),
-            BeatState(value["state"]),
+            HeartbeatState(value["state"]),
             stored_text(value["host"]),
             stored_text(value["ending"]),
             stored_text(value["reason"]),
         )
 
 
-class LeaseBoard(ABC):
-    """One job's place on a board. Used by one thread. Contacts nobody before a method is called."""
+class LeaseLeaseStore(ABC):
+    """One job's place on a lease store. Used by one thread. Contacts nobody before a method is called."""
 
     @property
     @abstractmethod
@@ -85,16 +85,16 @@ class LeaseBoard(ABC):
         """The place, in messages."""
 
     @abstractmethod
-    def look(self) -> Beat | None:
-        """The last beat; None where none was ever written. Returns, or raises, well before `timeout_s`.
+    def look(self) -> Heartbeat | None:
+        """The last heartbeat; None where none was ever written. Returns, or raises, well before `timeout_s`.
 
-        Raises RetriableError or DeadlineExceededError where the board cannot be asked now, and another PeerError, StateError or
+        Raises RetriableError or DeadlineExceededError where the lease store cannot be asked now, and another PeerError, StateError or
         UsageError where that will not pass by itself.
         """
 
     @abstractmethod
-    def write(self, beat: Beat) -> None:
-        """Put this beat in place of the last. Raises as `look`; whether it was written is not known then."""
+    def write(self, heartbeat: Heartbeat) -> None:
+        """Put this heartbeat in place of the last. Raises as `look`; whether it was written is not known then."""
 
 
 LEAST_TIMEOUT_S = 1.5

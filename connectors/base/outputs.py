@@ -1,7 +1,7 @@
 """One sink, or several by the names of their outputs, and the handles of all of them as one kind of handle.
 
 A job that writes to several sinks has one list of what it has prepared, so that all outputs are committed by one decision. An
-`OutputHandle` says which of the sinks its transaction is of. A job with one sink has that sink's own handles.
+`OutputHandle` states which of the sinks its transaction is of. A job with one sink has that sink's own handles.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class OutputHandleSerializer(HandleSerializer[OutputHandle]):
 
 
 class WrongOutputError(UsageError):
-    """What a transform has given is no batch, or is for no output that there is. Calling it again does not mend that."""
+    """What a transform has given is not a batch, or is for no output that there is. Calling it again does not fix that."""
 
 
 def parts(made: object) -> Iterable[object]:
@@ -108,7 +108,7 @@ class Outputs:
     """The sinks of a job by the names of their outputs; of one sink alone under the name SOLE."""
 
     def __init__(self, sinks: Sinks) -> None:
-        """Raises UsageError for what is no sink, and for names that cannot be."""
+        """Raises UsageError for what is not a sink, and for names that cannot be."""
         self.is_sole: bool = not isinstance(sinks, Mapping)
         self.sinks: Mapping[str, TwoPhaseSink[Any]] = dict(sinks) if isinstance(sinks, Mapping) else {SOLE: sinks}
         if not self.sinks:

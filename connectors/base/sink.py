@@ -3,7 +3,7 @@
 One *job* (a streaming query, one batch write) writes *epochs*, numbered, each in any number of tasks and attempts:
 
 - In a task: `TwoPhaseSink.begin` gives a `Transaction`; its `write` takes Arrow batches, its `prepare` (the pre-commit) returns
-  a *handle* once everything is acknowledged. A task without rows begins nothing and has no handle.
+  a *handle* once everything is acknowledged. A task without rows starts nothing and has no handle.
 - On the driver: a `Committer` ends what the handles name. First an epoch's handles are recorded durably, as its *committables*
   (`Committer.record`), only then is any of them committed. Those that a restart finds recorded are committed, or copied if
   they were aborted; every other transaction is aborted. `headrace.connectors.base.commit` decides the order, for all sinks.
@@ -93,18 +93,18 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class JobClaim:
-    """Whose a job is: a driver's incarnation, a name that no other driver has. `number`: one more than the claim's before.
+    """Whose a job is: a driver's driver id, a name that no other driver has. `number`: one more than the claim's before.
 
-    `incarnation` is None once that driver has ended and given the job back. Where only a number can be kept, it is the
+    `driver id` is None once that driver has ended and given the job back. Where only a number can be kept, it is the
     `numbered_content` of the name.
     """
 
     number: int
-    incarnation: str | None
+    driver_id: str | None
 
-    def is_of(self, incarnation: str) -> bool:
+    def is_of(self, driver_id: str) -> bool:
         """Whether this driver has made it."""
-        return self.incarnation in (incarnation, numbered_content(content_number(incarnation)))
+        return self.driver_id in (driver_id, numbered_content(content_number(driver_id)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class Committer(ABC, Generic[HandleT]):
         """Raise unless every one of these is still prepared, with time left to commit it. Nothing is durable yet.
 
         A sink that commits by list raises here for all that `record` would refuse: a runner whose checkpoint is the list stores
-        it in between. PreparedGoneError where that will not change: the run is told that these rows are lost, if it has no way
+        it in between. PreparedGoneError where that will not change: the run is informed that these rows are lost, if it has no way
         back.
         """
 
@@ -220,7 +220,7 @@ class Committer(ABC, Generic[HandleT]):
 
     @abstractmethod
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
-        """Prepare the rows of these recorded committables, which were aborted, once more in one new transaction.
+        """Prepare the rows of these recorded committables, which were aborted, again in one new transaction.
 
         Raises DataLossError naming what is gone.
         """
@@ -230,24 +230,24 @@ class Committer(ABC, Generic[HandleT]):
         return (self.copy(handles),)
 
     @abstractmethod
-    def sweep(self, keep: Collection[HandleT]) -> None:
+    def clean_up(self, keep: Collection[HandleT]) -> None:
         """Abort every open transaction of this job but these."""
 
-    def sweep_tasks(self, tasks: Collection[int], keep: Collection[HandleT]) -> None:
-        """Abort every open transaction of these tasks of this job, in any epoch, but these. The others' writers may be at work.
+    def clean_up_tasks(self, tasks: Collection[int], keep: Collection[HandleT]) -> None:
+        """Abort every open transaction of these tasks of this job, in any epoch, but these. The others' writers may be running.
 
         Only of sinks that commit by list: see `TwoPhaseSink.commits_by_list`.
         """
         raise NotImplementedError
 
     def open_tasks(self) -> frozenset[int]:
-        """The tasks of this job with transactions that are open now, or prepared and not committed. For `sweep_tasks`."""
+        """The tasks of this job with transactions that are open now, or prepared and not committed. For `clean_up_tasks`."""
         raise NotImplementedError
 
     def confirm(self, handles: Sequence[HandleT]) -> None:
         """After a commit: raise StateError if these are of another write than the one that is recorded as this epoch.
 
-        They were aborted then, as those of a replay are, and must not be so in silence.
+        They were aborted then, as those of a replay are, and must not be so silently.
         """
 
     @abstractmethod
@@ -265,8 +265,8 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     commits_by_list: ClassVar[bool] = False
     """True where `Committer.record` of an epoch's list is the commit (tables), and not the end of each transaction.
 
-    A runner whose workers begin transactions at any time has them write under one job then, each as a task of its own: such a
-    sink's `Committer` has `sweep_tasks` and `open_tasks`, and `end` leaves nothing of a committed transaction to be swept.
+    A runner whose workers start transactions at any time has them write under one job then, each as its own task: such a
+    sink's `Committer` has `clean_up_tasks` and `open_tasks`, and `end` leaves nothing of a committed transaction to be cleaned up.
     """
 
     @property
@@ -293,9 +293,9 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def committer_of_writer(self, writer: str, driver: Committer[HandleT]) -> Committer[HandleT]:
         """The one for the transactions of the job `writer`, which are on the lists of another job, whose committer is `driver`.
 
-        It checks, ends, copies and sweeps, and neither fences nor records: `driver` has fenced, and another driver that takes
-        that job over shuts this one out, too. It sweeps when the writer is dead. By default `committer(writer)`, for a sink
-        whose committers sweep without having fenced. Called on the driver.
+        It checks, ends, copies and cleans up, and neither fences nor records: `driver` has fenced, and another driver that takes
+        that job over shuts this one out, too. It cleans up when the writer is dead. By default `committer(writer)`, for a sink
+        whose committers clean up without having fenced. Called on the driver.
         """
         return self.committer(writer)
 
@@ -334,7 +334,7 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
         """What these rows are to be written to, where they name it themselves. Called in tasks of a recorded epoch.
 
-        A row that names what the recorded epoch was not written to is of another write: it must not be skipped in silence.
+        A row that names what the recorded epoch was not written to is of another write: it must not be skipped silently.
         """
         return frozenset()
 
@@ -367,11 +367,11 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """
         return frozenset()
 
-    def end_left_over(self, job: str, left_over: frozenset[str], incarnation: str | None = None) -> None:
-        """Before a task begins, end what is left of these and is the job's, as a new driver would: complete what is recorded,
+    def end_left_over(self, job: str, left_over: frozenset[str], driver_id: str | None = None) -> None:
+        """Before a task starts, end what is left of these and is the job's, as a new driver would: complete what is recorded,
         and abort the rest. What was prepared since is left alone. Called in tasks, of which several may come at the same time.
 
-        `incarnation`: of the task's driver, None for one without supervision. Raises FencedError when a driver takes over
+        `driver id`: of the task's driver, None for one without supervision. Raises FencedError when a driver takes over
         meanwhile, or another one owns the job, RetriableError when another recovery takes too long.
         """
 
@@ -402,7 +402,7 @@ class _NothingToCommit(Committer[Any]):
     def copy(self, handles: Sequence[Any]) -> Any:  # noqa: ANN401 - there is none
         raise NotImplementedError
 
-    def sweep(self, keep: Collection[Any]) -> None:
+    def clean_up(self, keep: Collection[Any]) -> None:
         pass
 
     def forget(self) -> None:
@@ -451,7 +451,7 @@ class CommitListSerializer(Generic[HandleT]):
                 "destination": commits.destination,
                 "targets": commits.targets,
                 "content": commits.content,
-                "claim": None if claim is None else {"number": claim.number, "incarnation": claim.incarnation},
+                "claim": None if claim is None else {"number": claim.number, "driver_id": claim.driver_id},
                 "handle_version": self._handles.version,
                 "handles": [self._handles.serialize(handle) for handle in commits.handles],
             }
@@ -477,7 +477,7 @@ class CommitListSerializer(Generic[HandleT]):
 
 
 def _claim(value: Mapping[str, Any]) -> JobClaim:
-    return JobClaim(stored_number(value["number"]), _text_or_null(value["incarnation"]))
+    return JobClaim(stored_number(value["number"]), _text_or_null(value["driver_id"]))
 
 
 def _text_or_null(value: object) -> str | None:
@@ -487,14 +487,14 @@ def _text_or_null(value: object) -> str | None:
 def stored_text(value: object) -> str:
     """The value, if it is a text as JSON has it. Raises ValueError otherwise."""
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{value!r} is not text")
     return value
 
 
 def stored_number(value: object) -> int:
     """The value, if it is a whole number from 0 as JSON has it. Raises ValueError otherwise: nothing is converted."""
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number from 0")
+        raise ValueError(f"{value!r} is not a whole number from 0")
     return value
 
 
@@ -531,7 +531,7 @@ def another_write(job: str, recorded: RecordedEpoch, others: Collection[str]) ->
     known = ", ".join(recorded.targets or ()) or "nothing"
     return StateError(
         f"epoch {recorded.epoch} of job {job!r} is recorded as written to {known}, and there are rows for "
-        f"{', '.join(sorted(others))}: two writes have one name. Give each a name of its own, or one topic for all of its rows"
+        f"{', '.join(sorted(others))}: two writes have one name. Give each its own name, or one topic for all of its rows"
     )
 
 

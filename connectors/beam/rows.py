@@ -25,7 +25,7 @@ def table_of(element: object) -> pa.Table | None:
 
 
 def record_batch(elements: Sequence[object], schema: pa.Schema) -> pa.RecordBatch:
-    """One row for each of these elements, which are no tables.
+    """One row for each of these elements, which are not tables.
 
     A dict, a Row and a named tuple give their fields by name, a plain tuple gives them by place, and anything else is the only
     column's value. Fields that the schema does not name are left out; values are not changed, but that floating point numbers
@@ -80,7 +80,7 @@ def inferred_schema(elements: Sequence[object]) -> pa.Schema:
 
 
 def _fields(element: object) -> Mapping[str, Any] | None:
-    """A row's fields by name; None for what is no row, and for a plain tuple."""
+    """A row's fields by name; None for what is not a row, and for a plain tuple."""
     if isinstance(element, Mapping):
         return element
     if isinstance(element, Row):

@@ -87,7 +87,7 @@ def schema_of(source: BoundedSource | beam.PTransform[Any, Any]) -> pa.Schema:
 
 
 def _schema_by_type(source: BoundedSource) -> pa.Schema:
-    """What the source itself says of its records."""
+    """What the source itself reports about its records."""
     hint: object = None
     with suppress(NotImplementedError):
         told = getattr(source, "output_type_hint", None)  # of Beam's text source only
@@ -104,7 +104,7 @@ class BeamSource(Source[BundleSplit]):
     """A bounded source of Beam. Picklable.
 
     source: the source, or a transform that reads one and does no more. schema: of its records, whose fields are taken by name;
-    not needed where the source says that they are str or bytes, which become the column `value`. bundle_bytes: how large
+    not needed where the source states that they are str or bytes, which become the column `value`. bundle_bytes: how large
     bundles should be, by the source's own estimate; default: as Beam's runners choose it, 1 MiB, and more for a source above
     1 GB. After a failure, and for a restore, a bundle is read from its start.
 
@@ -157,7 +157,7 @@ def _unpickled(source: bytes, schema: pa.Schema, bundle_bytes: int | None) -> Be
 
 
 class BundleDiscovery(SplitDiscovery[BundleSplit]):
-    """Asks the source for its bundles, once: no second look could be told apart from other data."""
+    """Asks the source for its bundles, once: no second look could be distinguished from other data."""
 
     def __init__(self, source: BeamSource) -> None:
         self._source = source

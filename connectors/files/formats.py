@@ -51,7 +51,7 @@ def create_writer(
 
 def _check_schema(expected: pa.Schema, found: pa.Schema) -> None:
     if not found.equals(expected):
-        raise UsageError(f"a file has one schema: it began with {_brief(expected)}, and now come rows of {_brief(found)}")
+        raise UsageError(f"a file has one schema: it started with {_brief(expected)}, and now come rows of {_brief(found)}")
 
 
 def _brief(schema: pa.Schema) -> str:

@@ -10,7 +10,7 @@ from headrace.connectors.files.formats import FileFormat
 from headrace.enumerator.envelope import readable_version
 
 OPEN = ".tmp"
-SWEPT = ".swept"
+CLEANED_UP = ".swept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class FileHandle:
         return temporary_name(self.attempt, self.token)
 
     @property
-    def swept(self) -> str:
-        """The name after a sweep has begun to remove it: it can still be published, until it is gone."""
-        return self.temporary.removesuffix(OPEN) + SWEPT
+    def cleaned_up(self) -> str:
+        """The name after a clean-up has started to remove it: it can still be published, until it is gone."""
+        return self.temporary.removesuffix(OPEN) + CLEANED_UP
 
     @property
     def published(self) -> str:

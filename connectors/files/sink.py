@@ -2,18 +2,18 @@
 
     <path>/part-<job>-<epoch>-<task>-<attempt>-<token>.parquet      what readers see
     <path>/_headrace/<job>/<epoch>.<task>.<attempt>.<token>.tmp     written or prepared
-    <path>/_headrace/<job>/<the same>.swept                         about to be removed
+    <path>/_headrace/<job>/<the same>.cleaned up                         about to be removed
     <path>/_headrace/<job>.<number>.json                            the durable list; the highest number counts
 
-Spark, Hive and pyarrow's datasets ignore names that begin with `_`. A reader of the folder sees whole files of epochs whose
+Spark, Hive and pyarrow's datasets ignore names that start with `_`. A reader of the folder sees whole files of epochs whose
 list is durable, at any time; while an epoch is being committed, it sees some of its files before the others.
 
 **Fencing.** Lists are numbered, and each is created only if its number is free. A driver that takes over writes the current
-list once more under the next number; an older driver finds its own next number taken, and stops.
+list again under the next number; an older driver finds its own next number taken, and stops.
 
-**Sweeping in two steps.** A file is first renamed to `.swept`, and removed only if no driver has taken over since. So a driver
+**Cleaning up in two steps.** A file is first renamed to `.cleaned up`, and removed only if no driver has taken over since. So a driver
 that was replaced cannot remove what its successor has checked: `check` refuses a file that is already renamed, and `end` finds
-one that is renamed later. Beginning an attempt once more removes nothing, since every file has a name of its own.
+one that is renamed later. Beginning an attempt again removes nothing, since every file has its own name.
 
 **Tables of others.** A folder with `_delta_log` or `_spark_metadata` is refused: its readers go by the lists in there,
 and would never see our files.
@@ -46,7 +46,7 @@ from headrace.connectors.base.sink import (
 )
 from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer
 from headrace.connectors.files.guard import AllOrNothing
-from headrace.connectors.files.handles import OPEN, SWEPT, FileHandle, FileHandleSerializer, temporary_name
+from headrace.connectors.files.handles import CLEANED_UP, OPEN, FileHandle, FileHandleSerializer, temporary_name
 from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
 
@@ -72,7 +72,7 @@ class FileSink(TwoPhaseSink[FileHandle]):
     - `compression`: Parquet's; None (default) means snappy.
     - `row_group_bytes`: a Parquet row group ends after so many bytes of Arrow data (default 64 MiB), which is also what a task
       holds in memory.
-    - `storage_options`: what fsspec is told about the filesystem; never shown.
+    - `storage_options`: what fsspec is notified of the filesystem; never shown.
 
     A value that is checked when made, hashable and picklable; touches no file before a method is called. Raises UsageError for
     what cannot be honoured.
@@ -102,7 +102,7 @@ class FileSink(TwoPhaseSink[FileHandle]):
         return FileHandleSerializer()
 
     def begin(self, attempt: Attempt) -> FileTransaction:
-        """A new transaction; its file is made when the first row comes. What an earlier attempt left is swept at the commit."""
+        """A new transaction; its file is made when the first row comes. What an earlier attempt left is cleaned up at the commit."""
         check_job(attempt.job)
         return FileTransaction(self, attempt)
 
@@ -111,8 +111,8 @@ class FileSink(TwoPhaseSink[FileHandle]):
         return FileCommitter(open_store(self.path, self.storage_options), check_job(job), self.path)
 
     def committer_of_writer(self, writer: str, driver: Committer[FileHandle]) -> FileCommitter:
-        """One that sweeps as long as nobody has taken over the job of `driver`."""
-        assert isinstance(driver, FileCommitter), f"{driver} is no committer of this sink"
+        """One that cleans up as long as nobody has taken over the job of `driver`."""
+        assert isinstance(driver, FileCommitter), f"{driver} is not a committer of this sink"
         return driver.of_writer(check_job(writer))
 
     def recorded_epochs(self) -> dict[str, int]:
@@ -186,7 +186,7 @@ class FileTransaction(Transaction[FileHandle]):
         return FileHandle(self._attempt, self._token, self._sink.format, self._rows, size)
 
     def abort(self) -> None:
-        """Remove the file, unless it is prepared; what fails is left to the next sweep."""
+        """Remove the file, unless it is prepared; what fails is left to the next clean up."""
         file, writer, self._file, self._writer = self._file, self._writer, None, None
         if writer is not None:
             with suppress(OSError, ValueError, pa.ArrowException):
@@ -199,7 +199,7 @@ class FileTransaction(Transaction[FileHandle]):
 
 
 class FileCommitter(Committer[FileHandle]):
-    """Publishes a job's files. Raises OSError for what the filesystem refuses; recovering later goes on from there."""
+    """Publishes a job's files. Raises OSError for what the filesystem refuses; recovering later continues from there."""
 
     def __init__(self, store: Store, job: str, path: str) -> None:
         """`path` is for messages. Contacts nobody yet."""
@@ -210,13 +210,13 @@ class FileCommitter(Committer[FileHandle]):
         self._lists = _Lists(store, job, path)
 
     def of_writer(self, writer: str) -> FileCommitter:
-        """For the files of a writer with a job of its own, on the lists of this one."""
+        """For the files of a writer with its own job, on the lists of this one."""
         made = FileCommitter(self._store, writer, self._path)
         made._lists = self._lists
         return made
 
     def fence(self) -> CommitList[FileHandle] | None:
-        """Write the list once more under the next number.
+        """Write the list again under the next number.
 
         Raises UsageError naming a store where two could do so, or for a folder that is a table of others; StateError for a list
         that cannot be read.
@@ -240,7 +240,7 @@ class FileCommitter(Committer[FileHandle]):
 
     def end(self, handle: FileHandle) -> Outcome:
         """Publish the file; ABORTED when there is none, under neither of its names."""
-        for name in (handle.temporary, handle.swept):
+        for name in (handle.temporary, handle.cleaned_up):
             with suppress(FileNotFoundError):
                 self._store.rename(f"{self._folder}/{name}", handle.published)
                 return Outcome.COMMITTED
@@ -251,22 +251,22 @@ class FileCommitter(Committer[FileHandle]):
         names = ", ".join(f"{self._folder}/{handle.temporary} ({handle.rows} rows)" for handle in handles)
         raise DataLossError(
             f"{self._path}: these files of job {self._job!r} were to be published, and somebody has removed them: {names}. "
-            f"To go on without their rows remove {WORK}/{self._job}.*.json and begin a new query with a new checkpoint"
+            f"To continue without their rows remove {WORK}/{self._job}.*.json and start a new query with a new checkpoint"
         )
 
-    def sweep(self, keep: Collection[FileHandle]) -> None:
+    def clean_up(self, keep: Collection[FileHandle]) -> None:
         """Remove the job's other unpublished files. Raises FencedError when another driver has taken over."""
         self._lists.check_newest()
-        kept = {name for handle in keep for name in (handle.temporary, handle.swept)}
+        kept = {name for handle in keep for name in (handle.temporary, handle.cleaned_up)}
         marked = []
         for name in self._store.names(self._folder):
-            if name in kept or not name.endswith((OPEN, SWEPT)):
+            if name in kept or not name.endswith((OPEN, CLEANED_UP)):
                 continue
-            swept = name.removesuffix(OPEN) + SWEPT if name.endswith(OPEN) else name
-            if name != swept:
+            cleaned_up = name.removesuffix(OPEN) + CLEANED_UP if name.endswith(OPEN) else name
+            if name != cleaned_up:
                 with suppress(FileNotFoundError):
-                    self._store.rename(f"{self._folder}/{name}", f"{self._folder}/{swept}")
-            marked.append(swept)
+                    self._store.rename(f"{self._folder}/{name}", f"{self._folder}/{cleaned_up}")
+            marked.append(cleaned_up)
         self._lists.check_newest()  # else a successor may have checked some of these before they were renamed
         for name in marked:
             self._store.remove(f"{self._folder}/{name}")
@@ -335,7 +335,7 @@ class _Lists:
     def _write(self, number: int, commits: CommitList[FileHandle] | None) -> None:
         data = _NO_LIST if commits is None else self._serializer.serialize(commits)
         self._store.create(self._name(number), data, f"{WORK}/{self._job}/list.{uuid4().hex}{OPEN}")
-        # A number can be free again: who has gone on from it has removed it. Then there is a higher one.
+        # A number can be free again: who has continued from it has removed it. Then there is a higher one.
         numbers = _numbers(self._store, self._job)
         if max(numbers, default=0) != number:
             raise self._fenced()

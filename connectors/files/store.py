@@ -5,9 +5,9 @@ Names are relative to the folder that is written to. What a store must give, and
 - *Exclusive creation* (`create`): of two drivers one wins. Fencing rests on it. Local: a hard link, so that the file is whole
   at once. fsspec: `pipe_file(mode="create")` (S3, GCS, Azure: a conditional put). A store that does not know it, or does not
   keep to it when tried, is refused by its name. One that looks first and creates then (SFTP) passes the trial, and can then
-  let two drivers win that begin in the same instant.
+  let two drivers win that start in the same instant.
 - *Atomic renames* (`rename`): readers see whole files only. Local: yes. Object stores copy: each object appears whole, but a
-  crash leaves both, and the next `end` does it again. A store that copies byte by byte (FTP) can show a torn file.
+  crash leaves both, and the next `end` does it again. A store that copies byte by byte (FTP) can show a partially committed file.
 - *Listings that show what was just written.* Every store that is worth naming does by now.
 """
 
@@ -287,7 +287,7 @@ class FsspecStore(Store):
         return [path.rsplit("/", 1)[-1] for path in found if path != itself]
 
     def files(self) -> list[str]:
-        """Every object whose name begins with the folder's, as of now.
+        """Every object whose name starts with the folder's, as of now.
 
         Not those that stand for a folder: Hadoop's S3A, and consoles, make an empty object whose name ends with a slash.
         """

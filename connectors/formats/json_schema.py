@@ -34,10 +34,10 @@ class JsonSchemaFormat(ValueFormat):
 
     `schema`: its JSON text. `references`: texts of the schemas to which a `$ref` leads, by the names that it uses, or by their
     own `$id`. `fields`: only these properties, `"address.city"` is one of a property, and none makes an empty struct; the
-    default is all. `header_bytes` (default 0) are passed over at the start of each value.
+    default is all. `header_bytes` (default 0) are skipped at the start of each value.
 
     `integer` is `int64`, `number` `double`; an object is a struct, an array a list; a property that is absent is null.
-    Raises UsageError for what is no JSON Schema, for a field that it does not have, and for one that has no Arrow type.
+    Raises UsageError for what is not JSON Schema, for a field that it does not have, and for one that has no Arrow type.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class JsonSchemaFormat(ValueFormat):
 
 @dataclass(frozen=True)
 class _Node:
-    """What a schema says of a value: its type, whether it may be null, and the same of what is in it."""
+    """What a schema reports about a value: its type, whether it may be null, and the same of what is in it."""
 
     kind: pa.DataType
     nullable: bool
@@ -199,7 +199,7 @@ class _Reader:
     def _alternative(self, branches: Any, base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:  # noqa: ANN401 - JSON
         """One type, or null."""
         if not isinstance(branches, list):
-            raise UsageError(f"this is not a JSON Schema: its alternatives{_at(path)} are no list")
+            raise UsageError(f"this is not a JSON Schema: its alternatives{_at(path)} are not list")
         others = [each for each in branches if not (isinstance(each, dict) and each.get("type") == "null")]
         if len(others) != 1:
             raise _no_type(path, f"is one of {len(others)} alternatives")
@@ -207,7 +207,7 @@ class _Reader:
         return replace(inner, nullable=inner.nullable or len(others) < len(branches))
 
     def _together(self, schema: Mapping[str, Any], base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:
-        """Several objects' properties as one's; one schema beside words that only restrict it is that one."""
+        """Several objects' properties as one's; one schema alongside words that only restrict it is that one."""
         parts = [(each, base) for each in _list(schema["allOf"])]
         whole: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
         if len(parts) == 1 and "properties" not in whole:
@@ -228,7 +228,7 @@ class _Reader:
         """The schema to which a reference leads, and its document."""
         self._nodes += 1
         if not isinstance(ref, str) or self._nodes > _MOST_NODES:
-            raise UsageError(f"this is not a JSON Schema: a $ref{_at(path)} is no text, or leads to itself")
+            raise UsageError(f"this is not a JSON Schema: a $ref{_at(path)} is not text, or leads to itself")
         url, fragment = urldefrag(ref)
         name = base if not url else next((self._names[each] for each in (url, ref) if each in self._names), None)
         if name is None:

@@ -1,7 +1,7 @@
 """JSON values to typed columns by Arrow's JSON reader, and back.
 
 Values are joined and read at once, which takes a fraction of what a parse of each takes. Where that fails, the values that
-are no JSON are found one by one, and those that do not fit the type by halving.
+are not JSON are found one by one, and those that do not fit the type by halving.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["JsonFormat"]
 _MOST_JOINED_BYTES = 16 << 20  # read at once; a larger value is read alone
 _ROW = re.compile(r" in row \d+$")  # of those that were read together, which nobody knows
 _REOPENS = r'\][ \t\r\n]*,[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*\['
-"""What a text holds that ends the array that it was put into, and begins another one: `1],"x":[2`. Values may hold it, too."""
+"""What a text holds that ends the array that it was put into, and starts another one: `1],"x":[2`. Values may hold it, too."""
 _BRIEF = 120  # characters of the reader's own message
 
 
@@ -94,7 +94,7 @@ class JsonFormat(ValueFormat):
     def _read(self, texts: pa.Array) -> pa.Array:
         """Raises ArrowInvalid unless each text is one value of the type.
 
-        Each is put into an array of its own, in an object of its own: one that is two values, or none, gives another length;
+        Each is put into its own array, in its own object: one that is two values, or none, gives another length;
         one that closes the object gives a row too many; and a string does not go past a line's end.
         """
         column = _parsed(_joined(texts, b'{"v":[', b"]}"), self._schema, len(texts)).column(0).combine_chunks()
@@ -117,7 +117,7 @@ _NOTHING = pa.schema([("nothing", pa.bool_())])
 
 
 def _parsed(lines: pa.Buffer, schema: pa.Schema, rows: int) -> pa.Table:
-    """Raises ArrowInvalid for what is no JSON, does not fit, or is not so many rows. What the schema lacks is skipped."""
+    """Raises ArrowInvalid for what is not JSON, does not fit, or is not so many rows. What the schema lacks is skipped."""
     options = arrow_json.ParseOptions(explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore")
     reading = arrow_json.ReadOptions(use_threads=False, block_size=lines.size + 1)
     table = arrow_json.read_json(pa.BufferReader(lines), read_options=reading, parse_options=options)
@@ -148,20 +148,20 @@ def _chunks(texts: pa.Array) -> Iterator[tuple[int, int]]:
 
 
 def _fault(text: bytes) -> str | None:
-    """Why this is no JSON value, without quoting it."""
+    """Why this is not JSON value, without quoting it."""
     try:
         json.loads(text.decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError:
         return "text is not UTF-8"
     except json.JSONDecodeError as error:
-        return f"is no JSON: {error.msg} at character {error.pos}"
+        return f"is not JSON: {error.msg} at character {error.pos}"
     except (ValueError, RecursionError) as error:
-        return f"is no JSON: {type(error).__name__}"
+        return f"is not JSON: {type(error).__name__}"
     return None
 
 
 def _may_have_constants(texts: pa.Array) -> bool:
-    """Whether NaN or Infinity stands anywhere: Arrow's reader takes them for numbers, and they are no JSON."""
+    """Whether NaN or Infinity stands anywhere: Arrow's reader takes them for numbers, and they are not JSON."""
     return any(pc.any(pc.match_substring(texts, name)).as_py() for name in ("NaN", "Inf"))
 
 

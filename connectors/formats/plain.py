@@ -50,7 +50,7 @@ class StringFormat(ValueFormat):
         try:
             return values.cast(pa.string()).cast(pa.binary())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise UsageError(f"a column of {values.type} is no text: {error}") from error
+            raise UsageError(f"a column of {values.type} is not text: {error}") from error
 
 
 def _is_text(value: bytes) -> bool:

@@ -1,9 +1,9 @@
-"""A lease's board in Kafka: the beat is the metadata of an offset that a consumer group of its own has committed.
+"""A lease's lease store in Kafka: the heartbeat is the metadata of an offset that its own consumer group has committed.
 
 The group has no members. Its coordinator keeps the last commit alone, in a topic that no job reads; so twice a second costs
-next to nothing, and what a beat replaces is gone. Brokers take offsets of topics only that are there: the commit topic is, and
+next to nothing, and what a heartbeat replaces is gone. Brokers take offsets of topics only that are there: the commit topic is, and
 no program reads it by a group. Kafka's own tools may still reset the group's offsets. They leave no metadata, which is as if
-nothing was written yet: the leader writes its next beat over it, and a follower takes it for a sign of nobody.
+nothing was written yet: the leader writes its next heartbeat over it, and a follower takes it for a sign of nobody.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from headrace.connectors.base.lease import LEAST_TIMEOUT_S, Beat, LeaseBoard, parse_beat
+from headrace.connectors.base.lease import LEAST_TIMEOUT_S, Heartbeat, LeaseLeaseStore, parse_heartbeat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.groups import CommittedOffset
@@ -30,7 +30,7 @@ _LONGEST_CALL_MS = 2_000
 
 
 @dataclass(frozen=True)
-class KafkaLease(LeaseBoard):
+class KafkaLease(LeaseLeaseStore):
     """Where the supervisors of one job say which of them leads. Arguments, all but the first two by keyword:
 
     - `bootstrap`: `host:port`, several with commas between.
@@ -80,30 +80,30 @@ class KafkaLease(LeaseBoard):
     def _cluster(self) -> KafkaCluster:
         return KafkaCluster(self.config)
 
-    def look(self) -> Beat | None:
-        """Ask the group's coordinator. None also for an offset that was reset. Raises StateError for what is no beat."""
+    def look(self) -> Heartbeat | None:
+        """Ask the group's coordinator. None also for an offset that was reset. Raises StateError for what is not a heartbeat."""
         key = (self.commit_topic, _PARTITION)
         found = self._cluster.committed_offsets(self.group, [key])[key]
         if found is None or not found.metadata:
             return None
         try:
-            return parse_beat(found.metadata, self.where)
+            return parse_heartbeat(found.metadata, self.where)
         except StateError as error:
             raise StateError(f"{error}. {self._advice}") from error
 
     @property
     def _advice(self) -> str:
-        """What to do about metadata that is no beat of this version: no leader writes over it."""
+        """What to do about metadata that is not a heartbeat of this version: no leader writes over it."""
         return (
             "Supervisors of one job run the same headrace. If another program commits offsets of this group, give the job a "
             "group of its own (--lease-group); if none does any more, delete what it has left: kafka-consumer-groups.sh "
             f"--delete-offsets --group {self.group} --topic {self.commit_topic}"
         )
 
-    def write(self, beat: Beat) -> None:
-        """Commit it at the group's coordinator. The offset counts beats, for who looks with other tools."""
-        if not beat.number:
+    def write(self, heartbeat: Heartbeat) -> None:
+        """Commit it at the group's coordinator. The offset counts heartbeats, for who looks with other tools."""
+        if not heartbeat.number:
             CommitLog(self._cluster, self.commit_topic).create()
         self._cluster.commit_offsets(
-            self.group, {(self.commit_topic, _PARTITION): CommittedOffset(beat.number, metadata=beat.serialize())}
+            self.group, {(self.commit_topic, _PARTITION): CommittedOffset(heartbeat.number, metadata=heartbeat.serialize())}
         )

@@ -104,7 +104,7 @@ def dump(cluster: KafkaCluster, topic: str, partition: int, start: int | None = 
 
 
 def records_of(topic: str, partition: int, batch: StoredBatch) -> pa.RecordBatch:
-    """The records of a batch that is no control batch: offset, timestamp, key, value and headers. Raises CorruptDataError.
+    """The records of a batch that is not a control batch: offset, timestamp, key, value and headers. Raises CorruptDataError.
 
     A timestamp that does not fit is null: a producer may claim any time.
     """
@@ -162,7 +162,7 @@ def _look(cluster: KafkaCluster, topic: str, partition: int) -> _Log:
     stable = cluster.list_offsets({key: Latest()}, Isolation.READ_COMMITTED)[key].offset
     end = cluster.list_offsets({key: Latest()}, Isolation.READ_UNCOMMITTED)[key].offset
     if first is None or stable is None or end is None:
-        raise PeerError(f"{topic}-{partition}: the broker does not say where it begins and ends")
+        raise PeerError(f"{topic}-{partition}: the broker does not say where it starts and ends")
     return _Log(cluster, topic, partition, first, stable, max(stable, end))
 
 

@@ -60,7 +60,7 @@ class ClientCredentials:
         return kept.get(self, self.renewal, self._ask)
 
     def extensions(self) -> dict[str, str]:
-        """What brokers get beside the token."""
+        """What brokers get alongside the token."""
         return dict(self.sasl_extensions)
 
     def _ask(self) -> tuple[str, float]:
@@ -101,7 +101,7 @@ class ManagedIdentity:
         return kept.get(self, self.renewal, self._ask)
 
     def extensions(self) -> dict[str, str]:
-        """What brokers get beside the token."""
+        """What brokers get alongside the token."""
         return dict(self.sasl_extensions)
 
     def _ask(self) -> tuple[str, float]:
@@ -119,7 +119,7 @@ class FileTokens:
 
     def token(self) -> str:
         """What the file holds now. Raises RetriableError while it cannot be read or is empty, as one that is being written,
-        AuthenticationError for what is no token.
+        AuthenticationError for what is not a token.
         """
         try:
             data = Path(self.path).read_bytes().strip()
@@ -130,7 +130,7 @@ class FileTokens:
         return checked(data.decode(errors="replace"), f"the file {self.path}")
 
     def extensions(self) -> dict[str, str]:
-        """What brokers get beside the token."""
+        """What brokers get alongside the token."""
         return dict(self.sasl_extensions)
 
 

@@ -1,7 +1,7 @@
 """What we keep in the database that is written to: every job's durable lists, and which transactions were committed.
 
 `headrace_commits` has a row for each job and each table that it writes to, under the key `<job>.<digest of the table>`: its
-driver, its list, the epoch of that. Who writes there says which driver it is; a newer driver has put itself in its place, so an
+driver, its list, the epoch of that. Who writes there states which driver it is; a newer driver has put itself in its place, so an
 older one finds no row of its own.
 
 `headrace_transactions` has a row for each committed transaction of a job's last epoch. The row is part of the transaction, so
@@ -98,7 +98,7 @@ def is_decided(connection: Connection, job: str, destination: str) -> bool:
 class CommitStore:
     """Reads and writes our tables for one table that is written to, on the driver.
 
-    Every method is a transaction of its own. Used by one thread.
+    Every method is its own transaction. Used by one thread.
     """
 
     def __init__(self, engine: Engine, table: str, product: Product) -> None:

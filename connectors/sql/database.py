@@ -26,7 +26,7 @@ class EndAnswer(Enum):
 
 
 class Writer(ABC):
-    """One transaction of a task, in a session of its own."""
+    """One transaction of a task, in its own session."""
 
     @abstractmethod
     def put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
@@ -58,11 +58,11 @@ class TwoPhaseDatabase(ABC):
 
     @abstractmethod
     def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
-        """Begin a transaction of this name."""
+        """Start a transaction of this name."""
 
     @abstractmethod
     def prepared(self, connection: Connection, prefix: str) -> set[str]:
-        """The names of all prepared transactions that begin with this."""
+        """The names of all prepared transactions that start with this."""
 
     @abstractmethod
     def commit(self, connection: Connection, gid: str) -> EndAnswer:

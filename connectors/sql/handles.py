@@ -11,7 +11,7 @@ A name is `headrace.<place>.<job>.<epoch>.<task>.<number>.<nonce>`:
   that was committed then.
 
 MariaDB and MySQL take a name in two parts of up to 64 bytes, split here before the epoch; PostgreSQL takes one below 200 bytes.
-No part holds a dot, so a job's prefix, which ends in one, is no prefix of another job's names.
+No part holds a dot, so a job's prefix, which ends in one, is not a prefix of another job's names.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def job_of_key(key: str) -> str:
 
 
 def job_prefix(place: str, job: str) -> str:
-    """How the names of all transactions of a job begin, and of no other job. Raises UsageError for what names no job."""
+    """How the names of all transactions of a job start, and of no other job. Raises UsageError for what names no job."""
     check_job(job)
     if len(job) > _LONGEST_JOB:
         job = f"{job[:_KEPT]}~{hashlib.sha256(job.encode()).hexdigest()[: _LONGEST_JOB - _KEPT - 1]}"
@@ -98,7 +98,7 @@ def job_prefix(place: str, job: str) -> str:
 
 
 def place_prefix(place: str) -> str:
-    """How the names of all transactions begin whose lists are in this place."""
+    """How the names of all transactions start whose lists are in this place."""
     return f"headrace.{place}."
 
 
@@ -114,7 +114,7 @@ def is_of_job(gid: str, job: str) -> bool:
 
 
 def attempt_prefix(place: str, attempt: Attempt) -> str:
-    """How the names of an attempt's transactions begin, and of no other attempt."""
+    """How the names of an attempt's transactions start, and of no other attempt."""
     return f"{job_prefix(place, attempt.job)}{attempt.epoch}.{attempt.task}.{attempt.number}."
 
 

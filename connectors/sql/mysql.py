@@ -1,10 +1,10 @@
 """MariaDB and MySQL: inserts of many rows, and XA transactions.
 
 A session that has prepared an XA transaction must end before another one may commit or abort it (MySQL 8.0.29 and newer detach
-it at once). The server notices the end of a connection a moment later; until then it says that there is no such transaction
+it at once). The server notices the end of a connection a moment later; until then it states that there is no such transaction
 (XAER_NOTA), although XA RECOVER lists it: that is `EndAnswer.BUSY` here, never taken for an aborted one.
 
-XA RECOVER lists the transactions of the whole server, whose names are any bytes. MariaDB says that they are bytes. MySQL says
+XA RECOVER lists the transactions of the whole server, whose names are any bytes. MariaDB states that they are bytes. MySQL says
 that they are text, which drivers then cannot decode: it is asked for hexadecimal digits (CONVERT XID, unknown to MariaDB).
 """
 
@@ -156,7 +156,7 @@ class _Writer(Writer):
         self._connection.exec_driver_sql(statement, python_rows(columns, fields))
 
     def end_rows(self) -> None:
-        """Each batch was a statement of its own."""
+        """Each batch was its own statement."""
 
     def prepare(self, epoch: int, job: str) -> None:
         self._connection.execute(sa.insert(TRANSACTIONS).values(gid=self._gid, job=job, epoch=epoch))

@@ -45,7 +45,7 @@ class PostgreSql(TwoPhaseDatabase):
         return str(database), str(schema)
 
     def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
-        """The driver begins a transaction with its first statement."""
+        """The driver starts a transaction with its first statement."""
         return _Writer(connection, table, gid)
 
     def prepared(self, connection: Connection, prefix: str) -> set[str]:

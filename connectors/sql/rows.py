@@ -46,7 +46,7 @@ class RowTransaction(Transaction[SqlHandle]):
     """Rows of one schema into one table. A subclass says how they are put there, and what the pre-commit is."""
 
     def __init__(self, engine: Engine, connection: Connection, table: Table) -> None:
-        """Takes the connection over, in which the transaction has begun, or begins with its first statement."""
+        """Takes the connection over, in which the transaction has started, or starts with its first statement."""
         self._engine = engine
         self._connection = connection
         self._table = table
@@ -56,7 +56,7 @@ class RowTransaction(Transaction[SqlHandle]):
         self._is_open = True
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send the rows. Raises UsageError when they do not fit the table, or are not like those before."""
+        """Send the rows. Raises UsageError when they do not fit the table, or are not like the previous ones."""
         if self._schema is None:
             self._fields = fields_of(self._table, batch.schema)
             self._check(batch.schema)

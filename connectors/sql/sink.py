@@ -5,7 +5,7 @@ ends it by name. It has no timeout. So nothing on a durable list is ever lost, u
 a dead job has prepared stays until the job runs again, or somebody ends it (`pg_prepared_xacts`, `XA RECOVER`).
 
 Two attempts at the same rows meet where the table has a unique key: the second waits for the first one's locks, for
-`lock_timeout_s`, and then fails. Recovery ends the first: `SqlSink.end_left_over`, before a task begins.
+`lock_timeout_s`, and then fails. Recovery ends the first: `SqlSink.end_left_over`, before a task starts.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class SqlSink(TableSink):
         return SqlCommitter(self._store(), self._database, check_job(job), self.lock_timeout_s)
 
     def committer_of_writer(self, writer: str, driver: Committer[SqlHandle]) -> SqlCommitter:
-        """One that sweeps under the lock of `driver`, as long as nobody has taken that one's job over. Close it."""
-        assert isinstance(driver, SqlCommitter), f"{driver} is no committer of this sink"
+        """One that cleans up under the lock of `driver`, as long as nobody has taken that one's job over. Close it."""
+        assert isinstance(driver, SqlCommitter), f"{driver} is not a committer of this sink"
         return _WriterCommitter(self._store(), self._database, check_job(writer), self.lock_timeout_s, driver)
 
     def left_over(self) -> frozenset[str]:
@@ -98,12 +98,12 @@ class SqlSink(TableSink):
             place = place_digest(*database.place(connection), store.destination)
             return frozenset(database.prepared(connection, place_prefix(place)))
 
-    def end_left_over(self, job: str, left_over: frozenset[str], incarnation: str | None = None) -> None:
+    def end_left_over(self, job: str, left_over: frozenset[str], driver_id: str | None = None) -> None:
         """Fence, complete the recorded epoch, roll back the rest of these. Contacts nobody if none of them is the job's."""
         earlier = frozenset(gid for gid in left_over if is_of_job(gid, job))
         if earlier:
             with closing(_EarlierCommitter(self._store(), self._database, job, self.lock_timeout_s, earlier)) as committer:
-                committer.recover(incarnation)
+                committer.recover(driver_id)
 
     @property
     def _database(self) -> TwoPhaseDatabase:
@@ -141,7 +141,7 @@ class SqlTransaction(RowTransaction):
         return SqlHandle(self._gid, self._rows)
 
     def _refuse_after_decision(self) -> None:
-        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody sweeps after that."""
+        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody cleans up after that."""
         job = self._attempt.job
         if is_one_off(job) and is_decided(self._connection, job, self._table.destination):
             raise StateError(
@@ -160,7 +160,7 @@ class SqlCommitter(StoredListCommitter):
         self._lock_timeout_s = lock_timeout_s
 
     def fence(self) -> CommitList[SqlHandle] | None:
-        """Put this driver in the place of the one before. Waits while that one sweeps.
+        """Put this driver in the place of the previous one. Waits while that one cleans up.
 
         Raises RetriableError when it does so for longer than the lock timeout, StateError for a list that cannot be read.
         """
@@ -196,16 +196,16 @@ class SqlCommitter(StoredListCommitter):
         """Raises DataLossError: the rows of a transaction that was rolled back are nowhere."""
         raise DataLossError(
             f"{sum(handle.rows for handle in handles)} rows of job {self._job!r} are lost: {_names(handles)} were prepared and "
-            "on the durable list, and somebody rolled them back. To go on without these rows, or once they are written by "
+            "on the durable list, and somebody rolled them back. To continue without these rows, or once they are written by "
             f"hand, insert each name into {TRANSACTIONS.name} with the job and its epoch: it is then taken as committed"
         )
 
-    def sweep(self, keep: Collection[SqlHandle]) -> None:
+    def clean_up(self, keep: Collection[SqlHandle]) -> None:
         """Roll back what is prepared under the job's names. Raises FencedError instead when another driver has taken over."""
         kept = {handle.gid for handle in keep}
         with self._connected("aborting what was left") as connection, self._locked(connection):
             self.verify()
-            for gid in sorted(self._sweepable(connection) - kept):
+            for gid in sorted(self._cleanable(connection) - kept):
                 _end_surely(partial(self._database.roll_back, connection, gid), gid, self._lock_timeout_s)
 
     def verify(self) -> None:
@@ -217,7 +217,7 @@ class SqlCommitter(StoredListCommitter):
         """Of the lock that keeps drivers of this job apart."""
         return self._prefix.removesuffix(".")
 
-    def _sweepable(self, connection: Connection) -> Set[str]:
+    def _cleanable(self, connection: Connection) -> Set[str]:
         return self._database.prepared(connection, self._prefix)
 
     @functools.cached_property
@@ -232,13 +232,13 @@ class SqlCommitter(StoredListCommitter):
 
     @contextmanager
     def _locked(self, connection: Connection) -> Iterator[None]:
-        """Hold the job's lock: an older driver, late in its sweep, could else abort what a newer one is about to commit."""
+        """Hold the job's lock: an older driver, late in its clean-up, could else abort what a newer one is about to commit."""
         with self._database.lock(connection, self.lock_name, self._lock_timeout_s):
             yield
 
 
 class _WriterCommitter(SqlCommitter):
-    """Of a writer that has a job of its own, on the lists of another job: who is the driver of that one may end and sweep."""
+    """Of a writer that has its own job, on the lists of another job: who is the driver of that one may end and clean up."""
 
     def __init__(
         self, store: CommitStore, database: TwoPhaseDatabase, writer: str, lock_timeout_s: float, driver: SqlCommitter
@@ -253,9 +253,9 @@ class _WriterCommitter(SqlCommitter):
         self._drop_before(handles)
         return outcomes
 
-    def sweep(self, keep: Collection[SqlHandle]) -> None:
+    def clean_up(self, keep: Collection[SqlHandle]) -> None:
         """Roll back what the dead writer has prepared, and drop what is kept of it, but for these."""
-        super().sweep(keep)
+        super().clean_up(keep)
         self._drop_before(keep)
 
     def verify(self) -> None:
@@ -273,9 +273,9 @@ class _WriterCommitter(SqlCommitter):
 
 
 class _EarlierCommitter(SqlCommitter):
-    """A recovery in a task: it ends what was prepared before its epoch began, and nothing of its siblings.
+    """A recovery in a task: it ends what was prepared before its epoch started, and nothing of its siblings.
 
-    It fences before it sweeps, as every recovery does. So a driver that still runs can no longer record what is rolled back
+    It fences before it cleans up, as every recovery does. So a driver that still runs can no longer record what is rolled back
     here; and what that one has recorded before is committed here.
     """
 
@@ -286,16 +286,16 @@ class _EarlierCommitter(SqlCommitter):
         super().__init__(store, database, job, lock_timeout_s)
         self._earlier = earlier
 
-    def recover(self, incarnation: str | None) -> None:
+    def recover(self, driver_id: str | None) -> None:
         """Once for all tasks: the others wait, and find nothing left. Raises SupersededError where it is another driver's."""
         with self._connected("waiting for another task's recovery") as connection:
             name = f"headrace.recovery.{place_digest(self._prefix)}"
             with self._database.lock(connection, name, self._lock_timeout_s):
-                if self._sweepable(connection):
-                    JobCommitter(self._job, self, incarnation).recover()
+                if self._cleanable(connection):
+                    JobCommitter(self._job, self, driver_id).recover()
 
-    def _sweepable(self, connection: Connection) -> Set[str]:
-        return self._earlier.intersection(super()._sweepable(connection))
+    def _cleanable(self, connection: Connection) -> Set[str]:
+        return self._earlier.intersection(super()._cleanable(connection))
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def destination_of(connection: Connection, name: str, product: Product) -> str:
     found = connection.execute(text(_FULL_NAME[product]), given).all()
     if not found:
         raise UsageError(f"there is no table {name!r} in {connection.engine.url.database!r}: create it first")
-    # The exact name first: a catalogue may be searched without regard to case where tables are told apart by it.
+    # The exact name first: a catalogue may be searched without regard to case where tables are distinguished by it.
     full = min(found, key=lambda row: bool(row[1] != table))
     return f"{full[0]}.{full[1]}"
 
@@ -226,7 +226,7 @@ _REASONS = {
 
 
 def check_key(table: Table, key: Sequence[str]) -> None:
-    """Raise UsageError unless rows are told apart by exactly these columns: else an upsert would add rows, or change others."""
+    """Raise UsageError unless rows are distinguished by exactly these columns: else an upsert would add rows, or change others."""
     if not key or len(set(key)) != len(key):
         raise UsageError(f"the key of table {table.name!r} must name columns, each once; got {list(key)}")
     if frozenset(key) not in table.unique:

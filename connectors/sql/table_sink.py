@@ -1,4 +1,4 @@
-"""What all sinks into a table share: what they are given, how they begin, and the lists in the table's database."""
+"""What all sinks into a table share: what they are given, how they start, and the lists in the table's database."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class StoredListCommitter(Committer[SqlHandle]):
         self._driver: str | None = None
 
     def fence(self) -> CommitList[SqlHandle] | None:
-        """Put this driver in the place of the one before.
+        """Put this driver in the place of the previous one.
 
         Raises StateError for a list that cannot be read, UsageError when the table is not there any more.
         """
@@ -136,7 +136,7 @@ class StoredListCommitter(Committer[SqlHandle]):
 
     @property
     def _prefix(self) -> str | None:
-        """How the names of the job's transactions begin; None where there are none."""
+        """How the names of the job's transactions start; None where there are none."""
         return None
 
     def _fenced_driver(self) -> str:

@@ -23,7 +23,7 @@ class Product(Enum):
     """The databases that are known, by the driver we use."""
 
     POSTGRESQL = "postgresql+psycopg"
-    MYSQL = "mysql+pymysql"  # MariaDB too: it is told apart by what the server says
+    MYSQL = "mysql+pymysql"  # MariaDB too: it is distinguished by what the server says
     SQLITE = "sqlite"
 
 

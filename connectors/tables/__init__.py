@@ -4,5 +4,5 @@ from headrace.connectors.tables.delta import DeltaSink
 
 sink = DeltaSink("/data/flights")
 
-Each format is a module of its own, with a library of its own.
+Each format is its own module, with its own library.
 """

@@ -1,4 +1,4 @@
-"""Rows that change a table's rows, which are told apart by keys: what a task keeps of them, and which of them count. No I/O.
+"""Rows that change a table's rows, which are distinguished by keys: what a task keeps of them, and which of them count. No I/O.
 
 A task stores changes as they come (`Changes.staged`), in columns of the table and a few of ours. The driver reads those of an
 epoch and keeps the last change of each key (`last_of_each_key`); `merging` brings them into the table.
@@ -55,7 +55,7 @@ class Changes:
         object.__setattr__(self, "keys", tuple(self.keys))
         object.__setattr__(self, "sequence", tuple(self.sequence))
         if not self.keys or len(set(self.keys)) != len(self.keys):
-            raise UsageError(f"rows are told apart by one key or more, each named once, not {self.keys!r}")
+            raise UsageError(f"rows are distinguished by one key or more, each named once, not {self.keys!r}")
         if self.change_type is not None and self.change_type in (*self.keys, *self.sequence):
             raise UsageError(f"column {self.change_type!r} cannot be the change type and a key or sequence too")
 
@@ -97,7 +97,7 @@ class Changes:
         for at, name in enumerate(self.sequence):
             column = batch.column(name)
             if column.null_count:
-                raise UsageError(f"{where}: column {name!r} says which change is the later one, and a row has a null there")
+                raise UsageError(f"{where}: column {name!r} states which change is the later one, and a row has a null there")
             columns[f"{_SEQUENCE}{at}"] = column
         return pa.RecordBatch.from_pydict(columns, schema=self.staged_schema(batch.schema, schema))
 
@@ -149,7 +149,7 @@ class Changes:
 def last_of_each_key(changes: Changes, staged: pa.Table, where: str) -> tuple[pa.Table, pa.Table]:
     """The keys that are changed, and the rows that are there afterwards, of an epoch's staged rows.
 
-    Raises UsageError for a key with two changes of which nothing says which is the later one.
+    Raises UsageError for a key with two changes of which nothing states which is the later one.
     """
     order = [(f"{_SEQUENCE}{at}", "ascending") for at in range(len(changes.sequence))]
     rows = staged.sort_by(order) if order else staged
@@ -157,7 +157,7 @@ def last_of_each_key(changes: Changes, staged: pa.Table, where: str) -> tuple[pa
     groups = keys.group_by(list(changes.keys), use_threads=False).aggregate([(_ROW, "max"), (_ROW, "count")])
     if not order and groups.num_rows < rows.num_rows:
         twice = groups.filter(pc.greater(groups[f"{_ROW}_count"], 1)).select(changes.keys).slice(0, 1).to_pylist()[0]
-        raise UsageError(f"{where}: {twice} has more than one change in an epoch, and no sequence says which is the last")
+        raise UsageError(f"{where}: {twice} has more than one change in an epoch, and no sequence states which is the last")
     last = rows.take(groups[f"{_ROW}_max"].sort())
     there = last.filter(pc.invert(last[_DELETED]))
     ours = [name for name in staged.column_names if name == _DELETED or name.startswith(_SEQUENCE)]

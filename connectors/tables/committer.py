@@ -1,15 +1,15 @@
 """Commits the epochs of one job to a table: each in one commit of the table, which sets the job's marker too.
 
-**The table's commit is the decision.** It adds all files of an epoch and says that the epoch is recorded, by which driver. So
+**The table's commit is the decision.** It adds all files of an epoch and states that the epoch is recorded, by which driver. So
 `record` makes an epoch visible, whole, and `end` finds that it is. A marker that was set is never set again for the same epoch.
 
 **Fencing.** A driver that takes over sets the marker to the next number of a driver, in a commit without files. An older one
 then finds another number in the marker, or its commit refused, and the table that it loads next has that number.
 
-**Somebody else's commits** (another job, a compaction, a changed schema) only mean that the table is loaded once more, and the
+**Somebody else's commits** (another job, a compaction, a changed schema) only mean that the table is loaded again, and the
 marker asked before anything is tried again. The same is done when the answer to a commit was lost.
 
-**Sweeping in two steps.** Files are where the commit leaves them, so a driver that was replaced must not remove what its
+**Cleaning up in two steps.** Files are where the commit leaves them, so a driver that was replaced must not remove what its
 successor commits. It marks what it will remove (`check` refuses that), then looks whether it is still the driver, then removes.
 """
 
@@ -59,7 +59,7 @@ LONGEST_PAUSE_S = 5.0
 
 
 class TableCommitter(Committer[TableHandle]):
-    """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later goes on from there."""
+    """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later continues from there."""
 
     def __init__(self, table: TableLog, job: str, where: str, layout: Layout | None = None) -> None:
         """`where` names the table in messages; `layout` is of the files that merges write. Contacts nobody yet."""
@@ -100,7 +100,7 @@ class TableCommitter(Committer[TableHandle]):
         self._retrying(lambda: self._check(handles))
 
     def record(self, commits: CommitList[TableHandle]) -> None:
-        """Commit these files to the table, unless it says that the epoch is recorded. Raises FencedError for an older driver.
+        """Commit these files to the table, unless it states that the epoch is recorded. Raises FencedError for an older driver.
 
         Raises PeerError for files that do not fit the table any more.
         """
@@ -134,20 +134,20 @@ class TableCommitter(Committer[TableHandle]):
             "Take them out of the table by its own means (Delta: `repair`), or restore an older version of it"
         )
 
-    def sweep(self, keep: Collection[TableHandle]) -> None:
+    def clean_up(self, keep: Collection[TableHandle]) -> None:
         """Remove the files of the job's other transactions, but not committed ones. Raises FencedError for an older driver."""
         kept = {handle.place for handle in keep}
-        self._retrying(lambda: self._sweep(self._work().look(), kept))
+        self._retrying(lambda: self._clean_up(self._work().look(), kept))
 
-    def sweep_tasks(self, tasks: Collection[int], keep: Collection[TableHandle]) -> None:
-        """`sweep` of these tasks' transactions alone; lists stay."""
+    def clean_up_tasks(self, tasks: Collection[int], keep: Collection[TableHandle]) -> None:
+        """`clean up` of these tasks' transactions alone; lists stay."""
         kept = {handle.place for handle in keep}
-        self._retrying(lambda: self._sweep(self._work().look().of_tasks(tasks), kept))
+        self._retrying(lambda: self._clean_up(self._work().look().of_tasks(tasks), kept))
 
     def open_tasks(self) -> frozenset[int]:
         """By the marks in the table's folder."""
         found = self._retrying(self._work().look)
-        return frozenset(task_of(place) for place in found.opened | found.swept)
+        return frozenset(task_of(place) for place in found.opened | found.cleaned_up)
 
     def widen(self, missing: Callable[[pa.Schema], pa.Schema]) -> None:
         """Add the columns that `missing` gives for the table's, if there are any, whoever else adds some meanwhile."""
@@ -156,11 +156,11 @@ class TableCommitter(Committer[TableHandle]):
     def give_up(self, places: Collection[str]) -> frozenset[str]:
         """Remove the files of these transactions, whoever wants them; those that are committed stay. Gives what it removed.
 
-        Called after `fence`, for who looks after a table and is no driver: what is recorded stays to be completed.
+        Called after `fence`, for who looks after a table and is not a driver: what is recorded stays to be completed.
         """
         found = self._retrying(self._work().look)
-        doomed = (found.opened | found.swept) & frozenset(places) - self._committed
-        self._retrying(lambda: self._sweep(found, (found.opened | found.swept) - doomed))
+        doomed = (found.opened | found.cleaned_up) & frozenset(places) - self._committed
+        self._retrying(lambda: self._clean_up(found, (found.opened | found.cleaned_up) - doomed))
         return doomed
 
     @property
@@ -172,20 +172,20 @@ class TableCommitter(Committer[TableHandle]):
         if not places:
             return
         try:
-            self._retrying(lambda: self._sweep(LeftOver(places, frozenset(), frozenset(), {}), ()))
+            self._retrying(lambda: self._clean_up(LeftOver(places, frozenset(), frozenset(), {}), ()))
         except HeadraceError as error:
             log.warning("%s: files of merges that were not committed stay for now: %s", self._where, error)
 
-    def _sweep(self, found: LeftOver, kept: Collection[str]) -> None:
+    def _clean_up(self, found: LeftOver, kept: Collection[str]) -> None:
         work = self._work()
         doomed = found.opened - frozenset(kept) - self._committed
         for place in sorted(doomed):
-            work.mark_swept(place)
+            work.mark_cleaned_up(place)
         if doomed:
             self._check_removable(work, doomed)
         for place in sorted(doomed):
             work.remove_data(place)
-        for place in sorted((found.opened | found.swept) - frozenset(kept)):
+        for place in sorted((found.opened | found.cleaned_up) - frozenset(kept)):
             work.close(place)
         for epoch, driver in sorted(found.lists - {self._list}):
             if self._driver is not None and driver <= self._driver:  # a younger one may be about to commit what it lists
@@ -234,18 +234,18 @@ class TableCommitter(Committer[TableHandle]):
         return merge
 
     def _record_claim(self, loaded: LoadedTable, marker: JobMarker, claim: JobClaim | None) -> None:
-        """In a commit of its own, if it is news."""
+        """In its own commit, if it is news."""
         claimed = marker.with_claim(claim)
         if claimed != marker:
             self._commit(loaded, claimed, ())
 
     def _check(self, handles: Sequence[TableHandle]) -> None:
-        loaded, _ = self._own()  # first: a driver that was replaced finds its files swept
+        loaded, _ = self._own()  # first: a driver that was replaced finds its files cleaned up
         if any(handle.table != loaded.id for handle in handles):
             # What is not in this table may be committed in that one: so it says nothing of what was written.
             raise StateError(
                 f"{self._where}: this is not the table that job {self._job!r} has written these files to: another is named, "
-                "or it was made anew. Name the table that they are in"
+                "or it was recreated. Name the table that they are in"
             )
         self._check_files(handles)
         self._fitted(loaded, handles)
@@ -304,8 +304,8 @@ class TableCommitter(Committer[TableHandle]):
         marker = loaded.marker(self._job)
         if loaded.id != self._table_id or marker is None:
             raise StateError(
-                f"{self._where}: this is not the table any more that job {self._job!r} has written to: it was made anew, or an "
-                "older copy has taken its place. To write to it begin a new query with a new checkpoint"
+                f"{self._where}: this is not the table any more that job {self._job!r} has written to: it was recreated, or an "
+                "older copy has taken its place. To write to it start a new query with a new checkpoint"
             )
         if marker.driver != self._driver:
             raise FencedError(f"{self._where}: another driver of job {self._job!r} has taken over; this one must stop")

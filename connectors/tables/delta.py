@@ -46,7 +46,7 @@ _WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invaria
 """Features that ask something of the rows where a column or a property uses them."""
 
 _NOT_COMMITTED = "Unsupported table features"
-"""What `deltalake` says of a table whose features it does not write. It is the error of a commit that came too late, too."""
+"""What `deltalake` reports about a table whose features it does not write. It is the error of a commit that came too late, too."""
 
 _PROPERTIES = {
     "delta.columnMapping.mode": "the names of its columns in files are others (column mapping)",
@@ -70,7 +70,7 @@ class DeltaSink(OpenTableSink):
     - `compression`: Parquet's; snappy by default.
     - `merge_schema`: `create_table` adds columns that a table does not have; by default it leaves a table as it is.
     - `changes`: rows are changes, and take the place of those with the same keys; by default rows are appended.
-    - `storage_options`: what `deltalake` is told about the store; never shown.
+    - `storage_options`: what `deltalake` is notified of the store; never shown.
 
     A value that is checked when made, hashable and picklable; contacts nobody before a method is called. Raises UsageError for
     what cannot be honoured.
@@ -129,7 +129,7 @@ class _DeltaLog(TableLog):
         self._uri, self._options = uri, dict(options)
 
     def load(self) -> _LoadedDelta:
-        """Each time from the start: an object that is brought up to date does not notice that its table was made anew."""
+        """Each time from the start: an object that is brought up to date does not notice that its table was recreated."""
         try:
             with _translated(self._uri):
                 return _LoadedDelta(DeltaTable(self._uri, storage_options=self._options), self._uri)

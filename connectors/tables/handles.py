@@ -54,7 +54,7 @@ def place_of(attempt: Attempt, token: str) -> str:
 
 
 def task_of(place: str) -> int:
-    """The task that has begun the transaction of this name."""
+    """The task that has started the transaction of this name."""
     return int(place.split("-")[1])
 
 

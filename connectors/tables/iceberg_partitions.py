@@ -80,7 +80,7 @@ class TablePartition:
             transform = _transform(name, None if number is None else int(number))
             if transform is None:
                 raise UsageError(
-                    f"{where}: {text!r} is no partition: column, bucket(n, column), truncate(n, column), year(column), "
+                    f"{where}: {text!r} is not a partition: column, bucket(n, column), truncate(n, column), year(column), "
                     "month(column), day(column), hour(column) or void(column)"
                 )
             found = cls(column, transform)

@@ -26,12 +26,12 @@ class OutdatedError(RetriableError):
 
 @dataclass(frozen=True, slots=True)
 class JobMarker:
-    """What a table says of a job, in its own metadata. All count from 0; expiry and compaction leave it alone.
+    """What a table reports about a job, in its own metadata. All count from 0; expiry and compaction leave it alone.
 
     `driver`: the number of the driver that fenced last. `following`: the epoch after the last one recorded, 0 if none is.
     `recorded_by`: the driver that recorded it. `content`: the `content_number` of that epoch, 0 if that is not known.
     `claim`: the number of the claim that counts, 0 if there was none. `owner`: the `content_number` of the
-    incarnation whose it is, 0 if it was given back.
+    driver id whose it is, 0 if it was given back.
     """
 
     driver: int
@@ -54,11 +54,11 @@ class JobMarker:
 
     def with_claim(self, claim: JobClaim | None) -> JobMarker:
         """The same of a job that is this one's."""
-        return self if claim is None else replace(self, claim=claim.number, owner=content_number(claim.incarnation))
+        return self if claim is None else replace(self, claim=claim.number, owner=content_number(claim.driver_id))
 
 
 class FileLayout(ABC):
-    """What a table format wants in its files and says of them."""
+    """What a table format wants in its files and reports about them."""
 
     @property
     @abstractmethod
@@ -79,7 +79,7 @@ class FileLayout(ABC):
 
     @abstractmethod
     def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
-        """What the log says of a file. `with_nan`: columns with a NaN, of which Parquet's statistics say nothing."""
+        """What the log reports about a file. `with_nan`: columns with a NaN, of which Parquet's statistics say nothing."""
 
 
 class TableFile(ABC):
@@ -128,7 +128,7 @@ class LoadedTable(ABC):
 
     @abstractmethod
     def marker(self, job: str) -> JobMarker | None:
-        """What it says of the job; None for a job that never came here."""
+        """What it reports about the job; None for a job that never came here."""
 
     @abstractmethod
     def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
@@ -153,7 +153,7 @@ class LoadedTable(ABC):
 
     @abstractmethod
     def widen(self, columns: pa.Schema) -> None:
-        """Add these columns to the table, which may be null, in a commit of its own. Raises OutdatedError as `commit` does."""
+        """Add these columns to the table, which may be null, in its own commit. Raises OutdatedError as `commit` does."""
 
     @abstractmethod
     def refers_to(self, paths: Collection[str]) -> bool:

@@ -1,7 +1,7 @@
-"""Brings an epoch's changes into a table: files that have rows of changed keys are written anew without them (copy-on-write).
+"""Brings an epoch's changes into a table: files that have rows of changed keys are written again without them (copy-on-write).
 
 The driver does it, in one commit with the epoch's marker. What it writes is a transaction like those of tasks: marked as open,
-named on the list, and removed by a sweep if it was never committed.
+named on the list, and removed by a clean-up if it was never committed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Merger:
     def merge(self, loaded: LoadedTable, work: WorkFolder, changes: tuple[TableHandle, ...]) -> Merge:
         """What these changes make of this version: the last merge if it is of both, else a new one in its place.
 
-        Raises UsageError for a table whose rows cannot be replaced, for changes that cannot be told apart, and for values that
+        Raises UsageError for a table whose rows cannot be replaced, for changes that cannot be distinguished, and for values that
         the table cannot hold. A merge that fails leaves no files. All changes of the epoch are in memory at once, and the rows
         of one file of the table after the other.
         """
@@ -72,11 +72,11 @@ class Merger:
         return self._last
 
     def asked_for(self, merge: Merge) -> None:
-        """A commit of it begins: whatever the answer is, its files are removed after a look into the table only."""
+        """A commit of it starts: whatever the answer is, its files are removed after a look into the table only."""
         self._asked_for.add(merge.handle.place)
 
     def replaced(self, recorded: Merge | None) -> frozenset[str]:
-        """Merges that commits have asked for in vain, once: `recorded` is in the table, and none of these will be."""
+        """Merges that commits have asked for unsuccessfully, once: `recorded` is in the table, and none of these will be."""
         places = frozenset(self._asked_for) - ({recorded.handle.place} if recorded else set())
         self._asked_for.clear()
         return places

@@ -3,8 +3,8 @@
     part-<job>/<epoch>-<task>-<number>-<token>/<n>.parquet     data files, where the commit leaves them
     _headrace/<job>.job                                        the table has a marker of this job
     _headrace/<job>/<epoch>-<task>-<number>-<token>.open       files of this transaction may be there, and are not committed
-    _headrace/<job>/<the same>.swept                           its files are about to be removed
-    _headrace/<job>/<epoch>.<driver>.json                      what this driver committed as this epoch, until all is swept
+    _headrace/<job>/<the same>.cleaned up                           its files are about to be removed
+    _headrace/<job>/<epoch>.<driver>.json                      what this driver committed as this epoch, until all is cleaned up
 
 The commit does not move a file: on object stores that would be a copy. So a file's name does not tell whether it is committed.
 The mark tells it: it is there before the first file, and is removed after the table's commit.
@@ -28,7 +28,7 @@ from headrace.enumerator.errors import PeerError, RetriableError
 __all__ = ["LeftOver", "WorkFolder", "jobs_in", "jobs_with_marks", "refused_by_store"]
 
 WORK = "_headrace"
-_OPEN, _SWEPT, _JOB = ".open", ".swept", ".job"
+_OPEN, _CLEANED_UP, _JOB = ".open", ".swept", ".job"
 _LIST = re.compile(r"(\d+)\.(\d+)\.json")
 
 
@@ -40,15 +40,15 @@ class LeftOver:
     """
 
     opened: frozenset[str]
-    swept: frozenset[str]
+    cleaned_up: frozenset[str]
     lists: frozenset[tuple[int, int]]
     since: Mapping[str, float]
 
     def of_tasks(self, tasks: Collection[int]) -> LeftOver:
         """The transactions of these tasks alone."""
-        both = (self.opened, self.swept)
-        opened, swept = (frozenset(place for place in places if task_of(place) in tasks) for places in both)
-        return LeftOver(opened, swept, frozenset(), self.since)
+        both = (self.opened, self.cleaned_up)
+        opened, cleaned_up = (frozenset(place for place in places if task_of(place) in tasks) for places in both)
+        return LeftOver(opened, cleaned_up, frozenset(), self.since)
 
 
 class WorkFolder:
@@ -87,20 +87,20 @@ class WorkFolder:
         """From here on the transaction may have files."""
         self._write(f"{self._folder}/{place}{_OPEN}", b"")
 
-    def mark_swept(self, place: str) -> None:
-        """From here on no driver begins to commit it."""
-        self._write(f"{self._folder}/{place}{_SWEPT}", b"")
+    def mark_cleaned_up(self, place: str) -> None:
+        """From here on no driver starts to commit it."""
+        self._write(f"{self._folder}/{place}{_CLEANED_UP}", b"")
 
     def close(self, place: str) -> None:
         """Its files are committed, or gone."""
         self._remove(f"{self._folder}/{place}{_OPEN}")
-        self._remove(f"{self._folder}/{place}{_SWEPT}")
+        self._remove(f"{self._folder}/{place}{_CLEANED_UP}")
 
     def is_open(self, place: str) -> bool:
         """Whether it may still be committed."""
-        paths = [f"{self._folder}/{place}{ending}" for ending in (_OPEN, _SWEPT)]
-        opened, swept = (info.type is fs.FileType.File for info in self._store.get_file_info(paths))
-        return opened and not swept
+        paths = [f"{self._folder}/{place}{ending}" for ending in (_OPEN, _CLEANED_UP)]
+        opened, cleaned_up = (info.type is fs.FileType.File for info in self._store.get_file_info(paths))
+        return opened and not cleaned_up
 
     def data_files(self, place: str) -> dict[str, int]:
         """Path to size of the files that the transaction has now."""
@@ -119,7 +119,7 @@ class WorkFolder:
         names = [info.base_name for info in found]
         return LeftOver(
             frozenset(name.removesuffix(_OPEN) for name in names if name.endswith(_OPEN)),
-            frozenset(name.removesuffix(_SWEPT) for name in names if name.endswith(_SWEPT)),
+            frozenset(name.removesuffix(_CLEANED_UP) for name in names if name.endswith(_CLEANED_UP)),
             frozenset((int(match[1]), int(match[2])) for name in names if (match := _LIST.fullmatch(name))),
             {info.base_name.removesuffix(_OPEN): info.mtime.timestamp() for info in found if info.mtime is not None},
         )
@@ -172,7 +172,7 @@ def jobs_with_marks(store: fs.FileSystem) -> list[str]:
     """The jobs that have something open, sorted; also those that never had a driver here, and so have no marker."""
     depth = WORK.count("/") + 2
     paths = (info.path.strip("/").split("/") for info in _files(store, WORK))
-    return sorted({parts[-2] for parts in paths if len(parts) >= depth and parts[-1].endswith((_OPEN, _SWEPT))})
+    return sorted({parts[-2] for parts in paths if len(parts) >= depth and parts[-1].endswith((_OPEN, _CLEANED_UP))})
 
 
 def _files(store: fs.FileSystem, folder: str) -> list[fs.FileInfo]:

@@ -55,7 +55,7 @@ class OpenTableSink(TwoPhaseSink[TableHandle]):
         """Of the jobs that the table may know."""
 
     def recorded_epochs(self) -> dict[str, int]:
-        """What the table says of each job."""
+        """What the table reports about each job."""
         return {job: found.epoch for job, found in self.recorded().items()}
 
     def recorded(self) -> dict[str, RecordedEpoch]:
@@ -101,7 +101,7 @@ class OpenTableSink(TwoPhaseSink[TableHandle]):
         written_columns(self.changes, schema, loaded, self.where)
 
     def begin(self, attempt: Attempt) -> TableTransaction:
-        """A new transaction; nothing is written before its first row. What an earlier attempt left is swept at the commit."""
+        """A new transaction; nothing is written before its first row. What an earlier attempt left is cleaned up at the commit."""
         check_job(attempt.job)
         return TableTransaction(self.log(), self._layout, attempt, self.where, self.changes)
 

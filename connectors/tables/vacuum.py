@@ -44,14 +44,14 @@ class OpenTransaction:
 class JobState:
     """A job's last recorded epoch, and its list: `commits` is None once the epoch is completed. `drivers` counts them.
 
-    `incarnation`: of the supervised driver whose the job is.
+    `driver id`: of the supervised driver whose the job is.
     """
 
     job: str
     epoch: int
     drivers: int
     commits: CommitList[TableHandle] | None
-    incarnation: str | None = None
+    driver_id: str | None = None
 
 
 class TableUpkeep:
@@ -74,7 +74,7 @@ class TableUpkeep:
                 continue
             with refused_by_store(self._where):
                 commits = WorkFolder(store, job).read_list(marker.following - 1, marker.recorded_by)
-            owner = None if marker.claimed is None else marker.claimed.incarnation
+            owner = None if marker.claimed is None else marker.claimed.driver_id
             states.append(JobState(job, marker.following - 1, marker.driver, commits, owner))
         return states
 
@@ -87,8 +87,8 @@ class TableUpkeep:
     def _of(self, job: str, committed: Collection[tuple[str, str]]) -> Iterator[OpenTransaction]:
         work = WorkFolder(self._log.store(), job)
         found = work.look()
-        for place in sorted(found.opened | found.swept):
-            state = MarkState.GIVEN_UP if place in found.swept else MarkState.OPEN
+        for place in sorted(found.opened | found.cleaned_up):
+            state = MarkState.GIVEN_UP if place in found.cleaned_up else MarkState.OPEN
             sizes = work.data_files(place).values()
             known = MarkState.COMMITTED if (job, place) in committed else state
             yield OpenTransaction(job, place, known, len(sizes), sum(sizes), found.since.get(place))

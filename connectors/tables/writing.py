@@ -75,7 +75,7 @@ class TableTransaction(Transaction[TableHandle]):
         return TableHandle(self._attempt, self._token, begun.table.id, columns, partitioning, written, self._changes)
 
     def abort(self) -> None:
-        """Remove the files, unless they are prepared; what fails is left to the next sweep."""
+        """Remove the files, unless they are prepared; what fails is left to the next clean up."""
         begun, self._begun = self._begun, None
         if begun is None:
             return

@@ -74,7 +74,7 @@ def harmless_properties() -> str:
 
 
 def command_line() -> str:
-    """As Typer documents it, without the lists of commands, whose texts it cuts off; usage lines are no commands to run."""
+    """As Typer documents it, without the lists of commands, whose texts it cuts off; usage lines are not commands to run."""
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="headrace"), name="headrace")
     text = text.replace("```console\n$ ", '<!--- skip: next "the synopsis of a command" -->\n```text\n')
@@ -99,7 +99,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
 
 
 def renewed(text: str) -> str:
-    """The text of a page with all that is generated made anew. Raises KeyError for a name that is not known."""
+    """The text of a page with all that is generated recreated. Raises KeyError for a name that is not known."""
     return MARKED.sub(lambda match: f"{match[1]}\n{GENERATED[match[2]]()}\n\n{match[3]}", text)
 
 

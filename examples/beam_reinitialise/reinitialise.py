@@ -1,4 +1,4 @@
-"""The bug that headrace began with, and its absence: a pipeline is killed and restored; what it reads after that is counted.
+"""The bug that headrace started with, and its absence: a pipeline is killed and restored; what it reads after that is counted.
 
     python examples/beam_reinitialise/reinitialise.py
 
@@ -138,7 +138,7 @@ def main() -> int:
             after = read(Path(directory))
         again = sum(number < LONG_READ for number in after)
         counts.append(again)
-        verdict = "initialised again" if again else "went on"
+        verdict = "initialised again" if again else "continued"
         table.add_row(name, f"{len(after):,}", f"{again:,}", verdict)
     Console().print(table)
     return 0 if counts[0] and not counts[1] else 1

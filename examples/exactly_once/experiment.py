@@ -59,7 +59,7 @@ class Kafka:
         self.topics: list[str] = []
 
     def topic(self, name: str, partitions: int = 1) -> str:
-        """A new topic, of a unique name that begins with this one."""
+        """A new topic, of a unique name that starts with this one."""
         unique = f"{name}-{uuid.uuid4().hex[:8]}"
         create_topic(self.bootstrap, unique, partitions)
         self.topics.append(unique)
@@ -119,7 +119,7 @@ def _closing_consumer(bootstrap: str, group: str, isolation: str = "read_committ
 
 
 class Reader:
-    """Reads a topic all the time, in a thread of its own, with librdkafka."""
+    """Reads a topic all the time, in its own thread, with librdkafka."""
 
     def __init__(self, bootstrap: str, topic: str, isolation: str) -> None:
         """`isolation`: read_uncommitted or read_committed."""
@@ -130,7 +130,7 @@ class Reader:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin at the first record."""
+        """Start at the first record."""
         self._thread.start()
         return self
 
@@ -161,10 +161,10 @@ class Reader:
 
 
 class Job:
-    """A Spark job in a process of its own, with its JVM and its Python workers. Leave the context to end them."""
+    """A Spark job in its own process, with its JVM and its Python workers. Leave the context to end them."""
 
     def __init__(self, script: str, directory: Path, arguments: dict[str, Any], **environment: str) -> None:
-        """Starts it: `script` is a file beside this one; what it prints goes to `job.log` in `directory`."""
+        """Starts it: `script` is a file alongside this one; what it prints goes to `job.log` in `directory`."""
         self._log = directory / "job.log"
         command = [sys.executable, str(HERE / script), json.dumps(arguments)]
         with self._log.open("a") as log:
@@ -184,7 +184,7 @@ class Job:
     def kill(self) -> None:
         """SIGKILL to all of it at once: first all are frozen, so that none can tidy up when it sees another die."""
         frozen: set[psutil.Process] = set()
-        while new := self._family() - frozen:
+        while new := self._tree() - frozen:
             for process in new:
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()
@@ -211,10 +211,10 @@ class Job:
             if self._process.poll() is not None:
                 raise ExperimentError(f"the job has ended before {what}:\n{self._tail()}")
             if time.monotonic() > deadline:
-                raise ExperimentError(f"waited in vain for {what}:\n{self._tail()}")
+                raise ExperimentError(f"waited unsuccessfully for {what}:\n{self._tail()}")
             time.sleep(POLL_S)
 
-    def _family(self) -> set[psutil.Process]:
+    def _tree(self) -> set[psutil.Process]:
         try:
             return {psutil.Process(self._process.pid), *self._process.children(recursive=True)}
         except psutil.NoSuchProcess:
@@ -233,5 +233,5 @@ def wait_until(what: str, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:
-            raise ExperimentError(f"waited in vain for {what}")
+            raise ExperimentError(f"waited unsuccessfully for {what}")
         time.sleep(POLL_S)

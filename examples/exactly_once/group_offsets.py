@@ -19,7 +19,7 @@ SLOW = "501"  # in the third batch, in the second task
 
 
 class Group:
-    """The group of the job, beside the job's checkpoint."""
+    """The group of the job, alongside the job's checkpoint."""
 
     def __init__(self, kafka: Kafka, topic: str, checkpoint: Path) -> None:
         """It bears the topic's name."""

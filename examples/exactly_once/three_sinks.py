@@ -87,7 +87,7 @@ def throwaway(name: str) -> Iterator[str]:
         yield database.url
 
 
-def planted(phase: str, mark: Path) -> dict[str, str]:
+def injected(phase: str, mark: Path) -> dict[str, str]:
     """The environment in which the job is killed in this phase."""
     names = ("module", "owner", "method", "when", "nth")
     kill = {**dict(zip(names, PHASES[phase], strict=True)), "mark": str(mark)}
@@ -110,7 +110,7 @@ def experiment(kafka: Kafka, scratch: Path, databases: Sequence[Table], phases: 
     }
     for number, phase in enumerate(phases):
         mark = scratch / f"killed-{number}"
-        with Job("three_sinks_job.py", scratch, arguments, **planted(phase, mark)) as job:
+        with Job("three_sinks_job.py", scratch, arguments, **injected(phase, mark)) as job:
             job.wait()
         check(mark.exists(), f"killed {phase}")
     with Job("three_sinks_job.py", scratch, arguments) as job:

@@ -21,7 +21,7 @@ SHARDS = 2
 
 
 def build(pipeline: beam.Pipeline, bootstrap: str, topic: str, copy: str, delays: str) -> None:
-    """Put the transforms into a pipeline. It knows nothing of kills: restored from a checkpoint, it goes on where it was."""
+    """Put the transforms into a pipeline. It knows nothing of kills: restored from a checkpoint, it continues where it was."""
     flights = pipeline | ReadFromKafka(
         {"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", "group.id": topic},
         [topic],

@@ -109,11 +109,11 @@ class Demo:
         self._waits_for_standby = False
 
     def _take_over(self) -> None:
-        """Kill the driver at work: the standby is restored when it has committed the batch that the other was killed in."""
+        """Kill the driver running: the standby is restored when it has committed the batch that the other was killed in."""
         kill = self._job.kill_active_within_batch
         batch = self._wait("a batch to be under way", lambda: kill(self._checkpoint, self._output))
         self._state = "down"
-        self._display.event("kill", "killed", f"killed the driver at work (SIGKILL) within batch {batch}")
+        self._display.event("kill", "killed", f"killed the driver running (SIGKILL) within batch {batch}")
         seconds = self._restored(batch, self.history.now)
         self._display.event(
             "restore", f"taken over, {seconds:.1f} s", f"the standby has done batch {batch}, {seconds:.1f} s later"

@@ -49,7 +49,7 @@ class DemoError(Exception):
 
 
 class Demo:
-    """One run: a topic that fills by and by, and each way to go on copying it from where the one before has stopped."""
+    """One run: a topic that fills by and by, and each way to continue copying it from where the previous one has stopped."""
 
     def __init__(self, bootstrap: str, flink: FlinkCluster, topics: tuple[str, str], total: int, console: Console) -> None:
         """Kafka and Flink are running. `topics`: flights and their copy. `total`: how many flights there will be."""

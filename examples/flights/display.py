@@ -38,7 +38,7 @@ class Event:
 
 @dataclass
 class History:
-    """The run so far. Times are seconds since it began."""
+    """The run so far. Times are seconds since it started."""
 
     samples: list[Sample] = field(default_factory=lambda: [Sample(0, 0, 0)])
     events: list[Event] = field(default_factory=list)
@@ -46,12 +46,12 @@ class History:
 
     @property
     def now(self) -> float:
-        """Seconds since the run began."""
+        """Seconds since the run started."""
         return time.monotonic() - self.began
 
     @property
     def restores(self) -> int:
-        """How often the job went on from its checkpoint."""
+        """How often the job continued from its checkpoint."""
         return sum(event.kind == "restore" for event in self.events)
 
     def rates(self) -> tuple[float, float]:

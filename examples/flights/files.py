@@ -14,7 +14,7 @@ def batch_under_way(checkpoint: Path, output: Path) -> int | None:
 
 
 def is_committed(checkpoint: Path, batch: int) -> bool:
-    """Whether the checkpoint says that the batch is done."""
+    """Whether the checkpoint states that the batch is done."""
     return (checkpoint / "commits" / str(batch)).exists()
 
 

@@ -3,8 +3,8 @@
     FLIGHTS_JOB='{"bootstrap": ..., "topic": ..., "output": ..., "copy": ..., "checkpoint": ..., "records_per_batch": ...}' \\
     headrace supervise job.py:job --standby 1
 
-"copy" is the other topic. The job knows nothing of the demo around it: run again with the same checkpoint, it goes on where it
-was. Nor does it know whether it is the driver at work or the standby: `job` is called in both.
+"copy" is the other topic. The job knows nothing of the demo around it: run again with the same checkpoint, it continues where it
+was. Nor does it know whether it is the driver running or the standby: `job` is called in both.
 """
 
 from __future__ import annotations
@@ -60,6 +60,6 @@ def job(spark: SparkSession) -> list[StreamingQuery]:
     source = told["bootstrap"], told["topic"], told["records_per_batch"]
     files = to_parquet(parsed(read_records(spark, *source)), told["output"], f"{told['checkpoint']}/parquet")
     # Two queries that start at once from one DataFrame can fail in Spark, which changes what both share while it serializes it:
-    # so each has a session and a DataFrame of its own.
+    # so each has a session and its own DataFrame.
     copy_of = read_records(spark.newSession(), *source)
     return [files, to_kafka(copy_of, told["bootstrap"], told["copy"], f"{told['checkpoint']}/kafka")]

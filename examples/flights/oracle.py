@@ -1,6 +1,6 @@
 """Compares the topic with the output, with nothing of headrace: librdkafka reads the one, pyarrow the other.
 
-The oracle of the restore benchmark reads topics with a loop of its own: a judge that shares code with another has its mistakes,
+The oracle of the restore benchmark reads topics with its own loop: a judge that shares code with another has its mistakes,
 and this one is to be read and trusted by itself.
 """
 
@@ -27,7 +27,7 @@ ANSWER_S = 30.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the oracle found. Records are told apart by their `id`."""
+    """What the oracle found. Records are distinguished by their `id`."""
 
     records_in: int
     records_out: int
@@ -62,7 +62,7 @@ def judge(bootstrap: str, topic: str, output: Path) -> Verdict:
 
 @dataclass(frozen=True)
 class CopyVerdict:
-    """What the oracle found in the other topic. Records are told apart by all of their value."""
+    """What the oracle found in the other topic. Records are distinguished by all of their value."""
 
     records_in: int
     records_out: int

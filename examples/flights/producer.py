@@ -1,4 +1,4 @@
-"""Produces flights at a steady rate, in a thread of its own."""
+"""Produces flights at a steady rate, in its own thread."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FlightProducer:
         self.acknowledged: Counter[int] = Counter()
         """Records the brokers have acknowledged, by partition."""
         self.hold = False
-        """Set to make it wait, and unset to let it go on."""
+        """Set to make it wait, and unset to let it continue."""
 
     def __enter__(self) -> Self:
         """Start."""

@@ -1,4 +1,4 @@
-"""The job's processes: a supervisor, the driver at work, and a standby. Started, frozen, killed, finished."""
+"""The job's processes: a supervisor, the driver running, and a standby. Started, frozen, killed, finished."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class SupervisedJob:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """End whatever runs."""
         if self._process is not None:
-            _end(self._family())
+            _end(self._tree())
             self._process.wait(STATE_S)
 
     def start(self) -> None:
-        """Start the supervisor, in a session of its own: a Ctrl-C in the terminal is ours, not its."""
+        """Start the supervisor, in its own session: a Ctrl-C in the terminal is ours, not its."""
         self._status.unlink(missing_ok=True)
         with self._log.open("a") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
@@ -101,7 +101,7 @@ class SupervisedJob:
         return any(standby["state"] == "ARMED" for standby in self._told().get("standbys", ()))
 
     def kill_active_within_batch(self, checkpoint: Path, output: Path) -> int | None:
-        """SIGKILL the driver at work, its JVM and its workers, as `kill_all_within_batch` does with everything."""
+        """SIGKILL the driver running, its JVM and its workers, as `kill_all_within_batch` does with everything."""
         return self._kill_within_batch(checkpoint, output, self._active)
 
     def kill_all_within_batch(self, checkpoint: Path, output: Path) -> int | None:
@@ -109,7 +109,7 @@ class SupervisedJob:
 
         To be sure of the instant they are all frozen before the files are looked at. Gives the batch's number.
         """
-        batch = self._kill_within_batch(checkpoint, output, self._family)
+        batch = self._kill_within_batch(checkpoint, output, self._tree)
         if batch is not None:
             assert self._process is not None
             status = self._process.wait(STATE_S)
@@ -140,10 +140,10 @@ class SupervisedJob:
         except FileNotFoundError:
             return {}
 
-    def _kill_within_batch(self, checkpoint: Path, output: Path, family: Callable[[], set[psutil.Process]]) -> int | None:
+    def _kill_within_batch(self, checkpoint: Path, output: Path, tree: Callable[[], set[psutil.Process]]) -> int | None:
         if not self.is_running or not batch_under_way(checkpoint, output):
             return None
-        frozen = _frozen(family)
+        frozen = _frozen(tree)
         batch = batch_under_way(checkpoint, output)
         if not batch:
             for process in frozen:
@@ -158,7 +158,7 @@ class SupervisedJob:
         active = self._told().get("active")
         return set() if active is None else _descendants(active["pid"])
 
-    def _family(self) -> set[psutil.Process]:
+    def _tree(self) -> set[psutil.Process]:
         assert self._process is not None
         return _descendants(self._process.pid)
 
@@ -172,10 +172,10 @@ def _descendants(pid: int) -> set[psutil.Process]:
         return set()
 
 
-def _frozen(family: Callable[[], set[psutil.Process]]) -> set[psutil.Process]:
-    """SIGSTOP the whole family, parents first so that none has another child; wait until it holds."""
+def _frozen(tree: Callable[[], set[psutil.Process]]) -> set[psutil.Process]:
+    """SIGSTOP the whole process tree, parents first so that none has another child; wait until it holds."""
     seen: set[psutil.Process] = set()
-    while new := family() - seen:
+    while new := tree() - seen:
         for process in new:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
@@ -184,11 +184,11 @@ def _frozen(family: Callable[[], set[psutil.Process]]) -> set[psutil.Process]:
     return {process for process in seen if process.is_running()}
 
 
-def _end(family: set[psutil.Process]) -> None:
-    for process in family:
+def _end(tree: set[psutil.Process]) -> None:
+    for process in tree:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    _wait_for(family, set())
+    _wait_for(tree, set())
 
 
 def _home_of_headrace() -> Path:

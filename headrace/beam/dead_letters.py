@@ -1,4 +1,4 @@
-"""`SplitDeadLetters`: bad records as an output of their own."""
+"""`SplitDeadLetters`: bad records as their own output."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
     And of our own: `output="arrow"` for record batches with `columns`; `output="rows"` for an element a record, a Beam row with
     the same columns and a schema that Beam's SQL and other languages read; `read_s`, how long one call reads, in seconds;
     `num_readers`, how many readers share the partitions (default: the pipeline's option --parallelism, else 4);
-    `start_from_savepoint`, path or URI of a savepoint of `headrace run` that a job without state begins with, in place of all
+    `start_from_savepoint`, path or URI of a savepoint of `headrace run` that a job without state starts with, in place of all
     that says where reading starts. It is read when the pipeline is built.
 
     Raises UsageError for what cannot be honoured, when the pipeline is built, in the caller's thread, and StateError for a

@@ -50,13 +50,13 @@ class WriteToKafka(beam.PTransform[Any, Any]):
       `isolation.level=read_committed` see each record once, two to three checkpoints after it was read. Flink only, with the
       options --checkpointing_interval, --min_pause_between_checkpoints (at least 500, in milliseconds) and
       --finish_bundle_before_checkpointing; others that break the promise are refused by name.
-    - transactional_id_prefix: what all transactional ids begin with, with exactly-once; default "headrace".
+    - transactional_id_prefix: what all transactional ids start with, with exactly-once; default "headrace".
     - transaction_timeout_ms: after so many milliseconds the broker aborts what was not committed, with exactly-once: longer
       than an outage of the job. Default: transaction.timeout.ms of producer_config, else 15 minutes.
     - sasl: a `headrace.kafka.SaslConfig`, in place of the properties that say who logs in.
     - value_format, key_format: formats of `headrace.formats` that encode values and keys; default None: they are bytes. Batches
       then have typed columns, and a value may be a Beam row, a named tuple or a dict with the fields of the format.
-    - num_shards: how many transactions are written beside each other, with exactly-once; default 4. Records of one key, or that
+    - num_shards: how many transactions are written in parallel, with exactly-once; default 4. Records of one key, or that
       name one partition, go through the same, and so keep their order.
 
     `producer_config` has the Java producer's names: bootstrap.servers, security.protocol, sasl.*, ssl.*, compression.type,
@@ -140,7 +140,7 @@ def _properties(producer_config: Mapping[str, Any]) -> dict[str, str]:
             raise UsageError(f"producer_config must not hold {name}: the argument {name.replace('.', '_')} says it")
     if "transactional.id" in given:
         raise UsageError(
-            "producer_config must not hold transactional.id, as many transactions are written beside each other: "
+            "producer_config must not hold transactional.id, as many transactions are written in parallel: "
             "give delivery='exactly-once' and transactional_id_prefix"
         )
     if "bootstrap.servers" not in given:

@@ -130,7 +130,7 @@ def _each(array: pa.Array, items: Sequence[Any], made: Callable[[Sequence[Any]],
 def plain_value(value: Any, kind: pa.DataType, path: str) -> Any:
     """A value for a column of this type as Arrow takes it: a row, a named tuple and a mapping become dictionaries.
 
-    Raises UsageError for a field that the type does not have, which Arrow would leave out in silence.
+    Raises UsageError for a field that the type does not have, which Arrow would leave out silently.
     """
     fields = _fields_of(value)
     if fields is not None and pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""`headrace transactions accept-loss` and `forget`: for a job that cannot go on by itself."""
+"""`headrace transactions accept-loss` and `forget`: for a job that cannot continue by itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.connectors.kafka.write.accept_loss import Loss
     from headrace.connectors.kafka.write.sink import KafkaSink
 
-Job = Annotated[str, typer.Option(help="The job that cannot go on. Stop it first.")]
+Job = Annotated[str, typer.Option(help="The job that cannot continue. Stop it first.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 LOSS_COLUMNS = ("job", "topic", "partition", "first offset", "last offset", "records", "reason")
@@ -60,7 +60,7 @@ def accept_loss(
 
     That is: its transactions timed out before they were committed, and retention, or who deleted the topic, has taken their
     records since. Whatever can still be committed or copied is; the rest never becomes visible, the job does not write it
-    again, and goes on with its next epoch. Prints one `loss` for each range of offsets that is given up (job, topic, partition,
+    again, and continues with its next epoch. Prints one `loss` for each range of offsets that is given up (job, topic, partition,
     first and last offset, records, reason): keep it, nothing else names them afterwards.
     """
     sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)

@@ -96,7 +96,7 @@ def verify_checkpoint_command(
     properties: Properties = None,
     properties_file: PropertiesFile = None,
 ) -> None:
-    """Check whether the query can go on from here. Exit status 1 if not.
+    """Check whether the query can continue from here. Exit status 1 if not.
 
     Every log has to be readable, and no batch missing; with --bootstrap every topic and offset has to be there, too.
 
@@ -114,7 +114,7 @@ def verify_checkpoint_command(
     _print([Listing("finding", "Findings", FINDING_COLUMNS, rows)], is_json=as_json)
     is_bad = any(finding.kind.prevents_restore for finding in found)
     asked = "" if cluster is not None else " (topics and offsets were not looked at: give --bootstrap)"
-    note(f"the query can{'not' if is_bad else ''} go on from this checkpoint{asked}")
+    note(f"the query can{'not' if is_bad else ''} continue from this checkpoint{asked}")
     if is_bad:
         raise typer.Exit(1)
 
@@ -131,9 +131,9 @@ def rewind_command(
     ] = None,
     stopped: Stopped = False,
 ) -> None:
-    """Copy a checkpoint at the positions after a batch, for a new query: what came after is read, and written, once more.
+    """Copy a checkpoint at the positions after a batch, for a new query: what came after is read, and written, again.
 
-    The copy has a query id of its own, and its batches go on with a new number: exactly-once sinks know what they have written
+    The copy has its own query id, and its batches continue with a new number: exactly-once sinks know what they have written
     by these. So what the old query has written after that batch is in its output twice, unless you remove it or write
     elsewhere. Refused for queries with state.
     """
@@ -147,14 +147,14 @@ def rewind_command(
     _copy(checkpoint, copy, rewind(checkpoint, batch), stopped=stopped)
     assert checkpoint.last_planned is not None, "that batch is there"
     note(
-        f"the copy's query goes on after batch {batch}, as a new query, with number {checkpoint.last_planned + 1}: what came "
-        "after that batch is written once more"
+        f"the copy's query continues after batch {batch}, as a new query, with number {checkpoint.last_planned + 1}: what came "
+        "after that batch is written again"
     )
 
 
 @checkpoint_app.command(name="fork")
 def fork_command(location: Location, copy: Copy, *, stopped: Stopped = False) -> None:
-    """Copy a checkpoint for a new query that goes on beside the old one: both write all that comes, each exactly once.
+    """Copy a checkpoint for a new query that continues alongside the old one: both write all that comes, each exactly once.
 
     Write the new query to another place than the old one, or stop the old one first.
     """
@@ -174,9 +174,9 @@ def set_offsets_command(
     ],
     stopped: Stopped = False,
 ) -> None:
-    """Copy a checkpoint with other offsets for some partitions; the query's next batch begins there. The query stays the same.
+    """Copy a checkpoint with other offsets for some partitions; the query's next batch starts there. The query stays the same.
 
-    Records in between are skipped, or written once more.
+    Records in between are skipped, or written again.
     """
     from headrace.spark.checkpoints.copies import set_offsets
 
@@ -206,7 +206,7 @@ def export_command(
     properties: Properties = None,
     properties_file: PropertiesFile = None,
 ) -> None:
-    """Let a query go on elsewhere: with format("kafka") from a copy of its checkpoint, or in headrace run from a savepoint.
+    """Let a query continue elsewhere: with format("kafka") from a copy of its checkpoint, or in headrace run from a savepoint.
 
     The last batch has to be committed, so that everything before the positions is written. The savepoint's file is printed. A
     checkpoint of Spark's own Kafka connector becomes a savepoint, too; it has no topic ids, so that needs --bootstrap.
@@ -224,7 +224,7 @@ def export_command(
     from headrace.spark.checkpoints.savepoints import export_to_run
 
     typer.echo(export_to_run(checkpoint, Path(target), cluster, quiet_s=0.0 if stopped else QUIET_S))
-    note("headrace run begins with it by --from-savepoint; do not start the query again beside it")
+    note("headrace run starts with it by --from-savepoint; do not start the query again alongside it")
 
 
 def parse_positions(texts: Iterable[str]) -> dict[tuple[str, int], int]:

@@ -4,7 +4,7 @@
 then the output's counted down. A count that stays above zero is a loss, one that falls below zero is a duplicate, an
 identity that was never counted is foreign.
 
-**Limits.** Records of one identity are counted, not told apart: where the input itself has an identity twice, the loss
+**Limits.** Records of one identity are counted, not distinguished: where the input itself has an identity twice, the loss
 of one and a duplicate of the other cancel out. A change in anything but the identity is not detected.
 
 **Order.** Only where the output's records have headers with the topic, partition and offset that they came from: then the
@@ -169,7 +169,7 @@ class Tally:
                 yield index, RecordFault.DUPLICATE
 
     def lost_among(self, hashes: Iterable[bytes]) -> Iterator[int]:
-        """For a second pass over the input: the index of each lost record. Of equal records the first ones count as lost."""
+        """For a second skip the input: the index of each lost record. Of equal records the first ones count as lost."""
         for index, item in enumerate(hashes):
             if self._balance.get(item, 0) > 0:
                 self._balance[item] -= 1

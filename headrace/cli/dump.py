@@ -129,7 +129,7 @@ def _decoded(
 
 
 class Encoding(StrEnum):
-    """How keys or values are encoded, for those that are no text."""
+    """How keys or values are encoded, for those that are not text."""
 
     AVRO = "avro"
     PROTOBUF = "protobuf"

@@ -1,6 +1,6 @@
 """Output of the commands: tables on a terminal; for scripts one line per item, cells separated by tabs.
 
-A plain line begins with the kind of its item, so that a command may print several kinds. Notes and progress go to stderr.
+A plain line starts with the kind of its item, so that a command may print several kinds. Notes and progress go to stderr.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def epoch_ms(text: str) -> int:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise UsageError(f"{text!r} is no time: write 2026-11-22T10:00:00Z, or epoch milliseconds")
+        raise UsageError(f"{text!r} is not a time: write 2026-11-22T10:00:00Z, or epoch milliseconds")
     return int(moment.timestamp() * 1000)
 
 
@@ -147,6 +147,6 @@ def one_line(text: str) -> str:
 def _printable(letter: str) -> str:
     if letter == "\\":
         return "\\\\"
-    if "\udc80" <= letter <= "\udcff":  # a byte that is no UTF-8
+    if "\udc80" <= letter <= "\udcff":  # a byte that is not a UTF-8
         return f"\\x{ord(letter) - 0xDC00:02x}"
     return letter if letter.isprintable() else letter.encode("unicode_escape").decode()

@@ -13,7 +13,7 @@ from headrace.cli.serving import named_settings
 from headrace.cli.watching.progress import Progress
 
 COMMIT_S = 30.0
-"""So long the newest checkpoint may take to be committed; without a run at work it never is, but by --pipeline."""
+"""So long the newest checkpoint may take to be committed; without a run running it never is, but by --pipeline."""
 
 OF_THE_RUN = "The run's checkpoints: a folder, or a URL such as s3://bucket/run."
 
@@ -31,7 +31,7 @@ def run_command(
     savepoints: Annotated[
         str | None, typer.Option(help="Write the last checkpoint into this folder as a savepoint when the run ends.")
     ] = None,
-    from_savepoint: Annotated[str | None, typer.Option(help="A savepoint's file to begin with, in a new folder.")] = None,
+    from_savepoint: Annotated[str | None, typer.Option(help="A savepoint's file to start with, in a new folder.")] = None,
     metrics: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve Prometheus' metrics and /healthz on this port meanwhile.")
     ] = None,
@@ -53,7 +53,7 @@ def run_command(
 ) -> None:
     """Run a pipeline exactly once until its source ends; Ctrl-C and SIGTERM stop it with a last checkpoint.
 
-    Goes on from the last checkpoint in the folder where there is one, with any number of workers. Settings:
+    Continues from the last checkpoint in the folder where there is one, with any number of workers. Settings:
     execution.checkpointing.interval, .min-pause, .timeout, .tolerable-failed-checkpoints, .num-retained, .savepoint-dir,
     .externalized-checkpoint-retention, execution.state-recovery.path, heartbeat.interval, heartbeat.timeout,
     restart-strategy.*. Prints the savepoint's file, if there is one; with --progress json as {"savepoint": ...}, the last line.
@@ -86,8 +86,8 @@ def savepoint_command(
 ) -> None:
     """Write a run's newest committed checkpoint as a savepoint, and print its file.
 
-    The run may be at work; the savepoint is then at most a checkpoint's interval old, and the run goes on after it. To move a
-    run stop it, with --savepoints: what begins with a savepoint writes again what the run has written since.
+    The run may be running; the savepoint is then at most a checkpoint's interval old, and the run continues after it. To move a
+    run stop it, with --savepoints: what starts with a savepoint writes again what the run has written since.
 
     A run that has died may have left transactions that its newest checkpoint lists and nobody has committed yet. With
     --pipeline these are committed first, and what else its workers have left open is aborted.
@@ -119,10 +119,10 @@ def rescale_command(
     checkpoints: Annotated[str, typer.Argument(help=OF_THE_RUN)],
     workers: Annotated[int, typer.Argument(min=1, help="How many processes are to read and write.")],
 ) -> None:
-    """Have a run at work use another number of workers, from a checkpoint that it takes now.
+    """Have a run running use another number of workers, from a checkpoint that it takes now.
 
     Nothing is written twice or lost; the output stands still for as long as a restart takes. Returns when the run has started
-    again with so many; the next start of its own command says anew how many there are. Ctrl-C withdraws it, if the run has not
+    again with so many; the next start of its own command says again how many there are. Ctrl-C withdraws it, if the run has not
     taken the checkpoint yet.
     """
     from headrace.enumerator.errors import RetriableError
@@ -143,7 +143,7 @@ def rescale_command(
         if withdraw_request(folder):
             note("the request is withdrawn, and no run will carry it out")
         else:
-            note(f"a run has taken the request up, and goes on with {workers} workers when it has started again")
+            note(f"a run has taken the request up, and continues with {workers} workers when it has started again")
         raise
 
 
@@ -152,7 +152,7 @@ def top_command(
     *,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
-    """Show what a run at work does: a table that follows it on a terminal, lines of JSON in a pipe. Ends with the run.
+    """Show what a run running does: a table that follows it on a terminal, lines of JSON in a pipe. Ends with the run.
 
     Records are counted once a checkpoint, so rates are of what came between the last two. Lag is what lies between the last
     one's positions and the ends of the splits, which are asked then. While the run starts again its phase is RESTARTING.

@@ -56,14 +56,14 @@ def supervise_command(
         typer.Option(help="A setting of the strategy, name=value, by Flink's name (restart-strategy...). May be repeated."),
     ] = None,
     standby: Annotated[
-        int, typer.Option(help="So many more drivers (at most 2) that wait, warm, to take over when the one at work fails.")
+        int, typer.Option(help="So many more drivers (at most 2) that wait, warm, to take over when the one running fails.")
     ] = 0,
     lease: Lease = None,
     lease_timeout: LeaseTimeout = None,
     lease_group: LeaseGroup = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
-    status: Annotated[Path | None, typer.Option(dir_okay=False, help="Keep a JSON here that says what goes on.")] = None,
+    status: Annotated[Path | None, typer.Option(dir_okay=False, help="Keep a JSON here that says what continues.")] = None,
     progress_timeout: Annotated[
         float | None,
         typer.Option(help="Kill and restart when no batch has ended for so many seconds while one was under way."),
@@ -77,7 +77,7 @@ def supervise_command(
     ] = "30",
     stop_timeout: Annotated[float, typer.Option(help="Seconds that the batch under way may take after SIGTERM.")] = 60.0,
 ) -> None:
-    """Run a job of streaming queries in a process of its own, and start it again when it fails, until it has nothing to do.
+    """Run a job of streaming queries in its own process, and start it again when it fails, until it has nothing to do.
 
     The job's function is given a session and returns its streaming query, or several. SIGTERM and Ctrl-C end it after the batch
     under way, a second one at once. Exit statuses: 0 all queries have ended by themselves; 143 stopped; 1 the restart strategy
@@ -97,17 +97,17 @@ def supervise_command(
         raise UsageError("--conf is for the session that headrace makes: give its settings to the function of --session")
     maker = None if session is None else FunctionName.parse(session)
     name = FunctionName.parse(job)
-    board = lease_board(lease, name, lease_group, lease_timeout, given_properties(properties, properties_file))
-    order = DriverOrder(name, maker, named_settings(conf, "--conf"), standby, board is not None)
+    lease_store = lease_lease_store(lease, name, lease_group, lease_timeout, given_properties(properties, properties_file))
+    order = DriverOrder(name, maker, named_settings(conf, "--conf"), standby, lease_store is not None)
     strategy = restart_strategy(strategy_settings(restart, named_settings(config)))
     limits = StandbyLimits(standby, seconds_or_never(silence_timeout, "--silence-timeout"))
     job_limits = SupervisionLimits(progress_timeout, stop_timeout)
     new_core = partial(StandbyCore, strategy, job_limits, limits)
-    end = supervise(order, new_core, None if status is None else StatusFile(status), board)
+    end = supervise(order, new_core, None if status is None else StatusFile(status), lease_store)
     raise typer.Exit(EXIT_STATUSES[end.ending])
 
 
-def lease_board(
+def lease_lease_store(
     bootstrap: str | None, job: FunctionName, group: str | None, timeout_s: float | None, given: Mapping[str, str]
 ) -> KafkaLease | None:
     """Where the supervisors of the job agree; None without `--lease`. Raises UsageError for options of no use then."""

@@ -32,7 +32,7 @@ TableProperties = Annotated[
     list[str] | None,
     typer.Option(
         "--table-property",
-        help="Of Iceberg's catalog (beside PyIceberg's own configuration), or of Delta's store. May be repeated.",
+        help="Of Iceberg's catalog (alongside PyIceberg's own configuration), or of Delta's store. May be repeated.",
         metavar="NAME=VALUE",
     ),
 ]
@@ -151,7 +151,7 @@ def commit_to_table(table: NamedTable, jobs: Collection[str] | None) -> None:
     rows, failures = [], 0
     for state in due:
         note(f"job {state.job}: completing epoch {state.epoch}; a driver of this job that is still running is fenced and fails")
-        committer = JobCommitter(state.job, table.sink.committer(state.job), state.incarnation)
+        committer = JobCommitter(state.job, table.sink.committer(state.job), state.driver_id)
         try:
             committer.recover()
             if is_one_off(state.job):
@@ -207,7 +207,7 @@ def _removed(table: NamedTable, due: Sequence[OpenTransaction]) -> set[str]:
 def vacuum(
     context: typer.Context,
     *,
-    older_than: Annotated[float, typer.Option(help="Only what was begun at least so many hours ago.", min=0.0)] = 24.0,
+    older_than: Annotated[float, typer.Option(help="Only what was started at least so many hours ago.", min=0.0)] = 24.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     delta: Delta = None,
     iceberg: Iceberg = None,

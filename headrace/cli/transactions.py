@@ -105,7 +105,7 @@ def list_rows(lists: DurableLists) -> list[Sequence[object]]:
             len(commits.handles),
             parse_key(key).prefix,
             commits.destination,
-            None if commits.claim is None else commits.claim.incarnation or "given back",
+            None if commits.claim is None else commits.claim.driver_id or "given back",
         )
         for key, commits in lists.lists.items()
     ]
@@ -338,7 +338,7 @@ def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
 class Completion:
     """A list that must be completed, and its number of transactions. `forget`: it is deleted afterwards.
 
-    `topic`: the one that it is for; None when each row names its own. `incarnation`: of the supervised driver whose the job is,
+    `topic`: the one that it is for; None when each row names its own. `driver id`: of the supervised driver whose the job is,
     for which it is done.
     """
 
@@ -347,7 +347,7 @@ class Completion:
     transactions: int
     forget: bool
     topic: str | None = None
-    incarnation: str | None = None
+    driver_id: str | None = None
 
 
 def kafka_sink(given: dict[str, str], prefix: str, commit_topic: str) -> KafkaSink:
@@ -375,7 +375,7 @@ def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) 
         is_due = not commits.completed or (one_off and jobs is not None)
         is_asked_for = (jobs is None or job in jobs) and parse_key(key).prefix == prefix
         if is_due and is_asked_for and commits.epoch is not None:
-            owner = None if commits.claim is None else commits.claim.incarnation
+            owner = None if commits.claim is None else commits.claim.driver_id
             completions.append(Completion(job, commits.epoch, len(commits.handles), one_off, _topic_of(commits), owner))
     return completions
 
@@ -406,7 +406,7 @@ def complete(completion: Completion, sinks_committer: Committer[KafkaHandle]) ->
     """
     from headrace.connectors.base.commit import JobCommitter
 
-    committer = JobCommitter(completion.job, sinks_committer, completion.incarnation)
+    committer = JobCommitter(completion.job, sinks_committer, completion.driver_id)
     try:
         committer.recover()
         if completion.forget:

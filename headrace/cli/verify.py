@@ -1,12 +1,12 @@
 """`headrace verify`: whether every record of the input topic is in the output, a topic or a table, exactly once.
 
-Topics are read under read_committed up to where they end now, a Delta or Iceberg table in its newest version; `tally.py`
+Topics are read under read_committed up to where they end now, a Delta or Iceberg table in its newest version; `comparison.py`
 explains the comparison and its limits. Compare when the job has caught up or stopped: records that it has not written yet
 count as lost.
 
 **Epochs.** The log does not record which transactions made up an epoch. A job's list of committables does, for its last epoch,
 until that is completed. For that epoch `verify` reports how many transactions are committed, aborted and open. An epoch with
-committed and aborted ones is torn until the job (or `headrace transactions commit`) repairs it. Earlier epochs are unknown.
+committed and aborted ones is partially committed until the job (or `headrace transactions commit`) repairs it. Earlier epochs are unknown.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def verify_command(
         ),
     ] = None,
     commit_topic: Annotated[
-        str | None, typer.Option(help="Report torn epochs, from the lists of committables in this topic.")
+        str | None, typer.Option(help="Report partially committed epochs, from the lists of committables in this topic.")
     ] = None,
     examples: Annotated[int, typer.Option(help="Number of records to name for each kind of finding.", min=0)] = EXAMPLES,
     bootstrap: Bootstrap = None,
@@ -228,10 +228,10 @@ def verify_command(
     `--columns`: bytes, texts (as UTF-8) or whole numbers (as digits). `--by position` compares partition and offset.
 
     Plain lines are `duplicate`, `lost`, `foreign` and `disorder` (topic, partition, offset, identity; the first of each) and
-    `epoch` (job, epoch, committed, aborted, open, unknown, torn or not). The last line is
+    `epoch` (job, epoch, committed, aborted, open, unknown, partially committed or not). The last line is
     `N records in, N out, D duplicates, L lost, F foreign`.
 
-    Records are identified by a hash of 128 bits; each takes about 150 bytes of memory. Run it when the job has caught up. Torn
+    Records are identified by a hash of 128 bits; each takes about 150 bytes of memory. Run it when the job has caught up. Partially committed
     epochs (some transactions committed, others aborted) can be detected for a job's last epoch only, while its list is
     incomplete.
     """
@@ -287,7 +287,7 @@ def _report(comparison: Comparison, torn: int) -> None:
 
 
 def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) -> int:
-    """Print the recorded epochs; the number of torn ones."""
+    """Print the recorded epochs; the number of partially committed ones."""
     from headrace.connectors.kafka.log_dump import Fate
 
     if commit_topic is None:
@@ -295,7 +295,12 @@ def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) 
     lists = read_lists(cluster, commit_topic)
     states = epoch_states(cluster, lists, topic)
     rows = [
-        (state.job, state.epoch, *(state.fates.get(fate, 0) for fate in Fate), "torn" if state.is_torn else "not torn")
+        (
+            state.job,
+            state.epoch,
+            *(state.fates.get(fate, 0) for fate in Fate),
+            "torn" if state.is_torn else "not partially committed",
+        )
         for state in states
     ]
     show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in Fate), "torn"), rows))

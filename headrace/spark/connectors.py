@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.supervision.dry_run_source import REHEARSAL, ROWS, is_rehearsal
+from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, ROWS, is_dry_run
 from headrace.spark.options import SinkWrite
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Planned = tuple[SinkWrite[Any], list[str]]
 
 @contextmanager
 def _brought_by(extra: str) -> Iterator[None]:
-    """Around the import of a connector: where a library is missing, the error says which extra of headrace brings it."""
+    """Around the import of a connector: where a library is missing, the error states which extra of headrace brings it."""
     try:
         yield
     except ImportError as error:
@@ -107,22 +107,22 @@ def kafka_options(options: Mapping[str, str]) -> dict[str, str]:
     name, others = _chosen(options)
     if name != KAFKA:
         raise UsageError(f"connector '{name}' cannot be read, only written; '{KAFKA}' can be read")
-    return _rehearsed(others) if is_rehearsal(others) else others
+    return _dry_run(others) if is_dry_run(others) else others
 
 
-_LEFT_OUT_OF_REHEARSALS = re.compile(
+_LEFT_OUT_OF_DRY_RUNS = re.compile(
     r"starting.*|startfromsavepoint|(max|min)offsetspertrigger|maxtriggerdelay|commitoffsetstogroup|jvmcheckpoint"
 )
 
 
-def _rehearsed(options: Mapping[str, str]) -> dict[str, str]:
+def _dry_run(options: Mapping[str, str]) -> dict[str, str]:
     """The options of a read that takes a few of the first records, and tells no group of it."""
-    left = {name: value for name, value in options.items() if not _LEFT_OUT_OF_REHEARSALS.fullmatch(name.lower())}
-    return _without_rehearsal(left) | {"startingoffsets": "earliest", "maxoffsetspertrigger": str(ROWS)}
+    left = {name: value for name, value in options.items() if not _LEFT_OUT_OF_DRY_RUNS.fullmatch(name.lower())}
+    return _without_dry_run(left) | {"startingoffsets": "earliest", "maxoffsetspertrigger": str(ROWS)}
 
 
-def _without_rehearsal(options: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if name.lower() != REHEARSAL.lower()}
+def _without_dry_run(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if name.lower() != DRY_RUN.lower()}
 
 
 def planned_batch_write(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Planned:
@@ -142,7 +142,7 @@ def planned_stream_write(options: Mapping[str, str], schema: StructType, *, comp
     name, others = _chosen(options)
     if complete and name != KAFKA:
         raise UsageError(f"output mode complete not allowed for connector '{name}': nothing that was written is ever removed")
-    return _WRITES[name](_without_rehearsal(others), schema)
+    return _WRITES[name](_without_dry_run(others), schema)
 
 
 def offset_log(options: Mapping[str, str]) -> OffsetLog | None:

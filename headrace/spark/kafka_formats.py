@@ -354,7 +354,7 @@ def _fields(field: Field, wanted: StructType | None) -> list[str] | None:
 
 
 def _leaves(kind: DataType, path: str) -> Iterator[str]:
-    """The dotted names of all that a user asks for of a record; nothing for what is no record."""
+    """The dotted names of all that a user asks for of a record; nothing for what is not a record."""
     match kind:
         case StructType():
             for each in kind.fields:
@@ -415,7 +415,7 @@ def _check_subject(field: Field, given: Mapping[str, Any], registry_properties: 
             "TopicRecordNameStrategy"
         )
     if f"{field}Schema" in given or f"{field}SchemaFile" in given:
-        raise UsageError(f"option '{field}Record' means nothing with {field}Schema, which has a name of its own")
+        raise UsageError(f"option '{field}Record' means nothing with {field}Schema, which has its own name")
 
 
 def _json(field: Field, given: Mapping[str, Any], columns: StructType | None) -> ValueFormat:
@@ -552,7 +552,7 @@ def _registered(asked: _Asked, _period: int) -> ValueFormat:
     if asked.version is not None:
         raise UsageError("give a version of the subject, or a schema, not both")
     own = registry.compose(_KINDS[asked.name], asked.text, asked.references)
-    subject = asked.subject_in(registry, make(own).record)  # what is no schema of the format is not registered
+    subject = asked.subject_in(registry, make(own).record)  # what is not a schema of the format is not registered
     return make(registry.register(subject, own) if asked.registers else registry.lookup(subject, own))
 
 
@@ -560,11 +560,11 @@ def _registered(asked: _Asked, _period: int) -> ValueFormat:
 
 
 def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field, TypedFormat]) -> None:
-    """That a query goes on as its checkpoint says it began: `pinned` as in `TypedFormat`, by key and value.
+    """That a query continues as its checkpoint says it started: `pinned` as in `TypedFormat`, by key and value.
 
     A format that is new to the checkpoint is taken, and a schema with more fields than before. Raises StateError for another
     format or none, for a field that is gone or has another type, and for a registry that has another schema, or none, under the
-    id of before. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError if in vain.
+    id of before. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError if unsuccessfully.
     """
     for field in FIELDS:
         if (was := pinned.get(field)) is None:
@@ -572,8 +572,8 @@ def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field
         problem = _difference(was, formats[field]) if field in formats else f"there is no {field}Format now"
         if problem is not None:
             raise StateError(
-                f"this query's checkpoint was written with {field}Format={was.get('format')}, and {problem}. Go on with the "
-                f"schema of before ({field}SchemaVersion names a version), or begin anew with another checkpoint"
+                f"this query's checkpoint was written with {field}Format={was.get('format')}, and {problem}. Continue with the "
+                f"schema of before ({field}SchemaVersion names a version), or start over with another checkpoint"
             )
 
 
@@ -582,7 +582,7 @@ def _difference(was: Mapping[str, Any], typed: TypedFormat) -> str | None:
     if was.get("format") != now["format"]:
         return f"it is {now['format']} now"
     if "id" in was and "id" in now and (problem := _other_registry(was, typed)) is not None:
-        return f"{problem}: it is another registry, or it was set up anew"
+        return f"{problem}: it is another registry, or it was set up again"
     if "type" in was and "type" in now:
         return _narrower(was["type"], now["type"], "")
     return None if was.get("fingerprint") == now.get("fingerprint") else "it has another schema now"

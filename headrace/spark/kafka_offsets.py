@@ -7,10 +7,10 @@ Spark's own Kafka connector writes the same, so what reads that (listeners that 
 No topic has a colon in its name, and this one has no partitions. The key is the rest, in an envelope
 (`headrace.enumerator.envelope`) of version 1:
 
-    {"shown": <checksum of what others read>, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "epochs": {"t": {"0": 5}},
+    {"shown": <checksum of what others read>, "started": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "epochs": {"t": {"0": 5}},
      "offsets": {}, "formats": {}, "initial": true}
 
-`began` is the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose log held
+`started` is the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose log held
 all before the position (KIP-320). A topic that was re-created has two ids under one name. Then the key in the maps is
 `t@<uuid>`, and the positions are in `offsets`: what others read names a topic once. `formats` is not empty for a query that
 decodes keys or values: it has by `key` and `value` what `kafka_formats.TypedFormat` pins, which a restart is compared with:
@@ -81,9 +81,9 @@ class KafkaOffsets:
         return compact(document)
 
     def begins(self, found: Sequence[KafkaSplit], known: Mapping[str, KafkaSplit]) -> Mapping[str, int]:
-        """The first record of each, whatever startingOffsetsOfNewPartitions says: the JVM connector knows no other begin.
+        """The first record of each, whatever startingOffsetsOfNewPartitions says: the JVM connector knows no other start.
 
-        The end itself where the partition is gone, or begins behind it by now. Raises OutageError while it is not known which
+        The end itself where the partition is gone, or starts behind it by now. Raises OutageError while it is not known which
         are gone.
         """
         firsts = self.source.create_discovery().first_offsets(found)
@@ -106,8 +106,8 @@ def offsets_to_json(offsets: LogOffsets[KafkaSplit], formats: Mapping[Any, Mappi
     """The same text for the same offsets. `formats`: what `pinned_formats` gives."""
     ordered = sorted(offsets.splits.values(), key=lambda split: (split.topic, str(split.topic_id), split.partition))
     names = sorted({(split.topic, split.topic_id) for split in ordered}, key=str)
-    incarnations = Counter(topic for topic, _ in names)
-    keys = {name: name[0] if incarnations[name[0]] == 1 else f"{name[0]}@{name[1]}" for name in names}
+    driver_ids = Counter(topic for topic, _ in names)
+    keys = {name: name[0] if driver_ids[name[0]] == 1 else f"{name[0]}@{name[1]}" for name in names}
     shown: PartitionNumbers = {}
     rest: dict[str, Any] = {"began": {}, "epochs": {}, "offsets": {}, "formats": dict(formats), "initial": offsets.initial}
     for split in ordered:
@@ -160,7 +160,7 @@ def _rest(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if checksum(compact(_shown(document))) != rest["shown"]:
             raise ValueError("the positions are not those that were stored")
         if not all(isinstance(each, dict) for each in rest["formats"].values()):
-            raise ValueError("its formats are no objects")
+            raise ValueError("its formats are not objects")
     return rest
 
 

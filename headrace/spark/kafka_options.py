@@ -1,7 +1,7 @@
 """The options of Spark's Kafka source and sink, and ours, as two tables: how the text of each is read, and what it means.
 
 Names, defaults and meanings are those of Spark's own connector. Case is ignored. An option that nobody knows is refused; one
-that means something in the other direction only is passed over with a warning.
+that means something in the other direction only is skipped with a warning.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ REFUSED: Mapping[str, str] = {
     "enable.auto.commit": "Kafka option 'enable.auto.commit' is not supported",
     "interceptor.classes": "Kafka option 'interceptor.classes' is not supported",
 }
-"""Properties that Spark's connector sets itself, without `kafka.`, and what it says of each."""
+"""Properties that Spark's connector sets itself, without `kafka.`, and what it reports about each."""
 
 
 def check_properties(properties: Mapping[str, str], client: Literal["consumer", "producer"]) -> None:

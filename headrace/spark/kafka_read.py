@@ -152,7 +152,7 @@ def _topics(given: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def _check_what_depends(given: Mapping[str, Any]) -> None:
-    """Of the options that mean something with another one only, Spark's own is passed over, as Spark does; ours is refused."""
+    """Of the options that mean something with another one only, Spark's own is skipped, as Spark does; ours is refused."""
     if "startingOffsetsByTimestampStrategy" in given and not any(name in given for name in _BY_TIME):
         log.warning("option 'startingOffsetsByTimestampStrategy' means nothing without a timestamp, and is ignored")
     if "startingOffsetsWithoutCommit" in given and given.get("startingOffsets") != Committed():
@@ -172,7 +172,9 @@ def _check_stream(given: Mapping[str, Any]) -> None:
 
 def _check_batch(given: Mapping[str, Any]) -> None:
     if "startFromSavepoint" in given:
-        raise UsageError("option 'startFromSavepoint' is for streaming queries: a batch read has no checkpoint to go on from")
+        raise UsageError(
+            "option 'startFromSavepoint' is for streaming queries: a batch read has no checkpoint to continue from"
+        )
     starts, ends = given.get("startingOffsets"), given.get("endingOffsets")
     if "startingTimestamp" in given or "startingOffsetsByTimestamp" in given:
         starts = None

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from headrace.connectors.base.sink import TwoPhaseSink, check_job, is_one_off
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.supervision.driver_id import INCARNATION
+from headrace.runners.spark.supervision.driver_id import DRIVER_ID
 
 __all__ = [
     "REPEATED_WRITE",
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 SinkT = TypeVar("SinkT", bound=TwoPhaseSink[Any])
 
-_FROM_SPARK = frozenset({"checkpointlocation", "provider", "__datasource_name", "queryname", INCARNATION.lower()})
+_FROM_SPARK = frozenset({"checkpointlocation", "provider", "__datasource_name", "queryname", DRIVER_ID.lower()})
 """What Spark, or a supervised driver, adds to the options by itself, in lower case."""
 
 _ALIKE = 0.6  # difflib's similarity, from which a known option is suggested
@@ -151,8 +151,8 @@ def choice(kind: type[ChoiceT]) -> Parse:
 class OptionTable:
     """The options of one connector in one direction. `known_to` and `owner` say whose they are, in errors and warnings.
 
-    `prefix`: options that begin with it are properties, and are given as they are. `groups`: options that begin with one of
-    these are given together under it, by their names in lower case without it. `ignored`: passed over in silence, in lower
+    `prefix`: options that start with it are properties, and are given as they are. `groups`: options that start with one of
+    these are given together under it, by their names in lower case without it. `ignored`: skipped silently, in lower
     case. `other_side`: the options of the other direction, which mean nothing here: people write one set of options for
     both, as Spark's own connector allows. A warning names each.
     """
@@ -222,7 +222,7 @@ class OptionTable:
 
 @functools.lru_cache(maxsize=256)
 def warn_once(message: str) -> None:
-    """A warning in the log; once in a process, as Spark makes a writer anew for every batch of a query."""
+    """A warning in the log; once in a process, as Spark makes a writer again for every batch of a query."""
     log.warning(message)
 
 
@@ -261,7 +261,7 @@ REPEATED_WRITE: tuple[Option, ...] = (
 
 
 def sink_write(sink: SinkT, given: Mapping[str, Any]) -> SinkWrite[SinkT]:
-    """The sink, and what `REPEATED_WRITE` says of the write. Raises UsageError naming the option that is missing."""
+    """The sink, and what `REPEATED_WRITE` reports about the write. Raises UsageError naming the option that is missing."""
     if ("txnAppId" in given) != ("txnVersion" in given):
         raise UsageError("options 'txnAppId' and 'txnVersion' go together")
     return SinkWrite(sink, given.get("txnAppId"), given.get("txnVersion"))

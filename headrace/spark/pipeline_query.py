@@ -36,7 +36,7 @@ QUERY_OPTIONS = OptionTable(
     [option for option in SOURCE_OPTIONS if option.name in _OF_QUERIES],
     nothing_alike=f"there are: {', '.join(_OF_QUERIES)}; everything else is said by the pipeline's source and sink",
 )
-"""What `Pipeline.start_on_spark` takes beside what the source says."""
+"""What `Pipeline.start_on_spark` takes alongside what the source says."""
 
 
 def pipeline_query(
@@ -50,7 +50,7 @@ def pipeline_query(
     if isinstance(pipeline.sink, Mapping):
         raise UsageError(
             f"several sinks cannot be carried over: a streaming query has one; {known_outputs(pipeline.sink)}. Start one query "
-            "for each output, such as pipeline.only('good').start_on_spark(...), each with a checkpointLocation of its own"
+            "for each output, such as pipeline.only('good').start_on_spark(...), each with its own checkpointLocation"
         )
     if not isinstance(checkpoint, str) or not checkpoint.strip():
         raise UsageError(f"checkpointLocation must be a folder's path or URL, not {checkpoint!r}")

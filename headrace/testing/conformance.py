@@ -88,7 +88,7 @@ class Run(ABC):
 
     @abstractmethod
     def delivered(self) -> list[pa.RecordBatch]:
-        """What was delivered in this run, in order, without what was taken back since."""
+        """What was delivered in this run, in order, without what was rolled back since."""
 
     @abstractmethod
     def checkpoint(self) -> bytes:
@@ -96,7 +96,7 @@ class Run(ABC):
 
     @abstractmethod
     def lose_reader(self) -> None:
-        """Kill one reader and start it again: what it delivered since the last checkpoint is taken back."""
+        """Kill one reader and start it again: what it delivered since the last checkpoint is rolled back."""
 
     @abstractmethod
     def look_for_splits(self) -> None:
@@ -369,7 +369,7 @@ class SourceConformance(ABC):
         self.finish(self.start_run(external.create_source(Boundedness.UNBOUNDED), parallelism=2), log)
 
     def test_savepoint(self, external: ExternalContext) -> None:
-        """A run stopped in the middle goes on where it stopped."""
+        """A run stopped in the middle continues where it stopped."""
         self._restored_at(external, 2, 2)
 
     def test_scale_up(self, external: ExternalContext) -> None:
@@ -414,7 +414,7 @@ class SourceConformance(ABC):
         self.finish(run, log)
 
     def test_reader_failure_before_any_checkpoint(self, external: ExternalContext) -> None:
-        """A reader is lost before the first checkpoint: its splits begin anew."""
+        """A reader is lost before the first checkpoint: its splits start over."""
         log = _Log(external)
         log.new_split()
         run = self.start_run(external.create_source(Boundedness.UNBOUNDED))
@@ -436,7 +436,7 @@ class SourceConformance(ABC):
     # --- the end of a bounded source ----------------------------------------------------------------------------------
 
     def test_bounded_ends_by_itself(self, external: ExternalContext) -> None:
-        """It ends, also when a split is empty, and reads nothing that was written after it had begun."""
+        """It ends, also when a split is empty, and reads nothing that was written after it had started."""
         log = _Log(external)
         splits = [log.new_split(), log.new_split(0), log.new_split(1)]
         run = self.start_run(external.create_source(Boundedness.BOUNDED), parallelism=2)
@@ -460,7 +460,7 @@ class SourceConformance(ABC):
         self.finish(restored, log)
 
     def test_bounded_source_restored_midway(self, external: ExternalContext) -> None:
-        """It reads the rest, up to the end that was fixed when it first began, and ends."""
+        """It reads the rest, up to the end that was fixed when it first started, and ends."""
         log = _Log(external)
         splits = [log.new_split() for _ in range(3)]
         source = external.create_source(Boundedness.BOUNDED)

@@ -11,10 +11,10 @@ __all__ = ["COMMITTER_STEPS", "DyingCommitter", "Killed", "Step", "When"]
 
 AnswerT = TypeVar("AnswerT")
 
-Step = Literal["fence", "check", "record", "end", "copy", "sweep"]
+Step = Literal["fence", "check", "record", "end", "copy", "clean_up"]
 When = Literal["before", "after"]
 
-COMMITTER_STEPS: tuple[Step, ...] = ("fence", "check", "record", "end", "copy", "sweep")
+COMMITTER_STEPS: tuple[Step, ...] = ("fence", "check", "record", "end", "copy", "clean_up")
 """The calls of a committer that a driver may die before or after."""
 
 
@@ -68,9 +68,9 @@ class DyingCommitter(Committer[HandleT]):
         """As the real one."""
         return self._call("copy", lambda: self._inner.copy(handles))
 
-    def sweep(self, keep: Collection[HandleT]) -> None:
+    def clean_up(self, keep: Collection[HandleT]) -> None:
         """As the real one."""
-        self._call("sweep", lambda: self._inner.sweep(keep))
+        self._call("clean_up", lambda: self._inner.clean_up(keep))
 
     def forget(self) -> None:
         """As the real one."""

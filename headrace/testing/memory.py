@@ -59,7 +59,7 @@ class MemoryLog:
         return _find_log, (self._number,)
 
     def create(self, split_id: str) -> None:
-        """Begin a new, empty split."""
+        """Start a new, empty split."""
         if split_id in self._values:
             raise UsageError(f"split {split_id} exists")
         self._values[split_id] = []

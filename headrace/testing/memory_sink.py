@@ -9,7 +9,7 @@
     log.rows()
 
 It is as unkind as a real one may be: a transaction can expire at any moment (`MemoryTransactionLog.expire`), also a
-prepared one; beginning again under a name aborts what had it; sweeping is not fenced, so a driver that was replaced can
+prepared one; beginning again under a name aborts what had it; cleaning up is not fenced, so a driver that was replaced can
 abort its successor's transactions; and copies have one name, so two drivers that copy disturb each other. The log lives in this
 process; a pickled sink finds it again in this process only.
 """
@@ -227,7 +227,7 @@ def _list_in(data: bytes, job: str) -> CommitList[MemoryHandle]:
 
 
 class MemoryTransaction(Transaction[MemoryHandle]):
-    """One attempt's rows. Begun in the log at once, also when no row comes."""
+    """One attempt's rows. Started in the log at once, also when no row comes."""
 
     def __init__(self, log: MemoryTransactionLog, attempt: Attempt) -> None:
         """Aborts what an earlier attempt of the same name left open."""
@@ -264,7 +264,7 @@ class MemoryCommitter(Committer[MemoryHandle]):
         self._generation = 0
 
     def fence(self) -> CommitList[MemoryHandle] | None:
-        """Begin the next generation, then read the list."""
+        """Start the next generation, then read the list."""
         self._generation = self._log.fence(self._job)
         data = self._log.stored().get(self._job)
         return None if data is None else _list_in(data, self._job)
@@ -291,7 +291,7 @@ class MemoryCommitter(Committer[MemoryHandle]):
         self._log.prepare(number)
         return MemoryHandle(number)
 
-    def sweep(self, keep: Collection[MemoryHandle]) -> None:
+    def clean_up(self, keep: Collection[MemoryHandle]) -> None:
         """Abort the job's other transactions."""
         kept = {handle.number for handle in keep}
         for entry in self._log.unended(self._job):

@@ -7,7 +7,7 @@ A sink is put in by a subclass with a factory, in a file that pytest collects:
             return MyContext()
 
 What a context makes must be its own (for Kafka: a topic with a random name), so that cases do not meet each other. Rows are
-written by tasks that are then forgotten, and committed by drivers that die, are replaced, and start anew.
+written by tasks that are then forgotten, and committed by drivers that die, are replaced, and start again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["SinkConformance", "SinkContext"]
 DEATHS: tuple[tuple[Step, When, int], ...] = (
     ("fence", "before", 1),
     ("fence", "after", 1),
-    ("sweep", "before", 1),
-    ("sweep", "after", 1),
+    ("clean_up", "before", 1),
+    ("clean_up", "after", 1),
     ("check", "before", 1),
     ("check", "after", 1),
     ("record", "before", 1),
@@ -47,8 +47,8 @@ DEATHS: tuple[tuple[Step, When, int], ...] = (
     ("end", "after", 1),
     ("end", "before", 2),
     ("end", "after", 2),
-    ("sweep", "before", 2),
-    ("sweep", "after", 2),
+    ("clean_up", "before", 2),
+    ("clean_up", "after", 2),
     ("record", "before", 2),
     ("record", "after", 2),
 )
@@ -63,7 +63,7 @@ class SinkContext(ABC):
 
     @abstractmethod
     def create_sink(self) -> TwoPhaseSink[Any]:
-        """A sink into this system, as another process would make it: an object of its own, equal to the others."""
+        """A sink into this system, as another process would make it: its own object, equal to the others."""
 
     @abstractmethod
     def batch(self, values: Sequence[str]) -> pa.RecordBatch:
@@ -75,7 +75,7 @@ class SinkContext(ABC):
 
     @abstractmethod
     def unended(self, job: str) -> int:
-        """How many transactions of the job are begun or prepared and not ended, the driver's own aside."""
+        """How many transactions of the job are started or prepared and not ended, the driver's own aside."""
 
     @abstractmethod
     def golden_handles(self) -> Sequence[tuple[int, str, Any]]:
@@ -99,7 +99,7 @@ class _Job:
 
     @property
     def sink(self) -> TwoPhaseSink[Any]:
-        """Made anew each time: nothing may hang on one object."""
+        """Recreated each time: nothing may hang on one object."""
         return self._external.create_sink()
 
     def committer(self) -> Committer[Any]:
@@ -107,8 +107,8 @@ class _Job:
         self._stack.callback(made.close)
         return made
 
-    def driver(self, incarnation: str | None = None) -> JobCommitter[Any]:
-        return JobCommitter(self.name, self.committer(), incarnation)
+    def driver(self, driver_id: str | None = None) -> JobCommitter[Any]:
+        return JobCommitter(self.name, self.committer(), driver_id)
 
     def dying(self, step: Step, when: When, nth: int) -> tuple[DyingCommitter[Any], JobCommitter[Any]]:
         dying = DyingCommitter(self.committer(), step, when, nth)
@@ -290,13 +290,13 @@ class SinkConformance(ABC):
         self.assert_visible(external, job.epoch(0))
 
     def test_a_sweep_spares_what_it_is_told_to_keep(self, external: SinkContext) -> None:
-        """And ends all else of the job; a second sweep finds nothing."""
+        """And ends all else of the job; a second clean up finds nothing."""
         job = self._job(external)
         kept, lost = job.prepare_task(0, 0), job.prepare_task(0, 1)
         committer = job.committer()
         committer.fence()
-        committer.sweep([kept])
-        committer.sweep([kept])
+        committer.clean_up([kept])
+        committer.clean_up([kept])
         assert external.unended(job.name) == 1
         committer.check([kept])
         with pytest.raises(HeadraceError):
@@ -306,7 +306,7 @@ class SinkConformance(ABC):
         self.assert_visible(external, job.values(0, 0))
 
     def test_the_durable_list_is_read_back(self, external: SinkContext) -> None:
-        """By the next driver, as it was; what another sink object says of it agrees."""
+        """By the next driver, as it was; what another sink object reports about it agrees."""
         job = self._job(external)
         assert job.committer().fence() is None
         assert job.recorded() == -1
@@ -343,7 +343,7 @@ class SinkConformance(ABC):
         self.assert_visible(external, job.epoch(0), job.epoch(1), job.epoch(2))
 
     def test_a_forgotten_job_has_no_list(self, external: SinkContext) -> None:
-        """Its rows stay; a job of the same name begins anew."""
+        """Its rows stay; a job of the same name starts over."""
         job = self._job(external)
         driver = job.driver()
         job.write_epoch(7, driver=driver)
@@ -353,7 +353,7 @@ class SinkConformance(ABC):
         self.assert_visible(external, job.expected)
 
     def test_jobs_are_apart(self, external: SinkContext) -> None:
-        """A driver does not end what a job has prepared whose name begins with its own; nor has it that job's list."""
+        """A driver does not end what a job has prepared whose name starts with its own; nor has it that job's list."""
         job = self._job(external)
         other = self._job(external, f"{job.name}0")
         handles = other.prepare(0)
@@ -383,7 +383,7 @@ class SinkConformance(ABC):
         self.assert_visible(external, job.expected)
         assert external.unended(job.name) == 0
 
-    @pytest.mark.parametrize(("step", "when", "nth"), [death for death in DEATHS if death[0] in ("end", "record", "sweep")])
+    @pytest.mark.parametrize(("step", "when", "nth"), [death for death in DEATHS if death[0] in ("end", "record", "clean_up")])
     def test_a_driver_that_dies_while_it_recovers(self, external: SinkContext, step: Step, when: When, nth: int) -> None:
         """The next one recovers in its place. A place that this recovery does not come to is none to die at."""
         job = self._job(external)
@@ -422,7 +422,7 @@ class SinkConformance(ABC):
     def test_writers_that_have_jobs_of_their_own(self, external: SinkContext) -> None:
         """As workers of `headrace run`: the lists are another job's, whose driver ends what they have written.
 
-        How often it is asked, and that it sweeps the writer later, changes nothing of what is committed.
+        How often it is asked, and that it cleans up the writer later, changes nothing of what is committed.
         """
         run, writer, dead = (self._job(external) for _ in range(3))
         if run.sink.commits_by_list:
@@ -437,8 +437,8 @@ class SinkConformance(ABC):
         for epoch, own in ((1, earlier), (2, handle)):
             driver.record(CommitList(epoch, (), completed=True))
             assert [*of_writer.end_all([own]), *of_writer.end_all([own])] == [Outcome.COMMITTED] * 2
-        of_dead.sweep(())
-        of_writer.sweep([handle])
+        of_dead.clean_up(())
+        of_writer.clean_up([handle])
         assert of_writer.end(handle) is Outcome.COMMITTED
         with pytest.raises(HeadraceError):
             of_dead.check([lost])
@@ -446,16 +446,16 @@ class SinkConformance(ABC):
         self.assert_visible(external, writer.values(0, 0), writer.values(1, 0))
 
     def test_what_tasks_have_open_is_known_and_swept_by_task(self, external: SinkContext) -> None:
-        """As a runner needs it whose writers begin transactions at any time: of a sink that commits by list."""
+        """As a runner needs it whose writers start transactions at any time: of a sink that commits by list."""
         job = self._job(external)
         if not job.sink.commits_by_list:
-            pytest.skip("transactions of this sink are swept by their writers' jobs")
+            pytest.skip("transactions of this sink are cleaned up by their writers' jobs")
         driver = job.committer()
         assert driver.fence() is None
         assert driver.open_tasks() == frozenset()
         kept, lost = job.prepare_task(0, 0), job.prepare_task(0, 1)
         assert driver.open_tasks() == {0, 1}
-        driver.sweep_tasks([1], [])
+        driver.clean_up_tasks([1], [])
         assert driver.open_tasks() == {0}
         with pytest.raises(HeadraceError):
             driver.check([lost])
@@ -501,7 +501,7 @@ class SinkConformance(ABC):
         self.assert_visible(external, job.expected)
         assert external.unended(job.name) == 0
 
-    def test_an_epoch_that_was_planned_anew_is_refused(self, external: SinkContext) -> None:
+    def test_an_epoch_that_was_planned_again_is_refused(self, external: SinkContext) -> None:
         """The recorded epoch's number with another content, with and without rows: StaleEpochError from every new driver.
 
         With the same content it is a replay.
@@ -530,7 +530,7 @@ class SinkConformance(ABC):
         self.assert_visible(external, job.expected)
 
     def test_what_was_aborted_after_the_list_is_repaired_or_said_to_be_lost(self, external: SinkContext) -> None:
-        """Never passed over: the rows are copied, or recovery raises DataLossError; then and whenever it is tried again."""
+        """Never skipped: the rows are copied, or recovery raises DataLossError; then and whenever it is tried again."""
         job = self._job(external)
         handles = job.prepare(0)
         _, driver = job.dying("record", "after", 1)

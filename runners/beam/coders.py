@@ -65,7 +65,7 @@ registry.register_coder(pa.RecordBatch, RecordBatchCoder)
 class Element:
     """What the splittable stages get: nothing yet for the enumerating one, a reader's splits for the reading one.
 
-    A type of our own, with a coder of its own, because Flink's runner names the coder of an element with its restriction after
+    our own type, with its own coder, because Flink's runner names the coder of an element with its restriction after
     the element's coder alone: of two splittable DoFns in a pipeline that both took bytes, one would get the other's restriction
     coder. Ours all have the same one, bytes; so nothing can be mixed up, however many sources a pipeline reads.
     """

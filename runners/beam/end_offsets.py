@@ -25,7 +25,7 @@ class EndSeen:
 
 
 class Ends(Generic[SplitT]):
-    """Where splits end: looked up in a thread of its own, so that no call ever waits for what is only a hint. Thread-safe.
+    """Where splits end: looked up in its own thread, so that no call ever waits for what is only a hint. Thread-safe.
 
     By the split's id, which the parts of a divided split have in common: so what is asked is where the records of the whole
     split end, and no split that is asked for has a stop.
@@ -34,7 +34,7 @@ class Ends(Generic[SplitT]):
     """
 
     def __init__(self) -> None:
-        """Nothing is known; the thread begins with the first question, and is gone when there is none."""
+        """Nothing is known; the thread starts with the first question, and is gone when there is none."""
         self._condition = threading.Condition()
         self._known: dict[str, EndSeen] = {}
         self._asked: dict[str, SplitT] = {}

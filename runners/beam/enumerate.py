@@ -127,7 +127,7 @@ def _discover(
 
 
 class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
-    """Looks for splits and emits the new ones, as what readers have to read. Its restriction goes on with the ledger."""
+    """Looks for splits and emits the new ones, as what readers have to read. Its restriction continues with the ledger."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
         What one look finds is dealt out to so many readers: an element is what one of them has to read. Splits that are found
         later cannot join an element that is under way, so they make new ones. `subtasks`: of Flink, to spread them evenly.
-        `begins`: where a job without state begins, in place of what the source says.
+        `starts`: where a job without state starts, in place of what the source says.
         """
         self._source = source
         self._transform = transform
@@ -169,7 +169,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         workers.leave(self._transform)
 
     def initial_restriction(self, element: Element) -> bytes:
-        """Once in the life of a job: a restored one goes on with what `process` has handed on."""
+        """Once in the life of a job: a restored one continues with what `process` has handed on."""
         return self._format.encode(Fresh())
 
     def create_tracker(self, restriction: bytes) -> EncodedTracker:
@@ -214,7 +214,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         tracker.defer_remainder(pause(self._pause_s(time.monotonic())))
 
     def _without_gone(self, found: Look[Any]) -> Checkpoint[Any]:
-        """The ledger without splits that can never come back: who reads them has them in a restriction of its own."""
+        """The ledger without splits that can never come back: who reads them has them in its own restriction."""
         gone = self._driver.confirm_gone(found.missing)
         left = tuple(state for state in found.checkpoint.splits if state.split.split_id not in gone)
         return replace(found.checkpoint, splits=left)
@@ -230,7 +230,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         """A ledger that is not of this process's own last look comes from a restore: then it looks at once."""
         last = self._worker.last_look
         if last is None and self._begins is not None and isinstance(enumeration, Enumerated):
-            log.warning("the job goes on from its own state; its savepoint of headrace run is not looked at")
+            log.warning("the job continues from its own state; its savepoint of headrace run is not looked at")
         if last is None or not isinstance(enumeration, Enumerated) or enumeration.checkpoint.checkpoint_id != last.number:
             return True
         wait_s = self._wait_s

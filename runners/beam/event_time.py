@@ -60,7 +60,7 @@ class SplitWatermark(WatermarkEstimator):
             self._state = timestamp
 
     def observe_timestamp(self, timestamp: Timestamp) -> None:
-        """Outputs are batches, with their earliest record's time, which is no watermark: see `advance`."""
+        """Outputs are batches, with their earliest record's time, which is not a watermark: see `advance`."""
 
     def current_watermark(self) -> Timestamp | None:  # type: ignore[override] # Beam does know watermarks that are unknown
         """For the runner."""

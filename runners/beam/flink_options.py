@@ -36,7 +36,7 @@ class Promise(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An option that breaks promises by some of its values: `wrong` is told what was given (None where nothing was)."""
+    """An option that breaks promises by some of its values: `wrong` is informed what was given (None where nothing was)."""
 
     option: str
     wrong: Callable[[Options], bool]
@@ -54,7 +54,7 @@ class Options:
         self.streams = unbounded or self.flag("streaming")
 
     def number(self, name: str, default: int) -> int:
-        """Raises UsageError for what is no whole number."""
+        """Raises UsageError for what is not a whole number."""
         value = self._given.get(name)
         if value is None:
             return default
@@ -166,20 +166,20 @@ ACCEPTED = {
     "checkpoint_timeout_millis": "a checkpoint that is given up is never reported complete",
     "fail_on_checkpointing_errors": "a checkpoint that a task declines is never reported complete",
     "externalized_checkpoints_enabled": "says what becomes of checkpoints when a job has ended",
-    "retain_externalized_checkpoints_on_cancellation": "as the one before",
-    "savepoint_path": "state goes on where it was; a savepoint older than the last checkpoint is said in the documentation",
+    "retain_externalized_checkpoints_on_cancellation": "as the previous one",
+    "savepoint_path": "state continues where it was; a savepoint older than the last checkpoint is said in the documentation",
     "parallelism": "state moves by its keys; a restore with another one succeeds or fails in Flink",
-    "max_parallelism": "as the one before",
+    "max_parallelism": "as the previous one",
     "sdk_worker_parallelism": "without load_balance_bundles a task keeps to one process",
     "max_bundle_size": "a call is part of one bundle, however long that is",
-    "max_bundle_time_mills": "as the one before",
+    "max_bundle_time_mills": "as the previous one",
     "number_of_execution_retries": "each attempt goes back to a checkpoint",
-    "execution_retry_delay": "as the one before",
+    "execution_retry_delay": "as the previous one",
     "state_backend": "any that Flink restores from",
-    "state_backend_factory": "as the one before",
-    "state_backend_storage_path": "as the one before",
+    "state_backend_factory": "as the previous one",
+    "state_backend_storage_path": "as the previous one",
     "object_reuse": "bytes that a worker is sent are not changed afterwards",
-    "faster_copy": "as the one before",
+    "faster_copy": "as the previous one",
     "operator_chaining": "where tasks meet changes no order of a barrier and rows",
     "enable_stable_input_drain": "no stage here asks for stable input",
     "auto_watermark_interval": "nothing here waits for a watermark",

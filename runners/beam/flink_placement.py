@@ -67,7 +67,7 @@ def _varint(number: int) -> bytes:
 
 
 def _java_hash(data: bytes, code: int) -> int:
-    """`java.nio.ByteBuffer.hashCode`, going on from the code of what comes behind; 1 for nothing."""
+    """`java.nio.ByteBuffer.hashCode`, continuing from the code of what comes behind; 1 for nothing."""
     for byte in reversed(data):
         code = (31 * code + (byte - 256 if byte > 127 else byte)) & _MASK
     return code

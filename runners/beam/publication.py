@@ -39,7 +39,7 @@ class Ticket(Generic[PositionT]):
 class Publication(Generic[PositionT]):
     """The positions of one split, as the calls of one process register them and the runner finalises them. Thread-safe.
 
-    A call that does not begin where the last one ended means that the split was restored, or was elsewhere meanwhile: what is
+    A call that does not start where the last one ended means that the split was restored, or was elsewhere meanwhile: what is
     known of the time before proves nothing then.
     """
 

@@ -31,7 +31,7 @@ class Publisher(Generic[SplitT]):
         self._patience_s = patience_s
 
     def note(self, begun: ReaderRestriction[SplitT], stands: Mapping[str, SplitT], tracker: Any, finalizer: Any) -> None:
-        """A call began there and its splits stand here; those that have ended go once their last position is published."""
+        """A call started there and its splits stand here; those that have ended go once their last position is published."""
         tickets = []
         for start in (*begun.reading, *begun.unpublished):
             publication = self._worker.publication(start.split_id)

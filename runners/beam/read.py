@@ -43,7 +43,7 @@ READ_S = 1.0
 """How long one call of `process` reads, in seconds. A runner takes no checkpoint while it lasts."""
 
 WAIT_S = 0.1
-"""A call that has delivered something ends when nothing more comes for so long, in seconds: what it has goes on then."""
+"""A call that has delivered something ends when nothing more comes for so long, in seconds: what it has continues then."""
 
 PUBLISH_S = 1.0
 """Pause between two looks whether the last positions of splits that have ended are published, in seconds."""
@@ -244,10 +244,10 @@ class ToRecords(beam.DoFn):
 
 
 def _check_streams(runner: str) -> None:
-    """A source without an end needs a runner whose stages run beside each other, or not one record comes out, in silence."""
+    """A source without an end needs a runner whose stages run in parallel, or not one record comes out, silently."""
     wanted = "read up to a stop or a limit, or use Prism (--runner=PrismRunner), Flink, or another runner that streams"
     if runner in _ONE_STAGE_AFTER_THE_OTHER:
-        raise UsageError(f"{runner} ends one stage before it begins the next, and this source has no end: {wanted}")
+        raise UsageError(f"{runner} ends one stage before it starts the next, and this source has no end: {wanted}")
     if runner == "SwitchingDirectRunner":
         log.warning("DirectRunner reads a source without an end only where Beam can fetch its program Prism; else %s", wanted)
 
@@ -273,12 +273,12 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     - `publish`: tell the source which positions are durable (a Kafka source with a group commits them). Default: false.
     - `limit`: end after so many records or seconds: for tests and demos. Then it is one bounded read that nobody restores.
     - `read_s`: how long one call reads, or waits for a first record, in seconds (default 1); no checkpoint is taken meanwhile.
-    - `start_from_savepoint`: path or URI of a savepoint of `headrace run` that the job begins with, in place of where the
-      source would begin. It is read when the pipeline is built; a job that goes on from state of its own does not look at it.
+    - `start_from_savepoint`: path or URI of a savepoint of `headrace run` that the job starts with, in place of where the
+      source would start. It is read when the pipeline is built; a job that continues from state of its own does not look at it.
     - `num_readers`: how many readers share the splits that one look for splits finds. Default: what the pipeline's option
       --parallelism says, else 4. Each is an element of the pipeline: it has one reader for all of its splits.
 
-    A bounded source ends by itself. A restored pipeline, from a checkpoint or a savepoint in a new submission, goes on where
+    A bounded source ends by itself. A restored pipeline, from a checkpoint or a savepoint in a new submission, continues where
     every split stood; a source that was configured otherwise meanwhile takes effect by discovery. Raises UsageError for an
     argument that cannot be, and StateError for a savepoint of another source or a damaged one.
     """
@@ -332,7 +332,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         return batches | "ToRecords" >> to_records(self._rows, self._event_time, self._record_type)
 
     def stages(self, options: Mapping[str, Any]) -> tuple[EnumerateBounded | EnumerateUnbounded, ReadBounded | ReadUnbounded]:
-        """The two splittable DoFns, under a name of their own: for `expand`, and for tests that do what a runner does.
+        """The two splittable DoFns, under their own name: for `expand`, and for tests that do what a runner does.
 
         Raises UsageError for an option of the pipeline that cannot be.
         """

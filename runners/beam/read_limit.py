@@ -44,7 +44,7 @@ class ReadLimited(beam.DoFn):
     """Reads until the limit, or the source's end. Says in the end where it stands, for the reading stage to publish."""
 
     def __init__(self, source: Source[Any], limit: Limit, event_time: EventTime, begins: Checkpoint[Any] | None = None) -> None:
-        """Travels to a worker by pickle. `begins`: where it begins, in place of what the source says."""
+        """Travels to a worker by pickle. `starts`: where it starts, in place of what the source says."""
         self._begins = begins
         self._source = source
         self._limit = limit
@@ -82,7 +82,7 @@ class ReadLimited(beam.DoFn):
                 yield batch
 
     def _first(self, at: Any, batch: SplitBatch[Any], left: int, deadline_s: float) -> Iterator[SplitBatch[Any]]:
-        """The first records of a batch of a split that stood there. Of a log they are read anew: only it knows the position."""
+        """The first records of a batch of a split that stood there. Of a log they are read again: only it knows the position."""
         if not isinstance(self._source, LogSource):
             yield SplitBatch(at, batch.records.slice(0, left))
             return

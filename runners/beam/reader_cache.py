@@ -1,4 +1,4 @@
-"""The reader of one call: parked by an earlier one or new, and where each of its splits stands."""
+"""The reader of one call: cached by an earlier one or new, and where each of its splits stands."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.source import SourceReader, SplitBatch
 from headrace.enumerator.split import SplitT
-from headrace.runners.beam.worker import Parked, ParkedReaders
+from headrace.runners.beam.worker import Cached, CachedReaders
 
 
 class HeldReader(Generic[SplitT]):
-    """Holds the reader of some splits for one call. Leaving it parks the reader, or closes it when the call has failed."""
+    """Holds the reader of some splits for one call. Leaving it caches the reader, or closes it when the call has failed."""
 
     def __init__(
-        self, create: Callable[[], SourceReader[SplitT]], parked: ParkedReaders[SplitT], splits: Sequence[SplitT]
+        self, create: Callable[[], SourceReader[SplitT]], cached: CachedReaders[SplitT], splits: Sequence[SplitT]
     ) -> None:
-        """Takes the parked reader that stands where these splits do, or creates one when it is first needed."""
+        """Takes the cached reader that stands where these splits do, or creates one when it is first needed."""
         self._create = create
-        self._parked = parked
+        self._cached = cached
         self.positions = {split.split_id: split for split in splits}
         """The splits that are read, where they stand."""
         self.ended: dict[str, SplitT] = {}
         """Those that are read no more, where this call left them."""
         self.delivered: set[str] = set()
         """Those of which this call has delivered something."""
-        found = parked.take(self.positions)
+        found = cached.take(self.positions)
         self._reader: SourceReader[SplitT] | None = None if found is None else found.reader
         self.latest: dict[str, Timestamp] = {} if found is None else dict(found.latest)
-        """When the latest record happened that each split has delivered, since this reader began."""
+        """When the latest record happened that each split has delivered, since this reader started."""
 
     def __enter__(self) -> HeldReader[SplitT]:
         """Itself."""
@@ -39,7 +39,7 @@ class HeldReader(Generic[SplitT]):
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         """The call is over. A generator that is left in the middle has failed, too."""
         if self._reader is not None and failed is None and self.positions:
-            self._parked.park(Parked(self._reader, self.positions, self.latest))
+            self._cached.cache(Cached(self._reader, self.positions, self.latest))
         else:
             self._close()
 

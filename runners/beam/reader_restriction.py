@@ -49,7 +49,7 @@ class Published:
 
 
 class ReaderTracker(RestrictionTracker, Generic[SplitT]):
-    """Guards the splits of one reader, each by a tracker of its own."""
+    """Guards the splits of one reader, each by its own tracker."""
 
     def __init__(self, restriction: ReaderRestriction[SplitT], tracker_of: SplitTrackers, *, publishes: bool) -> None:
         """For one call of `process`. `publishes`: a split read to its end is kept until its last position is published."""

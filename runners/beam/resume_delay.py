@@ -11,7 +11,7 @@ _MARGIN_S = 0.25
 
 
 def pause(seconds: float) -> Duration:
-    """At least so long, and less than 1.3 seconds longer; 0 is no pause.
+    """At least so long, and less than 1.3 seconds longer; 0 is not a pause.
 
     Flink's runner drops the fraction of a second (`BundleCheckpointHandlers` in Beam's Java code): of a pause of 1 s, which is
     0.999 s when the runner learns of it, nothing is left.

@@ -2,24 +2,24 @@
 
 Rows are written in shards, each with a small state that is part of the runner's checkpoints. One call for a shard:
 
-    read the state -> sweep (a shard that was restored) -> commit what is durable -> copy what was aborted since
+    read the state -> clean up (a shard that was restored) -> commit what is durable -> copy what was aborted since
     -> write the rows in a transaction and prepare it -> put its handle into the state
 
 A handle in the state is *durable* once a completed checkpoint covers it: then its rows are never written again, and it is
 committed, whatever happens. Before, nothing of it is committed: a crash goes back to a state without the handle, the rows are
-written again, and the sweep aborts the transaction that no state names. Which handles are durable is `Publication`'s knowledge;
-this process may lose it at any time, and then learns it anew from the next checkpoints.
+written again, and the clean-up aborts the transaction that no state names. Which handles are durable is `Publication`'s knowledge;
+this process may lose it at any time, and then learns it again from the next checkpoints.
 
 Each crash:
 
-- between prepare and checkpoint: the state that is restored has no such handle. The sweep aborts the transaction.
+- between prepare and checkpoint: the state that is restored has no such handle. The clean-up aborts the transaction.
 - between checkpoint and commit: the state has the handle, so it is committed later.
 - after the commit, before a checkpoint without the handle: it is committed again, which a committer answers as before.
-- a zombie worker goes on for a moment: it can commit only what is durable; what it begins has a name of its own and is
-  aborted by the next sweep; what its own late sweep aborts, or what timed out, is still in the log and is copied.
+- a zombie worker continues for a moment: it can commit only what is durable; what it starts has its own name and is
+  aborted by the next clean up; what its own late clean up aborts, or what timed out, is still in the log and is copied.
 
 A restore from an older savepoint than the last checkpoint goes back behind what is committed: those rows come twice, as with
-every two-phase-commit sink whose commits cannot be taken back.
+every two-phase-commit sink whose commits cannot be rolled back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Generic, assert_never
 
-from headrace.connectors.base.commit import Copied, Copy, End, Ended, Sweep, Swept
+from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
 from headrace.connectors.base.sink import HandleSerializer, HandleT, Outcome, stored_number, stored_text, stored_truth
 from headrace.enumerator.envelope import Envelope, readable_version
 from headrace.enumerator.transitions import Transitions, allowed_after
@@ -51,8 +51,8 @@ SPARE_SLOTS = 8
 """How many free slots a shard keeps back: a broker refuses a transaction under a name until its last commit has reached every
 partition, and who asks earlier waits out `retry.backoff.ms`. A call may commit some and then write at once."""
 
-SWEEP_S = 30.0
-"""How often a shard sweeps, in seconds: for transactions that no state names, of a zombie worker."""
+CLEAN_UP_S = 30.0
+"""How often a shard cleans up, in seconds: for transactions that no state names, of a zombie worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ShardState(Generic[HandleT]):
         return replace(self, entries=tuple(entry for entry in self.entries if entry not in gone))
 
 
-# --- events: what has happened to a call; Swept, Ended and Copied are of `headrace.connectors.base.commit` ---------------
+# --- events: what has happened to a call; Cleaned up, Ended and Copied are of `headrace.connectors.base.commit` ---------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +112,16 @@ class BundleFinalised:
     """The runner has finalised the bundle of a call that has returned."""
 
 
-ShardEvent = CallStarted | Swept | Ended[HandleT] | Copied[HandleT] | RowsWritten[HandleT] | CallFailed | BundleFinalised
+ShardEvent = CallStarted | CleanedUp | Ended[HandleT] | Copied[HandleT] | RowsWritten[HandleT] | CallFailed | BundleFinalised
 
-# --- commands; Sweep, End and Copy are of `headrace.connectors.base.commit` ----------------------------------------------
+# --- commands; Clean up, End and Copy are of `headrace.connectors.base.commit` ----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
     """Write the call's rows in a transaction of this slot, and prepare it. Answered by RowsWritten.
 
-    No two transactions of one process that have not ended are of one slot: what is begun under a name aborts what it had.
+    No two transactions of one process that have not ended are of one slot: what is started under a name aborts what it had.
     """
 
     slot: int
@@ -135,14 +135,14 @@ class Return(Generic[HandleT]):
     awaits_finalisation: bool
 
 
-ShardCommand = Sweep[HandleT] | End[HandleT] | Copy[HandleT] | Write | Return[HandleT]
+ShardCommand = CleanUp[HandleT] | End[HandleT] | Copy[HandleT] | Write | Return[HandleT]
 
 
 class ShardPhase(Enum):
     """What a call waits for."""
 
     CREATED = auto()
-    SWEEPING = auto()
+    CLEANING_UP = auto()
     ENDING = auto()
     COPYING = auto()
     WRITING = auto()
@@ -207,7 +207,7 @@ class Shard(Generic[HandleT]):
         self.life = _Life()
         self.count: int | None = None
         """`ShardState.count` as the last call returned it; None while a call is under way, and after one that failed."""
-        self.swept_s = 0.0
+        self.cleaned_up_s = 0.0
 
     def call(self, state: ShardState[HandleT], now_s: float, *, has_rows: bool) -> ShardCall[HandleT]:
         """A new call for the shard, whose state is this; `now_s` is of a monotonic clock, in seconds. Send it CallStarted."""
@@ -246,8 +246,8 @@ class ShardCall(Generic[HandleT]):
         match event:
             case CallStarted():
                 return self._start()
-            case Swept():
-                return self._swept()
+            case CleanedUp():
+                return self._cleaned_up()
             case Ended():
                 return self._ended(event)
             case Copied():
@@ -269,13 +269,13 @@ class ShardCall(Generic[HandleT]):
         if known != self._state.count:  # restored, or called in another process meanwhile: what was known proves nothing now
             shard.life = _Life()
         self._life = shard.life
-        if known == self._state.count and self._now_s - shard.swept_s < SWEEP_S:
+        if known == self._state.count and self._now_s - shard.cleaned_up_s < CLEAN_UP_S:
             return self._end()
-        self.phase = ShardPhase.SWEEPING
-        return [Sweep(self._state.handles)]
+        self.phase = ShardPhase.CLEANING_UP
+        return [CleanUp(self._state.handles)]
 
-    def _swept(self) -> list[ShardCommand[HandleT]]:
-        self._shard.swept_s = self._now_s
+    def _cleaned_up(self) -> list[ShardCommand[HandleT]]:
+        self._shard.cleaned_up_s = self._now_s
         return self._end()
 
     def _ended(self, event: Ended[HandleT]) -> list[ShardCommand[HandleT]]:
@@ -345,14 +345,14 @@ class ShardCall(Generic[HandleT]):
 
 
 SHARD_TRANSITIONS: Transitions[ShardPhase] = {
-    (ShardPhase.CREATED, CallStarted): (ShardPhase.SWEEPING, ShardPhase.ENDING, ShardPhase.WRITING, ShardPhase.RETURNED),
-    (ShardPhase.SWEEPING, Swept): (ShardPhase.ENDING, ShardPhase.WRITING, ShardPhase.RETURNED),
+    (ShardPhase.CREATED, CallStarted): (ShardPhase.CLEANING_UP, ShardPhase.ENDING, ShardPhase.WRITING, ShardPhase.RETURNED),
+    (ShardPhase.CLEANING_UP, CleanedUp): (ShardPhase.ENDING, ShardPhase.WRITING, ShardPhase.RETURNED),
     (ShardPhase.ENDING, Ended): (ShardPhase.ENDING, ShardPhase.COPYING, ShardPhase.WRITING, ShardPhase.RETURNED),
     (ShardPhase.COPYING, Copied): (ShardPhase.WRITING, ShardPhase.RETURNED),
     (ShardPhase.WRITING, RowsWritten): (ShardPhase.RETURNED,),
     **{
         (phase, CallFailed): (ShardPhase.FAILED,)
-        for phase in (ShardPhase.SWEEPING, ShardPhase.ENDING, ShardPhase.COPYING, ShardPhase.WRITING)
+        for phase in (ShardPhase.CLEANING_UP, ShardPhase.ENDING, ShardPhase.COPYING, ShardPhase.WRITING)
     },
     (ShardPhase.RETURNED, BundleFinalised): (ShardPhase.RETURNED,),
 }

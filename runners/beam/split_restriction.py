@@ -1,6 +1,6 @@
 """What is left to do of a source, as Beam restrictions, and the trackers that guard them. No connector, no I/O.
 
-The enumerating stage's restriction is the ledger. It begins as `Fresh`, the one state that leads to the initial discovery; what
+The enumerating stage's restriction is the ledger. It starts as `Fresh`, the one state that leads to the initial discovery; what
 is handed on to the next call is always `Enumerated`, so a restored pipeline cannot initialise again (Beam #31313, #34890). The
 reading stage's restriction is made of splits at their positions (`reader.py`), each guarded by a tracker of here. What
 is claimed is the split as it stands after a batch, rows or not: it moves over records that yield nothing (Beam #25962).
@@ -176,7 +176,7 @@ class OffsetSplitTracker(RestrictionTracker):
     """Guards a range of offsets. One with a stop can be divided while it is read, unless `divisible` is false."""
 
     def __init__(self, state: SplitState[Any], *, end: Callable[[], int | None] = lambda: None, divisible: bool = True) -> None:
-        """For one call of `process`. `end` tells where the split's records end, as far as is known: for the backlog."""
+        """For one call of `process`. `end` reports where the split's records end, as far as is known: for the backlog."""
         self._split: OffsetSplit = state.split
         self._start = state.split.next_offset
         self._stop: int | None = state.split.stop_offset
@@ -192,7 +192,7 @@ class OffsetSplitTracker(RestrictionTracker):
         """The split as it stands once a batch is delivered.
 
         False when the batch reaches beyond the stop, as the runner has divided the range meanwhile: it must not be delivered.
-        What `current_restriction` then says is left is this call's still, and must be read anew, up to that stop.
+        What `current_restriction` then says is left is this call's still, and must be read again, up to that stop.
         A position goes back only where the source lets data loss pass, and never in a range with a stop: what is before its
         start may be another's. Raises ProtocolViolationError, a bug, for one that does.
         """

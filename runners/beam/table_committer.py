@@ -41,7 +41,7 @@ LOOK_S = 30.0
 ONE_KEY = 0
 """All that the committer gets has this key: so it is one."""
 
-BEAT = b""
+HEARTBEAT = b""
 
 
 def job_of(run: str) -> str:
@@ -90,7 +90,7 @@ class TableWriter(beam.DoFn):
 
 
 class EpochWriter(beam.DoFn):
-    """The committer. A call has a handle, or is a beat."""
+    """The committer. A call has a handle, or is a heartbeat."""
 
     STATE = ReadModifyWriteStateSpec("epochs", BytesCoder())
 
@@ -125,7 +125,7 @@ class _Life(CommitterLife[HandleT]):
 
 
 class EpochCommitter(Generic[HandleT]):
-    """What one process has of a committer. Calls come one at a time, but one of a failed attempt may go on meanwhile."""
+    """What one process has of a committer. Calls come one at a time, but one of a failed attempt may continue meanwhile."""
 
     def __init__(self, sink: TwoPhaseSink[HandleT], run: str) -> None:
         """Contacts nobody yet."""
@@ -170,7 +170,7 @@ class EpochCommitter(Generic[HandleT]):
             committer = life.committer = self._sink.committer(job)
             state = _recovered(committer, job, state)
         state = _committed(committer, job, state, life.durable)
-        if element != BEAT:
+        if element != HEARTBEAT:
             run, handle, stored = self._serializer.unpack(element)
             if run != state.run:
                 raise StateError(f"a handle of run {run} has come to the committer of run {state.run}: its rows would be lost")
@@ -178,7 +178,7 @@ class EpochCommitter(Generic[HandleT]):
         with _lock:
             orphans = life.orphans()
         if orphans:
-            committer.sweep_tasks(orphans, state.handles)
+            committer.clean_up_tasks(orphans, state.handles)
         if life.wants_look(now_s, LOOK_S):
             opened = committer.open_tasks()
             with _lock:
@@ -186,7 +186,7 @@ class EpochCommitter(Generic[HandleT]):
         return state
 
     def _follow(self, state: CommitterState[HandleT]) -> None:
-        """Commit what the job before has left, and let nobody else go on from its savepoint."""
+        """Commit what the job before has left, and let nobody else continue from its savepoint."""
         job = job_of(state.run)
         closing = state.closing(self._run)
         committer = self._sink.committer(job)
@@ -198,7 +198,7 @@ class EpochCommitter(Generic[HandleT]):
                 _commit(committer, job, closing)
             elif not recorded.completed:
                 _finish(committer, recorded)
-            committer.sweep(())
+            committer.clean_up(())
         finally:
             committer.close()
 
@@ -235,7 +235,7 @@ def _commit(committer: Committer[HandleT], job: str, commits: CommitList[HandleT
     except PeerError as error:
         error.add_note(
             f"A checkpoint has the files of epoch {commits.epoch} of job {job!r}, so their rows are not read again. Put the "
-            "table right (its columns and partitions as they were), and the job goes on"
+            "table right (its columns and partitions as they were), and the job continues"
         )
         raise
     if not commits.completed:

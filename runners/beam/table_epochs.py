@@ -7,21 +7,21 @@ them no more because they are committed. Only durable ones are committed, all th
 epoch of that commit is the number of the last one. So the table's marker, which is set in the same commit, says for every state
 which of its handles are in the table: those up to that number.
 
-Two histories may have one number: an older savepoint, or two jobs that go on from one savepoint. So each handle has a digest of
+Two histories may have one number: an older savepoint, or two jobs that continue from one savepoint. So each handle has a digest of
 itself and of all before it, the marker has that of its epoch's last handle, and a state that has another one there is refused.
 
 Each crash:
 
 - before the handle is in a completed checkpoint: its rows are written again, by another transaction. Nobody commits the first.
 - between checkpoint and commit: the state has the handle, so it is committed later.
-- after the commit, or in it, before a checkpoint without the handle: the marker tells which handles are to be dropped.
-- a worker that was replaced and goes on: the committer of each life is a new driver of the table, and older ones are refused.
+- after the commit, or in it, before a checkpoint without the handle: the marker reports which handles are to be dropped.
+- a worker that was replaced and continues: the committer of each life is a new driver of the table, and older ones are refused.
 
-**A job that is submitted anew** writes under a name of its own, and its restored state is of the job before. Its first call
+**A job that is submitted again** writes under its own name, and its restored state is of the job before. Its first call
 commits what that left and closes its history, by an epoch of a number that no state of it has, and a digest that names the
-successor. So a second job that goes on from the same savepoint is refused, and so is the first one if it is still running.
+successor. So a second job that continues from the same savepoint is refused, and so is the first one if it is still running.
 
-**Sweeping.** Which transactions will never be handed over? A bundle ends before the barrier of a checkpoint passes, and what it
+**Cleaning up.** Which transactions will never be handed over? A bundle ends before the barrier of a checkpoint passes, and what it
 hands over is before that barrier too. So what is open, was so before the barrier of a completed checkpoint was sent out, and is
 not in the state of that checkpoint, is of a writer that has died. That holds while no barrier overtakes rows: unaligned
 checkpoints are refused.
@@ -114,7 +114,7 @@ class CommitterState(Generic[HandleT]):
         return CommitList(number, self.handles_to(number), content=self.digest_of(number))
 
     def closing(self, successor: str) -> CommitList[HandleT]:
-        """The last commit of this history: of all that is left, by the job that goes on from it."""
+        """The last commit of this history: of all that is left, by the job that continues from it."""
         content = _digest(self.digest_of(self.count), f"followed by {successor}")
         return CommitList(self.count + 1, self.handles, completed=not self.received, content=content)
 
@@ -134,14 +134,14 @@ def refuse_other_history(job: str, state: CommitterState[HandleT], recorded: Com
     if number < state.committed:
         raise StateError(
             f"job {job!r} has committed {state.committed} transactions, and the table says {number or 'nothing'}: it was made "
-            "anew, put back to an older version from a copy, or is another one. Write to the table that the job is of, or "
+            "again, put back to an older version from a copy, or is another one. Write to the table that the job is of, or "
             "start a new job"
         )
     if number > state.count or (recorded is not None and not is_of(recorded, state.digest_of(number))):
         raise StateError(
             f"the table has transaction {number} of job {job!r}, and the restored checkpoint has {state.count}, or others: the "
-            "checkpoint or savepoint is older than what was committed, or another job has gone on from it. Its rows would come "
-            "twice. Go on from the newest checkpoint"
+            "checkpoint or savepoint is older than what was committed, or another job has continued from it. Its rows would come "
+            "twice. Continue from the newest checkpoint"
         )
     return number
 
@@ -189,13 +189,13 @@ class CommitterLife(Generic[HandleT]):
         return suspects
 
     def returned(self, before: _Position, state: CommitterState[HandleT]) -> Ticket[_Position] | None:
-        """A call that began at `before` ends with this state. The ticket for `finalised`; None when nothing is owed."""
+        """A call that started at `before` ends with this state. The ticket for `finalised`; None when nothing is owed."""
         self._position = replace(self._position, count=state.count)
         return self._publication.register(before, self._position)
 
     @property
     def position(self) -> _Position:
-        """For `returned`, as the call begins."""
+        """For `returned`, as the call starts."""
         return self._position
 
     def finalised(self, ticket: Ticket[_Position]) -> None:

@@ -1,7 +1,7 @@
 """What a worker process keeps between two calls of `process`: nothing that a restore would need.
 
 Runners make new DoFn instances as they like, so all of it belongs to the process, under the name of the transform. Readers are
-parked while their splits wait for the next call: they go on fetching, and a call that comes to the very positions takes its
+cached while their splits wait for the next call: they continue fetching, and a call that comes to the very positions takes its
 reader over.
 """
 
@@ -23,21 +23,21 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.beam.end_offsets import Ends
 from headrace.runners.beam.publication import Publication
 
-PARKED_S = 10.0
-"""A parked reader that nobody takes for so long is closed, in seconds: its splits are read elsewhere."""
+CACHED_S = 10.0
+"""A cached reader that nobody takes for so long is closed, in seconds: its splits are read elsewhere."""
 
 TURN_S = 2.0
-"""Many readers take turns on a runner's threads: each that is parked adds so long, in seconds, to the patience with all."""
+"""Many readers take turns on a runner's threads: each that is cached adds so long, in seconds, to the patience with all."""
 
-MOST_PARKED = 256
-"""More readers than this are not parked by one transform in one process: the oldest is closed."""
+MOST_CACHED = 256
+"""More readers than this are not cached by one transform in one process: the oldest is closed."""
 
 MOST_OUTSTANDING = 256
 """So many calls of a split may wait for their bundle's finalisation: a runner keeps about 100 KB for each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parked(Generic[SplitT]):
+class Cached(Generic[SplitT]):
     """A reader, where each of its splits stands, and the time of the latest record that each has delivered."""
 
     reader: SourceReader[SplitT]
@@ -45,61 +45,61 @@ class Parked(Generic[SplitT]):
     latest: Mapping[str, Timestamp]
 
 
-class ParkedReaders(Generic[SplitT]):
+class CachedReaders(Generic[SplitT]):
     """Readers that wait for their splits' next call. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """None yet. `clock` gives monotonic seconds."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._parked: OrderedDict[frozenset[str], tuple[float, Parked[SplitT]]] = OrderedDict()
-        self._most = MOST_PARKED
+        self._cached: OrderedDict[frozenset[str], tuple[float, Cached[SplitT]]] = OrderedDict()
+        self._most = MOST_CACHED
 
     def __len__(self) -> int:
-        """How many are parked."""
-        return len(self._parked)
+        """How many are cached."""
+        return len(self._cached)
 
-    def park(self, parked: Parked[SplitT]) -> None:
+    def cache(self, cached: Cached[SplitT]) -> None:
         """Keep a reader that holds just these splits and has delivered up to there. Closes one that is too many."""
-        key = frozenset(parked.positions)
+        key = frozenset(cached.positions)
         with self._lock:
-            closing = [self._parked.pop(key, None)]
-            self._parked[key] = (self._clock(), parked)
-            if len(self._parked) > self._most:
-                closing.append(self._parked.popitem(last=False)[1])
+            closing = [self._cached.pop(key, None)]
+            self._cached[key] = (self._clock(), cached)
+            if len(self._cached) > self._most:
+                closing.append(self._cached.popitem(last=False)[1])
         _close(closing)
 
     def close(self) -> None:
         """Close every reader, and from now on each that a call still under way comes to park."""
         self._most = 0
-        self.sweep(0.0)
+        self.clean_up(0.0)
 
-    def take(self, positions: Mapping[str, SplitT]) -> Parked[SplitT] | None:
+    def take(self, positions: Mapping[str, SplitT]) -> Cached[SplitT] | None:
         """The splits' reader, if it stands at these very positions. One that stands elsewhere is closed: a restore."""
         with self._lock:
-            found = self._parked.pop(frozenset(positions), None)
+            found = self._cached.pop(frozenset(positions), None)
         if found is None or found[1].positions == positions:
             return None if found is None else found[1]
         _close([found])
         return None
 
-    def sweep(self, patience_s: float) -> int:
-        """Close the readers that were parked longer ago than that; how many are left."""
+    def clean_up(self, patience_s: float) -> int:
+        """Close the readers that were cached longer ago than that; how many are left."""
         oldest_s = self._clock() - patience_s
         with self._lock:
-            late = [key for key, (since_s, _) in self._parked.items() if since_s <= oldest_s]
-            closing = [self._parked.pop(key) for key in late]
-            left = len(self._parked)
+            late = [key for key, (since_s, _) in self._cached.items() if since_s <= oldest_s]
+            closing = [self._cached.pop(key) for key in late]
+            left = len(self._cached)
         _close(closing)
         return left
 
-    def sweep_late(self) -> int:
+    def clean_up_late(self) -> int:
         """Close those whose turn should have come by now."""
-        return self.sweep(max(PARKED_S, TURN_S * len(self)))
+        return self.clean_up(max(CACHED_S, TURN_S * len(self)))
 
 
-def _close(parked: Sequence[tuple[float, Parked[Any]] | None]) -> None:
-    for item in parked:
+def _close(cached: Sequence[tuple[float, Cached[Any]] | None]) -> None:
+    for item in cached:
         if item is not None:
             item[1].reader.close()
 
@@ -121,7 +121,7 @@ class Worker(Generic[SplitT]):
     `ended_s`: since when a split's last position waits to be published.
     """
 
-    readers: ParkedReaders[SplitT] = field(default_factory=ParkedReaders)
+    readers: CachedReaders[SplitT] = field(default_factory=CachedReaders)
     ends: Ends[SplitT] = field(default_factory=Ends)
     last_look: LastLook | None = None
     reported: set[str] = field(default_factory=set)
@@ -152,13 +152,13 @@ def join(transform: str) -> Worker[Any]:
         if worker is None:
             worker = _workers[transform] = Worker()
             name = f"headrace-beam-sweeper-{transform}"
-            threading.Thread(target=_sweep_for_ever, args=(worker,), name=name, daemon=True).start()
+            threading.Thread(target=_clean_up_for_ever, args=(worker,), name=name, daemon=True).start()
         worker.users += 1
         return worker
 
 
 def leave(transform: str) -> None:
-    """A DoFn instance is gone; with the last one go the parked readers."""
+    """A DoFn instance is gone; with the last one go the cached readers."""
     with _lock:
         worker = _workers[transform]
         worker.users -= 1
@@ -169,6 +169,6 @@ def leave(transform: str) -> None:
         worker.readers.close()
 
 
-def _sweep_for_ever(worker: Worker[Any]) -> None:
-    while not worker.ended.wait(PARKED_S / 2):
-        worker.readers.sweep_late()
+def _clean_up_for_ever(worker: Worker[Any]) -> None:
+    while not worker.ended.wait(CACHED_S / 2):
+        worker.readers.clean_up_late()

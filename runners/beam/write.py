@@ -2,7 +2,7 @@
 
 `WriteImmediately`: a bundle's rows are acknowledged before the bundle ends.
 
-`WriteExactlyOnce`: rows go to shards, those of one key to the same (`TwoPhaseSink.shards_of`): transactions beside each other
+`WriteExactlyOnce`: rows go to shards, those of one key to the same (`TwoPhaseSink.shards_of`): transactions in parallel
 have no order. A shard's transactions are prepared while its state is at hand, so that the handles become part of the state
 there and then; `headrace.runners.beam.shard` says when they are committed. Every shard is called every second, with rows or
 without, by a splittable DoFn that is part of the checkpoint, too: so a restored shard is looked after, though no row may ever
@@ -32,7 +32,7 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from headrace.connectors.base.commit import Copied, Copy, End, Ended, Sweep, Swept
+from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
 from headrace.connectors.base.sink import Attempt, Committer, HandleT, ImmediateSink, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
@@ -57,7 +57,7 @@ from headrace.runners.beam.table_committer import EpochWriter, TableWriter
 __all__ = ["DEFAULT_SHARDS", "WriteExactlyOnce", "WriteImmediately"]
 
 DEFAULT_SHARDS = 4
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 """How often every shard is called, in seconds: the most that a commit comes later than it could."""
 
 PACK_BYTES = 4 << 20
@@ -65,12 +65,12 @@ PACK_BYTES = 4 << 20
 
 _FOR_EVER = 1 << 62
 _CODER = RecordBatchCoder()
-_BEAT = b""
+_HEARTBEAT = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """How many there are. A type with a coder of its own, as `headrace.runners.beam.coders.Element` is, and for its reason."""
+    """How many there are. A type with its own coder, as `headrace.runners.beam.coders.Element` is, and for its reason."""
 
     count: int
 
@@ -130,12 +130,12 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
 
     A table gets one commit for all that a checkpoint has made durable (`headrace.runners.beam.table_committer`).
 
-    Needs Flink's runner with checkpoints: raises UsageError for another runner, and for options without them. The job goes on
-    until it is stopped, whatever its input is. A savepoint goes on in one job at a time.
+    Needs Flink's runner with checkpoints: raises UsageError for another runner, and for options without them. The job continues
+    until it is stopped, whatever its input is. A savepoint continues in one job at a time.
     """
 
     def __init__(self, sink: TwoPhaseSink[Any], shards: int | None = None) -> None:
-        """`shards`: how many transactions are written beside each other, 4 by default; a table has none. Contacts nobody.
+        """`shards`: how many transactions are written in parallel, 4 by default; a table has none. Contacts nobody.
 
         Raises UsageError for a number below 1, for one given with a table, and for a table that is written by changes of keys.
         """
@@ -160,21 +160,21 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
         rows = pcoll | "InGlobalWindow" >> beam.WindowInto(GlobalWindows())
         if self._sink.commits_by_list:
             files = rows | "WriteFiles" >> beam.ParDo(TableWriter(self._sink, self._run)).with_output_types(tuple[int, bytes])
-            beats = _beats(pcoll.pipeline, 1)
-            _ = (files, beats) | beam.Flatten() | "Commit" >> beam.ParDo(EpochWriter(self._sink, self._run))
+            heartbeats = _heartbeats(pcoll.pipeline, 1)
+            _ = (files, heartbeats) | beam.Flatten() | "Commit" >> beam.ParDo(EpochWriter(self._sink, self._run))
         else:
             packs = rows | "Pack" >> beam.ParDo(_Pack(self._sink, self._shards)).with_output_types(tuple[int, bytes])
-            beats = _beats(pcoll.pipeline, self._shards)
-            _ = (packs, beats) | beam.Flatten() | "Write" >> beam.ParDo(_ShardWriter(self._sink, self._run))
+            heartbeats = _heartbeats(pcoll.pipeline, self._shards)
+            _ = (packs, heartbeats) | beam.Flatten() | "Write" >> beam.ParDo(_ShardWriter(self._sink, self._run))
         return beam.pvalue.PDone(pcoll.pipeline)
 
 
-def _beats(pipeline: Any, shards: int) -> Any:
+def _heartbeats(pipeline: Any, shards: int) -> Any:
     return (
         pipeline
         | "Impulse" >> beam.Impulse()
         | "Shards" >> beam.Map(_constant(Shards(shards))).with_output_types(Shards)
-        | "Beat" >> beam.ParDo(_Beats(shards)).with_output_types(tuple[int, bytes])
+        | "Heartbeat" >> beam.ParDo(_Heartbeats(shards)).with_output_types(tuple[int, bytes])
     )
 
 
@@ -247,7 +247,7 @@ class _Pack(beam.DoFn):
         self._waiting = {}
 
 
-class _Beats(beam.DoFn, RestrictionProvider):
+class _Heartbeats(beam.DoFn, RestrictionProvider):
     """Calls every shard every second, for ever. Its element is the number of shards when the job was first started.
 
     Shards of that time are called after a restore with fewer of them, too: they may have something to commit.
@@ -274,12 +274,12 @@ class _Beats(beam.DoFn, RestrictionProvider):
         if not tracker.try_claim(tracker.current_restriction().start):
             return
         for shard in range(max(element.count, self._shards)):
-            yield shard, _BEAT
-        tracker.defer_remainder(pause(BEAT_S))
+            yield shard, _HEARTBEAT
+        tracker.defer_remainder(pause(HEARTBEAT_S))
 
 
 class _ShardWriter(beam.DoFn):
-    """A call for a shard: with rows, or a beat."""
+    """A call for a shard: with rows, or a heartbeat."""
 
     PREPARED = ReadModifyWriteStateSpec("prepared", BytesCoder())
 
@@ -300,7 +300,7 @@ class _ShardWriter(beam.DoFn):
         if stored is not None:
             before = self._serializer.deserialize(stored, f"shard {number}")
         job = f"{before.run}-{number}"
-        call = _shard(job).call(before, time.monotonic(), has_rows=rows != _BEAT)
+        call = _shard(job).call(before, time.monotonic(), has_rows=rows != _HEARTBEAT)
         returned = _Performer(self._sink, job, rows, _PROCESS).perform(call)
         if returned.state != before or stored is None:
             prepared.write(self._serializer.serialize(returned.state))
@@ -332,11 +332,11 @@ class _Performer(Generic[HandleT]):
                 self._committer.close()
         return command
 
-    def _do(self, command: Sweep[HandleT] | End[HandleT] | Copy[HandleT] | Write) -> ShardEvent[HandleT]:
+    def _do(self, command: CleanUp[HandleT] | End[HandleT] | Copy[HandleT] | Write) -> ShardEvent[HandleT]:
         match command:
-            case Sweep(keep):
-                self._ending().sweep(keep)
-                return Swept()
+            case CleanUp(keep):
+                self._ending().clean_up(keep)
+                return CleanedUp()
             case End(handle):
                 return Ended(handle, self._ending().end(handle))
             case Copy(handles):

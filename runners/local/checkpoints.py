@@ -1,6 +1,6 @@
 """A run's checkpoints: positions and handles together, each file whole, durable and checked by a checksum.
 
-    savepoint.json                   the savepoint that the run began with, if any (`headrace.runners.local.savepoints`)
+    savepoint.json                   the savepoint that the run started with, if any (`headrace.runners.local.savepoints`)
     run.json                         the run's name at the sink, the workers whose transactions may still be open, and whether
                                      it has stored a checkpoint
     checkpoint-000000000007.json     {"run", "checkpoint_id", "completed", "epochs", "replaced": [<epoch>, ...],
@@ -59,11 +59,11 @@ RUN = Envelope("headrace-run", "state of a run")
 _NAME = re.compile(r"checkpoint-(\d{12})\.json")
 _RUN = "run.json"
 SAVEPOINT = "savepoint.json"
-"""The savepoint that the run began with, if it began with one."""
+"""The savepoint that the run started with, if it started with one."""
 
 
 class CheckpointNotStoredError(HeadraceError):
-    """A checkpoint could not be written, and no reader will ever find it (a full disk): the one before stands."""
+    """A checkpoint could not be written, and no reader will ever find it (a full disk): the previous one stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
 
     `epoch`: what the sink is told before anything of this checkpoint is committed, of the last one that had handles; 0 without
     any. `epoch_before`: the same of the checkpoint before. No other checkpoint of any copy of the folder has the same.
-    `by_output`: of a run with several outputs, both for each: not every one is told of each checkpoint.
+    `by_output`: of a run with several outputs, both for each: not every one is notified of each checkpoint.
     `replaced`: what sinks were told first of the checkpoints of these epochs, when aborted rows of them were not yet copied.
     """
 
@@ -93,21 +93,21 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
 class Roster:
     """`run`: the job's name at the sink, for good. `next_number`: above that of every worker that was ever started.
 
-    `unswept`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one sink.
+    `not_cleaned_up`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one sink.
     `checkpointed`: a checkpoint was stored, so there is one as long as nobody removes it.
-    `swept_s`: when some of the unswept were swept first, in seconds of this boot's monotonic clock. Who does not know it, as
-    another machine, begins with them again.
+    `cleaned_up_s`: when some of the unswept were cleaned up first, in seconds of this boot's monotonic clock. Who does not know it, as
+    another machine, starts with them again.
     """
 
     run: str
     next_number: int = 0
-    unswept: tuple[int, ...] = ()
+    not_cleaned_up: tuple[int, ...] = ()
     outputs: tuple[str, ...] = ()
     checkpointed: bool = False
-    swept_s: Mapping[int, float] = field(default_factory=dict)
+    cleaned_up_s: Mapping[int, float] = field(default_factory=dict)
 
     def run_at(self, output: str) -> str:
-        """The run's name at the sink of this output. It begins with a letter, so it is no worker's."""
+        """The run's name at the sink of this output. It starts with a letter, so it is not a worker's."""
         return self.run if output == SOLE else f"{self.run}-{output}"
 
     def job(self, number: int, output: str = SOLE) -> str:
@@ -169,7 +169,7 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class NewestPositions:
-    """What a checkpoint says of positions, without its source and sink. `source`: as CheckpointSerializer wrote it."""
+    """What a checkpoint reports about positions, without its source and sink. `source`: as CheckpointSerializer wrote it."""
 
     run: str
     checkpoint_id: int
@@ -178,7 +178,7 @@ class NewestPositions:
 
 
 def newest_positions(files: RunFiles) -> NewestPositions:
-    """Of the newest checkpoint, whether or not a run is at work: no older one will do, since later rows are committed.
+    """Of the newest checkpoint, whether or not a run is running: no older one will do, since later rows are committed.
 
     Raises StateError where there is none, or where it is damaged, RetriableError where a newer one has just taken its place.
     """
@@ -201,7 +201,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     """
 
     def __init__(self, checkpoints: str, serializer: RunCheckpointSerializer[SplitT, HandleT], retained: int) -> None:
-        """Lock and claim what `RunSettings.checkpoints` names. `retained`: so many newest checkpoints are kept, beside one that
+        """Lock and claim what `RunSettings.checkpoints` names. `retained`: so many newest checkpoints are kept, alongside one that
         is not committed yet.
 
         Raises FencedError where another coordinator of this machine has the lock, StateError for files that cannot be read,
@@ -261,7 +261,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             try:
                 return self._read(checkpoint_id)
             except StateError as error:
-                log.warning("%s; the one before is looked at", error)
+                log.warning("%s; the previous one is looked at", error)
                 damaged.append(error)
         if damaged:
             raise StateError(f"{self.location}: no checkpoint is good: {'; '.join(map(str, damaged))}")
@@ -289,9 +289,9 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     def write(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> None:
         """Make it durable, in place of one of the same number, then remove what is not retained.
 
-        One that is not completed may have to be taken back, so it takes no other's place yet.
+        One that is not completed may have to be rolled back, so it takes no other's place yet.
         Raises CheckpointNotStoredError if it is certain not to be there; after any other error it may be. First as `keep_lock`.
-        From the first one on `run.json` says that there is one: written after it, as who dies in between has lost nothing.
+        From the first one on `run.json` states that there is one: written after it, as who dies in between has lost nothing.
         """
         self.keep_lock()
         try:
@@ -312,29 +312,31 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         """Everything of the run: it is over, and what it has written is committed. Raises as `keep_lock`."""
         with self._roster_lock:  # first: whoever follows, if this process dies before all are gone, may find none
             self._write_roster(replace(self.roster, checkpointed=False))
-        self.files.remove([*map(_name, _ids(self.files)), SAVEPOINT, _RUN])  # in this order: no other run begins with it
+        self.files.remove([*map(_name, _ids(self.files)), SAVEPOINT, _RUN])  # in this order: no other run starts with it
 
     # --- the roster ---------------------------------------------------------------------------------------------------
 
     def enlist(self, number: int) -> None:
         """This number is taken, durably, before it writes anything."""
         with self._roster_lock:
-            self._write_roster(replace(self.roster, next_number=number + 1, unswept=(*self.roster.unswept, number)))
+            self._write_roster(
+                replace(self.roster, next_number=number + 1, not_cleaned_up=(*self.roster.not_cleaned_up, number))
+            )
 
-    def note_swept(self, numbers: Iterable[int], at_s: float) -> None:
-        """They were swept for the first time at `at_s`, by `time.monotonic`: durably, as a life may be shorter than it takes
-        until they may be struck, and the next one is not to begin with them anew.
+    def note_cleaned_up(self, numbers: Iterable[int], at_s: float) -> None:
+        """They were cleaned up for the first time at `at_s`, by `time.monotonic`: durably, as a life may be shorter than it takes
+        until they may be struck, and the next one is not to start with them again.
         """
         with self._roster_lock:
-            self._write_roster(replace(self.roster, swept_s={**self.roster.swept_s, **dict.fromkeys(numbers, at_s)}))
+            self._write_roster(replace(self.roster, cleaned_up_s={**self.roster.cleaned_up_s, **dict.fromkeys(numbers, at_s)}))
 
     def strike(self, numbers: Iterable[int]) -> None:
         """Nothing of these numbers is open any more, and they are dead."""
         gone = set(numbers)
         with self._roster_lock:
-            unswept = tuple(n for n in self.roster.unswept if n not in gone)
-            swept_s = {n: at_s for n, at_s in self.roster.swept_s.items() if n not in gone}
-            self._write_roster(replace(self.roster, unswept=unswept, swept_s=swept_s))
+            not_cleaned_up = tuple(n for n in self.roster.not_cleaned_up if n not in gone)
+            cleaned_up_s = {n: at_s for n, at_s in self.roster.cleaned_up_s.items() if n not in gone}
+            self._write_roster(replace(self.roster, not_cleaned_up=not_cleaned_up, cleaned_up_s=cleaned_up_s))
 
     def _note_checkpointed(self) -> None:
         with self._roster_lock:
@@ -342,11 +344,11 @@ class CheckpointStore(Generic[SplitT, HandleT]):
                 self._write_roster(replace(self.roster, checkpointed=True))
 
     def _check_there(self) -> None:
-        """Raises StateError where a checkpoint was stored and none is there, which is not to be taken for a run that begins."""
+        """Raises StateError where a checkpoint was stored and none is there, which is not to be taken for a run that starts."""
         if self.roster.checkpointed and not _ids(self.files):
             raise StateError(
-                f"{self.location}: the checkpoints of this run, {self.roster.run}, are gone, and {_RUN} is there: to begin "
-                "anew would write all of it again. Put them back; if they are lost, begin in a new folder, with a savepoint "
+                f"{self.location}: the checkpoints of this run, {self.roster.run}, are gone, and {_RUN} is there: to start "
+                "again would write all of it again. Put them back; if they are lost, start in a new folder, with a savepoint "
                 "if any"
             )
 
@@ -364,11 +366,11 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         body = RUN.open(data, where)
         with RUN.reading(where):
             outputs = tuple(map(stored_text, body["outputs"]))
-            unswept, checkpointed = tuple(map(stored_number, body["unswept"])), stored_truth(body["checkpointed"])
+            not_cleaned_up, checkpointed = tuple(map(stored_number, body["not_cleaned_up"])), stored_truth(body["checkpointed"])
             same_clock = self._clock is not None and body["clock"] == self._clock
-            swept_s = dict(map(_swept, body["swept"])) if same_clock else {}
+            cleaned_up_s = dict(map(_cleaned_up, body["cleaned_up"])) if same_clock else {}
             next_number = stored_number(body["next_number"])
-            roster = Roster(stored_text(body["run"]), next_number, unswept, outputs, checkpointed, swept_s)
+            roster = Roster(stored_text(body["run"]), next_number, not_cleaned_up, outputs, checkpointed, cleaned_up_s)
         if outputs != self._serializer.outputs:
             raise other_outputs(self.location, outputs, self._serializer.outputs)
         return roster
@@ -378,11 +380,11 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         body = {
             "run": roster.run,
             "next_number": roster.next_number,
-            "unswept": list(roster.unswept),
+            "not_cleaned_up": list(roster.not_cleaned_up),
             "outputs": list(roster.outputs),
             "checkpointed": roster.checkpointed,
             "clock": self._clock,
-            "swept": [[number, at_s] for number, at_s in sorted(roster.swept_s.items())],
+            "cleaned_up": [[number, at_s] for number, at_s in sorted(roster.cleaned_up_s.items())],
         }
         self.files.write(_RUN, RUN.seal(body))
         self.roster = roster
@@ -393,7 +395,7 @@ def other_outputs(where: str, found: tuple[str, ...], wanted: tuple[str, ...]) -
     kinds = ["one sink" if not names else f"the outputs {', '.join(map(repr, names))}" for names in (found, wanted)]
     return StateError(
         f"{where}: this run has {kinds[0]}, and the pipeline has {kinds[1]}. Stop the run as it was with a savepoint (or make "
-        "one: headrace savepoint CHECKPOINTS TARGET), and begin with it in a new folder: --from-savepoint"
+        "one: headrace savepoint CHECKPOINTS TARGET), and start with it in a new folder: --from-savepoint"
     )
 
 
@@ -416,16 +418,16 @@ def _two(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any JSON value
     return first, second
 
 
-def _swept(entry: object) -> tuple[int, float]:
+def _cleaned_up(entry: object) -> tuple[int, float]:
     match entry:
         case [number, int() | float() as at_s] if math.isfinite(at_s):
             return stored_number(number), float(at_s)
-    raise ValueError(f"{entry!r} is no number and when it was swept")
+    raise ValueError(f"{entry!r} is not a number and when it was cleaned up")
 
 
 def _clock_of_boot() -> str | None:
     """The name of the monotonic clock that all processes of this boot read alike; None where that is not known (macOS)."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/time')}"  # a namespace of time has an offset of its own
+        return f"{boot} {os.readlink('/proc/self/ns/time')}"  # a namespace of time has its own offset
     return None

@@ -8,20 +8,20 @@ is the checkpoint's number and some random bits, so that two copies of a folder 
 the epoch that the sink has recorded last is behind, or of another branch, and is refused. Rows that are copied, as what was
 prepared is aborted, have a new epoch: two folders may have stored one checkpoint, and one of them alone may copy it.
 
-Each worker writes under a sink job of its own (`Roster.job`), so a sweep aborts a dead worker's transactions and nobody else's.
-To a sink that commits by list (tables) all write under the run's job, each as a task of its own: the sink records the
-checkpoint's epoch and commits all of it in one step, and sweeps by task.
+Each worker writes under its own sink job (`Roster.job`), so a clean-up aborts a dead worker's transactions and nobody else's.
+To a sink that commits by list (tables) all write under the run's job, each as its own task: the sink records the
+checkpoint's epoch and commits all of it in one step, and cleans up by task.
 
 A sink that commits by list says before a checkpoint is stored whether it would refuse it (`check`). If it refuses a stored one
-(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and nobody was told of it.
-So the run goes on from the checkpoint before, which is kept until the next one is committed.
+(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and nobody was notified of it.
+So the run continues from the checkpoint before, which is kept until the next one is committed.
 
-Of several outputs the one decision is that of the first (`Outputs.in_order`): its sink is told of every checkpoint that has
+Of several outputs the one decision is that of the first (`Outputs.in_order`): its sink is notified of every checkpoint that has
 rows in any output, before any other sink is, and all are fenced before anything is ended. So what it has recorded is what the
-others are to record, too, by this coordinator or the next one. It is never taken back then: one of them that refuses it after
-all has to be mended.
+others are to record, too, by this coordinator or the next one. It is never rolled back then: one of them that refuses it after
+all has to be fixed.
 
-A worker is swept at once when it is dead: what it has prepared may hold locks, which those who read its splits now wait for,
+A worker is cleaned up at once when it is dead: what it has prepared may hold locks, which those who read its splits now wait for,
 and then no checkpoint would ever be complete.
 """
 
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 EPOCH_BITS = 20
 
 SETTLE_S = (1.0, 60.0)
-"""A dead worker's transactions are looked for again so many seconds after they were first swept: a request that was under way
+"""A dead worker's transactions are looked for again so many seconds after they were first cleaned up: a request that was under way
 when its process died may come to the sink later."""
 
 _Result = TypeVar("_Result")
@@ -77,7 +77,7 @@ def first_attempt(sink: TwoPhaseSink[Any], roster: Roster, number: int, output: 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the last checkpoint says of a sink: its epochs, as in `RunCheckpoint`, and whether all is committed."""
+    """What the last checkpoint reports about a sink: its epochs, as in `RunCheckpoint`, and whether all is committed."""
 
     before: int = 0
     last: int = 0
@@ -103,7 +103,7 @@ class _Ends(ABC, Generic[HandleT]):
 
     @abstractmethod
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
-        """Whether this says that all which the checkpoint of this epoch lists is committed."""
+        """Whether this states that all which the checkpoint of this epoch lists is committed."""
 
     @abstractmethod
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
@@ -122,7 +122,7 @@ class _Ends(ABC, Generic[HandleT]):
         """As the coordinator's own."""
 
     @abstractmethod
-    def sweep(self, number: int, keep: Collection[HandleT]) -> None:
+    def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
         """Abort what this worker, which is dead, has left open, but these."""
 
     @abstractmethod
@@ -143,7 +143,7 @@ class _Ends(ABC, Generic[HandleT]):
 
 
 class _EndsByWorker(_Ends[HandleT]):
-    """Each worker has a job of its own, and a committer."""
+    """Each worker has its own job, and a committer."""
 
     def __init__(self, sink: TwoPhaseSink[HandleT], job: Callable[[int], str], number: int, driver: Committer[HandleT]) -> None:
         """`job`: of a worker's number. `number` and `driver`: the coordinator's own, and its committer of the run's job."""
@@ -181,8 +181,8 @@ class _EndsByWorker(_Ends[HandleT]):
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
         return self._of(self._number).copy(handles)
 
-    def sweep(self, number: int, keep: Collection[HandleT]) -> None:
-        self._of(number).sweep(keep)
+    def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
+        self._of(number).clean_up(keep)
 
     def settled(self, number: int) -> None:
         self._writers.pop(number).close()
@@ -218,7 +218,7 @@ def at_once(
     committers: list[Committer[HandleT]],
     owned: list[list[HandleT]],
 ) -> list[_Result]:
-    """What `act` gives for each committer and its handles, each in a thread of its own."""
+    """What `act` gives for each committer and its handles, each in its own thread."""
     if len(committers) <= 1:
         return list(map(act, committers, owned))
     with ThreadPoolExecutor(len(committers)) as threads:
@@ -255,8 +255,8 @@ class _EndsByList(_Ends[HandleT]):
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
         return self._driver.copy(handles)
 
-    def sweep(self, number: int, keep: Collection[HandleT]) -> None:
-        self._driver.sweep_tasks((number,), keep)
+    def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
+        self._driver.clean_up_tasks((number,), keep)
 
     def settled(self, number: int) -> None:
         """Its name has no state."""
@@ -268,7 +268,7 @@ class _EndsByList(_Ends[HandleT]):
         """Lists of coordinators that have died while they committed are removed, and so is what nobody has listed."""
         if told.completed and told.last:
             self.completed(told.last)
-        self._driver.sweep(listed)
+        self._driver.clean_up(listed)
 
     def completed(self, epoch: int) -> None:
         """The sink's own list is of no more use."""
@@ -321,25 +321,27 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         self._outputs = [_Output(name, self._sinks.sinks[name], lambda: store.roster, number) for name in self._sinks.in_order]
         self._fenced = False
         self._proposed: Checkpoint[SplitT] | None = None
-        # Number of a dead worker -> when it is to be swept again, None at once. What an earlier life has left is dead, too.
-        self._due_s: dict[int, tuple[float, ...] | None] = {n: self._left_s(n) for n in store.roster.unswept if n != number}
+        # Number of a dead worker -> when it is to be cleaned up again, None at once. What an earlier life has left is dead, too.
+        self._due_s: dict[int, tuple[float, ...] | None] = {
+            n: self._left_s(n) for n in store.roster.not_cleaned_up if n != number
+        }
 
     def _left_s(self, number: int) -> tuple[float, ...] | None:
-        """A life shorter than SETTLE_S goes on where the one before was, so that a loop of such lives does not pile them up."""
-        first_s = self._store.roster.swept_s.get(number)
+        """A life shorter than SETTLE_S continues where the previous one was, so that a loop of such lives does not pile them up."""
+        first_s = self._store.roster.cleaned_up_s.get(number)
         return None if first_s is None or first_s > self._clock() else _settling(first_s)
 
     def retire(self, number: int) -> None:
-        """The worker's process is dead: abort what it has left open. What cannot be reached now is left to the next sweep.
+        """The worker's process is dead: abort what it has left open. What cannot be reached now is left to the next clean up.
 
-        Called after the checkpoint that lists something of it was committed or given up. Nothing is swept before the run was
+        Called after the checkpoint that lists something of it was committed or given up. Nothing is cleaned up before the run was
         taken over: the names are those of whoever runs from another copy of the folder, too.
         """
         self._due_s[number] = None
         if not self._fenced:
             return
         try:
-            self.sweep(self._listed)
+            self.clean_up(self._listed)
         except Exception as error:
             if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
                 raise
@@ -357,7 +359,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         Raises StateError for a sink that commits by list and is not the one that the folder is of, or is older.
         """
         if not self._fenced:
-            # First without taking anything over: who begins with an older copy by mistake must not end the run that goes on.
+            # First without taking anything over: who starts with an older copy by mistake must not end the run that continues.
             # Without waiting, as a dead coordinator's write may stay open for long; what becomes of it is decided by the fence.
             for output in self._outputs:
                 found = output.sink.recorded_now().get(output.run)
@@ -413,15 +415,15 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             self._take_back(output, decided, error)
 
     def _take_back(self, output: _Output, decided: Sequence[_Output], refusal: Exception) -> None:
-        """Always raises: the enumerator of this life was restored from the checkpoint that is taken back."""
+        """Always raises: the enumerator of this life was restored from the checkpoint that is rolled back."""
         stored = self._stored
         assert stored is not None
-        seen = self._take_over(output)  # once more: nothing that was asked for before it can still come to pass
+        seen = self._take_over(output)  # again: nothing that was asked for before it can still come to pass
         if seen is not None and seen.epoch == stored.epoch:
             raise refusal
         if decided:
             others = " and ".join(other.of for other in decided)
-            raise self._stuck(stored, refusal, f"It cannot be taken back, as {others} has recorded it") from refusal
+            raise self._stuck(stored, refusal, f"It cannot be rolled back, as {others} has recorded it") from refusal
         checkpoint_id = stored.positions.checkpoint_id
         before = self._store.before(stored)
         if before is None:
@@ -432,13 +434,13 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             raise self._stuck(
                 stored,
                 refusal,
-                f"The one before, checkpoint {before.positions.checkpoint_id}, is no way back, as what comes after it cannot "
+                f"The previous one, checkpoint {before.positions.checkpoint_id}, is no way back, as what comes after it cannot "
                 f"be read again ({lost}), so this one is kept, with the rows that it has prepared",
             ) from refusal
         self._store.take_back(checkpoint_id)
         raise RetriableError(
             f"{self._store.location}: checkpoint {checkpoint_id} cannot be committed: {refusal}. Nothing of it is, and it is "
-            f"taken back: the next start goes on from checkpoint {before.positions.checkpoint_id}"
+            f"rolled back: the next start continues from checkpoint {before.positions.checkpoint_id}"
         ) from refusal
 
     def _stuck(self, stored: RunCheckpoint[SplitT, HandleT], refusal: Exception, why: str) -> HeadraceError:
@@ -448,7 +450,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         kind = DataLossError if isinstance(refusal, UsageError | PreparedGoneError) else RetriableError
         return kind(
             f"{self._store.location}: checkpoint {stored.positions.checkpoint_id} is stored and not committed, and cannot be "
-            f"committed as it is: {refusal}. {why}: mend what the sink refuses and start again, or begin anew with another "
+            f"committed as it is: {refusal}. {why}: fix what the sink refuses and start again, or start over with another "
             "folder, from positions of your choice"
         )
 
@@ -463,13 +465,13 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             known = f"checkpoint {seen >> EPOCH_BITS}" if seen else "none of its checkpoints"
             raise StateError(
                 f"{self._store.location}: the last good checkpoint is {last}, and {output.of} knows {known}: it is another "
-                "table, or an older state of it, or its record of this run was removed. Going on would leave out what was "
-                "committed. Name the run's table, or begin anew with another folder, from positions of your choice"
+                "table, or an older state of it, or its record of this run was removed. Continuing would leave out what was "
+                "committed. Name the run's table, or start over with another folder, from positions of your choice"
             )
         raise StaleEpochError(
             f"{self._store.location}: the last good checkpoint is {last}, and {output.of} has committed checkpoint "
             f"{seen >> EPOCH_BITS} of this run, which this folder has not: it is an older copy, or that checkpoint is "
-            "damaged. Going on would write rows twice. Begin anew with another folder, from positions of your choice"
+            "damaged. Continuing would write rows twice. Start over with another folder, from positions of your choice"
         )
 
     # --- committing ---------------------------------------------------------------------------------------------------
@@ -503,7 +505,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             output.ends.completed(self._told(output).last)
 
     def _record(self, checkpoint: RunCheckpoint[SplitT, Any], commits: CommitList[WorkerHandle[Any]]) -> None:
-        """Without handles no sink is told of it."""
+        """Without handles no sink is notified of it."""
         self._write(checkpoint)
         if commits.handles:
             for output in self._told_last:
@@ -547,7 +549,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
 
     @property
     def _told_last(self) -> list[_Output]:
-        """Those that are told of the last checkpoint with handles."""
+        """Those that are notified of the last checkpoint with handles."""
         return [output for output in self._outputs if self._epoch and self._told(output).last == self._epoch]
 
     @property
@@ -589,7 +591,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             if (own := self._own(output, handles))
         ]
 
-    def sweep(self, keep: Collection[WorkerHandle[Any]]) -> None:
+    def clean_up(self, keep: Collection[WorkerHandle[Any]]) -> None:
         """Abort what dead workers have left open. Those that live write on: what they have open is the next checkpoint's."""
         now_s, first, settled = self._clock(), [], []
         for number, due_s in list(self._due_s.items()):
@@ -597,7 +599,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
                 continue
             kept = [listed for listed in keep if listed.number == number]
             for output in self._outputs:
-                output.ends.sweep(number, [listed.handle for listed in self._own(output, kept)])
+                output.ends.clean_up(number, [listed.handle for listed in self._own(output, kept)])
             if due_s is None:
                 first.append(number)
             left_s = tuple(at_s for at_s in due_s or _settling(now_s) if at_s > now_s)
@@ -606,7 +608,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             else:
                 settled.append(number)
         if first:
-            self._store.note_swept(first, now_s)
+            self._store.note_cleaned_up(first, now_s)
         if settled:
             self._store.strike(settled)
             for number in settled:

@@ -112,12 +112,12 @@ START_S = 300.0
 """So long a worker's process may take to load and to say hello (Flink's `taskmanager.registration.timeout`)."""
 
 LEAVE_S = 10.0
-"""A worker that was told to leave, and takes longer, is killed."""
+"""A worker that was instructed to leave, and takes longer, is killed."""
 
 _LAST_WORDS_S = 2.0
 
 _FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationError, RunFailedError)
-"""What starting again does not mend."""
+"""What starting again does not fix."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class RunBeginning:
 class CoordinatorOrder:
     """What a coordinator's process is started with.
 
-    `restarts`: the failures of coordinators and workers so far. A worker's failure is told to the supervisor by the new state.
+    `restarts`: the failures of coordinators and workers so far. A worker's failure is instructed to the supervisor by the new state.
     `run`: its name, as the first coordinator has told it; None for that one. `restarted`: how many have failed before.
     """
 
@@ -159,8 +159,8 @@ class RunBegan:
 class RunOutcome:
     """How a coordinator ended. `error` is None for a run that is finished or was stopped, and has written this `savepoint`.
 
-    `workers`: the run is to go on with so many; None for one that is over.
-    `kinds`: names of the error's classes, the narrowest first; `is_final`: starting again does not mend it.
+    `workers`: the run is to continue with so many; None for one that is over.
+    `kinds`: names of the error's classes, the narrowest first; `is_final`: starting again does not fix it.
     """
 
     finished: bool = False
@@ -224,10 +224,10 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
 
 
 def _gone(checkpoints: str, run: str | None) -> StateError:
-    """The error for a folder without what the run has stored there: to begin anew would be to write all of it again."""
+    """The error for a folder without what the run has stored there: to start over would be to write all of it again."""
     return StateError(
-        f"{checkpoints}: the checkpoints of this run, {run}, were removed while it was at work, and to begin anew would write "
-        "all of it again. Put them back, and start it again; if they are lost, begin in a new folder, with a savepoint if any"
+        f"{checkpoints}: the checkpoints of this run, {run}, were removed while it was running, and to start over would write "
+        "all of it again. Put them back, and start it again; if they are lost, start in a new folder, with a savepoint if any"
     )
 
 
@@ -395,7 +395,7 @@ class _Coordination:
         return outcome.finished or not self._is_rescaling
 
     def listen(self, supervisor: Connection) -> None:
-        """In a thread of its own: what the supervisor says. Without one, the whole group ends."""
+        """In its own thread: what the supervisor says. Without one, the whole group ends."""
         try:
             while supervisor.recv() == "stop":
                 self._events.put(StopRequested())
@@ -469,12 +469,12 @@ class _Coordination:
             self._pass_over(error)
             return now
         if request is None:
-            log.warning("the request to rescale was withdrawn meanwhile: the run goes on with %d workers", now)
+            log.warning("the request to rescale was withdrawn meanwhile: the run continues with %d workers", now)
             return now
         return request.workers
 
     def _pass_over(self, error: Exception) -> None:
-        log.warning("a request to rescale is passed over: %s", error)
+        log.warning("a request to rescale is skipped: %s", error)
         with suppress(OSError):
             drop_requests(self._order.settings.folder)
 
@@ -483,7 +483,9 @@ class _Coordination:
         patience_s = settings.heartbeat_timeout_s
         if now_s - self._looked_s > patience_s - settings.heartbeat_interval_s:
             # This process stood still, or the machine: heartbeats that came meanwhile are not taken note of yet.
-            log.warning("the coordinator stood still for %.1f s; its workers are given their time anew", now_s - self._looked_s)
+            log.warning(
+                "the coordinator stood still for %.1f s; its workers are given their time again", now_s - self._looked_s
+            )
             self._awake_s = now_s
         self._looked_s = now_s
         for number in self._core.workers:
@@ -532,7 +534,7 @@ class _Coordination:
             case ReportMissing() | ReportDiscoveryFailure():
                 self._driver.perform(command)
             case ReportCheckpointFailure(checkpoint_id, reason):
-                log.warning("checkpoint %d has failed: %s; the run goes on", checkpoint_id, reason)
+                log.warning("checkpoint %d has failed: %s; the run continues", checkpoint_id, reason)
             case ReportWorkerLost(_, reason, delay_s):
                 log.warning("%s; its splits go to the others, and another one is started in %.1f s", reason, delay_s)
             case FailRun(error):
@@ -540,7 +542,7 @@ class _Coordination:
             case EndRun(finished):
                 self._outcome = RunOutcome(finished=finished)
             case _:
-                raise AssertionError(f"{command} is no command of the core")
+                raise AssertionError(f"{command} is not a command of the core")
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -584,7 +586,7 @@ class _Coordination:
         self._server.send(number, message)
 
     def _end_workers(self) -> None:
-        """Those that were dismissed have some seconds; after a failure none has a reason to go on."""
+        """Those that were dismissed have some seconds; after a failure none has a reason to continue."""
         assert self._outcome is not None
         self._server.is_serving = False
         self._nursery.close(LEAVE_S if self._outcome.error is None else 0.0)
@@ -628,7 +630,7 @@ class _Coordination:
         self._stored_id = checkpoint_id
         self._events.put(CheckpointIsStored(checkpoint_id))
 
-    # --- the source: in a thread of its own ---------------------------------------------------------------------------
+    # --- the source: in its own thread ---------------------------------------------------------------------------
 
     def _ask(self, command: SourceCommand[Any]) -> None:
         event = self._driver.perform(command)

@@ -1,7 +1,7 @@
 """What the coordinator process of `headrace run` decides: which workers there are, where a checkpoint stands, what to commit.
 
-Events in, commands out, like every core here: no socket, process, thread or clock. It owns the heart's `Coordinator` (splits
-and positions) and adds what a run has beside it: workers as processes, handles, timers, and the end of the job.
+Events in, commands out, like every core here: no socket, process, thread or clock. It owns the core's `Coordinator` (splits
+and positions) and adds what a run has alongside it: workers as processes, handles, timers, and the end of the job.
 
 A checkpoint holds positions and handles together, so it is the list of committables:
 
@@ -16,7 +16,7 @@ worker of the job ever has, in this life of the coordinator or another; a *slot*
 - A worker is lost when its process is dead, never before: what does not answer is killed first. Messages of a number that is
   not in a slot now are dropped.
 - Transactions of a lost worker are aborted by its number (`RetireWorker`), after the checkpoint that is being stored or
-  committed then, which may list some of them; those of the others go on.
+  committed then, which may list some of them; those of the others continue.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RunSchedule:
 
     @property
     def longest_wait_s(self) -> float:
-        """From the end of a checkpoint to the begin of the next one, at most."""
+        """From the end of a checkpoint to the start of the next one, at most."""
         return max(self.interval_s, self.min_pause_s)
 
     @property
@@ -250,7 +250,7 @@ RunEvent = (
     | DiscoveryFailed
 )
 
-# --- commands; those that are for the source, and not in this module, are the heart's ------------------------------------
+# --- commands; those that are for the source, and not in this module, are the core's ------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +315,7 @@ class DismissWorker:
 class CommitCheckpoint(Generic[SplitT, HandleT]):
     """Store the checkpoint with these handles, then commit them.
 
-    CheckpointIsStored or CheckpointIsNotStored tells of the first, CheckpointCommitted of the second.
+    CheckpointIsStored or CheckpointIsNotStored reports the first, CheckpointCommitted of the second.
     """
 
     checkpoint: Checkpoint[SplitT]
@@ -332,7 +332,7 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class ReportCheckpointFailure:
-    """Warn: this checkpoint has failed, and the run goes on."""
+    """Warn: this checkpoint has failed, and the run continues."""
 
     checkpoint_id: int
     reason: str
@@ -356,7 +356,7 @@ class FailRun:
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """The workers have been told to leave; the run is over. `finished`: the source is read to its end."""
+    """The workers have been instructed to leave; the run is over. `finished`: the source is read to its end."""
 
     finished: bool
 
@@ -566,7 +566,7 @@ class RunCore(Generic[SplitT, HandleT]):
         if not self._wanted or self._paused or self.phase is not RunPhase.RUNNING:
             return []
         if not self._enumerator.initialised:
-            # There is nothing to store; who stops now begins anew the next time.
+            # There is nothing to store; who stops now starts over the next time.
             return self._end(finished=False) if self._stopping else []
         self._wanted = False
         self._checkpoint_id += 1
@@ -657,7 +657,7 @@ class RunCore(Generic[SplitT, HandleT]):
             reason += f"; {late} did not prepare for it in that time: the transform, a read or a write takes longer, or hangs"
             return self._heart(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, reason)
         if self.phase is RunPhase.STORING:
-            # It may be stored or not: only who reads the store anew can tell.
+            # It may be stored or not: only who reads the store again can tell.
             unknown = (
                 f"checkpoint {event.checkpoint_id}: {reason}, and whether it is stored is not known. What the sink does "
                 "before, such as a merge of changes into a table, counts: raise the timeout if that takes longer"
@@ -665,7 +665,7 @@ class RunCore(Generic[SplitT, HandleT]):
             return self._fail(CheckpointFailedError(unknown))
         return []
 
-    # --- the heart ----------------------------------------------------------------------------------------------------
+    # --- the core ----------------------------------------------------------------------------------------------------
 
     def _heart(self, event: Event[SplitT]) -> list[RunCommand[SplitT, HandleT]]:
         return [done for command in self.coordinator.handle(event) for done in self._translated(command)]
@@ -748,7 +748,7 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
     # ENDED: the restart strategy gives up, or there is no first discovery
     **{(phase, WorkerDied): (phase, RunPhase.ENDED) for phase in (RunPhase.RECOVERING, *_OPEN)},
     **{(phase, DiscoveryFailed): (phase, RunPhase.ENDED) for phase in _OPEN},
-    # what lets a checkpoint begin
+    # what lets a checkpoint start
     **{
         (RunPhase.RUNNING, event): (RunPhase.RUNNING, *_TRIGGERED)
         for event in (IntervalOver, PauseOver, SplitsDiscovered, SplitDone)

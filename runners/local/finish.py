@@ -26,7 +26,7 @@ def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
     """Commit what the newest checkpoint lists, and abort what its workers have left open, as the run's next start would.
 
     `checkpoints`: as in RunSettings. Called in the caller's process; they are locked meanwhile. Raises FencedError while the
-    run is at work on this machine, StateError for checkpoints of no run, where nothing is made, or that cannot be read or are
+    run is running on this machine, StateError for checkpoints of no run, where nothing is made, or that cannot be read or are
     an older copy, and what the sink raises. A run of another machine, with checkpoints in a store, is ended by it.
     """
     if not has_run(run_files(checkpoints)):

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 PROCESS_NAME = "headrace run: "
-"""What the names of a run's processes begin with."""
+"""What the names of a run's processes start with."""
 
 _LOOK_S = 0.01
 _REAP_S, _REAP_LOOK_S = 1.0, 0.001

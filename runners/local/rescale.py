@@ -1,15 +1,15 @@
-"""A run told to use another number of workers while it is at work: a file in its folder says how many.
+"""A run told to use another number of workers while it is running: a file in its folder says how many.
 
 The coordinator looks for it every second, takes a last checkpoint and ends; the supervisor starts one with so many workers.
-That one goes on from the checkpoint, deals the splits out anew, and removes the file. Where one dies on the way the next finds
-the file again. A file that was there before the run was started, whose start says anew how many workers there are, is removed.
+That one continues from the checkpoint, deals the splits out again, and removes the file. Where one dies on the way the next finds
+the file again. A file that was there before the run was started, whose start says again how many workers there are, is removed.
 Only who has the folder's lock removes what it has not written: a second start of the command by mistake changes nothing.
 
     rescale.json              a request; who has made it may withdraw it
     rescale-taken-up.json     the same, renamed by the coordinator that ends for it: it will be carried out
 
 A request may be withdrawn during the last checkpoint. The rename decides: what was withdrawn before it is not carried out, and
-what comes after it is told that it is too late.
+what comes after it is informed that it is too late.
 """
 
 from __future__ import annotations
@@ -113,5 +113,5 @@ def _read(path: Path) -> RescaleRequest | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         workers = name = None
     if type(workers) is not int or workers < 1 or type(name) is not str:
-        raise StateError(f"{path} is no request to rescale")
+        raise StateError(f"{path} is not a request to rescale")
     return RescaleRequest(workers, name)

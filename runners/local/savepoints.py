@@ -3,8 +3,8 @@
     savepoint-<run>-<checkpoint>.json   {"run", "checkpoint_id", "source": "<what CheckpointSerializer writes>"}
 
 It is in an envelope (`headrace.enumerator.envelope`), of version 1.
-It holds no transactions, so that any number of workers and any sink can begin with it. A run that begins with one has a name of
-its own at the sink, and keeps a copy beside its checkpoints (`savepoint.json`): so a restart is told from another beginning.
+It holds no transactions, so that any number of workers and any sink can start with it. A run that starts with one has a name of
+its own at the sink, and keeps a copy alongside its checkpoints (`savepoint.json`): so a restart is told from another beginning.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Savepoint:
 def take_savepoint(files: RunFiles, target: Path) -> Path:
     """Write the run's newest checkpoint whose transactions are committed into the folder `target`; returns the file.
 
-    The run may be at work: then it is at most an interval old. Raises StateError for files without a good checkpoint,
+    The run may be running: then it is at most an interval old. Raises StateError for files without a good checkpoint,
     RetriableError while the newest one is still being committed, and OSError for what the filesystem refuses.
     """
     found = newest_positions(files)
@@ -99,7 +99,7 @@ def take_savepoint(files: RunFiles, target: Path) -> Path:
 
 
 def read_savepoint(path: Path) -> Savepoint:
-    """Raises UsageError for a file that is not there, StateError for one that is no savepoint or damaged."""
+    """Raises UsageError for a file that is not there, StateError for one that is not a savepoint or damaged."""
     return fetch_savepoint(str(path))
 
 
@@ -107,7 +107,7 @@ def fetch_savepoint(location: str) -> Savepoint:
     """A path, or a URI that Arrow knows (file:, s3:, hdfs:, gs:): engines' drivers may be on other machines.
 
     Raises UsageError for a file that is not there, and, naming the command that makes one, for checkpoints of a run; StateError
-    for what is no savepoint or damaged, and OSError for what the filesystem refuses.
+    for what is not a savepoint or damaged, and OSError for what the filesystem refuses.
     """
     place = shown(location)
     try:
@@ -152,10 +152,10 @@ def _read(location: str) -> bytes:
 
 
 def begun(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
-    """Where a run of this source begins with these positions: a log ends where the source says, and not where that job ended.
+    """Where a run of this source starts with these positions: a log ends where the source says, and not where that job ended.
 
-    So a run without a stop goes on after one that had one, and the other way round. Contacts a log's source. Raises what its
-    discovery raises, and what it says of splits that are missing.
+    So a run without a stop continues after one that had one, and the other way round. Contacts a log's source. Raises what its
+    discovery raises, and what it reports about splits that are missing.
     """
     if not isinstance(source, LogSource):
         return positions
@@ -169,7 +169,7 @@ def begun(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[S
 
 
 def given_savepoint(path: Path | None, files: RunFiles) -> Savepoint | None:
-    """What a run is told to begin with; None where it is told nothing, or its file is gone and `files` have a copy of one.
+    """What a run is instructed to start with; None where it is told nothing, or its file is gone and `files` have a copy of one.
 
     Raises UsageError for a file that is not there, and StateError as `read_savepoint`.
     """
@@ -184,11 +184,11 @@ def begin_with(
     serializer: CheckpointSerializer[SplitT],
     begins: Callable[[Checkpoint[SplitT]], Checkpoint[SplitT]],
 ) -> None:
-    """Make the savepoint the first checkpoint of a folder that has none; one that has begun with it goes on from its own.
+    """Make the savepoint the first checkpoint of a folder that has none; one that has started with it continues from its own.
 
     `given`: what `given_savepoint` gave. The folder's copy stands for it: whoever died before the first checkpoint is followed
-    by one that begins there, and not where the source does. `begins`: where a run with these positions begins (`begun`).
-    Raises UsageError for a folder that has begun otherwise, StateError for a savepoint of another source, and what `begins`
+    by one that starts there, and not where the source does. `starts`: where a run with these positions starts (`started`).
+    Raises UsageError for a folder that has started otherwise, StateError for a savepoint of another source, and what `starts`
     raises.
     """
     has_copy = SAVEPOINT in store.files.names()
@@ -201,11 +201,11 @@ def begin_with(
     if copy is not None:
         if savepoint != copy:
             raise UsageError(
-                f"{store.location}: this run began with another savepoint; give one that begins anew another folder"
+                f"{store.location}: this run started with another savepoint; give one that starts over another folder"
             )
     elif store.last_id:
         raise UsageError(
-            f"{store.location}: there are checkpoints already; a run that begins with a savepoint needs a new folder"
+            f"{store.location}: there are checkpoints already; a run that starts with a savepoint needs a new folder"
         )
     else:
         store.files.write(SAVEPOINT, savepoint.serialize())

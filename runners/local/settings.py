@@ -36,23 +36,23 @@ class RunSettings:
     - `workers`: processes that read and write, default 1.
     - `checkpoints`: where the checkpoints are: a folder, as a path or `file:///...`, or a URL that fsspec knows, such as
       `s3://bucket/run` (extra `files`, and fsspec's package for that store). One run works with them at a time. A second one in
-      the same folder is refused; in a store, from another machine, the one that is started last goes on, and the other ends.
+      the same folder is refused; in a store, from another machine, the one that is started last continues, and the other ends.
     - `interval_s` (`execution.checkpointing.interval`): from one checkpoint to the next, default 10. Rows become visible by it.
     - `min_pause_s` (`execution.checkpointing.min-pause`): from the end of one to the next, default 0.
     - `timeout_s` (`execution.checkpointing.timeout`): one that takes longer has failed, default 600. What a sink does before
       the checkpoint can be stored, such as a merge of changes into a table, is part of it.
     - `tolerable_failed_checkpoints` (`execution.checkpointing.tolerable-failed-checkpoints`): in a row, default 0.
     - `retained` (`execution.checkpointing.num-retained`): so many newest checkpoints are kept, default 1,
-      beside one that is not committed yet.
+      alongside one that is not committed yet.
     - `savepoints` (`execution.checkpointing.savepoint-dir`): a run that is stopped, or whose source ends, writes its last
       checkpoint into this folder as a savepoint; default None, none.
-    - `from_savepoint` (`execution.state-recovery.path`): the file of a savepoint that the run begins with, in a new folder of
-      checkpoints; default None. Started again, it goes on from its own checkpoints.
+    - `from_savepoint` (`execution.state-recovery.path`): the file of a savepoint that the run starts with, in a new folder of
+      checkpoints; default None. Started again, it continues from its own checkpoints.
     - `retention` (`execution.checkpointing.externalized-checkpoint-retention`): whether the checkpoints of a run that is
-      stopped are kept; default `Retention.RETAIN_ON_CANCELLATION`, so that the same command goes on.
+      stopped are kept; default `Retention.RETAIN_ON_CANCELLATION`, so that the same command continues.
     - `heartbeat_interval_s`, `heartbeat_timeout_s` (`heartbeat.*`): default 10 and 50. A worker that is not heard is killed.
     - `restart` (`restart-strategy.*`): default exponential delay.
-    - `metrics_port`: serve Prometheus' metrics and `/healthz` there as long as the run is at work, default None, not at all;
+    - `metrics_port`: serve Prometheus' metrics and `/healthz` there as long as the run is running, default None, not at all;
       needs the extra `metrics`. `metrics_address`: default 127.0.0.1; with `0.0.0.0` other machines read them, without a login.
     - `listen`: where workers reach their coordinator. Default `unix`, a socket in a private folder; `tcp`, a free port of
       127.0.0.1; or `tcp://ADDRESS:PORT`. On TCP each call has to bring a token that the run's own processes have alone.
@@ -131,7 +131,7 @@ class RunSettings:
 
     @property
     def savepoint_file(self) -> Path | None:
-        """The savepoint that the run begins with."""
+        """The savepoint that the run starts with."""
         return None if self.from_savepoint is None else local_folder(self.from_savepoint)
 
     @property
@@ -186,6 +186,6 @@ def flink_settings(settings: Mapping[str, str]) -> dict[str, Any]:
             found["retention"] = Retention[text]
         elif not name.startswith(_RESTART):
             known = ", ".join((*_DURATIONS, *_COUNTS, *_TEXTS, _RETENTION))
-            raise UsageError(f"{name!r} is no setting of a run: {known}, {_RESTART}*")
+            raise UsageError(f"{name!r} is not a setting of a run: {known}, {_RESTART}*")
     restart = {name: text for name, text in settings.items() if name.startswith(_RESTART)}
     return {**found, "restart": restart_strategy(restart)} if restart else found

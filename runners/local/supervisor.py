@@ -65,7 +65,7 @@ def supervise(job: PipelineSpec | PipelineFile, settings: RunSettings, processes
         try:
             return _supervise(job, settings, context)
         finally:
-            if is_first:  # else it may be of the other one, which goes on
+            if is_first:  # else it may be of the other one, which continues
                 remove_status(settings.folder)
 
 
@@ -143,11 +143,11 @@ class _Life:
                 process.kill()
                 process.join()
                 if not end_group(process.pid, lifeline, END_S):
-                    raise RunFailedError(f"processes of group {process.pid} cannot be killed: a successor may not begin")
+                    raise RunFailedError(f"processes of group {process.pid} cannot be killed: a successor may not start")
                 reap_group(process.pid)
 
     def _outcome(self, coordinator: Connection, process: Any) -> RunOutcome:  # noqa: ANN401 - of multiprocessing's context
-        """What the coordinator says last. Before it says which run it is of, and each failure of its workers."""
+        """What the coordinator says last. Before it states which run it is of, and each failure of its workers."""
         with suppress(EOFError, OSError):  # it died before it could tell
             while coordinator in wait([coordinator, process.sentinel]) or coordinator.poll():
                 said = coordinator.recv()
@@ -167,7 +167,7 @@ class _Life:
 def _started(
     order: CoordinatorOrder, context: ForkContext | ForkServerContext, until_then: ExitStack
 ) -> tuple[BaseProcess, Connection, Connection]:
-    """A coordinator's process, what it is told by, and its lifeline. `until_then` closes what it needs. Raises OSError."""
+    """A coordinator's process, what it is informed by, and its lifeline. `until_then` closes what it needs. Raises OSError."""
     (ours, its), (lifeline, held) = pipe(), pipe()
     until_then.enter_context(ours)
     until_then.enter_context(lifeline)

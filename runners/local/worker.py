@@ -1,6 +1,6 @@
 """A worker process of `headrace run`: reads its splits, transforms, writes in one transaction after the other.
 
-All of it in one thread. A transaction begins with the first row after a snapshot, and is prepared for the next one; its handle
+All of it in one thread. A transaction starts with the first row after a snapshot, and is prepared for the next one; its handle
 and the positions go to the coordinator together. What is not reported then belongs to the next transaction, so the flow does
 not wait for commits.
 """
@@ -61,7 +61,7 @@ def work(order: WorkerOrder) -> None:
     stream = WorkerStream(order.endpoint, order.number, order.version, order.heartbeat_s)
     try:
         _Worker(order, stream).run()
-    except Exception as error:  # noqa: BLE001 - it is told to the coordinator, which decides
+    except Exception as error:  # noqa: BLE001 - it is instructed to the coordinator, which decides
         from headrace.runners.local.wire import run_pb2 as pb
 
         stream.send(pb.FromWorker(failed=pb.Failed(error=described(error), final=isinstance(error, FINAL))))
@@ -154,7 +154,7 @@ class _Worker:
             case "leave":
                 self._leaving = True
             case other:
-                raise ValueError(f"{other} is no message to a worker at work")
+                raise ValueError(f"{other} is not a message to a worker running")
 
     def _deliver(self, batch: SplitBatch[Any]) -> None:
         from headrace.runners.local.wire import run_pb2 as pb
@@ -180,7 +180,7 @@ class _Worker:
             sink = self._outputs.sinks[name]
             sink.reached()  # by the coordinator, which has recovered before there was a split to read
             # No other worker has its job and task, so its epochs count its transactions.
-            log.debug("worker %d: begins transaction %d %s", self._order.number, self._begun[name], name)
+            log.debug("worker %d: starts transaction %d %s", self._order.number, self._begun[name], name)
             self._transactions[name] = sink.begin(replace(self._order.first[name], epoch=self._begun[name]))
             self._begun[name] += 1
         return self._transactions[name]

@@ -70,9 +70,9 @@ def pickled(value: object) -> bytes:
 
 
 class BoundedSourceFormat(DataSource):
-    """The base of the formats that `read_source` registers. Made in a Python process beside the driver.
+    """The base of the formats that `read_source` registers. Made in a Python process alongside the driver.
 
-    Each source has a format of its own, a class that holds it pickled. Spark pickles the classes that are registered with a
+    Each source has its own format, a class that holds it pickled. Spark pickles the classes that are registered with a
     session, which only its owner does. An option of a frame would not do: many may set those, and to unpickle is to run code.
     """
 
@@ -125,7 +125,7 @@ class BoundedReader(DataSourceReader):
         finally:
             discovery.close()
         if not findings.complete:
-            raise UsageError(f"source {source.name!r} is bounded, and says that there may be more splits later")
+            raise UsageError(f"source {source.name!r} is bounded, and states that there may be more splits later")
         return [SplitPartition(split) for split in findings.added]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

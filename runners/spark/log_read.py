@@ -21,7 +21,7 @@ __all__ = ["Limits", "LogOffsets", "LogRead", "OffsetsFormat", "Predecessor"]
 class LogOffsets(Generic[OffsetSplitT]):
     """Where an engine stands in a whole log source: what it stores as its offset of a batch's start or end.
 
-    `began` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets again
+    `started` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets again
     when it replays its first batch (Spark does) plans the replay from there, and never from a new answer (I2).
     `initial` marks the start of a query that has no checkpoint. It holds no splits: `SplitDiscovery.initial` is asked when the
     end of the first batch is planned.
@@ -45,7 +45,7 @@ class OffsetsFormat(Protocol[OffsetSplitT]):
         """
 
     def begins(self, found: Sequence[OffsetSplitT], known: Mapping[str, OffsetSplitT]) -> Mapping[str, int]:
-        """Where another connector's batch began splits that it found while it planned: it stores the ends only, these.
+        """Where another connector's batch started splits that it found while it planned: it stores the ends only, these.
 
         `known` are the others. By that connector's rule, whatever the user wants of splits that we find. May contact the
         source.
@@ -81,7 +81,7 @@ class LogRead(Generic[OffsetSplitT]):
     `source` can build every column there is; `columns` are those a user gets who asks for none. `offsets` is how offsets are
     stored. `max_task_offsets` bounds a task, `min_tasks` asks for about so many; `parallelism` is how many run at once, if
     known. A task that gets nothing for `poll_timeout_s` seconds fails. `savepoint`: path or URI of a savepoint of a run with
-    which a query without a checkpoint begins.
+    which a query without a checkpoint starts.
     """
 
     source: LogSource[OffsetSplitT]

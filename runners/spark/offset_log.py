@@ -1,9 +1,9 @@
-"""What a streaming query's batch reads, according to the offset log in its checkpoint: the batch's identity, beside its number.
+"""What a streaming query's batch reads, according to the offset log in its checkpoint: the batch's identity, alongside its number.
 
 Spark writes `<checkpoint>/offsets/<batch>` before the batch runs, and a replay finds it there. An older copy of the checkpoint
-plans the batch anew, and may end it elsewhere. The file: a version, the batch's metadata (its time, the watermark), then a line
+plans the batch again, and may end it elsewhere. The file: a version, the batch's metadata (its time, the watermark), then a line
 of offsets for each source. All of it counts: some sources log no more than a counter (Spark's files), and the time makes rows,
-too (timers). A batch that is planned anew has another time. The file is read by Arrow's file systems, since Spark hands a data
+too (timers). A batch that is planned again has another time. The file is read by Arrow's file systems, since Spark hands a data
 source no more than the location.
 """
 
@@ -60,7 +60,7 @@ class OffsetLog:
         return f"sha256:{hashlib.sha256(content).hexdigest()}" if is_whole else None
 
     def query_id(self) -> str | None:
-        """The id of the query that the checkpoint is of; None where no query has begun there. Driver process.
+        """The id of the query that the checkpoint is of; None where no query has started there. Driver process.
 
         Raises OSError, ValueError or NotImplementedError where the checkpoint cannot be read here.
         """
@@ -82,7 +82,7 @@ class OffsetLog:
     def complete(self, batch: int) -> None:
         """Put a batch whose rows are all committed into the commit log, so that no start runs it again. Driver process.
 
-        Where its entry can be known: of a query without state or watermark it says that the batch has ended, and no more. And
+        Where its entry can be known: of a query without state or watermark it states that the batch has ended, and no more. And
         only in a folder of this machine that can be written to. Else nothing is done: Spark runs the batch again, and the sink
         skips it. Before the query starts, by whoever has the checkpoint's lock.
         """

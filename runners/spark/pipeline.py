@@ -1,8 +1,8 @@
-"""A pipeline as a streaming query of Spark: its source and its sink as formats of their own, the transform in the sink's tasks.
+"""A pipeline as a streaming query of Spark: its source and its sink as their own formats, the transform in the sink's tasks.
 
 The transform is called where rows are written, with batches of the source's own schema. So it may give whatever the sink takes,
 in batches of several schemas, too, as in `headrace run`; a step of Spark's own (mapInArrow) would have to know one schema
-beforehand, and takes every row through the JVM once more.
+beforehand, and takes every row through the JVM again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.readers import StreamReader
 from headrace.runners.spark.session import PIPELINES, told_parallelism_of
-from headrace.runners.spark.supervision.driver_id import incarnation_of
+from headrace.runners.spark.supervision.driver_id import driver_id_of
 from headrace.runners.spark.writers import StreamWriter
 
 if TYPE_CHECKING:
@@ -135,15 +135,15 @@ class PipelineSinkFormat(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> PipelineWriter:  # noqa: FBT001, N802 - Spark's
         """The sink's writer."""
         del schema, overwrite  # as `PipelineQuery.start` has it
-        return PipelineWriter(cast("PipelineWrite", _loaded(self.PICKLED)), incarnation_of(self.options))
+        return PipelineWriter(cast("PipelineWrite", _loaded(self.PICKLED)), driver_id_of(self.options))
 
 
 class PipelineWriter(StreamWriter[Any]):
     """A streaming query's sink, with the pipeline's transform before it."""
 
-    def __init__(self, write: PipelineWrite, incarnation: str | None = None) -> None:
-        """Contacts nobody. `incarnation`: as a stream's."""
-        super().__init__(write.sink, write.schema.names, write.offsets, incarnation)
+    def __init__(self, write: PipelineWrite, driver_id: str | None = None) -> None:
+        """Contacts nobody. `driver id`: as a stream's."""
+        super().__init__(write.sink, write.schema.names, write.offsets, driver_id)
         self._pickled = pickled((write.transformed, write.schema))  # Spark pickles the writer, and by another way
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

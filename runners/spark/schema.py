@@ -12,7 +12,7 @@ from headrace.runners.spark.log_read import LogRead
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """The Spark schema of Arrow batches with this schema: a time without a zone is no instant."""
+    """The Spark schema of Arrow batches with this schema: a time without a zone is not an instant."""
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 

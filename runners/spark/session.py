@@ -49,7 +49,7 @@ DAEMON = "headrace.runners.spark_processes.daemon"
 ZYGOTE = "headrace.runners.spark_processes.zygote"
 HOOK, PRELOADED = "pyspark_headrace", "pyspark_headrace.preload"
 PIPELINES = "headrace_pipeline_"
-"""What the names of the formats begin with that a pipeline registers for itself (pipelines.py)."""
+"""What the names of the formats start with that a pipeline registers for itself (pipelines.py)."""
 
 SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -120,7 +120,7 @@ class WarmBuilder(HeadraceBuilder):
     """For a session that is to be a warm one, or none."""
 
     def __init__(self, *, registers: bool) -> None:
-        """Starts the process that Spark's are forked from, while the caller goes on."""
+        """Starts the process that Spark's are forked from, while the caller continues."""
         super().__init__(registers=registers)
         self._started = _warm_python()
 
@@ -240,7 +240,7 @@ if sys.argv == ["-c"] and importlib.util.find_spec("headrace") and importlib.uti
 
 
 def _register(session: SparkSession, context: SparkContext, parallelism: int) -> None:
-    """A data source that is registered has an environment of its own, and not that of the JVM."""
+    """A data source that is registered has its own environment, and not that of the JVM."""
     _tell_parallelism(context.environment, parallelism)
     context.environment[REPORTS_VARIABLE] = own_address()
     session.dataSource.register(importlib.import_module(HOOK).DefaultSource)

@@ -4,7 +4,7 @@ Spark's own protocol has two gaps, and this is where they are closed:
 
 - Spark asks for initial offsets twice in batch 0, and again when batch 0 is replayed; it stores none of them. So the answer is
   a mark without a position. Positions are looked up when the end of batch 0 is, which happens once and is stored, and the end
-  of every batch carries where each split began: a replay is planned from that, and asks for nothing anew (I2).
+  of every batch carries where each split started: a replay is planned from that, and asks for nothing again (I2).
 - The mark differs from every end. Spark therefore runs batch 0 at once, data or not, and where the query started is durable
   before anything else happens (azure-event-hubs-spark #532).
 
@@ -48,7 +48,7 @@ class Backlog(Generic[OffsetSplitT]):
 
     @property
     def gone_back(self) -> Collection[str]:
-        """Of these the end lies before the position: records are lost, that was let pass, and reading goes on at the end."""
+        """Of these the end lies before the position: records are lost, that was tolerated, and reading continues at the end."""
         return [split_id for split_id, split in self.splits.items() if self.at_end[split_id].next_offset < split.next_offset]
 
     @property
@@ -75,7 +75,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._missing: frozenset[str] = frozenset()
         self._retired: dict[str, OffsetSplitT] = {}
         self._outages = FailureLog()
-        self._undecided = FailureLog()
+        self._inconclusive = FailureLog()
         self._publisher = PositionPublisher(read.source, FailureLog(), _is_tolerated)
         self._told_of_checkpoint = False
         self._published: dict[str, int] = {}
@@ -126,7 +126,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         """
         first, last = self._parse(start), self._parse(end)
         gone = [split for split_id, split in first.splits.items() if split_id not in last.splits]
-        if gone and not _is_complete(last):  # what leaves our own offsets was let pass before they were stored
+        if gone and not _is_complete(last):  # what leaves our own offsets was tolerated before they were stored
             self._source.splits_missing(gone)
         begins = self._begins(first, last)
         ranges = [OffsetRange(split_id, begins[split_id], split.next_offset) for split_id, split in last.splits.items()]
@@ -162,21 +162,21 @@ class StreamPlanner(Generic[OffsetSplitT]):
         return replace(offsets, splits=self._initial)
 
     def _beginning(self) -> SplitDiscovery[OffsetSplitT]:
-        """Who says where a query without a checkpoint begins."""
+        """Who says where a query without a checkpoint starts."""
         source, location = self._source, self._read.savepoint
         if location is None:
             return self._discovery
         from headrace.runners.local.savepoints import fetch_savepoint, shown  # which Spark's processes are spared else
 
         positions = fetch_savepoint(location).positions(CheckpointSerializer(source.name, source.split_serializer))
-        log.warning("the query begins where savepoint %s stands", shown(location))
+        log.warning("the query starts where savepoint %s stands", shown(location))
         return ResumedLogDiscovery(source, positions)
 
     def _pass_savepoint_over(self) -> None:
         if self._read.savepoint is not None and self._initial is None and not self._told_of_checkpoint:
             from headrace.runners.local.savepoints import shown
 
-            log.warning("the query goes on from its checkpoint; savepoint %s is not looked at", shown(self._read.savepoint))
+            log.warning("the query continues from its checkpoint; savepoint %s is not looked at", shown(self._read.savepoint))
             self._told_of_checkpoint = True
 
     def _predecessors(self) -> Mapping[str, OffsetSplitT] | None:
@@ -218,15 +218,15 @@ class StreamPlanner(Generic[OffsetSplitT]):
         return {**added, **present}
 
     def _findings(self, known: Mapping[str, OffsetSplitT]) -> Findings[OffsetSplitT]:
-        """What is undecided now is for the next batch to find; AvailableNow may have none."""
+        """What is inconclusive now is for the next batch to find; AvailableNow may have none."""
         if self._pins_end:
             return self._discovery.settled(known)
         findings = self._discovery.later(known)
-        if findings.undecided is None:
-            if self._undecided.worked():
+        if findings.inconclusive is None:
+            if self._inconclusive.worked():
                 log.warning("the query finds what is new again")
-        elif self._undecided.failed():
-            log.warning("the query goes on without what may be new until this is over: %s", findings.undecided)
+        elif self._inconclusive.failed():
+            log.warning("the query continues without what may be new until this is over: %s", findings.inconclusive)
         return findings
 
     def _retire(self, offsets: LogOffsets[OffsetSplitT]) -> None:
@@ -242,7 +242,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         if self._pins_end:
             raise error
         if self._outages.failed():
-            log.warning("the query goes on, but finds nothing new until this is over: %s", error)
+            log.warning("the query continues, but finds nothing new until this is over: %s", error)
 
     def _waits_for_more(
         self, backlog: Backlog[OffsetSplitT], offsets: LogOffsets[OffsetSplitT], min_offsets: int | None
@@ -276,7 +276,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
 
     def _publish(self, offsets: LogOffsets[OffsetSplitT]) -> None:
         """Positions are durable now. For others to look at: no failure stops the query, the next batch is another try, and the
-        log says when it begins and when it ends.
+        log says when it starts and when it ends.
 
         Never goes back but to where a batch did. Splits that are gone are left out: another may bear the same name by now.
         """
@@ -293,7 +293,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._going_back = {split_id: at for split_id, at in self._going_back.items() if split_id not in went_back}
 
     def _is_news(self, split: OffsetSplitT) -> bool:
-        """Spark commits the batch before once more after it has planned one that goes back: that must not count as ahead.
+        """Spark commits the batch before again after it has planned one that goes back: that must not count as ahead.
 
         The batch that goes back may be another driver's to run: then what is seen of it here is a later position.
         """
@@ -308,5 +308,5 @@ def _is_tolerated(error: Exception) -> bool:
 
 
 def _is_complete(offsets: LogOffsets[OffsetSplitT]) -> bool:
-    """False for another connector's offsets, which do not hold where each split began."""
+    """False for another connector's offsets, which do not hold where each split started."""
     return offsets.began.keys() >= offsets.splits.keys()

@@ -1,6 +1,6 @@
 """A supervisor that spark-submit has started, in client mode: each driver is submitted as the supervisor was.
 
-spark-submit starts a JVM, and then the program. A driver that is started again needs a JVM of its own, so that one is only
+spark-submit starts a JVM, and then the program. A driver that is started again needs its own JVM, so that one is only
 asked what it was submitted with. It stays for as long as the supervisor.
 
 The settings, secrets among them, are kept in the supervisor's memory. JVMs read them there, as a file that no one can remove.
@@ -55,7 +55,7 @@ def as_it_was_submitted() -> Iterator[int | None]:
 
 @contextmanager
 def _environment(properties: str) -> Iterator[None]:
-    """As drivers need it to start a JVM of their own with this file."""
+    """As drivers need it to start their own JVM with this file."""
     before = {name: os.environ[name] for name in (GATEWAY, SECRET, ARGUMENTS) if name in os.environ}
     for name in before:
         del os.environ[name]

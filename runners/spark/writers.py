@@ -46,8 +46,8 @@ _NAMELESS = (
 )
 
 _BEGINS_LATE = (
-    "job %s: batch %d is the first one that is recorded here. That is so where a query goes on into another topic, table or "
-    "folder, or from a checkpoint of another sink; if it has written here before, its destination was made anew, and what the "
+    "job %s: batch %d is the first one that is recorded here. That is so where a query continues into another topic, table or "
+    "folder, or from a checkpoint of another sink; if it has written here before, its destination was recreated, and what the "
     "batches before have written is not in it"
 )
 
@@ -64,7 +64,7 @@ class PreparedMessage(WriterCommitMessage, Generic[HandleT]):
     """What a task tells the driver: whose epoch it has written, and the handle of what it prepared, if it had any rows.
 
     `query`: of a batch write, the streaming query whose `foreachBatch` it is in. `skipped`: the task has written nothing, as it
-    was told that the epoch is recorded.
+    was informed that the epoch is recorded.
     """
 
     job: str
@@ -93,9 +93,9 @@ class _Recorded:
     same, the driver's commit finds it, and aborts what these tasks have written.
     """
 
-    def __init__(self, sink: TwoPhaseSink[Any], incarnation: str | None = None) -> None:
+    def __init__(self, sink: TwoPhaseSink[Any], driver_id: str | None = None) -> None:
         self._sink = sink
-        self._incarnation = incarnation
+        self._driver_id = driver_id
         self._epochs: Mapping[str, RecordedEpoch] | None = None
         self._left_over: frozenset[str] = frozenset()
 
@@ -105,7 +105,7 @@ class _Recorded:
             self._epochs = dict(self._sink.recorded_now())
         return {
             "_sink": self._sink,
-            "_incarnation": self._incarnation,
+            "_driver_id": self._driver_id,
             "_epochs": self._epochs,
             "_left_over": self._left_over,
         }
@@ -127,13 +127,13 @@ class _Recorded:
             if last.epoch == epoch:
                 refuse_other_content(job, epoch, content, last.content)
         except StaleEpochError:
-            if self._incarnation is not None:
-                refuse_another(job, self._incarnation, last.claim)
+            if self._driver_id is not None:
+                refuse_another(job, self._driver_id, last.claim)
             raise
 
     def recover(self, job: str) -> None:
         """End what an earlier run of the job left over. In a task, since the driver's side of Spark does not know the query."""
-        self._sink.end_left_over(job, self._left_over, self._incarnation)
+        self._sink.end_left_over(job, self._left_over, self._driver_id)
 
 
 def _prepare(
@@ -166,25 +166,25 @@ def _refuse_of_another_write(
 
 
 class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
-    """A streaming query's sink. Spark makes one for every batch beside the driver, and unpickles copies in the tasks."""
+    """A streaming query's sink. Spark makes one for every batch alongside the driver, and unpickles copies in the tasks."""
 
     def __init__(
         self,
         sink: TwoPhaseSink[HandleT],
         columns: Sequence[str],
         offsets: OffsetLog | None = None,
-        incarnation: str | None = None,
+        driver_id: str | None = None,
     ) -> None:
         """Contacts nobody. `columns` are those of the frame that are written.
 
         `offsets`: of the query's checkpoint, where it is known: with it a batch that an older copy of the checkpoint has
-        planned anew is refused, and not taken for a replay. `incarnation`: of the driver, if it is a supervised one.
+        planned again is refused, and not taken for a replay. `driver id`: of the driver, if it is a supervised one.
         """
         self._sink = sink
         self._columns = list(columns)
         self._offsets = offsets
-        self._incarnation = incarnation
-        self._recorded = _Recorded(sink, incarnation)
+        self._driver_id = driver_id
+        self._recorded = _Recorded(sink, driver_id)
 
     @property
     def sink(self) -> TwoPhaseSink[HandleT]:
@@ -222,14 +222,14 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         began_s = time.monotonic()
         self._recorded.refuse(job, batchId, content)
         self._sink.reached()
-        if self._incarnation is None:
+        if self._driver_id is None:
             self._commit_unsupervised(job, asked)
         else:
-            _while_owner(lambda: _commit(self._sink, job, asked, self._incarnation))
+            _while_owner(lambda: _commit(self._sink, job, asked, self._driver_id))
         _count_commit(job, len(handles), time.monotonic() - began_s)
 
     def _commit_unsupervised(self, job: str, asked: CommitRequested[HandleT]) -> None:
-        """Once more if this process was fenced: by a sibling, as Spark has several processes for commits, and changes between
+        """Again if this process was fenced: by a sibling, as Spark has several processes for commits, and changes between
         them. By another driver, if the batch is recorded: then this one is done for, and must not take back what is no longer
         its own."""
         try:
@@ -242,7 +242,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             _commit(self._sink, job, asked, None)
 
     def claim(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
-        """Before a driver with an incarnation starts the query for the first time, in a process of its own: make the job its
+        """Before a driver with an driver id starts the query for the first time, in its own process: make the job its
         own, and recover as the first `commit` does. Raises and tells as `recover`.
         """
         return self._started(job, last_batch, JobCommitter.claim)
@@ -254,8 +254,8 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         recorded, of the same plan, and no row of it may name another target than what it was written to.
 
         `last_batch` gives the last one of the checkpoint's offset log; None for none. It is asked after the sink: a driver
-        that is to be superseded may still be at work, and plan and record one more. Where the sink has a later one, or this
-        one from another plan and it is to be run again, the checkpoint is an older copy, whose query may be at work:
+        that is to be superseded may still be running, and plan and record one more. Where the sink has a later one, or this
+        one from another plan and it is to be run again, the checkpoint is an older copy, whose query may be running:
         StaleEpochError then, before anything of that one is fenced or aborted. Of a batch that is committed there may be
         other offsets by now (`headrace checkpoint set-offsets`). SupersededError where another driver has claimed the job
         since this one has.
@@ -294,7 +294,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """With a committer that nobody has used: what was fenced is of no further use."""
 
         def attempt() -> None:
-            committer = JobCommitter(job, sink.committer(job), self._incarnation)
+            committer = JobCommitter(job, sink.committer(job), self._driver_id)
             try:
                 act(committer)
             finally:
@@ -309,7 +309,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
         prepared = _of_tasks(messages)
         if prepared:
-            _abort(self._sink.bounded(), prepared[0].job, batchId, self._incarnation)
+            _abort(self._sink.bounded(), prepared[0].job, batchId, self._driver_id)
 
 
 class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
@@ -357,7 +357,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
             _forget(committer, self._job)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: as a stream's, and once more after 4 s, for tasks that were still at work: nobody comes later."""
+        """On the driver: as a stream's, and again after 4 s, for tasks that were still running: nobody comes later."""
         self._abort_now()
         time.sleep(STRAGGLERS_S)
         self._abort_now()
@@ -399,7 +399,7 @@ def _content(offsets: OffsetLog | None, batch: int) -> str | None:
 
 
 def _while_owner(act: Callable[[], None]) -> None:
-    """Act again where this process was fenced meanwhile: each time it fences, and goes on only if the job is still its own.
+    """Act again where this process was fenced meanwhile: each time it fences, and continues only if the job is still its own.
 
     So it is one that is not the owner, and ends for it, or a sibling. Raises SupersededError where the job is another's.
     """
@@ -414,8 +414,8 @@ def _while_owner(act: Callable[[], None]) -> None:
     act()
 
 
-def _commit(sink: TwoPhaseSink[HandleT], job: str, asked: CommitRequested[HandleT], incarnation: str | None) -> None:
-    committer = _committer(sink, job, incarnation)
+def _commit(sink: TwoPhaseSink[HandleT], job: str, asked: CommitRequested[HandleT], driver_id: str | None) -> None:
+    committer = _committer(sink, job, driver_id)
     is_new = committer.recorded_epoch is None
     try:
         committer.commit_requested(asked)
@@ -432,7 +432,7 @@ def _refuse_older_copy(job: str, last_batch: int | None, recorded: RecordedEpoch
         there = "knows no batch" if last_batch is None else f"ends with batch {last_batch}"
         raise StaleEpochError(
             f"the checkpoint of job {job!r} {there}, and the sink has committed up to epoch {recorded.epoch} of it: the "
-            "checkpoint is an older copy. Nothing of the job was changed. Go on from the newest checkpoint, or begin a new "
+            "checkpoint is an older copy. Nothing of the job was changed. Continue from the newest checkpoint, or start a new "
             "query with a new checkpoint"
         )
 
@@ -446,9 +446,9 @@ def _count_commit(job: str, transactions: int, took_s: float) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _committer(sink: TwoPhaseSink[Any], job: str, incarnation: str | None) -> JobCommitter[Any]:
+def _committer(sink: TwoPhaseSink[Any], job: str, driver_id: str | None) -> JobCommitter[Any]:
     """Kept with the process, which Spark uses again for every batch: a driver fences and recovers once."""
-    return JobCommitter(job, sink.committer(job), incarnation)
+    return JobCommitter(job, sink.committer(job), driver_id)
 
 
 def _is_recorded(sink: TwoPhaseSink[Any], job: str, epoch: int) -> bool:
@@ -456,10 +456,10 @@ def _is_recorded(sink: TwoPhaseSink[Any], job: str, epoch: int) -> bool:
     return sink.recorded_epochs().get(job, -1) >= epoch
 
 
-def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int, incarnation: str | None = None) -> None:
+def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int, driver_id: str | None = None) -> None:
     """Abort what the job has prepared, unless the epoch is recorded.
 
-    Then another driver may be at work with what comes after it, and to fence it and abort its transactions would be wrong.
+    Then another driver may be running with what comes after it, and to fence it and abort its transactions would be wrong.
     """
     try:
         if _is_recorded(sink, job, epoch):
@@ -468,12 +468,12 @@ def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int, incarnation: str | Non
     except HeadraceError as error:
         log.warning("job %s: whether epoch %d is recorded cannot be told now, so nothing is aborted: %s", job, epoch, error)
         return
-    _recover(sink, job, incarnation)
+    _recover(sink, job, driver_id)
 
 
-def _recover(sink: TwoPhaseSink[Any], job: str, incarnation: str | None = None) -> None:
+def _recover(sink: TwoPhaseSink[Any], job: str, driver_id: str | None = None) -> None:
     try:
-        JobCommitter(job, sink.committer(job), incarnation).recover()
+        JobCommitter(job, sink.committer(job), driver_id).recover()
     except HeadraceError as error:
         log.warning("job %s: what was prepared could not be aborted now, the next start will: %s", job, error)
 

@@ -42,7 +42,7 @@ class ClassArchive:
 
     @property
     def file(self) -> Path:
-        """Where this machine's is, or would be: another one once jars were installed anew. Raises UsageError without Java."""
+        """Where this machine's is, or would be: another one once jars were installed again. Raises UsageError without Java."""
         # As Java does: to it a jar of another size or time is not the one that the file was made of, whatever is in it.
         jars = [(jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in sorted(self.jars.glob("*.jar"))]
         return cache_directory() / f"{self._place()}-{_digest(repr(jars))}.jsa"
@@ -89,7 +89,7 @@ class ClassArchive:
         return file
 
     def _place(self) -> str:
-        """What the files of one Java and one folder of jars begin with."""
+        """What the files of one Java and one folder of jars start with."""
         java = find_java(self.name).resolve()
         return f"{self.name}-classes-{_digest(f'{java} {java.stat().st_mtime_ns} {self.jars}')}"
 

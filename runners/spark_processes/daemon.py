@@ -3,7 +3,7 @@
     python -m headrace.runners.spark_processes.daemon MODULE ARGUMENT...
 
 Spark starts a daemon for each kind of work (planning, writing, tasks, ...) and a planner for each query, one after the other,
-and each imports the same modules anew. This one asks the zygote (zygote.py) that HEADRACE_ZYGOTE names to fork one for
+and each imports the same modules again. This one asks the zygote (zygote.py) that HEADRACE_ZYGOTE names to fork one for
 it, hands over its standard streams, and waits for its end. Without a zygote, or one that fits, it runs the module itself.
 Imports nothing that takes time.
 
@@ -49,7 +49,7 @@ def main() -> None:
 def run_as_main(module: str) -> None:
     """As `python -m module` would; `runpy` would complain where it is loaded already."""
     spec = importlib.util.find_spec(module)
-    # no isinstance: Spark's own modules may be in pyspark.zip, and Python's loader of those is no registered InspectLoader
+    # no isinstance: Spark's own modules may be in pyspark.zip, and Python's loader of those is not a registered InspectLoader
     loader = None if spec is None else cast("InspectLoader | None", spec.loader)
     code = loader.get_code(module) if loader is not None else None
     if code is None:

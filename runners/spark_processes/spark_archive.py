@@ -15,7 +15,7 @@ import pyspark
 from headrace.runners.spark_processes.class_archives import QUIET, ClassArchive, Sample
 
 SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"
-"""What Spark reads options of the driver's JVM from, beside the configuration, which is the user's own."""
+"""What Spark reads options of the driver's JVM from, alongside the configuration, which is the user's own."""
 
 SAMPLE = "headrace.runners.spark_processes.spark_sample"
 

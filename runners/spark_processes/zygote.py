@@ -30,7 +30,7 @@ from headrace.runners.spark_processes.daemon import ENDED, FORKED, LENGTH_BYTES,
 HASH_SEED = "PYTHONHASHSEED"
 SEED = "0"  # Spark's, unless its user sets another
 STREAMS = 3
-FORKABLE_THREADS = frozenset({"jemalloc_bg_thd"})  # Arrow's allocator has its own fork handlers, which start it anew
+FORKABLE_THREADS = frozenset({"jemalloc_bg_thd"})  # Arrow's allocator has its own fork handlers, which start it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _become(connection: socket.socket) -> None:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """Have the kernel send this process SIGTERM when the other end closes; what it forks in its turn is no part of that."""
+    """Have the kernel send this process SIGTERM when the other end closes; what it forks in its turn is not a part of that."""
     os.register_at_fork(after_in_child=connection.close)
     fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGTERM)
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())

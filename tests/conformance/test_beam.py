@@ -16,7 +16,7 @@ from .test_memory import MemoryContext
 
 
 class Opaque(Source[Any]):
-    """A source whose splits are no offsets, for all that a runner can see."""
+    """A source whose splits are not offsets, for all that a runner can see."""
 
     name = "opaque"
 

@@ -1,4 +1,4 @@
-"""The kit on KafkaSource and a real broker: a partition per split, a topic per split; and planted bugs, which it must catch."""
+"""The kit on KafkaSource and a real broker: a partition per split, a topic per split; and injected bugs, which it must catch."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def on_fake(fake_kafka):
 
 
 @pytest.mark.parametrize("bug", CAUGHT_BY, ids=lambda bug: bug.__name__)
-def test_the_kit_catches(bug: core.Planted, on_fake):
+def test_the_kit_catches(bug: core.Injected, on_fake):
     with bug(), pytest.raises(AssertionError):
         on_fake(CAUGHT_BY[bug])
 

@@ -1,6 +1,6 @@
-"""The kit on the log in memory, eager and lazy; and the kit itself on planted bugs, which it must catch.
+"""The kit on the log in memory, eager and lazy; and the kit itself on injected bugs, which it must catch.
 
-Another connector is run the same way, in a file of its own beside this one: subclass `SourceConformance`, give it an
+Another connector is run the same way, in its own file alongside this one: subclass `SourceConformance`, give it an
 `ExternalContext` (for Kafka: a topic with a random name on the broker of the session, whose `create_split` adds a partition
 and returns its split id), `poll_timeout_s` above 0, and mark the class with `pytest.mark.broker`. Another runner: override
 `create_run`.
@@ -91,7 +91,7 @@ CAUGHT_BY = {
 
 
 @pytest.mark.parametrize("bug", CAUGHT_BY, ids=lambda bug: bug.__name__)
-def test_the_kit_catches(bug: core.Planted):
+def test_the_kit_catches(bug: core.Injected):
     with bug():
         failed = list(failing_cases(TestEager()))
     assert CAUGHT_BY[bug] in failed

@@ -1,6 +1,6 @@
 """The kit on `headrace run`: its real processes, frozen between the steps of a case, on a Kafka of this process.
 
-The output is a topic with the batches as they were delivered. A checkpoint is a savepoint: a run of another name begins
+The output is a topic with the batches as they were delivered. A checkpoint is a savepoint: a run of another name starts
 with it, so it may be restored more than once, as no checkpoint of a run can. Of a bounded source it is a copy of the folder.
 """
 
@@ -85,7 +85,7 @@ class ProcessRun(Run):
         self._until(self._is_settled)
 
     def _restored(self, savepoint: bytes, files: dict[str, bytes], source: KafkaSource) -> list[str]:
-        """The options. With a savepoint a bounded source ends where it is told to end now, not where the first run ended."""
+        """The options. With a savepoint a bounded source ends where it is instructed to end now, not where the first run ended."""
         if source.boundedness is Boundedness.UNBOUNDED:
             (self._folder / "savepoint.json").write_bytes(savepoint)
             return ["--from-savepoint", str(self._folder / "savepoint.json")]

@@ -1,4 +1,4 @@
-"""The kit of sinks on Delta tables; and planted bugs, which it must catch."""
+"""The kit of sinks on Delta tables; and injected bugs, which it must catch."""
 
 from __future__ import annotations
 

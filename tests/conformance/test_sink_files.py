@@ -1,4 +1,4 @@
-"""The kit of sinks on folders: local ones of both formats, and fsspec's; and planted bugs, which it must catch."""
+"""The kit of sinks on folders: local ones of both formats, and fsspec's; and injected bugs, which it must catch."""
 
 from __future__ import annotations
 

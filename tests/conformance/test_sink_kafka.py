@@ -1,4 +1,4 @@
-"""The kit of sinks on KafkaSink and a real broker; and planted bugs, which it must catch."""
+"""The kit of sinks on KafkaSink and a real broker; and injected bugs, which it must catch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENDING = ("PrepareCommit", "PrepareAbort")
 
 
 class KafkaContext(SinkContext):
-    """A topic, a commit topic and a prefix of its own."""
+    """A topic, a commit topic and its own prefix."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap

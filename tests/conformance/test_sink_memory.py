@@ -1,4 +1,4 @@
-"""The kit of sinks on the sink in memory; and the kit itself on planted bugs, which it must catch."""
+"""The kit of sinks on the sink in memory; and the kit itself on injected bugs, which it must catch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit of sinks on databases, where there are any; and planted bugs, which it must catch."""
+"""The kit of sinks on databases, where there are any; and injected bugs, which it must catch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GID = "headrace.0a1b2c3d.orders.7.0.0.00c0ffee"
 
 
 class SqlContext(SinkContext):
-    """A table of its own; jobs are apart by their names."""
+    """its own table; jobs are apart by their names."""
 
     def __init__(self, url: str) -> None:
         self.rig = SqlRig(url)

@@ -52,7 +52,7 @@ class BlockError(AssertionError):
 
 @dataclass
 class Page:
-    """One document under test. `ran` and `skipped`: its blocks, by the line where they begin; the latter with their reasons."""
+    """One document under test. `ran` and `skipped`: its blocks, by the line where they start; the latter with their reasons."""
 
     bootstrap: str
     folder: Path
@@ -131,7 +131,7 @@ class Page:
         self.printed = None
         commands = [part.partition("\n") for part in re.split(r"^\$ ", source, flags=re.MULTILINE) if part]
         if not source.startswith("$ "):
-            raise BlockError("a console block begins with a command, after `$ `")
+            raise BlockError("a console block starts with a command, after `$ `")
         for command, _, expected in commands:
             output = self._command(shlex.split(command.replace(ADDRESS, self.bootstrap), comments=True))
             if expected.strip():
@@ -158,7 +158,7 @@ class Page:
         ).stdout
 
     def _first_line(self, words: list[str], environment: Mapping[str, str]) -> str:
-        """The server's, which is then interrupted; on the broker of the tests, so without a port of its own."""
+        """The server's, which is then interrupted; on the broker of the tests, so without its own port."""
         if "--port" in words:
             at = words.index("--port")
             words = [*words[:at], *words[at + 2 :]]

@@ -136,7 +136,7 @@ def test_hidden_code_is_run_and_output_compared(tmp_path):
         ("- a list\n\n    ```sql\n    DROP\n    ```\n", BlockError, "'sql' is not run"),
         ("<!--- skip: next -->\n```sql\nDROP\n```\n", BlockError, "without a reason"),
         ("```console\n$ rm -r /\n```\n", BlockError, "is not run"),
-        ("```console\nheadrace lag\n```\n", BlockError, "begins with a command"),
+        ("```console\nheadrace lag\n```\n", BlockError, "starts with a command"),
         ("```console\n$ headrace lag --group g\nall is well\n```\n", BlockError, "no cluster given"),
         ("```properties\nsasl.mechanim=PLAIN\n```\n", ValueError, "did you mean"),
         ("```yaml\na: [\n```\n", Exception, "expected"),

@@ -18,7 +18,7 @@ SINK = "headrace.connectors.kafka.write.sink"
 TRACED = {
     SINK: {
         "KafkaTransaction": ("write", "prepare"),
-        "KafkaCommitter": ("fence", "check", "record", "end", "sweep"),
+        "KafkaCommitter": ("fence", "check", "record", "end", "clean_up"),
         "KafkaSink": ("recorded_epochs",),
     },
     "headrace.runners.spark.stream": {"StreamPlanner": ("initial_offsets", "next_offsets", "tasks")},
@@ -82,17 +82,17 @@ def traced(name, method):
     return noted
 
 
-class Planter(importlib.abc.MetaPathFinder):
+class Injector(importlib.abc.MetaPathFinder):
     """Changes a module of ours right after somebody has imported it."""
 
     def find_spec(self, name, path, target=None):
-        if name not in TRACED or name in planted:
+        if name not in TRACED or name in injected:
             return None
-        planted.add(name)
+        injected.add(name)
         spec = importlib.util.find_spec(name)
         load = spec.loader.exec_module
 
-        def load_and_plant(module):
+        def load_and_inject(module):
             began = time.monotonic()
             load(module)
             if "HEADRACE_TRACE" in os.environ:
@@ -101,13 +101,13 @@ class Planter(importlib.abc.MetaPathFinder):
             if "HEADRACE_PHASE" in os.environ and name == SINK:
                 stop_in(module, json.loads(os.environ["HEADRACE_PHASE"]))
 
-        spec.loader.exec_module = load_and_plant
+        spec.loader.exec_module = load_and_inject
         return spec
 
 
-planted = set()
+injected = set()
 if any("pyspark" in argument for argument in sys.orig_argv):
-    sys.meta_path.insert(0, Planter())
+    sys.meta_path.insert(0, Injector())
     if "HEADRACE_TRACE" in os.environ:
         note("interpreter", time.monotonic(), 0.0)
         os.register_at_fork(after_in_child=lambda: note("fork", time.monotonic(), 0.0))

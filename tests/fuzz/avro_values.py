@@ -78,7 +78,7 @@ class Case:
         return said(value if self.fields is None else {name: value[name] for name in self.fields})
 
     def is_sound(self, data: bytes) -> bool | None:
-        """Whether the bytes begin with a value, by the specification to the letter. None: it does not say what a part is."""
+        """Whether the bytes start with a value, by the specification to the letter. None: it does not say what a part is."""
         strict = StrictReader(data)
         try:
             strict.read(self.writer)
@@ -142,7 +142,7 @@ def check(case: Case, items: Sequence[bytes], decode: Decode) -> Counter[str]:
 
 
 def _check_values(case: Case, items: Sequence[bytes], column: pa.Array, refused: dict[int, str]) -> None:
-    """Good values are what fastavro reads, whatever stands beside them; some mutated ones are judged by the specification."""
+    """Good values are what fastavro reads, whatever stands alongside them; some mutated ones are judged by the specification."""
     sample = {row for row in range(len(items)) if row % _GOOD_EVERY == 0 or row % _JUDGED_EVERY == 1}
     chosen = sorted(sample)
     for row, value in zip(chosen, plain(column.take(pa.array(chosen, pa.int32()))), strict=True):
@@ -152,7 +152,7 @@ def _check_values(case: Case, items: Sequence[bytes], column: pa.Array, refused:
             continue
         if not sound:
             if row not in refused:
-                raise Finding(f"row {row} is no value, and was read")
+                raise Finding(f"row {row} is not a value, and was read")
         elif row in refused:
             raise Finding(f"row {row} is a value, and was refused: {refused[row]}")
         elif said(value) != case.told(item):

@@ -4,8 +4,8 @@
     python -m tests.fuzz.flood --of avro --buffers 10000000 --state build/flood_avro.json
 
 A child process decodes, chunk by chunk; what chunk it is in is all that is needed to make its buffers again. The state is
-written after each million, and a run that finds one goes on from there. A child that dies is repeated, chunk by chunk and with
-each buffer in a file before it is decoded; the last one is the finding, and the run goes on behind that chunk.
+written after each million, and a run that finds one continues from there. A child that dies is repeated, chunk by chunk and with
+each buffer in a file before it is decoded; the last one is the finding, and the run continues behind that chunk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REPORTED_EVERY = 100
 """Chunks: a million buffers."""
 
 HANG_S = 120
-"""Of processor time: the clock goes on while the run is paused. A chunk takes a second at most."""
+"""Of processor time: the clock continues while the run is paused. A chunk takes a second at most."""
 
 SLOW_S = 1.0
 """Processor time that one buffer, of at most some hundred bytes, may take."""
@@ -121,7 +121,7 @@ def run_chunk(seed: str, chunk: int, told: dict[str, Any], decode: Decode = kern
 
 
 def _processor_time(mutant: Mutant, decode: Decode) -> float:
-    """Of this buffer once more: the clock has run while others had the processor. Raises Finding if that is too long, too."""
+    """Of this buffer again: the clock has run while others had the processor. Raises Finding if that is too long, too."""
     began = time.thread_time()
     check(mutant, decode, in_full=False)
     took = time.thread_time() - began
@@ -131,7 +131,7 @@ def _processor_time(mutant: Mutant, decode: Decode) -> float:
 
 
 def check_memory(told: dict[str, Any]) -> None:
-    """Raises Finding for a peak, since the process began, beyond a limit."""
+    """Raises Finding for a peak, since the process started, beyond a limit."""
     told["arrow_bytes"] = pa.default_memory_pool().max_memory()
     told["resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     for name, limit in (("arrow_bytes", ARROW_LIMIT), ("resident_bytes", RESIDENT_LIMIT)):
@@ -175,7 +175,7 @@ def child(figures: Figures, first: int, last: int, keep: Path | None = None) -> 
 
 
 def run(figures: Figures, last: int, state: Path) -> None:
-    """Chunks up to `last`, by children; a child that dies is a finding, and the next begins behind its chunk."""
+    """Chunks up to `last`, by children; a child that dies is a finding, and the next starts behind its chunk."""
     while figures.chunk < last:
         with child(figures, figures.chunk, last) as process:
             assert process.stdout is not None

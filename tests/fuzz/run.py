@@ -2,9 +2,9 @@
 
     python -m tests.fuzz.run [TARGET ...] --seconds 60
 
-Each target has a process of its own. What reached new branches is kept in `tests/fuzz/corpus`, up to `KEPT_BYTES` for each
+Each target has its own process. What reached new branches is kept in `tests/fuzz/corpus`, up to `KEPT_BYTES` for each
 target; figures go into `tests/fuzz/results`. A finding's input is kept in the corpus as well, so that its test fails until it
-is mended.
+is fixed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def place(error: BaseException) -> str:
 
 
 def keeping(check: Callable[[bytes], None], folder: Path) -> Callable[[bytes], None]:
-    """The check, with the first input of each finding kept as a file, and the search going on."""
+    """The check, with the first input of each finding kept as a file, and the search continuing."""
     seen: set[str] = set()
 
     def run(data: bytes) -> None:
@@ -133,7 +133,7 @@ def _with_texts(findings: list[Path]) -> Iterator[tuple[Path, Path]]:
 
 
 def keep(name: str, picked: list[bytes], findings: list[bytes], target: Target) -> None:
-    """Small ones first, as far as there is room; inputs of findings all. Seeds are made anew each time."""
+    """Small ones first, as far as there is room; inputs of findings all. Seeds are recreated each time."""
     kept, size = list(findings), sum(map(len, findings))
     seeds = set(target.seeds().values())
     for data in sorted(picked, key=len):

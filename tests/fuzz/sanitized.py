@@ -2,7 +2,7 @@
 
     python -m tests.fuzz.sanitized --buffers 1000000
 
-Both modules are compiled anew, with `-fsanitize=address`, in a copy of the checkout. Python and Arrow take their memory from
+Both modules are compiled again, with `-fsanitize=address`, in a copy of the checkout. Python and Arrow take their memory from
 malloc, so that each buffer is one for the sanitizer; what is decoded lies in memory of exactly its size. Needs gcc and libasan.
 """
 
@@ -93,9 +93,9 @@ def run(buffers: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder, "checkout")
         build(checkout)
-        planted = sanitized(checkout, "-m", "tests.fuzz.sanitized", "--overrun")
-        if "AddressSanitizer: heap-buffer-overflow" not in planted.stderr:
-            raise SystemExit(f"a read behind the end of an input was not noticed: {planted.stderr[-2000:]}")
+        injected = sanitized(checkout, "-m", "tests.fuzz.sanitized", "--overrun")
+        if "AddressSanitizer: heap-buffer-overflow" not in injected.stderr:
+            raise SystemExit(f"a read behind the end of an input was not noticed: {injected.stderr[-2000:]}")
         flood = sanitized(checkout, "-m", "tests.fuzz.sanitized", "--child", str(buffers // CHUNK))
         tests = sanitized(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS)
     findings = [done.stderr[-4000:] + done.stdout[-2000:] for done in (flood, tests) if done.returncode]

@@ -12,7 +12,7 @@ README = Path(__file__).parent / "README.md"
 
 
 def table(results: Path = RESULTS) -> str:
-    """A row for each file: what was run, how much of it, for how long, and what is not mended of what it found."""
+    """A row for each file: what was run, how much of it, for how long, and what is not fixed of what it found."""
     rows = ["| target | executions | seconds | findings |", "|---|---|---|---|"]
     for file in sorted(results.glob("*.json")):
         figures = json.loads(file.read_text())

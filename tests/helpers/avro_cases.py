@@ -23,7 +23,7 @@ PRIMITIVES = ["boolean", "int", "long", "float", "double", "bytes", "string"]
 
 
 class _Names:
-    """Gives each named type and field a name of its own."""
+    """Gives each named type and field its own name."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -243,7 +243,7 @@ def plain(array: pa.Array) -> list[Any]:
 
 
 class RefusedError(Exception):
-    """The strict reader's answer to bytes that are no value."""
+    """The strict reader's answer to bytes that are not value."""
 
 
 class StrictReader:

@@ -1,4 +1,4 @@
-"""How Avro schemas may change: whether a new version reads the values of the one before, and that one the new one's.
+"""How Avro schemas may change: whether a new version reads the values of the previous one, and that one the new one's.
 
 Judges besides ours are fastavro, of each value, and Java's `SchemaCompatibility`, which is what a schema registry asks.
 """
@@ -137,7 +137,7 @@ CHANGES: dict[str, Change] = {
     "long becomes double": typed("long", "double", [1, -1], [1.5], forward=wants("long", "double")),
     "float becomes double": typed("float", "double", [1.5], [1e300], forward=wants("float", "double")),
     "string becomes bytes": typed("string", "bytes", ["é"], ["é".encode()]),
-    "bytes, which are no text, become string": typed(
+    "bytes, which are not text, become string": typed(
         "bytes", "string", [b"\xff", b"a"], ["a"], backward=Lost((0,), "text is not UTF-8", by_java=False)
     ),
     "int becomes string": typed("int", "string", [1], ["a"], backward=wants("string", "int"), forward=wants("int", "string")),

@@ -42,7 +42,7 @@ def span(batch: pa.RecordBatch) -> tuple[str, tuple[int, int, int]]:
 
 
 class Seen(beam.DoFn):
-    """Beside the reader: every batch, as it was emitted. After a rewind batches come again."""
+    """Alongside the reader: every batch, as it was emitted. After a rewind batches come again."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
@@ -82,7 +82,7 @@ class Counted(beam.DoFn):
 
 @dataclass
 class Verdict:
-    """What the state of the job says of a partition."""
+    """What the state of the job reports about a partition."""
 
     count: int
     wrong: int
@@ -105,7 +105,7 @@ class Witness:
         return {line["checked"]: Verdict(line["count"], line["wrong"]) for line in notes(self.path) if "checked" in line}
 
     def first_since(self, at_s: float) -> dict[str, int]:
-        """By partition, the offset at which reading began after that time."""
+        """By partition, the offset at which reading started after that time."""
         firsts: dict[str, int] = {}
         for line in notes(self.path):
             if "seen" in line and line["at_s"] > at_s:

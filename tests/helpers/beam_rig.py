@@ -1,6 +1,6 @@
 """A portable runner in miniature: what a runner does to the two splittable DoFns of a source, step by step.
 
-Every call of `process` is a bundle of its own; elements, restrictions and watermark states pass through their coders each time,
+Every call of `process` is its own bundle; elements, restrictions and watermark states pass through their coders each time,
 as between a worker and a runner. Checkpoints are bytes. `lose_reader` takes the whole job back to the last one, as Flink does.
 """
 

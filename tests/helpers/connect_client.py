@@ -1,4 +1,4 @@
-"""A Spark Connect client with a local server of its own, as a script: options as JSON, a folder. Prints what it read."""
+"""A Spark Connect client with its own local server, as a script: options as JSON, a folder. Prints what it read."""
 
 import json
 import sys

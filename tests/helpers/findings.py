@@ -1,6 +1,6 @@
 """Which test shows which finding of the reviews, and the commit that brought it: `python -m tests.helpers.findings`.
 
-A finding has a row in tests/museum/README.md that says `findings: Source 1`, of several `findings: Source 1, 4`. The row names
+A finding has a row in tests/regression suite/README.md that says `findings: Source 1`, of several `findings: Source 1, 4`. The row names
 tests, or says why there is none. Exit status 1 when a finding has no row, or a row names a test that is not there.
 """
 
@@ -38,7 +38,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class Regression:
     """What a row of the table has for a finding: tests as they are named there, or a reason why there is none."""
 
     tests: tuple[str, ...]
@@ -55,15 +55,15 @@ def named_tests(text: str) -> list[str]:
     return list(dict.fromkeys(_NAMED.findall(text)))
 
 
-def exhibits(table: str) -> dict[Finding, list[Exhibit]]:
+def regressions(table: str) -> dict[Finding, list[Regression]]:
     """The rows of the table by the findings that they show. A row without a word in its last column shows nothing."""
-    found: dict[Finding, list[Exhibit]] = {}
+    found: dict[Finding, list[Regression]] = {}
     for line in table.splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if len(cells) != 3 or not cells[2]:
             continue
         for finding in _said(f"{cells[0]}; {cells[2]}"):
-            found.setdefault(finding, []).append(Exhibit(tuple(named_tests(cells[2])), cells[2]))
+            found.setdefault(finding, []).append(Regression(tuple(named_tests(cells[2])), cells[2]))
     return found
 
 
@@ -106,19 +106,19 @@ def first_commits(root: Path = ROOT) -> dict[str, str]:
 
 
 def rows(table: str, tests: Suite, commits: Mapping[str, str]) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """(finding, test or reason, commit) of every exhibit; and what is wrong: findings and tests that are missing."""
-    shown, wrong = exhibits(table), []
+    """(finding, test or reason, commit) of every regression test; and what is wrong: findings and tests that are missing."""
+    shown, wrong = regressions(table), []
     lines = []
     for finding in wanted():
         if finding not in shown:
             wrong.append(f"{finding} has no row")
-        for exhibit in shown.get(finding, []):
-            for test in exhibit.tests:
+        for regression in shown.get(finding, []):
+            for test in regression.tests:
                 lines.append((str(finding), test, commits.get(test.rpartition("::")[2], "not committed")))
                 if not tests.has(test):
                     wrong.append(f"{finding} names {test}, which is not there")
-            if not exhibit.tests:
-                lines.append((str(finding), exhibit.reason, "-"))
+            if not regression.tests:
+                lines.append((str(finding), regression.reason, "-"))
     return list(dict.fromkeys(lines)), wrong
 
 

@@ -24,7 +24,7 @@ FOR_EVER = 1 << 40
 
 
 class Numbers(beam.DoFn, RestrictionProvider):
-    """0, 1, 2, ... up to `end`, some in each call; it notes in a file each time it is asked where to begin."""
+    """0, 1, 2, ... up to `end`, some in each call; it notes in a file each time it is asked where to start."""
 
     def __init__(self, begun: str, *, end: int = FOR_EVER, per_call: int = 10) -> None:
         self.begun, self.end, self.per_call = begun, end, per_call
@@ -92,7 +92,7 @@ def kill_and_restart(flink: FlinkCluster, job_id: str) -> None:
 
 
 def savepoint_at_last(flink: FlinkCluster, job_id: str, seconds: float = 120.0) -> str:
-    """Ask for a savepoint again, as an operator does, where the job has just begun to restart. Raises the last StateError."""
+    """Ask for a savepoint again, as an operator does, where the job has just started to restart. Raises the last StateError."""
     attempts = Retrying(
         retry=retry_if_exception_type(StateError), stop=stop_after_delay(seconds), wait=wait_fixed(0.1), reraise=True
     )
@@ -113,7 +113,7 @@ def python_workers(flink: FlinkCluster) -> set[int]:
 
 @contextmanager
 def frozen_workers(flink: FlinkCluster) -> Iterator[set[int]]:
-    """The workers of now stand still; they go on when the context ends, and do not know what has happened meanwhile."""
+    """The workers of now stand still; they continue when the context ends, and do not know what has happened meanwhile."""
     frozen = python_workers(flink)
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)

@@ -42,7 +42,7 @@ def write_records(
 
 
 def write_batches(bootstrap: str, topic: str, batches: Sequence[Sequence[bytes]], partition: int = 0, **settings: Any) -> None:
-    """Every sequence of values becomes a record batch of its own."""
+    """Every sequence of values becomes its own record batch."""
     writer = Writer(Producer(_quiet(**{"bootstrap.servers": bootstrap, "linger.ms": 20, **settings})))
     for values in batches:
         writer.write(topic, [{"value": value} for value in values], partition)

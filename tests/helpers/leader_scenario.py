@@ -6,7 +6,7 @@ import uuid
 from typing import Any, Protocol
 
 from headrace.connectors.kafka.format.record_batch import stored_batches
-from tests.helpers.kafka_scenarios import Facts, World
+from tests.helpers.kafka_scenarios import Facts, Simulation
 from tests.helpers.raw_kafka import RawKafka, batch
 
 LEADER, FOLLOWER, STRANGER = 1, 2, 3
@@ -25,36 +25,41 @@ class ThreeBrokers(Protocol):
 
 def leaders_that_move(cluster: ThreeBrokers) -> Facts:
     with RawKafka(cluster.address(STRANGER)) as raw, RawKafka(cluster.address(FOLLOWER)) as follower:
-        world = World(raw)
-        topic = world.name("led")
-        _create(world, topic)
+        simulation = Simulation(raw)
+        topic = simulation.name("led")
+        _create(simulation, topic)
         with RawKafka(cluster.address(LEADER)) as leader:
-            world.until(lambda: _write(leader, topic) == 0)
+            simulation.until(lambda: _write(leader, topic) == 0)
             assert _write(leader, topic) == 0
-            told: Facts = [["leader", *_asked(world, leader, topic, 0)]]
-            world.until(lambda: _fetched(follower, topic, 0).high_watermark == 2)
-        told += [["follower", *_asked(world, follower, topic, 0)], ["stranger", *_asked(world, raw, topic, 0)]]
+            told: Facts = [["leader", *_asked(simulation, leader, topic, 0)]]
+            simulation.until(lambda: _fetched(follower, topic, 0).high_watermark == 2)
+        told += [["follower", *_asked(simulation, follower, topic, 0)], ["stranger", *_asked(simulation, raw, topic, 0)]]
         told.append(["metadata", _described(raw, topic, 0)])
         cluster.stop(LEADER)
-        world.until(lambda: _partition(raw, topic).leader_id == FOLLOWER and _partition(follower, topic).leader_id == FOLLOWER)
-        world.until(lambda: _partition(raw, topic).isr_nodes == [FOLLOWER])
+        simulation.until(
+            lambda: _partition(raw, topic).leader_id == FOLLOWER and _partition(follower, topic).leader_id == FOLLOWER
+        )
+        simulation.until(lambda: _partition(raw, topic).isr_nodes == [FOLLOWER])
         epoch = _partition(raw, topic).leader_epoch
-        world.until(lambda: _write(follower, topic) == 0)
-        told += [["new leader", *_asked(world, follower, topic, epoch)], ["stranger", *_asked(world, raw, topic, epoch)]]
+        simulation.until(lambda: _write(follower, topic) == 0)
+        told += [
+            ["new leader", *_asked(simulation, follower, topic, epoch)],
+            ["stranger", *_asked(simulation, raw, topic, epoch)],
+        ]
         told.append(["metadata", epoch > 0, _described(raw, topic, epoch)])
         cluster.restart(LEADER)
-        world.until(lambda: sorted(_partition(raw, topic).isr_nodes) == [LEADER, FOLLOWER])
+        simulation.until(lambda: sorted(_partition(raw, topic).isr_nodes) == [LEADER, FOLLOWER])
         with RawKafka(cluster.address(LEADER)) as back:
-            world.until(lambda: _fetched(back, topic, 0).high_watermark == 3)
-            told.append(["back again", *_asked(world, back, topic, _partition(raw, topic).leader_epoch)])
+            simulation.until(lambda: _fetched(back, topic, 0).high_watermark == 3)
+            told.append(["back again", *_asked(simulation, back, topic, _partition(raw, topic).leader_epoch)])
     return told
 
 
-def _create(world: World, topic: str) -> None:
+def _create(simulation: Simulation, topic: str) -> None:
     place = [{"partition_index": 0, "broker_ids": [LEADER, FOLLOWER]}]
     lasting = [{"name": "retention.ms", "value": "-1"}, {"name": "segment.ms", "value": str((1 << 63) - 1)}]
     wanted = {"name": topic, "num_partitions": -1, "replication_factor": -1, "assignments": place, "configs": lasting}
-    answer = world.raw("CreateTopics", 7, topics=[wanted], timeout_ms=10_000, validate_only=False)
+    answer = simulation.raw("CreateTopics", 7, topics=[wanted], timeout_ms=10_000, validate_only=False)
     assert answer.topics[0].error_code == 0, answer
 
 
@@ -86,8 +91,8 @@ def _described(raw: RawKafka, topic: str, epoch: int) -> Any:
     ]
 
 
-def _asked(world: World, raw: RawKafka, topic: str, epoch: int) -> Facts:
-    """Everything about the partition, at the current epoch, the ones beside it, and none."""
+def _asked(simulation: Simulation, raw: RawKafka, topic: str, epoch: int) -> Facts:
+    """Everything about the partition, at the current epoch, the ones alongside it, and none."""
     told: Facts = []
     for known in (-1, epoch - 1 if epoch else 0, epoch, epoch + 1):
         answer = _fetched(raw, topic, 0, current_leader_epoch=known)
@@ -105,7 +110,7 @@ def _asked(world: World, raw: RawKafka, topic: str, epoch: int) -> Facts:
         )
         told.append(["latest", known - epoch, listed.error_code, listed.offset])
     told.append(["old fetch", _fetched(raw, topic, 0, version=10).error_code])
-    told.append(["diverging", world.facts(_fetched(raw, topic, 2, last_fetched_epoch=0))["diverging_epoch"]])
+    told.append(["diverging", simulation.facts(_fetched(raw, topic, 2, last_fetched_epoch=0))["diverging_epoch"]])
     parts = [{"name": topic, "partition_data": [{"index": 0, "records": b"broken"}]}]
     refused = raw("Produce", 9, acks=-1, timeout_ms=5000, transactional_id=None, topic_data=parts)
     told.append(["broken write", refused.responses[0].partition_responses[0].error_code])

@@ -1,4 +1,4 @@
-"""Supervisors of one job as if each were on a host of its own: apart are their lock folders, and all processes of each.
+"""Supervisors of one job as if each were on its own host: apart are their lock folders, and all processes of each.
 
 A host is known by its cache folder, which all of its processes have in their environment.
 """
@@ -10,7 +10,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.runners.spark.supervision.process_tree import family_of, members
+from headrace.runners.spark.supervision.process_tree import members, tree_of
 from headrace.runners.user_cache import cache_directory
 from tests.soak.standby_soak import SupervisedJob
 
@@ -34,8 +34,8 @@ class Host(SupervisedJob):
         assert self.process is not None
         status = self.status()
         drivers = [driver for driver in (status.get("active"), *status.get("standbys", ())) if driver and driver["pid"]]
-        families = {family for driver in drivers if (family := family_of(driver["pid"])) is not None}
-        return [self.process.pid, *{pid for family in families for pid in members(family)}]
+        trees = {tree for driver in drivers if (tree := tree_of(driver["pid"])) is not None}
+        return [self.process.pid, *{pid for tree in trees for pid in members(tree)}]
 
     def signal_all(self, number: int) -> None:
         """To all of its processes, the supervisor first."""

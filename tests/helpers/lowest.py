@@ -1,6 +1,6 @@
 """The unit tests with the lowest versions that setup.cfg allows: `python -m tests.helpers.lowest`, or `make lowest`.
 
-A lower bound is a promise that nobody keeps an eye on: the tests run with the newest versions. Here an environment of its own,
+A lower bound is a promise that nobody keeps an eye on: the tests run with the newest versions. Here its own environment,
 `.venv-lowest`, has the lowest version of everything that headrace and its extras ask for; what only the tests use is as pinned.
 Arguments are pytest's, in place of `tests/unit`. A few minutes the first time; it needs no broker, no Java and no database.
 """

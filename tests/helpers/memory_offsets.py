@@ -14,7 +14,7 @@ class MemoryOffsets:
     """The offsets of any source in memory."""
 
     def to_json(self, offsets: LogOffsets[MemorySplit]) -> str:
-        """{"splits": [...], "began": {...}, "initial": false}."""
+        """{"splits": [...], "started": {...}, "initial": false}."""
         splits = [MemorySplitSerializer().serialize(offsets.splits[split_id]) for split_id in sorted(offsets.splits)]
         body = {"splits": splits, "began": dict(offsets.began), "initial": offsets.initial}
         return json.dumps(body, separators=(",", ":"), sort_keys=True)
@@ -27,7 +27,7 @@ class MemoryOffsets:
             began = {str(split_id): int(offset) for split_id, offset in body["began"].items()}
             return LogOffsets({split.split_id: split for split in splits}, began, bool(body["initial"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"these are no offsets of a memory source: {error!r}") from error
+            raise StateError(f"these are not offsets of a memory source: {error!r}") from error
 
     def begins(self, found: Sequence[MemorySplit], known: Mapping[str, MemorySplit]) -> Mapping[str, int]:
         return {split.split_id: 0 for split in found}

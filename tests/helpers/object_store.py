@@ -1,4 +1,4 @@
-"""A local S3, with Glue beside it: moto's server in a process of its own, which can be told to fail.
+"""A local S3, with Glue alongside it: moto's server in its own process, which can be instructed to fail.
 
     python -m tests.helpers.object_store
 

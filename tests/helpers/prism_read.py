@@ -16,7 +16,7 @@ from headrace.beam import ReadFromKafka
 
 
 def append(pair: tuple[bytes | None, bytes], out: str) -> None:
-    """One more line; each worker thread opens the file anew, and a line is one write."""
+    """One more line; each worker thread opens the file again, and a line is one write."""
     with Path(out).open("ab", buffering=0) as file:
         file.write(pair[1] + b"\n")
 

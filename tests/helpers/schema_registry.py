@@ -26,7 +26,7 @@ from headrace.testing.servers.kafka.security import Certificates
 
 JAVAS_INT = 2**31 - 1
 NO_SUCH_PATH = {"error_code": 404, "message": "HTTP 404 Not Found"}
-"""What JAX-RS says of a path that there is not, and of one with a number that is no `int` of Java's."""
+"""What JAX-RS reports about a path that there is not, and of one with a number that is not a `int` of Java's."""
 
 NOT_FOUND = {40401: "Subject not found.", 40402: "Version not found.", 40403: "Schema not found"}
 
@@ -83,7 +83,7 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         return schema_id
 
     def begin_anew(self) -> None:
-        """Lose everything: ids begin at 1 again."""
+        """Lose everything: ids start at 1 again."""
         self._schemas.clear()
         self._subjects.clear()
 

@@ -1,4 +1,4 @@
-"""Drivers of Spark that write exactly once: one that is killed in a given phase, and one that goes on from its checkpoint.
+"""Drivers of Spark that write exactly once: one that is killed in a given phase, and one that continues from its checkpoint.
 
 Their sessions are warm: to be killed with everything that belongs to those is harder, and they start in half the time.
 """
@@ -26,7 +26,7 @@ PATIENCE_S = 240.0
 
 @contextmanager
 def _driver(folder: Path, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """`spark_sink_driver.py` in a process group of its own, with its checkpoint in the folder; killed at the end."""
+    """`spark_sink_driver.py` in its own process group, with its checkpoint in the folder; killed at the end."""
     archive_at_hand()
     own = {"checkpoint": str(folder / "checkpoint"), "done": str(folder / "done"), "session": "warm_session_builder"}
     with (folder / "driver.log").open("ab") as log:

@@ -1,4 +1,4 @@
-"""A job that writes epochs to Kafka exactly once, with no engine: a write-ahead log of its own, and a kill where it is told.
+"""A job that writes epochs to Kafka exactly once, with no engine: its own write-ahead log, and a kill where it is told.
 
     python sink_job.py <json>, with bootstrap, topic, commits, prefix, timeout_ms, state, epochs, tasks, rows, kill, bug
 
@@ -29,13 +29,13 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 BUGS = {bug.__name__: bug for bug in (*commits.ALL, *sinks.ALL)}
 
 
-def plant(kill: dict[str, Any]) -> None:
+def inject(kill: dict[str, Any]) -> None:
     """Die, or be frozen, before or after the n-th call of a method."""
     owner = getattr(kafka, kill["owner"])
     method = getattr(owner, kill["method"])
     calls, turns = 0, threading.RLock()  # threads call one after the other: so "after the first call" is before the second
 
-    def planted(self: Any, *arguments: Any) -> Any:
+    def injected(self: Any, *arguments: Any) -> Any:
         nonlocal calls
         with turns:
             calls += 1
@@ -47,7 +47,7 @@ def plant(kill: dict[str, Any]) -> None:
                 os.kill(os.getpid(), SIGNALS[kill["what"]])
             return answer
 
-    setattr(owner, kill["method"], planted)
+    setattr(owner, kill["method"], injected)
 
 
 def log_epoch(directory: Path, epoch: int, content: Any) -> None:
@@ -58,7 +58,7 @@ def log_epoch(directory: Path, epoch: int, content: Any) -> None:
 
 def main(told: dict[str, Any]) -> None:
     if told["kill"]:
-        plant(told["kill"])
+        inject(told["kill"])
     offsets, commits = (Path(told["state"]) / name for name in ("offsets", "commits"))
     for directory in (offsets, commits):
         directory.mkdir(parents=True, exist_ok=True)

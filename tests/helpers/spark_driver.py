@@ -1,4 +1,4 @@
-"""A Spark driver to be killed: reads a topic and writes each batch, idempotently, to a directory of its own. A warm session.
+"""A Spark driver to be killed: reads a topic and writes each batch, idempotently, to its own directory. A warm session.
 
     python spark_driver.py <json>: {"options", "checkpoint", "out", "stop_in", "until"}
 

@@ -1,4 +1,4 @@
-"""Spark jobs in processes of their own, with a fault planted in them; and a cluster of several hosts on this one."""
+"""Spark jobs in their own processes, with a fault injected in them; and a cluster of several hosts on this one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLL_S = 0.1
 
 
 class SparkJob:
-    """`spark_sink_driver.py` in a process group of its own; killed with its JVM when the context ends."""
+    """`spark_sink_driver.py` in its own process group; killed with its JVM when the context ends."""
 
     def __init__(self, folder: Path, name: str, given: Mapping[str, Any], fault: Mapping[str, Any] | None = None) -> None:
         """`name` is that of its log; `given` are its arguments, to which the checkpoint in `folder` is added.
@@ -39,12 +39,12 @@ class SparkJob:
         self._arguments = {"checkpoint": str(folder / "checkpoint"), "done": str(self._done), **given}
         self._environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if fault is not None:
-            planted = {
+            injected = {
                 "HEADRACE_KILL": json.dumps({**fault, "mark": str(self.mark)}),
                 "PYTHONPATH": python_path(ROOT / "tests" / "faults" / "kill"),
             }
-            executors = {f"spark.executorEnv.{name}": value for name, value in planted.items()}
-            self._environment |= planted
+            executors = {f"spark.executorEnv.{name}": value for name, value in injected.items()}
+            self._environment |= injected
             self._arguments["settings"] = {**self._arguments.get("settings", {}), **executors}
 
     def __enter__(self) -> Self:
@@ -97,7 +97,7 @@ class SparkJob:
         assert os.WIFSTOPPED(status), self.log()[-3000:]
 
     def thaw(self) -> None:
-        """Let it go on after a stop."""
+        """Let it continue after a stop."""
         os.killpg(self._process.pid, signal.SIGCONT)
         self.marked().resume()
 

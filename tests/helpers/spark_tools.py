@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def start_session(**settings: str) -> SparkSession:
-    """A session on two cores, with the JVM connector beside ours; a failed task is tried again, as on a cluster.
+    """A session on two cores, with the JVM connector alongside ours; a failed task is tried again, as on a cluster.
 
     A warm one, as each query of the tests starts Python processes, and waits for what they import. Sessions that are not warm:
     the drivers of `spark_jobs.py`, and those of test_warm_session.py.
@@ -40,7 +40,7 @@ def start_session(**settings: str) -> SparkSession:
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop the session, and the JVM with it: the next one of this process starts a JVM of its own."""
+    """Stop the session, and the JVM with it: the next one of this process starts its own JVM."""
     gateway: Any = session.sparkContext._gateway
     session.stop()
     gateway.shutdown()
@@ -135,5 +135,5 @@ class Query:
 
     def _keep(self, frame: DataFrame, batch_id: int) -> None:
         if batch_id == self.fails_in:
-            raise RuntimeError("planted failure")
+            raise RuntimeError("injected failure")
         self.batches[batch_id] = frame.collect()

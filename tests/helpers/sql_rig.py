@@ -1,4 +1,4 @@
-"""What the tests of SQL sinks need: a table of their own, its rows as the database has them, and what is still prepared."""
+"""What the tests of SQL sinks need: their own table, its rows as the database has them, and what is still prepared."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ class CrashingCommitter(Committer[SqlHandle]):
     def copy(self, handles: Any) -> SqlHandle:
         return self._call("copy", handles)
 
-    def sweep(self, keep: Any) -> None:
-        self._call("sweep", keep)
+    def clean_up(self, keep: Any) -> None:
+        self._call("clean_up", keep)
 
     def forget(self) -> None:
         self._call("forget")
@@ -135,7 +135,7 @@ class CrashingCommitter(Committer[SqlHandle]):
 
 
 def run_epoch(sink: SqlSink, job: str, epoch: int, tasks: Sequence[Sequence[int]]) -> None:
-    """What a driver that starts anew does: recover, and write the epoch unless it is recorded."""
+    """What a driver that starts again does: recover, and write the epoch unless it is recorded."""
     driver = JobCommitter(job, sink.committer(job))
     try:
         driver.recover()

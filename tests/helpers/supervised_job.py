@@ -65,7 +65,7 @@ class State:
 
 
 class Query:
-    """At work in batch 7. `when_awaited`: what it does each time somebody waits for it.
+    """Running in batch 7. `when_awaited`: what it does each time somebody waits for it.
 
     As Spark's (4.3): whether it is active is its state alone, also for who waits, though a batch is under way; and `stop()`
     interrupts that.
@@ -85,7 +85,7 @@ class Query:
 
     def set_state(self, to) -> None:
         assert to == ("spark.TERMINATED$", "MODULE$")
-        tell("told to begin no further batch")
+        tell("told to start no further batch")
         self.looks_until_the_batch_ends = 3
         self.isActive = False
 
@@ -105,7 +105,7 @@ class Query:
 
 
 def fails_twice_and_then_runs(spark: Session) -> Query:
-    """Killed, with a child in a session of its own; then an error; then it runs, and has its supervisor told to stop."""
+    """Killed, with a child in its own session; then an error; then it runs, and has its supervisor told to stop."""
     attempt = len([line for line in told() if line.startswith("attempt")])
     tell(f"attempt {attempt}")
     if attempt == 0:
@@ -146,7 +146,7 @@ def runs_and_freezes(spark: Session) -> Query:
 
 
 def runs_with_a_child(spark: Session) -> Query:
-    """Says which processes there are."""
+    """States which processes there are."""
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     sys.stdout.write(f"{os.getpid()} {child.pid}\n")
     sys.stdout.flush()

@@ -22,7 +22,7 @@ from tests.helpers.surface import MODULES
 
 ROOT = Path(__file__).parents[2]
 OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples", "docs")
-"""What our own modules' names begin with: folders of the checkout."""
+"""What our own modules' names start with: folders of the checkout."""
 MISSING = "reportMissingImports"
 
 

@@ -49,7 +49,7 @@ def bucket():
 
 @pytest.fixture
 def checkpoint(bucket):
-    """Its key. S3A writes no checksums beside files; from Hadoop 3.4 on it leaves the objects of folders where they are."""
+    """Its key. S3A writes no checksums alongside files; from Hadoop 3.4 on it leaves the objects of folders where they are."""
     key = f"query-{next(_numbers)}"
     for folder in FOLDERS:
         bucket.put_object(Bucket=BUCKET, Key=f"{key}/{folder}", Body=b"")
@@ -75,7 +75,7 @@ def command(*words):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_seen_here_objects_that_stand_for_folders_become_no_files_in_a_copy(bucket, checkpoint, name):
+def test_objects_that_stand_for_folders_become_no_files_in_a_copy(bucket, checkpoint, name):
     """With an object `offsets` in a copy S3A takes that for a file, and no query starts from it."""
     done = command(name, address(checkpoint), address(f"{checkpoint}-copy"), *COMMANDS[name], "--stopped")
     assert done.exit_code == 0, done.exception
@@ -92,13 +92,13 @@ def test_a_copy_goes_to_this_machine_and_back(bucket, checkpoint, tmp_path):
     assert files == stored(bucket, "back") == stored(bucket, checkpoint)
 
 
-def test_seen_here_the_object_of_the_folder_of_states_is_no_operator(bucket, checkpoint):
+def test_the_object_of_the_folder_of_states_is_no_operator(bucket, checkpoint):
     for folder in ("state/", "state/0/"):
         bucket.put_object(Bucket=BUCKET, Key=f"{checkpoint}/{folder}", Body=b"")
     assert read_checkpoint(address(checkpoint)).state_operators == ("0",)
 
 
-def test_seen_here_a_folder_that_somebody_has_made_beforehand_is_a_new_one(bucket, checkpoint):
+def test_a_folder_that_somebody_has_made_beforehand_is_a_new_one(bucket, checkpoint):
     bucket.put_object(Bucket=BUCKET, Key="made/", Body=b"")
     done = command("fork", address(checkpoint), address("made"), "--stopped")
     assert done.exit_code == 0, done.exception

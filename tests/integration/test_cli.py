@@ -75,7 +75,7 @@ def out(broker, topic):
 
 @pytest.fixture
 def sink(broker, out):
-    """With a prefix and a commit topic of its own, as the broker is shared."""
+    """With a prefix and its own commit topic, as the broker is shared."""
     mark = uuid.uuid4().hex[:8]
     return kafka_sink(broker.bootstrap, out, f"commits-{mark}", transactional_id_prefix=f"p{mark}")
 
@@ -212,10 +212,10 @@ def test_what_a_durable_list_names_is_not_aborted_but_completed(run, sink, where
     assert (nothing.status, nothing.out) == (0, "")
 
 
-@pytest.mark.parametrize(("step", "nth"), [("record", 1), ("end", 1), ("sweep", 2)])
+@pytest.mark.parametrize(("step", "nth"), [("record", 1), ("end", 1), ("clean_up", 2)])
 def test_a_batch_write_whose_driver_died_in_its_commit_is_finished_and_forgotten(run, sink, where, out, broker, step, nth):
     die_in_commit(sink, ONE_OFF, prepared(sink, ONE_OFF, 0, ["a"], ["b"]), step, nth)
-    loser = sink.begin(Attempt(ONE_OFF, 0, 0, 1))  # one that goes on would find that the write is decided, and abort itself
+    loser = sink.begin(Attempt(ONE_OFF, 0, 0, 1))  # one that continues would find that the write is decided, and abort itself
     loser.write(rows(["lost"]))
     loser._rows.flush(loser._sender)
     transactional_id = loser._producer.transactional_id
@@ -288,7 +288,7 @@ def test_a_clean_copy_passes(run, broker, source, out, sink):
     sink.begin(Attempt("job", 1, 0, 0)).abort()
     transaction = sink.begin(Attempt("job", 1, 0, 1))
     transaction.write(pa.RecordBatch.from_pydict({"value": pa.array([b"1"])}))
-    transaction.abort()  # what is aborted is no duplicate
+    transaction.abort()  # what is aborted is not a duplicate
     eventually(lambda: len(read_all(broker.bootstrap, out)), 3000)  # a commit is answered before its markers are written
     ran = run("verify", "--input", source, "--output", out, "--commit-topic", sink.commit_topic)
     assert ran.out == "3000 records in, 3000 out, 0 duplicates, 0 lost, 0 foreign\n"
@@ -332,7 +332,7 @@ def test_disorder_is_found_where_the_output_says_where_it_came_from(run, broker,
     assert (ran.status, ran.of("disorder")) == (1, [[out, "0", "2", "1"]])
 
 
-def test_a_torn_epoch_is_told_from_one_that_is_under_way(run, broker, source, out, sink, where):
+def test_a_partially_committed_epoch_is_told_from_one_that_is_under_way(run, broker, source, out, sink, where):
     write(broker.bootstrap, source, [b"a", b"b"])
     handles = prepared(sink, "job", 0, ["a"], ["b"])
     die_in_commit(sink, "job", handles, "end")
@@ -341,7 +341,7 @@ def test_a_torn_epoch_is_told_from_one_that_is_under_way(run, broker, source, ou
     def epochs():
         return run(*names).of("epoch")
 
-    eventually(epochs, [["job", "0", "1", "0", "1", "0", "not torn"]])
+    eventually(epochs, [["job", "0", "1", "0", "1", "0", "not partially committed"]])
     transactions = Transactions(sink.cluster())
     transactions.end(handles[1].producer, handles[1].protocol, Verdict.ABORT)
     eventually(epochs, [["job", "0", "1", "1", "0", "0", "torn"]])

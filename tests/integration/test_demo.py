@@ -28,8 +28,8 @@ LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) dupli
 pytestmark = pytest.mark.broker
 
 
-def run_demo(bootstrap, output, planted=()):
-    environment = {**os.environ, "HEADRACE_BOOTSTRAP": bootstrap, "PYTHONPATH": python_path(*planted)}
+def run_demo(bootstrap, output, injected=()):
+    environment = {**os.environ, "HEADRACE_BOOTSTRAP": bootstrap, "PYTHONPATH": python_path(*injected)}
     command = [sys.executable, FLIGHTS / "demo.py", "--flights", str(COUNT), "--output", output]
     done = subprocess.run(command, cwd=output, env=environment, capture_output=True, text=True, check=False)
     found = LAST_LINE.fullmatch(done.stdout.rstrip().rpartition("\n")[2])
@@ -105,7 +105,7 @@ def test_the_oracle_sees(broker, flights, oracle, tmp_path, change, duplicates, 
 
 
 def write_output(directory, *tables):
-    """Each table as a file of a batch, as Spark's file sink logs them; beside them one that a killed batch left."""
+    """Each table as a file of a batch, as Spark's file sink logs them; alongside them one that a killed batch left."""
     log = directory / "_spark_metadata"
     log.mkdir()
     for batch, table in enumerate(tables):

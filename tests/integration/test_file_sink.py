@@ -1,4 +1,4 @@
-"""The file sink on a real disk: processes that are killed in the middle, readers beside it, and every type that Spark gives."""
+"""The file sink on a real disk: processes that are killed in the middle, readers alongside it, and every type that Spark gives."""
 
 from __future__ import annotations
 
@@ -124,14 +124,14 @@ class Reader(threading.Thread):
         files = Counter(visible(self._sink))  # every row of a file has the file's epoch and task
         recorded = self._sink.recorded_epochs().get(JOB, -1)  # read later: a list is durable before its files are published
         for name, rows in files.items():
-            assert rows == self._rows_of_a_file, f"a torn file, or one twice: {name} has {rows} rows"
+            assert rows == self._rows_of_a_file, f"a partially committed file, or one twice: {name} has {rows} rows"
             assert not name.endswith("loser")
             assert int(name.split(".")[0]) <= recorded, f"{name} is not committed"
         self.looks[len(files)] += 1
 
 
 @pytest.mark.parametrize("file_format", FileFormat)
-def test_a_reader_beside_it_sees_only_whole_files_of_committed_epochs(tmp_path, file_format):
+def test_a_reader_alongside_it_sees_only_whole_files_of_committed_epochs(tmp_path, file_format):
     epochs, tasks, rows = 25, 3, 2000
     sink = FileSink(str(tmp_path), file_format)
     reader = Reader(sink, rows)

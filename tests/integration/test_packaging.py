@@ -278,12 +278,12 @@ def test_no_pth_file_of_ours_and_no_tree_of_links_is_left(installed):
     assert not [path for path in site_packages.rglob("*") if path.is_symlink()]
 
 
-def test_seen_here_a_module_that_was_deleted_since_the_last_build_is_not_installed(installed):
+def test_a_module_that_was_deleted_since_the_last_build_is_not_installed(installed):
     assert (installed.environment.site_packages / "headrace").is_dir() is not installed.editable
     assert not (installed.environment.site_packages / "headrace" / "deleted.py").exists()
 
 
-def test_seen_here_a_kernel_of_another_source_is_not_imported_from_the_checkout(installed):
+def test_a_kernel_of_another_source_is_not_imported_from_the_checkout(installed):
     source = installed.checkout / "connectors" / "kafka" / "format" / "decode.py"
     before = source.read_bytes()
     try:

@@ -80,7 +80,7 @@ def test_beam_31313_34890_shows_when_the_bug_is_planted(runs, monkeypatch):
 
 
 def read_after_a_restore(runs, is_emitted_again):
-    """A job from latest, whose runner emits the element that starts it all once more when it restores, or does not."""
+    """A job from latest, whose runner emits the element that starts it all again when it restores, or does not."""
     source = MemorySource(log_of(a="1234"), start="latest")
     checkpoint = runs(source).checkpoint()
     source.log.append("a", "56")
@@ -113,8 +113,8 @@ def test_beam_20836_splits_added_between_two_runs_are_read(runs):
     assert read(runs(source, checkpoint)) == "34"
 
 
-def test_beam_25975_every_split_goes_on_however_many_workers_there_are(runs):
-    """A reader is an element of its own, with its splits: no worker owns any, and fewer workers are given all of them."""
+def test_beam_25975_every_split_continues_however_many_workers_there_are(runs):
+    """A reader is its own element, with its splits: no worker owns any, and fewer workers are given all of them."""
     source = MemorySource(log_of(a="12", b="34", c="56", d="78"), bounded=True)
     before = runs(source, num_readers=4)
     checkpoint = before.checkpoint()
@@ -124,7 +124,7 @@ def test_beam_25975_every_split_goes_on_however_many_workers_there_are(runs):
     assert after.finished
 
 
-def test_beam_25975_shows_when_a_worker_goes_on_with_one_element_only(runs):
+def test_beam_25975_shows_when_a_worker_continues_with_one_element_only(runs):
     source = MemorySource(log_of(a="12", b="34", c="56", d="78"), bounded=True)
     after = runs(source, runs(source, num_readers=4).checkpoint(), num_readers=1)
     after.job.reading = deque([after.job.reading[0]])
@@ -180,7 +180,7 @@ def test_beam_26884_also_of_one_that_is_restored_after_it_has_read_all(runs, mon
     assert not run.job.reading
 
 
-def test_seen_here_a_bounded_read_that_is_restored_without_publishing_ends(runs):
+def test_a_bounded_read_that_is_restored_without_publishing_ends(runs):
     """Its checkpoint holds last positions that are to be published, and nobody does any more."""
     before = runs(MemorySource(log_of(a="123456"), bounded=True))
     assert read(before) == "123456"
@@ -189,8 +189,8 @@ def test_seen_here_a_bounded_read_that_is_restored_without_publishing_ends(runs)
     assert (run.delivered(), list(run.job.reading)) == ([], [])
 
 
-def test_seen_here_a_read_that_an_expansion_service_builds_publishes_nothing_ahead_on_flink(monkeypatch):
-    """What builds it has a runner of its own, DirectRunner by default; and Flink's runs it."""
+def test_a_read_that_an_expansion_service_builds_publishes_nothing_ahead_on_flink(monkeypatch):
+    """What builds it has its own runner, DirectRunner by default; and Flink's runs it."""
     published = []
     monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
     log = log_of(a="123456")
@@ -218,7 +218,7 @@ def splittable_of(pipeline):
     return found
 
 
-def test_seen_here_a_runner_that_finalises_nothing_does_not_keep_a_bounded_read_from_ending(runs, caplog):
+def test_a_runner_that_finalises_nothing_does_not_keep_a_bounded_read_from_ending(runs, caplog):
     run = runs(MemorySource(log_of(a="123456"), bounded=True))
     assert read(run) == "123456"
     run.calls()
@@ -272,7 +272,7 @@ def test_beam_25962_shows_when_only_what_yields_something_is_claimed(ends_in_not
     assert read_to_its_end(runs(ends_in_nothing, read_s=0.05), calls=20) == ([b"a"], False)
 
 
-def test_seen_here_flink_finalises_bundles_that_ended_after_the_checkpoints_barrier(runs, monkeypatch):
+def test_flink_finalises_bundles_that_ended_after_the_checkpoints_barrier(runs, monkeypatch):
     published = []
     monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
     run = runs(MemorySource(log_of(a="123456")))
@@ -285,7 +285,7 @@ def test_seen_here_flink_finalises_bundles_that_ended_after_the_checkpoints_barr
     assert published == []
 
 
-def test_seen_here_the_same_shows_when_finalisation_is_trusted(runs, monkeypatch):
+def test_the_same_shows_when_finalisation_is_trusted(runs, monkeypatch):
     published = []
     monkeypatch.setattr(worker, "Publication", Trusting)
     monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
@@ -297,7 +297,7 @@ def test_seen_here_the_same_shows_when_finalisation_is_trusted(runs, monkeypatch
     assert max(split.next_offset for split in published) == 4
     run.lose_reader()
     run.step(0)
-    assert values(run) == "1234"  # two of them came from before the checkpoint: reading went on at 2
+    assert values(run) == "1234"  # two of them came from before the checkpoint: reading continued at 2
 
 
 class Position:
@@ -312,7 +312,7 @@ class Position:
     __hash__ = None
 
 
-def test_seen_here_calls_and_checkpoints_without_end_keep_the_last_positions_only():
+def test_calls_and_checkpoints_without_end_keep_the_last_positions_only():
     """A ticket that holds the ticket that it proves holds every one since the start of the process."""
     publication = Publication()
     kept = []

@@ -1,4 +1,4 @@
-"""Bug museum, Kafka: the sequences by which real systems lost or doubled records, replayed on KafkaSource and a real broker."""
+"""Regression suite, Kafka: the sequences by which real systems lost or doubled records, replayed on KafkaSource and a real broker."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_librdkafka_4844_an_error_moves_no_position(bootstrap, topic, monkeypatc
             failures.append(start)
 
             def corrupt():
-                raise CorruptDataError("planted")
+                raise CorruptDataError("injected")
                 yield
 
             return corrupt()
@@ -207,7 +207,7 @@ def test_librdkafka_4844_an_error_moves_no_position(bootstrap, topic, monkeypatc
     with monkeypatch.context() as patch, Reading(source) as reading:
         patch.setattr(reader_module, "decode", failing)
         for _ in range(3):
-            with pytest.raises(CorruptDataError, match="planted"):
+            with pytest.raises(CorruptDataError, match="injected"):
                 reading.until(lambda: False)
         assert failures == [2]
         stored = reading.store()
@@ -278,7 +278,7 @@ def recreate(bootstrap, name, values):
 
 @pytest.mark.parametrize("count", [3, 10], ids=["smaller", "same size"])
 def test_materialize_20141_a_topic_recreated_under_a_running_reader(bootstrap, ten, count):
-    """Smaller: a panic there. Same size: it stopped silently. Here both are told by the id."""
+    """Smaller: a panic there. Same size: it stopped silently. Here both are informed by the id."""
     with Reading(KafkaSource(bootstrap, topics=[ten], discovery_interval_s=None)) as reading:
         reading.until_rows(10)
         recreate(bootstrap, ten, TEN[:count])

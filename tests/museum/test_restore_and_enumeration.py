@@ -1,4 +1,4 @@
-"""Restore and enumeration bugs that real systems shipped, each sequence replayed on the heart. The table is in README.md."""
+"""Restore and enumeration bugs that real systems shipped, each sequence replayed on the core. The table is in README.md."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_flink_40362_no_more_splits_before_discovery_has_answered_cannot_be_said
     assert commands == [e.Assign(0, (split("a", 0, 5),)), e.NoMoreSplits(0)]
 
 
-def test_flink_39514_a_removed_split_is_reported_and_others_go_on():
+def test_flink_39514_a_removed_split_is_reported_and_others_continue():
     driver = Driver(parallelism=1, discovery_interval_s=1.0)
     driver.discovered(split("a"), split("b"))
     driver.register(0)
@@ -249,7 +249,7 @@ def test_nats_92_splits_added_back_are_assigned_with_no_one_starting_anything():
     assert assigned(driver.register(0)) == {0: [split("a")]}
 
 
-def test_kafka_12478_20539_a_split_found_later_is_read_from_its_first_record_though_the_job_began_at_latest():
+def test_kafka_12478_20539_a_split_found_later_is_read_from_its_first_record_though_the_job_started_at_latest():
     log = log_of(a="12")
     now_s = [0.0]
     source = MemorySource(log, start="latest")

@@ -1,4 +1,4 @@
-"""The museum's transactions: what other systems did, and what must come of it. On a real broker, or a fake one that fails."""
+"""The regression suite's transactions: what other systems did, and what must come of it. On a real broker, or a fake one that fails."""
 
 import uuid
 from dataclasses import replace
@@ -51,7 +51,7 @@ def out(bootstrap, topic):
 @pytest.fixture
 def sink(bootstrap, out):
     return kafka_sink(
-        bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transactional_id_prefix=f"museum-{uuid.uuid4().hex[:8]}"
+        bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transactional_id_prefix=f"regression suite-{uuid.uuid4().hex[:8]}"
     )
 
 
@@ -151,7 +151,7 @@ def test_flink_31363_a_task_without_rows_opens_nothing(sink, out, bootstrap):
 
 
 def written_after_a_failed_commit(fake):
-    """The second EndTxn is refused for good; the job goes on in the same process. Gives the producers that wrote."""
+    """The second EndTxn is refused for good; the job continues in the same process. Gives the producers that wrote."""
     sink = kafka_sink(fake.bootstrap, "out", "commits")
     fake.fault("EndTxn", Refuse(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), nth=2)
     handles = list(prepared(sink, JOB, 0, ["a"], ["b"]))
@@ -237,7 +237,7 @@ def written_while_the_topic_is_missing(fake):
 
 
 @BOTH
-def test_librdkafka_1_9_a_topic_that_is_missing_for_a_moment_begins_no_sequence_again(fake):
+def test_librdkafka_1_9_a_topic_that_is_missing_for_a_moment_starts_no_sequence_again(fake):
     assert written_while_the_topic_is_missing(fake) == list("0123456789")
 
 
@@ -257,7 +257,11 @@ def test_librdkafka_1_9_shows_when_the_bug_is_planted(fake, monkeypatch):
 
 def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out):
     sink = kafka_sink(
-        bootstrap, out, "commits", transactional_id_prefix=f"museum-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=3000
+        bootstrap,
+        out,
+        "commits",
+        transactional_id_prefix=f"regression suite-{uuid.uuid4().hex[:8]}",
+        transaction_timeout_ms=3000,
     )
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
     transaction.write(rows([str(number) * 1000 for number in range(6000)]))  # more than one request

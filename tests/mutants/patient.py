@@ -2,7 +2,7 @@
 
 By itself mutmut ends a mutant after seconds of the clock, and takes it for killed by a timeout. Here its limit of processor
 time is what ends one that goes round in a loop; one that waits for what never comes is ended after as many seconds of sleep.
-These are counted by looks at it, and nothing looks while the run is stopped (SIGSTOP). What was under way then has no verdict,
+These are counted by looks at it, and nothing looks while the run is stopped (SIGSTOP). What was under way then has no result,
 because the tests' own deadlines have passed: it is ended so that mutmut says so, and `run.py` runs it again.
 """
 
@@ -30,7 +30,7 @@ class Watched:
     _ran_s: float = field(default=0.0, repr=False)
 
     def sleeps_for_ever(self) -> bool:
-        """Looks at it once more. Raises psutil.NoSuchProcess when it is over."""
+        """Looks at it again. Raises psutil.NoSuchProcess when it is over."""
         times = self.process.cpu_times()
         ran_s = times.user + times.system
         asleep = self.process.status() == psutil.STATUS_SLEEPING and ran_s == self._ran_s
@@ -53,7 +53,7 @@ class Watch:
             self._watched.append(Watched(psutil.Process(pid), timeout_s))
 
     def look(self, since_last_s: float) -> None:
-        """At all of them. SIGXCPU is what mutmut calls a timeout, and SIGKILL what it has no verdict of."""
+        """At all of them. SIGXCPU is what mutmut calls a timeout, and SIGKILL what it has no result of."""
         with self._lock:
             self._watched = [watched for watched in self._watched if self._goes_on(watched, since_last_s)]
 
@@ -70,7 +70,7 @@ class Watch:
             return False
 
     def for_ever(self) -> None:
-        """In a thread of its own."""
+        """In its own thread."""
         last = time.monotonic()
         while True:
             time.sleep(LOOK_S)

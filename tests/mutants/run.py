@@ -3,7 +3,7 @@
     python -m tests.mutants.run [GROUP ...]
 
 mutmut works in a copy of the checkout in which the links of `headrace/` are folders, one copy for each group in `--work`; what
-is there is gone on with. Each group has the unit tests of its own modules, so that a mutant costs a second. Module-level tables
+is there is continued with. Each group has the unit tests of its own modules, so that a mutant costs a second. Module-level tables
 and decorated functions other than static and class methods are not mutated: tables are checked by tests that walk them.
 
 `equivalent.json` has the survivors that no test can kill, by what they change, and why. The run fails for a survivor that is
@@ -41,7 +41,7 @@ class Group:
     tests: Sequence[str]
 
 
-_HEART = (
+_CORE = (
     "ledger",
     "enumerator",
     "coordinator",
@@ -56,8 +56,8 @@ _HEART = (
     "errors",
 )
 GROUPS = {
-    "heart": Group(
-        [f"headrace/enumerator/{name}" for name in _HEART],
+    "core": Group(
+        [f"headrace/enumerator/{name}" for name in _CORE],
         [
             *(
                 "tests/unit/enumerator/test_ledger",
@@ -102,7 +102,7 @@ class Change:
 
 
 def prepare(group: Group, copy: Path) -> None:
-    """A checkout for mutmut. Results that are there stay, and mutmut makes those anew whose function has changed."""
+    """A checkout for mutmut. Results that are there stay, and mutmut makes those again whose function has changed."""
     copy.mkdir(parents=True, exist_ok=True)
     for name in ("headrace", "pyspark_headrace", "tests"):
         mirror(ROOT / name, copy / name)
@@ -112,7 +112,7 @@ def prepare(group: Group, copy: Path) -> None:
     tests = "".join(f"\n    {test}.py" for test in group.tests)
     settings = "[mutmut]\nsource_paths =\n    headrace\n    pyspark_headrace\n"
     settings += f"only_mutate ={modules}\npytest_add_cli_args_test_selection ={tests}\n"
-    # no deadline of a test: while the run is paused the clock goes on
+    # no deadline of a test: while the run is paused the clock continues
     settings += "pytest_add_cli_args =\n    -p\n    no:cacheprovider\n    -o\n    timeout=0\n"
     settings += "on_dependency_change = ignore\nuse_git_change_detection = false\n\n"
     pytest_settings = (ROOT / "setup.cfg").read_text().partition("[tool:pytest]")[2]
@@ -186,7 +186,7 @@ def explained(modules: Iterable[str]) -> dict[Change, str]:
 
 
 def run(copy: Path, children: int) -> None:
-    """Every mutant that has no verdict yet; and those that have survived, as there may be new tests."""
+    """Every mutant that has no result yet; and those that have survived, as there may be new tests."""
     before = survivors(copy) if (copy / "mutants").exists() else {}
     mutmut(copy, "run", "--max-children", str(children), quiet=False)
     if before:  # mutmut takes them for done

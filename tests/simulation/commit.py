@@ -5,7 +5,7 @@ performs one Committer call at a time, so any of them can be killed before and a
 middle of one, and everything else can happen in between. Every action takes any integers and does nothing where it does not
 apply, so a history can be drawn from a seed. The invariants are checked after every action.
 
-In half of the histories drivers are supervised: each has an incarnation and claims the job when it begins, and one that is
+In half of the histories drivers are supervised: each has an driver id and claims the job when it starts, and one that is
 fenced asks again in another of its processes, as `StreamWriter` does. Then only who owns the job by the list may write it.
 """
 
@@ -36,7 +36,7 @@ from headrace.testing import memory_sink
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State
 
 JOB = "job"
-BYSTANDER = "job-2"  # its name begins with the other's, and nobody may touch what it has prepared
+BYSTANDER = "job-2"  # its name starts with the other's, and nobody may touch what it has prepared
 ZOMBIES_AT_MOST = 2
 ROWS_AT_MOST = 4
 TASKS_AT_MOST = 3
@@ -94,8 +94,8 @@ class FusedLog(MemoryTransactionLog):
 class SteppedCommitter(JobCommitter[MemoryHandle]):
     """A JobCommitter that performs one command when told to, so that others can act in between."""
 
-    def __init__(self, sink: MemorySink, incarnation: str | None) -> None:
-        super().__init__(JOB, sink.committer(JOB), incarnation)
+    def __init__(self, sink: MemorySink, driver_id: str | None) -> None:
+        super().__init__(JOB, sink.committer(JOB), driver_id)
         self.commands: deque[Any] = deque()
 
     @property
@@ -113,11 +113,11 @@ class SteppedCommitter(JobCommitter[MemoryHandle]):
 
 
 class Run:
-    """A driver process. `stale`: it was started from an older copy of the checkpoint. `incarnation`: if it is supervised."""
+    """A driver process. `stale`: it was started from an older copy of the checkpoint. `driver id`: if it is supervised."""
 
-    def __init__(self, sink: MemorySink, epoch: int, incarnation: str | None = None, *, stale: bool = False) -> None:
-        self.committer = SteppedCommitter(sink, incarnation)
-        self.incarnation = incarnation
+    def __init__(self, sink: MemorySink, epoch: int, driver_id: str | None = None, *, stale: bool = False) -> None:
+        self.committer = SteppedCommitter(sink, driver_id)
+        self.driver_id = driver_id
         self.is_claiming = False
         self.is_releasing = False
         self.epoch = epoch
@@ -158,7 +158,7 @@ class CommitSimulation:
     # --- actions ------------------------------------------------------------------------------------------------------
 
     def restart(self, zombie: int, recover: int) -> None:
-        """A new driver; the old one is dead, or goes on without knowing."""
+        """A new driver; the old one is dead, or continues without knowing."""
         if zombie % 2 and len(self.zombies) < ZOMBIES_AT_MOST:
             self.zombies.append(self.current)
         self._start()
@@ -176,7 +176,7 @@ class CommitSimulation:
             self.zombies.append(run)
 
     def write(self, which: int, size: int, tasks: int, look: int, fates: int) -> None:
-        """The tasks of the epoch, unless they are told that it is recorded. `look`: whether they are told."""
+        """The tasks of the epoch, unless they are informed that it is recorded. `look`: whether they are told."""
         run = self._run(which)
         if run.handles is not None or run.busy:
             return
@@ -186,7 +186,7 @@ class CommitSimulation:
         try:
             refuse_stale(JOB, run.epoch, recorded)
         except StaleEpochError:
-            assert run is not self.current, "the engine's driver is told that its checkpoint is old"
+            assert run is not self.current, "the engine's driver is informed that its checkpoint is old"
             self._lose(run, "tasks refused")
             return
         if recorded == run.epoch:
@@ -228,13 +228,13 @@ class CommitSimulation:
         raise AssertionError("a commit does not end")
 
     def store(self) -> None:
-        """The engine writes down that the epoch is done, and goes on with the next."""
+        """The engine writes down that the epoch is done, and continues with the next."""
         if self.current.committed:
             self.done = self.current.epoch
             self.current.next_epoch(self.done + 1)
 
     def again(self) -> None:
-        """The same driver writes the epoch it has just committed once more."""
+        """The same driver writes the epoch it has just committed again."""
         if self.current.committed:
             self.happened["again"] += 1
             self.current.next_epoch(self.current.epoch)
@@ -265,7 +265,7 @@ class CommitSimulation:
             self.log.expire(entry.number)
 
     def zombie_task(self, which: int, prepare: int) -> None:
-        """A task that nobody waits for any more begins again under its old name."""
+        """A task that nobody waits for any more starts again under its old name."""
         if self.attempts:
             attempt = self.attempts[which % len(self.attempts)]
             transaction = self.sink.begin(attempt)
@@ -294,7 +294,7 @@ class CommitSimulation:
         assert self.log.entries[self.bystander].state is State.PREPARED, "another job's transaction was ended"
 
     def drain(self) -> None:
-        """Nothing fails any more: the job must go on by itself, and leave nothing open."""
+        """Nothing fails any more: the job must continue by itself, and leave nothing open."""
         self.restart(zombie=0, recover=0)
         self.finish(0)
         for _ in range(3):
@@ -302,7 +302,7 @@ class CommitSimulation:
             run = self.current
             self.request(0)
             self.finish(0)
-            assert self.current is run, "the job cannot go on though nothing fails any more"
+            assert self.current is run, "the job cannot continue though nothing fails any more"
             self.check()
             assert not self.log.unended(JOB), "something is still open"
             self.store()
@@ -337,16 +337,16 @@ class CommitSimulation:
         run.committer.request(ClaimRequested())
 
     def _release(self, run: Run) -> None:
-        run.committer = SteppedCommitter(self.sink, run.incarnation)
+        run.committer = SteppedCommitter(self.sink, run.driver_id)
         run.committer.request(ReleaseRequested())
 
     def _fenced(self, run: Run) -> None:
         """Another of the driver's processes asks again for what this one has not got done."""
-        if run.incarnation is None:
+        if run.driver_id is None:
             self._lose(run, "fenced")
             return
         self.happened["fenced, and asks again"] += 1
-        run.committer = SteppedCommitter(self.sink, run.incarnation)
+        run.committer = SteppedCommitter(self.sink, run.driver_id)
         if run.is_claiming:
             self._claim(run)
         elif run.is_releasing:
@@ -371,7 +371,7 @@ class CommitSimulation:
         except SupersededError:
             claim = self.log.claim()
             assert claim is not None
-            assert claim.incarnation != run.incarnation, "whose the job is was told that it is another's"
+            assert claim.driver_id != run.driver_id, "whose the job is was informed that it is another's"
             self._lose(run, "superseded")
         except FencedError:
             self._fenced(run)
@@ -390,9 +390,9 @@ class CommitSimulation:
         """Who writes the list owns the job, by that list."""
         if self.log.stored().get(JOB) != before:
             claim = self.log.claim()
-            owner = None if claim is None else claim.incarnation
-            is_own = owner in ((run.incarnation, None) if run.is_releasing else (run.incarnation,))
-            assert is_own, f"{run.incarnation} has written the list of a job that is {owner}'s"
+            owner = None if claim is None else claim.driver_id
+            is_own = owner in ((run.driver_id, None) if run.is_releasing else (run.driver_id,))
+            assert is_own, f"{run.driver_id} has written the list of a job that is {owner}'s"
 
     def _finished(self, run: Run) -> None:
         """The commit has returned."""

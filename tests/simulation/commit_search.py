@@ -1,4 +1,4 @@
-"""The world of commit and recovery (`tests.simulation.commit`), with a mix that goes far in a few steps."""
+"""The simulation of commit and recovery (`tests.simulation.commit`), with a mix that goes far in a few steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.simulation.commit import CommitSimulation
 from tests.simulation.search import Adversary
 
 
-class CommitWorld(CommitSimulation):
+class CommitSimulation(CommitSimulation):
     """The simulation of commits, with whole epochs."""
 
     def epoch(self, size: int, tasks: int, fates: int) -> None:
@@ -27,30 +27,30 @@ class CommitWorld(CommitSimulation):
         try:
             super().drain()
         except HeadraceError as error:
-            raise AssertionError(f"the job does not go on: {type(error).__name__}: {error}") from error
+            raise AssertionError(f"the job does not continue: {type(error).__name__}: {error}") from error
 
 
 COMMITS = Adversary(
     "commits",
-    CommitWorld,
+    CommitSimulation,
     1,
     {
-        "restart": (CommitWorld.restart, 2),
-        "rewind": (CommitWorld.rewind, 2),
-        "write": (CommitWorld.write, 5),
-        "request": (CommitWorld.request, 1),
-        "step": (CommitWorld.step, 1),
-        "interrupt": (CommitWorld.interrupt, 2),
-        "finish": (CommitWorld.finish, 1),
-        "store": (CommitWorld.store, 0),
-        "again": (CommitWorld.again, 0),
-        "recover_again": (CommitWorld.recover_again, 0),
-        "give_back": (CommitWorld.give_back, 0),
-        "kill_zombie": (CommitWorld.kill_zombie, 1),
-        "expire": (CommitWorld.expire, 1),
-        "zombie_task": (CommitWorld.zombie_task, 2),
-        "epoch": (CommitWorld.epoch, 3),
-        "prepared": (CommitWorld.prepared, 5),
+        "restart": (CommitSimulation.restart, 2),
+        "rewind": (CommitSimulation.rewind, 2),
+        "write": (CommitSimulation.write, 5),
+        "request": (CommitSimulation.request, 1),
+        "step": (CommitSimulation.step, 1),
+        "interrupt": (CommitSimulation.interrupt, 2),
+        "finish": (CommitSimulation.finish, 1),
+        "store": (CommitSimulation.store, 0),
+        "again": (CommitSimulation.again, 0),
+        "recover_again": (CommitSimulation.recover_again, 0),
+        "give_back": (CommitSimulation.give_back, 0),
+        "kill_zombie": (CommitSimulation.kill_zombie, 1),
+        "expire": (CommitSimulation.expire, 1),
+        "zombie_task": (CommitSimulation.zombie_task, 2),
+        "epoch": (CommitSimulation.epoch, 3),
+        "prepared": (CommitSimulation.prepared, 5),
     },
     (
         {  # whole epochs, and commits that are under way

@@ -38,7 +38,7 @@ ASSIGNMENTS = (EagerEnumerator, LazyEnumerator)
 Record = tuple[str, int]
 
 
-class World:
+class ExternalState:
     """The external system: splits of offsets, some of them gaps that hold no record (I3)."""
 
     def __init__(self, *, bounded: bool, latest: bool) -> None:
@@ -73,7 +73,7 @@ class World:
 
 
 @dataclass(eq=False)
-class Incarnation:
+class DriverId:
     """One life of a reader."""
 
     slot: int
@@ -97,22 +97,22 @@ class CompletionNotice:
 class Slot:
     """A place for one reader: its channel to the coordinator, who lives there, and whom the coordinator talks to."""
 
-    outbox: deque[tuple[Incarnation, Any]] = field(default_factory=deque)
-    living: Incarnation | None = None
-    addressed: Incarnation | None = None
+    outbox: deque[tuple[DriverId, Any]] = field(default_factory=deque)
+    living: DriverId | None = None
+    addressed: DriverId | None = None
 
 
 class Simulation:
     """One history. Every action is possible at any time; one that makes no sense just now does nothing."""
 
     def __init__(self, *, bounded: bool, latest: bool = False, first_splits: int = 3) -> None:
-        self.world = World(bounded=bounded, latest=latest)
+        self.external_state = ExternalState(bounded=bounded, latest=latest)
         for number in range(first_splits):
-            self.world.create(number * 3)
+            self.external_state.create(number * 3)
         self.serializer = CheckpointSerializer("simulated", MemorySplitSerializer())
         self.durable: bytes | None = None
         self.done: dict[str, int] = {}
-        """Split -> up to where its records are committed. Begins where discovery resolved the start (I2)."""
+        """Split -> up to where its records are committed. Starts where discovery resolved the start (I2)."""
         self.last_checkpoint_id = 0
         self.lives = 0
         self.counts: dict[str, int] = {}
@@ -131,7 +131,7 @@ class Simulation:
         self.finished = False
         self.persisting: Checkpoint[MemorySplit] | None = None
         self.persisting_bytes = b""
-        self.answered: dict[int, dict[int, Incarnation]] = {}
+        self.answered: dict[int, dict[int, DriverId]] = {}
         kind = ASSIGNMENTS[assignment % len(ASSIGNMENTS)]
         if self.durable is None:
             self.done = {}
@@ -183,19 +183,19 @@ class Simulation:
                 behind = [s for s in splits if s.next_offset != self.done.get(s.split_id)]
                 assert not behind, f"published positions are not the committed ones: {behind}"
             case e.ProveGone(splits):
-                self.proofs.append(frozenset(split.split_id for split in splits) & self.world.deleted)
+                self.proofs.append(frozenset(split.split_id for split in splits) & self.external_state.deleted)
             case e.ReportMissing() | e.ReportDiscoveryFailure():
                 self.count(type(command).__name__)
 
     # --- discovery ----------------------------------------------------------------------------------------------------
 
     def run_discovery(self) -> None:
-        """The discovery looks at the world; its answer is on its way."""
+        """The discovery looks at the simulation; its answer is on its way."""
         if not self.asked:
             return
         command = self.asked.pop()
         known = None if isinstance(command, e.DiscoverInitial) else dict(command.known)
-        self.discovery.append(self.world.find(known))
+        self.discovery.append(self.external_state.find(known))
 
     def fail_discovery(self) -> None:
         if self.asked and isinstance(self.asked[-1], e.DiscoverLater):
@@ -215,7 +215,7 @@ class Simulation:
             return
         assert answer is not None
         for split in answer.added:
-            # The committed positions begin at the first answer that a job's state can hold; a later one changes nothing.
+            # The committed positions start at the first answer that a job's state can hold; a later one changes nothing.
             self.done.setdefault(split.split_id, split.next_offset)
         self.handle(e.SplitsDiscovered(answer))
 
@@ -227,11 +227,11 @@ class Simulation:
     # --- readers ------------------------------------------------------------------------------------------------------
 
     def begin_reader(self, slot_number: int) -> None:
-        """A reader begins in this slot. Should another live there, it dies unnoticed, and the new one registers again."""
+        """A reader starts in this slot. Should another live there, it dies unnoticed, and the new one registers again."""
         slot = self.slots[slot_number % len(self.slots)]
         if slot.living is not None:
             slot.living.alive = False
-        reader = slot.living = Incarnation(slot_number % len(self.slots))
+        reader = slot.living = DriverId(slot_number % len(self.slots))
         slot.outbox.append((reader, e.ReaderRegistered(reader.slot)))
         slot.outbox.append((reader, e.SplitRequested(reader.slot)))
 
@@ -289,14 +289,14 @@ class Simulation:
             return
         split_id = list(reader.reading)[which % len(reader.reading)]
         split = reader.reading[split_id]
-        end = self.world.ends[split_id] if split_id not in self.world.deleted else split.next_offset
+        end = self.external_state.ends[split_id] if split_id not in self.external_state.deleted else split.next_offset
         stop = min(end if split.stop_offset is None else split.stop_offset, split.next_offset + 1 + size % 4)
         finished = stop == split.stop_offset
         if stop == split.next_offset and not finished:
             slot.outbox.append((reader, e.SplitRequested(reader.slot)))  # it has nothing to read just now
             return
         moved = split.between(stop, split.stop_offset)
-        reader.open += self.world.records(split_id, split.next_offset, stop)
+        reader.open += self.external_state.records(split_id, split.next_offset, stop)
         reader.progress.delivered(SplitBatch(moved, None, finished))  # type: ignore[arg-type]
         reader.reading[split_id] = moved
         if finished:
@@ -342,10 +342,10 @@ class Simulation:
         known = {entry.durable.split_id for entry in self.coordinator.enumerator.ledger}
         stored = set() if self.durable is None else {s.split.split_id for s in self.serializer.deserialize(self.durable).splits}
         missing = (known | stored) - set(ids)
-        assert missing <= self.world.deleted, f"I1: {missing} are in no place of {checkpoint}"
+        assert missing <= self.external_state.deleted, f"I1: {missing} are in no place of {checkpoint}"
         assert not self.gone & set(ids), f"{self.gone & set(ids)} are gone, and still stored in {checkpoint}"
 
-    def commit(self) -> list[Incarnation]:
+    def commit(self) -> list[DriverId]:
         """The checkpoint and the output that belongs to it become durable in one step."""
         checkpoint = self.persisting
         assert checkpoint is not None
@@ -360,7 +360,7 @@ class Simulation:
         for state in checkpoint.splits:
             self.check_split(state, committed.pop(state.split.split_id, []))
         for split_id, offsets in committed.items():
-            assert split_id in self.world.deleted, f"output of splits that are not in the checkpoint: {committed}"
+            assert split_id in self.external_state.deleted, f"output of splits that are not in the checkpoint: {committed}"
             self.check_split(SplitState(MemorySplit(split_id, offsets[-1] + 1), finished=False), offsets)
         self.durable = self.persisting_bytes
         return readers
@@ -368,7 +368,7 @@ class Simulation:
     def check_split(self, state: SplitState[MemorySplit], offsets: list[int]) -> None:
         split = state.split
         done = self.done[split.split_id]
-        expected = [offset for _, offset in self.world.records(split.split_id, done, split.next_offset)]
+        expected = [offset for _, offset in self.external_state.records(split.split_id, done, split.next_offset)]
         assert split.next_offset >= done, f"I3: {split} goes back from {done}"
         assert offsets == expected, f"{split}: committed {offsets}, not {expected}"
         assert not state.finished or split.next_offset == split.stop_offset, f"{split} is finished before its stop"
@@ -378,8 +378,8 @@ class Simulation:
 
     def drain(self) -> None:
         """Nothing bad happens any more, everything is delivered: all there was must come out, and a bounded run end (I8)."""
-        self.world.closed = True
-        self.world.hidden.clear()
+        self.external_state.closed = True
+        self.external_state.hidden.clear()
         for _ in range(DRAIN_ROUNDS_AT_MOST):
             self.drain_round()
             if self.is_complete():
@@ -416,14 +416,14 @@ class Simulation:
     def unread(self) -> dict[str, tuple[int | None, int]]:
         return {
             split_id: (self.done.get(split_id), end)
-            for split_id, end in self.world.ends.items()
-            if split_id not in self.world.deleted and self.done.get(split_id) != end
+            for split_id, end in self.external_state.ends.items()
+            if split_id not in self.external_state.deleted and self.done.get(split_id) != end
         }
 
     def is_complete(self) -> bool:
         if self.durable is None or self.unread():
             return False
-        if not self.world.bounded:
+        if not self.external_state.bounded:
             return True
         checkpoint = self.serializer.deserialize(self.durable)
         return self.finished and checkpoint.exhausted and all(state.finished for state in checkpoint.splits)
@@ -431,30 +431,30 @@ class Simulation:
 
 def grow(simulation: Simulation, which: int, by: int) -> None:
     """A split gets more records. Bounded ones have all of theirs when they appear."""
-    world = simulation.world
-    names = [name for name in world.ends if name not in world.deleted]
-    if names and not world.bounded:
-        world.ends[names[which % len(names)]] += by
+    external_state = simulation.external_state
+    names = [name for name in external_state.ends if name not in external_state.deleted]
+    if names and not external_state.bounded:
+        external_state.ends[names[which % len(names)]] += by
 
 
 def hide(simulation: Simulation, which: int) -> None:
     """Metadata flaps: discovery does not see the split for a while."""
-    names = list(simulation.world.ends)
+    names = list(simulation.external_state.ends)
     if names:
-        simulation.world.hidden.add(names[which % len(names)])
+        simulation.external_state.hidden.add(names[which % len(names)])
 
 
 def delete(simulation: Simulation, which: int, chance: int) -> None:
-    """A split is gone for good. Not from a bounded world, which could not end then."""
-    names = list(simulation.world.ends)
-    if names and chance == 0 and not simulation.world.bounded:
-        simulation.world.deleted.add(names[which % len(names)])
+    """A split is gone for good. Not from a bounded simulation, which could not end then."""
+    names = list(simulation.external_state.ends)
+    if names and chance == 0 and not simulation.external_state.bounded:
+        simulation.external_state.deleted.add(names[which % len(names)])
 
 
 def close(simulation: Simulation, chance: int) -> None:
-    """A bounded world: no split will be created any more."""
-    if chance == 0 and simulation.world.bounded:
-        simulation.world.closed = True
+    """A bounded simulation: no split will be created any more."""
+    if chance == 0 and simulation.external_state.bounded:
+        simulation.external_state.closed = True
 
 
 def begin_missing(simulation: Simulation) -> None:

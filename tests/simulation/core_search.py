@@ -1,4 +1,4 @@
-"""The heart's world (`tests.simulation.core`), with what restores often, and restores of older checkpoints."""
+"""The core's simulation (`tests.simulation.core`), with what restores often, and restores of older checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ KEPT = 4
 """So many completed checkpoints are kept, to go back to."""
 
 
-class HeartWorld(Simulation):
-    """The simulation of the heart; what happened is counted by phase, too."""
+class CoreSimulation(Simulation):
+    """The simulation of the core; what happened is counted by phase, too."""
 
     def __init__(self, bounded: int, latest: int, first_splits: int) -> None:
         self.kept: list[tuple[bytes, dict[str, int]]] = []
@@ -98,43 +98,43 @@ class HeartWorld(Simulation):
             self.complete(notify=True)
 
     def late_news(self) -> None:
-        """The end of a checkpoint that was given up long ago is told once more."""
+        """The end of a checkpoint that was given up long ago is told again."""
         if self.last_checkpoint_id > 1:
             pending = self.coordinator._pending
             number = self.last_checkpoint_id if pending is None else pending.checkpoint_id - 1
             self.handle(CheckpointAborted(number))
 
 
-HEART = Adversary(
-    "heart",
-    HeartWorld,
+CORE = Adversary(
+    "core",
+    CoreSimulation,
     3,
     {
         "grow": (lambda w, which, by: grow(w, which, 1 + by % 5), 2),
-        "create": (lambda w, size: w.world.create(size % 8), 1),
+        "create": (lambda w, size: w.simulation.create(size % 8), 1),
         "hide": (hide, 1),
-        "show": (lambda w: w.world.hidden.clear(), 0),
+        "show": (lambda w: w.simulation.hidden.clear(), 0),
         "delete": (lambda w, which, chance: delete(w, which, chance % 8), 2),
         "close": (lambda w, chance: close(w, chance % 4), 1),
-        "run_discovery": (HeartWorld.run_discovery, 0),
-        "fail_discovery": (HeartWorld.fail_discovery, 0),
-        "answer_discovery": (HeartWorld.answer_discovery, 0),
-        "discovery_due": (HeartWorld.discovery_due, 0),
-        "sends": (HeartWorld.reader_sends, 1),
-        "receives": (HeartWorld.reader_receives, 1),
-        "polls": (HeartWorld.reader_polls, 3),
+        "run_discovery": (CoreSimulation.run_discovery, 0),
+        "fail_discovery": (CoreSimulation.fail_discovery, 0),
+        "answer_discovery": (CoreSimulation.answer_discovery, 0),
+        "discovery_due": (CoreSimulation.discovery_due, 0),
+        "sends": (CoreSimulation.reader_sends, 1),
+        "receives": (CoreSimulation.reader_receives, 1),
+        "polls": (CoreSimulation.reader_polls, 3),
         "lose": (lambda w, slot, drop: w.lose_reader(slot, drop_messages=drop % 2 == 1), 2),
-        "begin": (HeartWorld.begin_reader, 1),
+        "begin": (CoreSimulation.begin_reader, 1),
         "begin_missing": (begin_missing, 0),
-        "trigger": (HeartWorld.trigger, 0),
+        "trigger": (CoreSimulation.trigger, 0),
         "complete": (lambda w, notify: w.complete(notify=notify % 5 > 0), 1),
-        "abort": (HeartWorld.abort, 0),
-        "late_news": (HeartWorld.late_news, 0),
+        "abort": (CoreSimulation.abort, 0),
+        "late_news": (CoreSimulation.late_news, 0),
         "crash": (lambda w, s, p, a: w.crash(stored=s % 2 == 1, parallelism=p, assignment=a), 3),
-        "rewind": (HeartWorld.rewind, 2),
-        "round": (HeartWorld.round, 0),
-        "whole_checkpoint": (HeartWorld.whole_checkpoint, 1),
-        "lost_while_persisting": (HeartWorld.lost_while_persisting, 2),
+        "rewind": (CoreSimulation.rewind, 2),
+        "round": (CoreSimulation.round, 0),
+        "whole_checkpoint": (CoreSimulation.whole_checkpoint, 1),
+        "lost_while_persisting": (CoreSimulation.lost_while_persisting, 2),
     },
     (
         {  # whole exchanges and checkpoints: gets far in a few steps, and restores often

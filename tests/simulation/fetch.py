@@ -64,7 +64,7 @@ class Batch:
 
 @dataclass
 class View:
-    """What one broker's metadata says of a topic: its id (None: it does not know the topic) and its leader."""
+    """What one broker's metadata reports about a topic: its id (None: it does not know the topic) and its leader."""
 
     topic_id: UUID | None
     leader: Broker = BROKERS[0]
@@ -127,7 +127,7 @@ class Request:
     asked: list[Asked]
 
 
-class FetchWorld:
+class FetchSimulation:
     """One history."""
 
     def __init__(self, stops: int, starts: int) -> None:
@@ -275,7 +275,9 @@ class FetchWorld:
         assert stop is None or at < stop, f"{log.topic}: data behind the stop {stop}"
         assert log.cut_to is None or at <= log.cut_to, f"{log.topic} was truncated to {log.cut_to}, read on at {at}"
         batches = [batch for batch in log.batches if at < batch.stop <= data.next_offset]
-        assert bytes(data.records) == b"".join(batch.data for batch in batches), f"{log.topic}: torn data at {at}"
+        assert bytes(data.records) == b"".join(batch.data for batch in batches), (
+            f"{log.topic}: partially committed data at {at}"
+        )
         self.position[log.topic], self.read_epochs[log.topic] = data.next_offset, batches[-1].epoch
 
     # --- what happens to the brokers ----------------------------------------------------------------------------------
@@ -331,7 +333,7 @@ class FetchWorld:
             self.happened["deleted"] += 1
             if again // 4 % 2:
                 log.successor = UUID(int=log.topic_id.int + 100)
-                self.happened["made anew"] += 1
+                self.happened["recreated"] += 1
             log.tell(0)
 
     def expire(self, which: int, batches: int) -> None:
@@ -342,7 +344,7 @@ class FetchWorld:
             log.start = log.batches[gone - 1].stop
             log.batches, log.followed = log.batches[gone:], max(0, log.followed - gone)
             if log.start == self.position[log.topic]:
-                # Nothing that is there tells of a truncation before: the epochs that the leader knows begin here now.
+                # Nothing that is there reports a truncation before: the epochs that the leader knows start here now.
                 log.cut_to = None
             self.happened["expired"] += 1
 
@@ -419,23 +421,23 @@ def _said(records: bytes = b"", **given: object) -> PartitionAnswer:
 
 FETCH = Adversary(
     "fetch",
-    FetchWorld,
+    FetchSimulation,
     2,
     {
-        "look_up": (FetchWorld.look_up, 1),
-        "send": (FetchWorld.send, 1),
-        "land": (FetchWorld.land, 2),
-        "append": (FetchWorld.append, 3),
-        "new_leader": (FetchWorld.new_leader, 3),
-        "news": (FetchWorld.news, 2),
-        "unlearn": (FetchWorld.unlearn, 2),
-        "follow": (FetchWorld.follow, 3),
-        "forget": (FetchWorld.forget, 1),
-        "delete": (FetchWorld.delete, 2),
-        "expire": (FetchWorld.expire, 2),
-        "seek": (FetchWorld.seek, 2),
-        "wait": (FetchWorld.wait, 1),
-        "step": (FetchWorld.step, 1),
+        "look_up": (FetchSimulation.look_up, 1),
+        "send": (FetchSimulation.send, 1),
+        "land": (FetchSimulation.land, 2),
+        "append": (FetchSimulation.append, 3),
+        "new_leader": (FetchSimulation.new_leader, 3),
+        "news": (FetchSimulation.news, 2),
+        "unlearn": (FetchSimulation.unlearn, 2),
+        "follow": (FetchSimulation.follow, 3),
+        "forget": (FetchSimulation.forget, 1),
+        "delete": (FetchSimulation.delete, 2),
+        "expire": (FetchSimulation.expire, 2),
+        "seek": (FetchSimulation.seek, 2),
+        "wait": (FetchSimulation.wait, 1),
+        "step": (FetchSimulation.step, 1),
     },
     (
         {

@@ -1,18 +1,18 @@
-"""The world of a job on two hosts: supervisors with a lease, their drivers, the board, a checkpoint for both, and the sink.
+"""The simulation of a job on two hosts: supervisors with a lease, their drivers, the lease store, a checkpoint for both, and the sink.
 
 Run for real: `LeaseCore`, `StandbyCore`, commit and recovery (`JobCommitter`, one command at a time) with whose the job is,
-what a driver and its tasks refuse by what is recorded (`StreamWriter`), and the beat as it is stored. Played: processes, hosts
-and their clocks, the board's network, Spark's query on a store that creates atomically (HDFS), the sink's transactions
+what a driver and its tasks refuse by what is recorded (`StreamWriter`), and the heartbeat as it is stored. Played: processes, hosts
+and their clocks, the lease store's network, Spark's query on a store that creates atomically (HDFS), the sink's transactions
 (`MemorySink`).
 
-Hosts are paused as a whole, cut off from the board, or lose their power; drivers are killed or hang; a write to the board may
-take effect and its answer be lost, or come later; clocks run at other speeds and jump. A paused host goes on where it was, in
+Hosts are paused as a whole, cut off from the lease store, or lose their power; drivers are killed or hang; a write to the lease store may
+take effect and its answer be lost, or come later; clocks run at other speeds and jump. A paused host continues where it was, in
 the middle of whatever it did.
 
 What must be true: a row is visible once and none is lost; only whose the job is writes its list; nobody ends for having been
-fenced by the other one, nor before it is told to, as this job has no end; who has not seen the board for so long that it may
+fenced by the other one, nor before it is instructed to, as this job has no end; who has not seen the lease store for so long that it may
 have been taken for dead calls no driver. Once nothing is wrong any more exactly one host
-leads, the other one follows with a warm driver, the job gets on, and it stays so, also while the board is away; and when the
+leads, the other one follows with a warm driver, the job gets on, and it stays so, also while the lease store is away; and when the
 leader's host is dead the other one leads.
 """
 
@@ -28,7 +28,7 @@ from itertools import islice
 from typing import Any
 
 from headrace.connectors.base.commit import ClaimRequested, CommitRequested, JobCommitter, SupersededError
-from headrace.connectors.base.lease import Beat, parse_beat
+from headrace.connectors.base.lease import Heartbeat, parse_heartbeat
 from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.enumerator.errors import FencedError, HeadraceError
 from headrace.runners.restarts import FixedDelay
@@ -42,25 +42,25 @@ from headrace.runners.spark.supervision.core import (
 )
 from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.supervision.lease.core import (
-    BeatWritten,
-    BoardFailed,
     CallWanted,
     DriverHeard,
     DriverLost,
     EndLease,
     Follow,
+    HeartbeatWritten,
     JobEnded,
     Lead,
     LeaseCore,
     LeaseEvent,
     LeasePhase,
     LeaseStarted,
+    LeaseStoreFailed,
     LeaveRequested,
-    LookAtBoard,
+    LookAtLeaseStore,
     LookDue,
     Looked,
     MayCall,
-    WriteBeat,
+    WriteHeartbeat,
 )
 from headrace.runners.spark.supervision.standby import (
     CallDriver,
@@ -90,7 +90,7 @@ MOMENT_S = 0.5
 """A step takes half as long in the mean: so between two looks of a supervisor come a few things, in any order."""
 CALM_STEPS = 2400
 SHADOW_STEPS = 25
-"""Some seconds: who was paused may be suspected just when it goes on."""
+"""Some seconds: who was paused may be suspected just when it continues."""
 SHADOW_BATCHES = 2
 """A driver that has lost the job already may still end the batch that it has recorded."""
 SETTLED = {(LeasePhase.LEADING, True, DriverPhase.ACTIVE, False), (LeasePhase.FOLLOWING, False, DriverPhase.ARMED, False)}
@@ -102,7 +102,7 @@ SPEEDS = (0.8, 1.0, 1.25)
 
 @dataclass(eq=False)
 class Driver:
-    """One on a host. `program` goes on by a step at a time, unless it hangs, its host is paused, or it is dead."""
+    """One on a host. `program` continues by a step at a time, unless it hangs, its host is paused, or it is dead."""
 
     name: str
     number: int
@@ -117,7 +117,7 @@ class Driver:
     end: DriverEnd = KILLED
 
     def say(self, report: DriverReport) -> None:
-        """Whatever it says also says that it lives. That alone is said once in some steps, which is once a second."""
+        """Whatever it says also states that it lives. That alone is said once in some steps, which is once a second."""
         self.steps += 1
         if report is not DriverReport.ALIVE or (not self.said and self.steps % 3 == 1):
             self.said.append(report)
@@ -138,9 +138,9 @@ class CheckpointLogs:
 
 
 @lru_cache(maxsize=256)
-def beat_in(text: str) -> Beat:
+def heartbeat_in(text: str) -> Heartbeat:
     """Each is looked at by both hosts."""
-    return parse_beat(text, "the board")
+    return parse_heartbeat(text, "the lease store")
 
 
 class SeenLog(FusedLog):
@@ -165,11 +165,11 @@ class SeenLog(FusedLog):
 class Host:
     """A machine with one supervisor. `now_s`: its own clock."""
 
-    def __init__(self, world: World, name: str, speed: float) -> None:
-        self.world, self.name, self.speed = world, name, speed
-        self.now_s = world.chances.uniform(0, 1000)
+    def __init__(self, simulation: Simulation, name: str, speed: float) -> None:
+        self.simulation, self.name, self.speed = simulation, name, speed
+        self.now_s = simulation.chances.uniform(0, 1000)
         self.is_paused = self.is_cut_off = False
-        self.saw_board_at_s = 0.0
+        self.saw_lease_store_at_s = 0.0
         self.started = 0
         self.start()
 
@@ -180,10 +180,10 @@ class Host:
         self.stops = 0
         self.end: DriverEnd | None = None
         self.ended: DriverEnd | None = None
-        self.asked: deque[LookAtBoard | WriteBeat] = deque()
+        self.asked: deque[LookAtLeaseStore | WriteHeartbeat] = deque()
         self.answer: tuple[LeaseEvent, float] | None = None
         self.drivers: dict[int, Driver] = {}
-        self.lease = LeaseCore(f"{self.world.chances.randrange(1000):03}-{self.name}-{self.started}", self.name, TIMEOUT_S)
+        self.lease = LeaseCore(f"{self.simulation.chances.randrange(1000):03}-{self.name}-{self.started}", self.name, TIMEOUT_S)
         self.core = self.new_core()
         self.tell_lease(LeaseStarted(self.now_s))
 
@@ -197,7 +197,7 @@ class Host:
         for command in self.core.handle(event):
             match command:
                 case Launch(number):
-                    self.drivers[number] = self.world.launch(self, number)
+                    self.drivers[number] = self.simulation.launch(self, number)
                 case CallDriver(number):
                     self.tell_lease(CallWanted(self.now_s, number))
                 case Stop(number):
@@ -213,23 +213,25 @@ class Host:
     def tell_lease(self, event: LeaseEvent) -> None:
         for command in self.lease.handle(event):
             match command:
-                case LookAtBoard() | WriteBeat():
+                case LookAtLeaseStore() | WriteHeartbeat():
                     self.asked.append(command)
                 case Follow():
                     self.begin_anew()
                     self.tell(WarmUp(self.now_s))
                 case Lead():
-                    self.world.happened["leads"] += 1
+                    self.simulation.happened["leads"] += 1
                     self.tell(SupervisionStarted(self.now_s))
                 case MayCall(number):
-                    assert self.now_s - self.saw_board_at_s < TIMEOUT_S, "a driver is called that may take the job from another"
+                    assert self.now_s - self.saw_lease_store_at_s < TIMEOUT_S, (
+                        "a driver is called that may take the job from another"
+                    )
                     self.drivers[number].is_called = True
                 case EndLease(end):
                     assert end.ending is not Ending.FENCED, "a supervisor has ended as the other one has taken over"
                     assert self.stops, "a supervisor has ended that was not told to"
                     self.begin_anew()
                     self.end, self.is_on = end, False
-                    self.world.happened[f"ended: {end.ending.name}"] += 1
+                    self.simulation.happened[f"ended: {end.ending.name}"] += 1
 
     def begin_anew(self) -> None:
         for driver in self.drivers.values():
@@ -257,7 +259,7 @@ class Host:
             if not driver.is_alive and self.is_on and self.core is core:
                 del self.drivers[number]
                 self.tell_of(number, DriverLost(self.now_s))
-                self.tell(DriverDied(number, self.now_s, driver.end, self.world.chances.random()))
+                self.tell(DriverDied(number, self.now_s, driver.end, self.simulation.chances.random()))
         if self.is_on and self.core.wake_at_s is not None and self.now_s >= self.core.wake_at_s:
             self.tell(TimePassed(self.now_s))
         if self.is_on and self.lease.wake_at_s is not None and self.now_s >= self.lease.wake_at_s:
@@ -267,39 +269,39 @@ class Host:
         if number == self.core.called and self.lease.phase is LeasePhase.LEADING:
             self.tell_lease(event)
 
-    def reach_board(self) -> None:
+    def reach_lease_store(self) -> None:
         """What was asked takes effect, or does not; its answer is on its way, or is lost."""
         question = self.asked.popleft()
-        is_reached = not (self.is_cut_off or self.world.board_is_away)
-        if isinstance(question, WriteBeat) and is_reached:
-            self.world.board = question.beat.serialize()
-        if not is_reached or self.world.chances.random() <= self.world.lost_answers:
-            answer: LeaseEvent = BoardFailed(self.now_s, "no broker answers")
-        elif isinstance(question, WriteBeat):
-            answer = BeatWritten(self.now_s)
+        is_reached = not (self.is_cut_off or self.simulation.lease_store_is_away)
+        if isinstance(question, WriteHeartbeat) and is_reached:
+            self.simulation.lease_store = question.heartbeat.serialize()
+        if not is_reached or self.simulation.chances.random() <= self.simulation.lost_answers:
+            answer: LeaseEvent = LeaseStoreFailed(self.now_s, "no broker answers")
+        elif isinstance(question, WriteHeartbeat):
+            answer = HeartbeatWritten(self.now_s)
         else:
-            answer = Looked(self.now_s, self.world.beat())
+            answer = Looked(self.now_s, self.simulation.heartbeat())
         self.answer = answer, self.now_s
 
-    def hear_from_board(self) -> None:
-        """The answer, which says how the board was: meanwhile this host may have been paused."""
+    def hear_from_lease_store(self) -> None:
+        """The answer, which says how the lease store was: meanwhile this host may have been paused."""
         assert self.answer is not None
         (answer, at_s), self.answer = self.answer, None
-        if not isinstance(answer, BoardFailed):
-            self.saw_board_at_s = at_s
+        if not isinstance(answer, LeaseStoreFailed):
+            self.saw_lease_store_at_s = at_s
         self.tell_lease(replace(answer, now_s=self.now_s))
 
 
-class World:
+class Simulation:
     """See the module."""
 
     def __init__(self, seed: int) -> None:
         self.chances = random.Random(seed)
         self.happened: Counter[str] = Counter()
-        self.board: str | None = None
-        self.board_is_away = False
+        self.lease_store: str | None = None
+        self.lease_store_is_away = False
         self.lost_answers = 0.0
-        self.promptness = 0.7  # of the board and the way to it, at each step
+        self.promptness = 0.7  # of the lease store and the way to it, at each step
         self.offsets: dict[int, str] = {}
         self.commits: dict[int, str] = {}
         self.log = SeenLog()
@@ -308,8 +310,8 @@ class World:
         self.is_in_between = False
         self.hosts = [Host(self, name, self.chances.choice(SPEEDS)) for name in ("a", "b")]
 
-    def beat(self) -> Beat | None:
-        return None if self.board is None else beat_in(self.board)
+    def heartbeat(self) -> Heartbeat | None:
+        return None if self.lease_store is None else heartbeat_in(self.lease_store)
 
     # --- a driver -----------------------------------------------------------------------------------------------------
 
@@ -356,7 +358,7 @@ class World:
         driver.end = STOPPED
 
     def refuse_copy(self, driver: Driver) -> None:
-        """Others go on between any two of its looks."""
+        """Others continue between any two of its looks."""
 
         def last_batch() -> int | None:
             self.go_on_in_between(driver)
@@ -421,7 +423,7 @@ class World:
         return tuple(handles)
 
     def asking(self, driver: Driver, request: Any) -> Iterator[None]:
-        """As `writers._while_owner` does: one that was fenced fences again, and goes on if the job is its own."""
+        """As `writers._while_owner` does: one that was fenced fences again, and continues if the job is its own."""
         committer = None
         for _ in range(20):
             committer = SteppedCommitter(self.sink, driver.name)
@@ -443,7 +445,7 @@ class World:
         committer.step()  # type: ignore[attr-defined]
         if self.log.stored().get(JOB) != before:
             claim = self.log.claim()
-            owner = None if claim is None else claim.incarnation
+            owner = None if claim is None else claim.driver_id
             assert owner == driver.name, f"{driver.name} has written the list of a job that is {owner}'s"
 
     # --- what must be true --------------------------------------------------------------------------------------------
@@ -471,9 +473,9 @@ class World:
                 if driver.is_alive and not driver.hangs and chance() < 0.8:
                     driver.is_alive = next(driver.program, driver) is not driver
             if host.asked and chance() < self.promptness:
-                host.reach_board()
+                host.reach_lease_store()
             if host.answer is not None and chance() < self.promptness:
-                host.hear_from_board()
+                host.hear_from_lease_store()
             if host.is_on and chance() < 0.7:
                 host.step()
         self.check()
@@ -486,7 +488,7 @@ class World:
         return self.chances.choice(self.hosts)
 
     def pause(self) -> None:
-        """And goes on later: see `wake`."""
+        """And continues later: see `wake`."""
         self.host().is_paused = True
         self.happened["paused"] += 1
 
@@ -501,7 +503,7 @@ class World:
                 return
 
     def pause_in_a_look(self) -> None:
-        """A host that leads, once the board has been asked, and before it has heard the answer."""
+        """A host that leads, once the lease store has been asked, and before it has heard the answer."""
         for _ in range(40):
             self.step()
             asking = [host for host in self.hosts if host.answer is not None and host.lease.phase is LeasePhase.LEADING]
@@ -521,19 +523,19 @@ class World:
     def heal(self) -> None:
         for host in self.hosts:
             host.is_cut_off = False
-        self.board_is_away, self.lost_answers = False, 0.0
+        self.lease_store_is_away, self.lost_answers = False, 0.0
 
-    def take_board_away(self) -> None:
-        self.board_is_away = True
-        self.happened["board away"] += 1
+    def take_lease_store_away(self) -> None:
+        self.lease_store_is_away = True
+        self.happened["lease store away"] += 1
 
     def lose_answers(self) -> None:
         self.lost_answers = 0.4
 
-    def wipe_board(self) -> None:
+    def wipe_lease_store(self) -> None:
         """Its topic was deleted, or its offsets have expired."""
-        self.board = None
-        self.happened["board wiped"] += 1
+        self.lease_store = None
+        self.happened["lease store wiped"] += 1
 
     def power_off(self) -> None:
         """All that ran there is gone."""
@@ -567,7 +569,7 @@ class World:
                 self.happened["SIGTERM"] += 1
 
     def jump(self) -> None:
-        """A host's clock goes on by an hour: it was suspended."""
+        """A host's clock continues by an hour: it was suspended."""
         self.host().now_s += 3600.0
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -579,7 +581,7 @@ class World:
         self.promptness = 1.0
         self._settle()
         leader, follower = sorted(self.hosts, key=lambda host: host.lease.phase is not LeasePhase.LEADING)
-        for self.board_is_away, steps in ((True, AWAY_STEPS), (False, BACK_STEPS)):
+        for self.lease_store_is_away, steps in ((True, AWAY_STEPS), (False, BACK_STEPS)):
             self._gets_on(steps)
             assert leader.lease.phase is LeasePhase.LEADING, "a healthy leader does not stay"
             assert self.is_settled(), "a follower does not stay"
@@ -618,34 +620,34 @@ class World:
         return len(seen) == len(SETTLED) and set(seen) == SETTLED
 
 
-class HostsWorld(World):
+class HostsSimulation(Simulation):
     """The same as a history of steps."""
 
     def __init__(self, high: int, low: int) -> None:
         super().__init__(high * NUMBERS + low)
 
 
-def _taking(action: Callable[[World], None]) -> tuple[Callable[..., None], int]:
-    def act(world: World, high: int, low: int) -> None:
-        world.chances = random.Random(high * NUMBERS + low)
-        action(world)
+def _taking(action: Callable[[Simulation], None]) -> tuple[Callable[..., None], int]:
+    def act(simulation: Simulation, high: int, low: int) -> None:
+        simulation.chances = random.Random(high * NUMBERS + low)
+        action(simulation)
 
     return act, 2
 
 
 _FAULTS = {
-    "pause": 3, "pause_in_a_batch": 2, "pause_in_a_look": 3, "wake": 3, "cut_off": 2, "heal": 3, "take_board_away": 1,
-    "lose_answers": 1, "wipe_board": 1, "power_off": 1, "power_on": 2, "hit_driver": 2, "terminate": 2, "jump": 1,
+    "pause": 3, "pause_in_a_batch": 2, "pause_in_a_look": 3, "wake": 3, "cut_off": 2, "heal": 3, "take_lease_store_away": 1,
+    "lose_answers": 1, "wipe_lease_store": 1, "power_off": 1, "power_on": 2, "hit_driver": 2, "terminate": 2, "jump": 1,
 }  # fmt: skip
 
 HOSTS = Adversary(
     "hosts",
-    HostsWorld,
+    HostsSimulation,
     2,
     {
-        "go_on": (partial(World.go_on), 1),
-        "go_on_a_little": (lambda world, steps: world.go_on(steps % 8), 1),
-        **{name: _taking(getattr(World, name)) for name in _FAULTS},
+        "go_on": (partial(Simulation.go_on), 1),
+        "go_on_a_little": (lambda simulation, steps: simulation.go_on(steps % 8), 1),
+        **{name: _taking(getattr(Simulation, name)) for name in _FAULTS},
     },
     ({"go_on": 14, **_FAULTS}, {"go_on": 6, "go_on_a_little": 12, **_FAULTS}),
     longest=60,

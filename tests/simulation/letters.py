@@ -1,4 +1,4 @@
-"""Replays of dead letters, several at a time: killed anywhere, fenced, with transactions that expire and a topic made anew.
+"""Replays of dead letters, several at a time: killed anywhere, fenced, with transactions that expire and a topic recreated.
 
 Ours: `Replay` with its notes (`Replayed`), commit and recovery. Modelled: the topic of dead letters, the sink's transactions
 (`MemorySink`), and the topics that a replay writes to, of which committed rows are seen.
@@ -85,18 +85,18 @@ class Log(FusedLog):
 class Sink:
     """What a replay needs of a `KafkaSink`. Each prefix has its own names: those of two do not shut out each other."""
 
-    world: LettersWorld
+    simulation: LettersSimulation
     transactional_id_prefix: str
     commit_topic = COMMIT_TOPIC
     properties, sasl = None, None
 
     def __post_init__(self) -> None:
-        self._sink = MemorySink(self.world.log)
+        self._sink = MemorySink(self.simulation.log)
 
     @property
-    def bootstrap(self) -> LettersWorld:
-        """Handed to the sink of claims, which finds the world by it."""
-        return self.world
+    def bootstrap(self) -> LettersSimulation:
+        """Handed to the sink of claims, which finds the simulation by it."""
+        return self.simulation
 
     def name(self, job: str) -> str:
         return f"{self.transactional_id_prefix}_{job}"
@@ -111,10 +111,10 @@ class Sink:
         return {name.partition("_")[2]: epoch for name, epoch in self._sink.recorded_epochs().items() if name == self.name(JOB)}
 
     def cluster(self) -> Any:
-        return SimpleNamespace(topics=self._topics, retrying=retrying, invalidate=lambda _: None, world=self.world)
+        return SimpleNamespace(topics=self._topics, retrying=retrying, invalidate=lambda _: None, simulation=self.simulation)
 
     def _topics(self, names: Collection[str]) -> dict[str, Any]:
-        return dict.fromkeys(names, SimpleNamespace(topic_id=self.world.topic_id))
+        return dict.fromkeys(names, SimpleNamespace(topic_id=self.simulation.topic_id))
 
 
 def retrying(what: str, operation: Callable[[], Any]) -> Any:
@@ -130,60 +130,60 @@ def retrying(what: str, operation: Callable[[], Any]) -> Any:
 class ClaimSink:
     """As `AtLeastOnceKafkaSink`, into the topic of notes: a claim is there at once."""
 
-    def __init__(self, world: LettersWorld, *, topic: str, properties: object, sasl: object) -> None:
+    def __init__(self, simulation: LettersSimulation, *, topic: str, properties: object, sasl: object) -> None:
         assert (topic, properties, sasl) == (REPLAYS_TOPIC, None, None)
-        self._world = world
+        self._simulation = simulation
 
     def begin(self, _attempt: Attempt) -> Any:
         """A transaction that is none."""
         return nullcontext(SimpleNamespace(write=self._write, prepare=lambda: None))
 
     def _write(self, batch: pa.RecordBatch) -> None:
-        self._world.log.changing()
+        self._simulation.log.changing()
         for row in batch.to_pylist():
-            self._world.claims[row["key"].decode()] = row["value"]
+            self._simulation.claims[row["key"].decode()] = row["value"]
 
 
 def read_notes(cluster: Any) -> Notes:
-    """As `notes.read_notes`, of the world."""
-    world = cluster.world
-    if world.believed:
-        world.believed -= 1
-        return world.before
-    return notes_of(world)
+    """As `notes.read_notes`, of the simulation."""
+    simulation = cluster.simulation
+    if simulation.believed:
+        simulation.believed -= 1
+        return simulation.before
+    return notes_of(simulation)
 
 
 class Claimed:
     """As `CommitLog`, of the topic of notes: what is written there, all others have."""
 
     def __init__(self, cluster: Any, *_: object, **__: object) -> None:
-        self._world = cluster.world
+        self._simulation = cluster.simulation
 
     def create(self) -> None:
         """It is there."""
 
     def write_nothing(self) -> int:
-        self._world.end += 1
-        return int(self._world.end) - 1
+        self._simulation.end += 1
+        return int(self._simulation.end) - 1
 
 
-def notes_of(world: LettersWorld) -> Notes:
+def notes_of(simulation: LettersSimulation) -> Notes:
     """As all in-sync replicas have them."""
-    under_way = (entry for entry in world.log.entries if entry.unended)
+    under_way = (entry for entry in simulation.log.entries if entry.unended)
     rows = [(entry.number, row) for entry in under_way for row in entry.rows if row["topic"] == REPLAYS_TOPIC]
-    return Notes(world.notes(), {row["key"].decode(): number for number, row in rows}, world.end)
+    return Notes(simulation.notes(), {row["key"].decode(): number for number, row in rows}, simulation.end)
 
 
 @dataclass(eq=False)
 class Run:
-    """One process of `headrace dead-letters replay`. `left`: what it has yet to read, of what there was when it began."""
+    """One process of `headrace dead-letters replay`. `left`: what it has yet to read, of what there was when it started."""
 
     replay: Replay
     left: list[tuple[int, int, Lying]] = field(default_factory=list)
     has_begun: bool = False
 
 
-class LettersWorld:
+class LettersSimulation:
     """One history. `checked`: the log's changes when all was looked at last."""
 
     def __init__(self, most_replays: int, letters: int) -> None:
@@ -217,7 +217,7 @@ class LettersWorld:
                 self.due.add(name)
 
     def fail_again(self, which: int, partition: int) -> None:
-        """A record that was replayed is a dead letter once more, under a name of its own here."""
+        """A record that was replayed is a dead letter again, under its own name here."""
         rows = self.seen(TARGET)
         if rows:
             headers = {each["key"]: each["value"] for each in rows[which % len(rows)]["headers"]}
@@ -230,8 +230,8 @@ class LettersWorld:
         self.before, self.believed = notes_of(self), 1 + answers % (TRIES - 1)
 
     def make_anew(self) -> None:
-        """The topic is another one of the same name. Who reads it fails; who has read all of it goes on."""
-        self.happened["topic made anew"] += 1
+        """The topic is another one of the same name. Who reads it fails; who has read all of it continues."""
+        self.happened["topic recreated"] += 1
         self.topic_id = UUID(int=self.topic_id.int + 1)
         self.topic = [[] for _ in range(PARTITIONS)]
         self.runs = [run for run in self.runs if run.has_begun and not run.left]
@@ -370,11 +370,11 @@ class LettersWorld:
         try:
             self.whole()
         except HeadraceError as error:
-            raise AssertionError(f"the replay does not go on: {error!r}") from error
+            raise AssertionError(f"the replay does not continue: {error!r}") from error
         self.check()
         lost = {letter.name for letters in self.topic for letter in letters} & self.due - self.replayed().keys()
         assert not lost, f"{lost} are not replayed"
-        own = f"{self.claimed_by()}_{JOB}"  # another prefix may have had the topic before it was made anew
+        own = f"{self.claimed_by()}_{JOB}"  # another prefix may have had the topic before it was recreated
         assert not self.log.unended(own), "something is still open"
 
 
@@ -388,7 +388,7 @@ def batch_of(letters: Collection[tuple[int, int, Lying]]) -> pa.RecordBatch:
 
 @contextmanager
 def small() -> Iterator[None]:
-    """Transactions and pages are small, and the notes are the world's."""
+    """Transactions and pages are small, and the notes are the simulation's."""
     with (
         patch.object(replaying, "MOST_LETTERS", LETTERS_OF_A_TRANSACTION),
         patch.object(replayed, "PAGE", OFFSETS_OF_A_PAGE),
@@ -402,19 +402,19 @@ def small() -> Iterator[None]:
 
 LETTERS = Adversary(
     "letters",
-    LettersWorld,
+    LettersSimulation,
     2,
     {
-        "append": (LettersWorld.append, 2),
-        "fail_again": (LettersWorld.fail_again, 2),
-        "make_anew": (LettersWorld.make_anew, 0),
-        "cut_off": (LettersWorld.cut_off, 1),
-        "start": (LettersWorld.start, 1),
-        "begin": (LettersWorld.begin, 3),
-        "read": (LettersWorld.read, 4),
-        "finish": (LettersWorld.finish, 3),
-        "kill": (LettersWorld.kill, 1),
-        "expire": (LettersWorld.expire, 1),
+        "append": (LettersSimulation.append, 2),
+        "fail_again": (LettersSimulation.fail_again, 2),
+        "make_anew": (LettersSimulation.make_anew, 0),
+        "cut_off": (LettersSimulation.cut_off, 1),
+        "start": (LettersSimulation.start, 1),
+        "begin": (LettersSimulation.begin, 3),
+        "read": (LettersSimulation.read, 4),
+        "finish": (LettersSimulation.finish, 3),
+        "kill": (LettersSimulation.kill, 1),
+        "expire": (LettersSimulation.expire, 1),
     },
     (
         {"append": 5, "fail_again": 3, "cut_off": 2, "start": 6, "begin": 8, "read": 14, "finish": 8, "kill": 1, "expire": 2},

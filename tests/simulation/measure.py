@@ -1,28 +1,30 @@
-"""How many histories it takes to find each planted bug: `python -m tests.simulation.measure` writes the table."""
+"""How many histories it takes to find each injected bug: `python -m tests.simulation.measure` writes the table."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tests.simulation.search import BrokenHistoryError
-from tests.simulation.simulations import WORLDS, Planted, Searched
+from tests.simulation.simulations import SIMULATIONS, Injected, Searched
 
 TABLE = Path(__file__).parents[1] / "simulation" / "README.md"
 
 
-def histories_until_found(world: Searched, bug: Planted) -> int | None:
-    """The number of the first history that fails; None when none of the world's `histories` does."""
+def histories_until_found(simulation: Searched, bug: Injected) -> int | None:
+    """The number of the first history that fails; None when none of the simulation's `histories` does."""
     with bug():
         try:
-            world.adversary.search(0, world.histories)
+            simulation.adversary.search(0, simulation.histories)
         except BrokenHistoryError as error:
             return error.seed + 1
     return None
 
 
 def rows() -> list[str]:
-    found = [(world, bug, histories_until_found(world, bug)) for world in WORLDS for bug in world.planted]
-    return [f"| {world.adversary.name} | `{bug.__name__}` | {number or 'missed'} |" for world, bug, number in found]
+    found = [
+        (simulation, bug, histories_until_found(simulation, bug)) for simulation in SIMULATIONS for bug in simulation.injected
+    ]
+    return [f"| {simulation.adversary.name} | `{bug.__name__}` | {number or 'missed'} |" for simulation, bug, number in found]
 
 
 def main() -> None:
@@ -30,9 +32,9 @@ def main() -> None:
     text = (
         "# What search alone finds\n\n"
         "Each bug is put into the real code; random histories are then played from seed 0 on until one breaks a promise.\n"
-        "`python -m tests.simulation.measure` writes this table; `test_worlds.py` finds each of them anew.\n"
+        "`python -m tests.simulation.measure` writes this table; `test_simulations.py` finds each of them again.\n"
         "The numbers vary a little with the order of sets, which is another in each run.\n\n"
-        f"{len(lines)} planted bugs.\n\n| world | planted bug | histories until it was found |\n|---|---|---|\n"
+        f"{len(lines)} injected bugs.\n\n| simulation | injected bug | histories until it was found |\n|---|---|---|\n"
     )
     TABLE.write_text(text + "\n".join(lines) + "\n")
 

@@ -1,9 +1,9 @@
-"""The world of `headrace run`: the real core and committer, and workers, disks and a sink that die, freeze, expire, fill up.
+"""The simulation of `headrace run`: the real core and committer, and workers, disks and a sink that die, freeze, expire, fill up.
 
 Every message comes late or never. The sink may be a table with a unique key: then a row that one transaction has, prepared or
 open, locks out the worker that writes it in another. A coordinator may die between any two changes at the sink or on its disk;
-its workers then go on as zombies for as long as they like. A second coordinator may begin with a copy of the folder, or on
-another machine with the same checkpoints in a store, while the first one goes on.
+its workers then continue as zombies for as long as they like. A second coordinator may start with a copy of the folder, or on
+another machine with the same checkpoints in a store, while the first one continues.
 """
 
 from __future__ import annotations
@@ -91,19 +91,19 @@ class CoordinatorDiedError(BaseException):
 
 
 class Log(MemoryTransactionLog):
-    """Each change is told to the world, which may kill who makes it.
+    """Each change is instructed to the simulation, which may kill who makes it.
 
     `shown`: the lists that a look shows, where it does not show those of now.
     """
 
-    def __init__(self, world: RunWorld) -> None:
+    def __init__(self, simulation: RunSimulation) -> None:
         super().__init__()
-        self.world = world
+        self.simulation = simulation
         self.changes = 0
         self.shown: dict[str, bytes] | None = None
 
     def changing(self) -> None:
-        self.world.changing()
+        self.simulation.changing()
         self.changes += 1
 
     def expire(self, number: int) -> None:
@@ -172,25 +172,25 @@ class DiskStore:
 
     def enlist(self, number: int) -> None:
         self.keep_claim()
-        self.disk.roster = replace(self.roster, next_number=number + 1, unswept=(*self.roster.unswept, number))
+        self.disk.roster = replace(self.roster, next_number=number + 1, not_cleaned_up=(*self.roster.not_cleaned_up, number))
 
-    def note_swept(self, numbers: list[int], at_s: float) -> None:
+    def note_cleaned_up(self, numbers: list[int], at_s: float) -> None:
         self.keep_claim()
-        self.disk.roster = replace(self.roster, swept_s={**self.roster.swept_s, **dict.fromkeys(numbers, at_s)})
+        self.disk.roster = replace(self.roster, cleaned_up_s={**self.roster.cleaned_up_s, **dict.fromkeys(numbers, at_s)})
 
     def strike(self, numbers: list[int]) -> None:
         self.keep_claim()
-        left = tuple(number for number in self.roster.unswept if number not in numbers)
-        swept_s = {number: at_s for number, at_s in self.roster.swept_s.items() if number in left}
-        self.disk.roster = replace(self.roster, unswept=left, swept_s=swept_s)
+        left = tuple(number for number in self.roster.not_cleaned_up if number not in numbers)
+        cleaned_up_s = {number: at_s for number, at_s in self.roster.cleaned_up_s.items() if number in left}
+        self.disk.roster = replace(self.roster, not_cleaned_up=left, cleaned_up_s=cleaned_up_s)
 
 
 class Worker:
     """A worker's process. What it is told and says waits in `inbox` and `outbox`."""
 
-    def __init__(self, world: RunWorld, number: int, roster: Roster) -> None:
-        self.world, self.number = world, number
-        self.jobs = {name: roster.job(number, name) for name in world.outputs.sinks}
+    def __init__(self, simulation: RunSimulation, number: int, roster: Roster) -> None:
+        self.simulation, self.number = simulation, number
+        self.jobs = {name: roster.job(number, name) for name in simulation.outputs.sinks}
         self.inbox: deque[Any] = deque()
         self.outbox: deque[Any] = deque([WorkerJoined(number)])
         self.progress: ReaderProgress[MemorySplit] = ReaderProgress()
@@ -203,7 +203,7 @@ class Worker:
 
     def is_locked_out(self) -> bool:
         """It waits for a lock, in its one thread."""
-        if self.waits_for is not None and not self.world.is_locked(self.waits_for, self):
+        if self.waits_for is not None and not self.simulation.is_locked(self.waits_for, self):
             self.waits_for = None
         return self.waits_for is not None
 
@@ -227,21 +227,21 @@ class Worker:
     def read(self, which: int, rows: int) -> None:
         if self.is_locked_out():
             return
-        waiting = [split for split in self.at.values() if split.next_offset < self.world.ends[split.split_id]]
+        waiting = [split for split in self.at.values() if split.next_offset < self.simulation.ends[split.split_id]]
         if not waiting:
             return
         split = waiting[which % len(waiting)]
-        stop = min(self.world.ends[split.split_id], split.next_offset + 1 + rows % 4)
-        if self.world.is_locked((split.split_id, split.next_offset), self):
-            self.world.happened["waits for a lock"] += 1
+        stop = min(self.simulation.ends[split.split_id], split.next_offset + 1 + rows % 4)
+        if self.simulation.is_locked((split.split_id, split.next_offset), self):
+            self.simulation.happened["waits for a lock"] += 1
             self.waits_for = (split.split_id, split.next_offset)
             return
         for offset in range(split.next_offset, stop):
-            name = self.world.output_of(split.split_id, offset)
+            name = self.simulation.output_of(split.split_id, offset)
             if name not in self.open:
-                self.open[name] = self.world.log.begin(self.jobs[name], f"{self.begun}.0.0")
+                self.open[name] = self.simulation.log.begin(self.jobs[name], f"{self.begun}.0.0")
                 self.begun += 1
-            self.world.log.append(self.open[name], [(split.split_id, offset)])
+            self.simulation.log.append(self.open[name], [(split.split_id, offset)])
         moved = MemorySplit(split.split_id, stop, None)
         self.at[split.split_id] = moved
         self.progress.delivered(SplitBatch(moved, None))  # type: ignore[arg-type]
@@ -249,8 +249,8 @@ class Worker:
     def snapshot(self, checkpoint_id: int) -> None:
         handles: tuple[Any, ...] = ()
         for name, transaction in [*self.open.items()]:
-            self.world.log.prepare(transaction)
-            handles += (self.world.outputs.tagged(name, MemoryHandle(transaction)),)
+            self.simulation.log.prepare(transaction)
+            handles += (self.simulation.outputs.tagged(name, MemoryHandle(transaction)),)
             del self.open[name]
         states = self.progress.snapshot()
         self.reported = {checkpoint_id: states}
@@ -263,13 +263,13 @@ class Worker:
 class Life:
     """One coordinator, on one disk."""
 
-    def __init__(self, world: RunWorld, disk: Disk) -> None:
-        self.world = world
-        self.store = DiskStore(disk, world.outputs.handles, world.changing)
+    def __init__(self, simulation: RunSimulation, disk: Disk) -> None:
+        self.simulation = simulation
+        self.store = DiskStore(disk, simulation.outputs.handles, simulation.changing)
         number = disk.roster.next_number
         self.store.enlist(number)
         restored = self.store.latest()
-        shape: dict[str, Any] = {"parallelism": world.parallelism}
+        shape: dict[str, Any] = {"parallelism": simulation.parallelism}
         enumerator: Any = (
             create_enumerator(BalancedEnumerator, **shape)
             if restored is None
@@ -280,11 +280,11 @@ class Life:
         )
         self.committer: RunCommitter[MemorySplit, MemoryHandle] = RunCommitter(
             self.store,  # type: ignore[arg-type]
-            world.sink,
+            simulation.sink,
             restored,
             number,
-            lambda: world.now_s,
-            world.draw,
+            lambda: simulation.now_s,
+            simulation.draw,
             self.is_stored,
             lambda splits: None,  # nothing of a log is ever removed here
         )
@@ -317,18 +317,18 @@ class Life:
                 self.timers.append(timer)
             case StartWorker(_, number):
                 self.store.enlist(number)
-                self.workers[number] = Worker(self.world, number, self.store.roster)
+                self.workers[number] = Worker(self.simulation, number, self.store.roster)
             case KillWorker(number):
                 self.lose(number)
             case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
                 if command.number in self.workers:
                     self.workers[command.number].inbox.append(command)
             case DiscoverInitial() | DiscoverLater():
-                self.events.append(SplitsDiscovered(Findings([MemorySplit(name, 0) for name in self.world.ends])))
+                self.events.append(SplitsDiscovered(Findings([MemorySplit(name, 0) for name in self.simulation.ends])))
             case PublishPositions() | ReportMissing() | ProveGone() | ReportDiscoveryFailure() | ReportWorkerLost():
                 pass
             case ReportCheckpointFailure():
-                self.world.happened["checkpoint failed"] += 1
+                self.simulation.happened["checkpoint failed"] += 1
             case FailRun(error):
                 self.ended = error
             case EndRun():
@@ -341,18 +341,18 @@ class Life:
         worker = self.workers.pop(number, None)
         if worker is not None:
             worker.die()
-            self.events.append(WorkerDied(number, "killed", self.world.now_s, 0.5))
+            self.events.append(WorkerDied(number, "killed", self.simulation.now_s, 0.5))
 
     def run_commit(self) -> None:
-        """What the commit thread does, from its begin to its end; the world may kill the coordinator meanwhile."""
+        """What the commit thread does, from its start to its end; the simulation may kill the coordinator meanwhile."""
         if not self.commits:
             return
-        work, drivers = self.commits.popleft(), self.world.drivers()
+        work, drivers = self.commits.popleft(), self.simulation.drivers()
         try:
             match work:
                 case RetireWorker(number):
                     self.committer.retire(number)
-                    self.retired.update(self.store.roster.job(number, name) for name in self.world.outputs.sinks)
+                    self.retired.update(self.store.roster.job(number, name) for name in self.simulation.outputs.sinks)
                 case Recover():
                     self.job.recover()
                     self.events.append(RunRecovered())
@@ -364,15 +364,15 @@ class Life:
             if not isinstance(work, CommitCheckpoint) or self.stored_id == work.checkpoint.checkpoint_id:
                 self.ended = error
                 return
-            self.world.happened["not stored"] += 1
+            self.simulation.happened["not stored"] += 1
             self.job = JobCommitter(self.store.roster.run, self.committer)
             self.events.append(CheckpointIsNotStored(work.checkpoint.checkpoint_id, "no space left"))
         except PeerError as error:
-            self.world.expect_aborted(error)
+            self.simulation.expect_aborted(error)
             self.ended = error
         except StaleEpochError as error:
-            if self.world.drivers() != drivers and self.world.log.shown is None:
-                raise BrokenPromiseError("an older copy of the folder has fenced the run that goes on") from error
+            if self.simulation.drivers() != drivers and self.simulation.log.shown is None:
+                raise BrokenPromiseError("an older copy of the folder has fenced the run that continues") from error
             self.ended = error
         except FencedError as error:
             self.ended = error
@@ -382,7 +382,7 @@ class Life:
         self.events.append(CheckpointIsStored(checkpoint_id))
 
 
-class RunWorld:
+class RunSimulation:
     """One job, its input and output. Actions take any numbers, and do nothing where they do not apply."""
 
     names: tuple[str, ...] = ()
@@ -476,7 +476,7 @@ class RunWorld:
                 self.gone(worker)
 
     def gone(self, worker: Worker) -> None:
-        """A living worker's transaction was aborted; it cannot go on."""
+        """A living worker's transaction was aborted; it cannot continue."""
         self.happened["transaction gone"] += 1
         self.expect_aborted(f"the transaction of worker {worker.number}, which lives, was aborted")
         self.life.lose(worker.number)
@@ -537,10 +537,10 @@ class RunWorld:
         self.begin()
 
     def zombie(self, which: int, split: int, rows: int) -> None:
-        """A worker of an earlier coordinator, that does not know it yet, goes on."""
+        """A worker of an earlier coordinator, that does not know it yet, continues."""
         if self.zombies:
             worker = self.zombies[which % len(self.zombies)]
-            if self.locks and worker.number not in self.disk.roster.unswept:
+            if self.locks and worker.number not in self.disk.roster.not_cleaned_up:
                 self.zombies.remove(worker)
                 return
             self.happened["zombie"] += 1
@@ -577,7 +577,7 @@ class RunWorld:
         self.kept = [*self.kept[-2:], copy.deepcopy(self.disk)]
 
     def foreign(self, which: int) -> None:
-        """A second coordinator begins with a copy; the first does not know, and goes on when it likes (`other`)."""
+        """A second coordinator starts with a copy; the first does not know, and continues when it likes (`other`)."""
         if self.kept:
             self.happened["foreign coordinator"] += 1
             self.others.append(self.life)
@@ -587,7 +587,7 @@ class RunWorld:
             self.begin()
 
     def second_machine(self) -> None:
-        """A coordinator begins with the same checkpoints on another machine, where no lock keeps it out."""
+        """A coordinator starts with the same checkpoints on another machine, where no lock keeps it out."""
         self.happened["foreign coordinator"] += 1
         self.happened["second machine"] += 1
         self.others.append(self.life)
@@ -678,12 +678,12 @@ class RunWorld:
     def left_open(self) -> bool:
         """A dead worker's transaction is open that the folder knows of.
 
-        One that its copy does not know, or that a zombie has begun after it was swept twice, is left to the sink's timeout.
+        One that its copy does not know, or that a zombie has started after it was cleaned up twice, is left to the sink's timeout.
         """
         if self.happened["foreign coordinator"]:
             return False
         roster = self.disk.roster
-        known = {roster.job(number, name) for number in roster.unswept for name in self.outputs.sinks}
+        known = {roster.job(number, name) for number in roster.not_cleaned_up for name in self.outputs.sinks}
         living = {job for worker in self.life.workers.values() for job in worker.jobs.values()}
         return any(entry.unended for entry in self.log.entries if entry.job in known - living)
 
@@ -732,33 +732,33 @@ def one_by_one() -> Iterator[None]:
 
 RUN = Adversary(
     "run",
-    RunWorld,
+    RunSimulation,
     1,
     {
-        "grow": (RunWorld.grow, 2),
-        "event": (RunWorld.event, 0),
-        "timer": (RunWorld.timer, 1),
-        "interval": (RunWorld.interval, 0),
-        "deliver": (RunWorld.deliver, 1),
-        "receive": (RunWorld.receive, 1),
-        "read": (RunWorld.read, 3),
-        "commit": (RunWorld.commit, 2),
-        "kill": (RunWorld.kill, 1),
-        "silence": (RunWorld.silence, 1),
-        "crash": (RunWorld.crash, 1),
-        "zombie": (RunWorld.zombie, 3),
-        "expire": (RunWorld.expire, 1),
-        "disk_full": (RunWorld.disk_full, 0),
-        "looks_lag": (RunWorld.looks_lag, 0),
-        "time": (RunWorld.time, 0),
-        "keep": (RunWorld.keep, 0),
-        "foreign": (RunWorld.foreign, 1),
-        "same_folder_copied": (RunWorld.same_folder_copied, 0),
-        "second_machine": (RunWorld.second_machine, 0),
-        "other": (RunWorld.other, 2),
-        "stop": (RunWorld.stop, 0),
-        "lock_rows": (RunWorld.lock_rows, 0),
-        "round": (RunWorld.round, 0),
+        "grow": (RunSimulation.grow, 2),
+        "event": (RunSimulation.event, 0),
+        "timer": (RunSimulation.timer, 1),
+        "interval": (RunSimulation.interval, 0),
+        "deliver": (RunSimulation.deliver, 1),
+        "receive": (RunSimulation.receive, 1),
+        "read": (RunSimulation.read, 3),
+        "commit": (RunSimulation.commit, 2),
+        "kill": (RunSimulation.kill, 1),
+        "silence": (RunSimulation.silence, 1),
+        "crash": (RunSimulation.crash, 1),
+        "zombie": (RunSimulation.zombie, 3),
+        "expire": (RunSimulation.expire, 1),
+        "disk_full": (RunSimulation.disk_full, 0),
+        "looks_lag": (RunSimulation.looks_lag, 0),
+        "time": (RunSimulation.time, 0),
+        "keep": (RunSimulation.keep, 0),
+        "foreign": (RunSimulation.foreign, 1),
+        "same_folder_copied": (RunSimulation.same_folder_copied, 0),
+        "second_machine": (RunSimulation.second_machine, 0),
+        "other": (RunSimulation.other, 2),
+        "stop": (RunSimulation.stop, 0),
+        "lock_rows": (RunSimulation.lock_rows, 0),
+        "round": (RunSimulation.round, 0),
     },
     (
         {
@@ -777,7 +777,7 @@ RUN = Adversary(
 )  # fmt: skip
 
 
-class TwoOutputsWorld(RunWorld):
+class TwoOutputsSimulation(RunSimulation):
     """The same with two sinks: the transform sends rows to one or the other, and all rows of a split to the second."""
 
     names = ("bad", "good")
@@ -803,8 +803,8 @@ class TwoOutputsWorld(RunWorld):
 OUTPUTS = replace(
     RUN,
     name="outputs",
-    begin=TwoOutputsWorld,
-    actions={**RUN.actions, "outage": (TwoOutputsWorld.outage, 1), "late_outage": (TwoOutputsWorld.late_outage, 1)},
+    begin=TwoOutputsSimulation,
+    actions={**RUN.actions, "outage": (TwoOutputsSimulation.outage, 1), "late_outage": (TwoOutputsSimulation.late_outage, 1)},
     mixes=(
         {**RUN.mixes[0], "outage": 4},
         {**RUN.mixes[1], "outage": 8},
@@ -844,13 +844,13 @@ def handles_of_a_dead_worker_are_kept() -> Iterator[None]:
 
 
 @contextmanager
-def dead_workers_are_not_swept() -> Iterator[None]:
+def dead_workers_are_not_cleaned_up() -> Iterator[None]:
     with patch.object(RunCommitter, "retire", lambda self, number: None):
         yield
 
 
 @contextmanager
-def dead_workers_are_swept_by_the_next_checkpoint_alone() -> Iterator[None]:
+def dead_workers_are_cleaned_up_by_the_next_checkpoint_alone() -> Iterator[None]:
     """Their locks are in its way."""
 
     def note(self: Any, number: int) -> None:
@@ -861,14 +861,14 @@ def dead_workers_are_swept_by_the_next_checkpoint_alone() -> Iterator[None]:
 
 
 @contextmanager
-def living_workers_are_swept() -> Iterator[None]:
-    sweep = RunCommitter.sweep
+def living_workers_are_cleaned_up() -> Iterator[None]:
+    clean_up = RunCommitter.clean_up
 
-    def sweep_all(self: Any, keep: Any) -> None:
-        self._due_s |= {number: None for number in self._store.roster.unswept if number not in self._due_s}
-        sweep(self, keep)
+    def clean_up_all(self: Any, keep: Any) -> None:
+        self._due_s |= {number: None for number in self._store.roster.not_cleaned_up if number not in self._due_s}
+        clean_up(self, keep)
 
-    with patch.object(RunCommitter, "sweep", sweep_all):
+    with patch.object(RunCommitter, "clean_up", clean_up_all):
         yield
 
 
@@ -915,13 +915,13 @@ def a_coordinator_that_was_replaced_writes_on() -> Iterator[None]:
         yield
 
 
-PLANTED = (
+INJECTED = (
     a_coordinator_that_was_replaced_writes_on,
     handles_of_a_failed_checkpoint_are_forgotten,
     handles_of_a_dead_worker_are_kept,
-    dead_workers_are_not_swept,
-    dead_workers_are_swept_by_the_next_checkpoint_alone,
-    living_workers_are_swept,
+    dead_workers_are_not_cleaned_up,
+    dead_workers_are_cleaned_up_by_the_next_checkpoint_alone,
+    living_workers_are_cleaned_up,
     the_list_is_not_stored,
     an_older_folder_is_taken,
     an_older_folder_takes_over_before_it_is_refused,
@@ -967,14 +967,14 @@ def the_first_sink_is_not_told_of_what_is_for_the_others() -> Iterator[None]:
 
 
 @contextmanager
-def dead_workers_are_swept_at_the_first_sink_alone() -> Iterator[None]:
-    sweep = RunCommitter.sweep
+def dead_workers_are_cleaned_up_at_the_first_sink_alone() -> Iterator[None]:
+    clean_up = RunCommitter.clean_up
 
     def of_the_first(self: Any, keep: Any) -> None:
         with patch.object(self, "_outputs", self._outputs[:1]):
-            sweep(self, keep)
+            clean_up(self, keep)
 
-    with patch.object(RunCommitter, "sweep", of_the_first):
+    with patch.object(RunCommitter, "clean_up", of_the_first):
         yield
 
 
@@ -996,12 +996,12 @@ def a_look_at_what_copies_have_replaced_is_news() -> Iterator[None]:
         yield
 
 
-PLANTED_IN_OUTPUTS = (
+INJECTED_IN_OUTPUTS = (
     copies_are_recorded_under_the_epoch_of_what_was_aborted,
     a_look_at_what_copies_have_replaced_is_news,
     the_second_output_is_forgotten_after_a_crash,
     aborted_rows_of_the_second_output_are_not_copied,
     the_first_sink_is_not_told_of_what_is_for_the_others,
-    dead_workers_are_swept_at_the_first_sink_alone,
+    dead_workers_are_cleaned_up_at_the_first_sink_alone,
 )
 """Each breaks a promise in some history with two outputs."""

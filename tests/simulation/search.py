@@ -1,6 +1,6 @@
-"""Search by random histories: a world, what may happen in it, how often; and a failing history made short.
+"""Search by random histories: a simulation, what may happen in it, how often; and a failing history made short.
 
-A history is data: numbers for the world's beginning, then named actions with numbers. An action takes any numbers and does
+A history is data: numbers for the simulation's beginning, then named actions with numbers. An action takes any numbers and does
 nothing where it does not apply, so a history with steps left out is a history too: that is how one is made short. The same seed
 gives the same history.
 """
@@ -21,8 +21,8 @@ NUMBERS = 64
 """Numbers are drawn below this."""
 
 
-class World(Protocol):
-    """One history's world. An action and both methods raise when a promise is broken."""
+class Simulation(Protocol):
+    """One history's simulation. An action and both methods raise when a promise is broken."""
 
     happened: Counter[str]
 
@@ -35,7 +35,7 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class History:
-    """`setup`: for the world's beginning. `steps`: what happens then, in this order."""
+    """`setup`: for the simulation's beginning. `steps`: what happens then, in this order."""
 
     setup: Numbers
     steps: tuple[Step, ...]
@@ -43,14 +43,14 @@ class History:
 
 @dataclass(frozen=True)
 class Adversary:
-    """`begin` makes a world of `setup` numbers; `actions` maps a name to what it does and how many numbers it takes.
+    """`start` makes a simulation of `setup` numbers; `actions` maps a name to what it does and how many numbers it takes.
 
     `mixes` are weights of actions: a history is drawn from one of them, in turn. Its steps are `longest` at most.
     `around` holds while a history is played.
     """
 
     name: str
-    begin: Callable[..., World]
+    begin: Callable[..., Simulation]
     setup: int
     actions: Mapping[str, tuple[Callable[..., None], int]]
     mixes: Sequence[Mapping[str, int]]
@@ -70,12 +70,12 @@ class Adversary:
     def play(self, history: History) -> Counter[str]:
         """What happened in it, by how often. Raises what is raised where a promise is broken."""
         with self.around():
-            world = self.begin(*history.setup)
+            simulation = self.begin(*history.setup)
             for name, numbers in history.steps:
-                self.actions[name][0](world, *numbers)
-                world.check()
-            world.drain()
-            return world.happened
+                self.actions[name][0](simulation, *numbers)
+                simulation.check()
+            simulation.drain()
+            return simulation.happened
 
     def search(self, first: int, count: int) -> Counter[str]:
         """Play the histories of these seeds; what happened in them. Raises BrokenHistoryError at the first that fails."""
@@ -101,7 +101,7 @@ class BrokenHistoryError(AssertionError):
 def _fails(adversary: Adversary, history: History, kind: type[Exception]) -> bool:
     try:
         adversary.play(history)
-    except Exception as error:  # noqa: BLE001 - whatever the world or the code raises
+    except Exception as error:  # noqa: BLE001 - whatever the simulation or the code raises
         return type(error) is kind
     return False
 

@@ -1,4 +1,4 @@
-"""Every simulated world, the bugs that are planted for it, and what must happen often in it."""
+"""Every simulated simulation, the bugs that are injected for it, and what must happen often in it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from tests.simulation import checkpoints_search, run
 from tests.simulation.bugs import commits, fetches, lease, letters, spark, standby
-from tests.simulation.bugs import core as planted
+from tests.simulation.bugs import core as injected
 from tests.simulation.checkpoints_search import SHARDS
 from tests.simulation.commit_search import COMMITS
-from tests.simulation.core_search import HEART
+from tests.simulation.core_search import CORE
 from tests.simulation.fetch import FETCH
 from tests.simulation.lease import HOSTS
 from tests.simulation.letters import LETTERS
@@ -20,29 +20,29 @@ from tests.simulation.search import Adversary
 from tests.simulation.spark import SPARK
 from tests.simulation.standby import STANDBY
 
-Planted = Callable[[], AbstractContextManager[None]]
+Injected = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class Searched:
-    """`histories`: how many the tests play, of the code as it is and of that with a planted bug.
+    """`histories`: how many the tests play, of the code as it is and of that with a injected bug.
 
     `often`: what must happen in them, and how often at least.
     """
 
     adversary: Adversary
     histories: int
-    planted: Sequence[Planted]
+    injected: Sequence[Injected]
     often: Mapping[str, int]
 
 
-_KILLED = ("FENCING", "CLAIMING", "RECORDING", "ENDING", "COPYING", "SWEEPING", "CONFIRMING", "COMPLETING")
+_KILLED = ("FENCING", "CLAIMING", "RECORDING", "ENDING", "COPYING", "CLEANING_UP", "CONFIRMING", "COMPLETING")
 
-WORLDS = (
+SIMULATIONS = (
     Searched(
-        HEART,
+        CORE,
         500,
-        planted.IN_THE_HEART,
+        injected.IN_THE_CORE,
         {
             "restore": 900,
             "rewind": 135,
@@ -115,7 +115,7 @@ WORLDS = (
             "query: LogTruncatedError": 2,
             "query: OutageError": 30,
             "task: StaleEpochError": 30,
-            "topic made anew": 20,
+            "topic recreated": 20,
             "topic forgotten": 300,
             "new leader": 300,
             "retention": 30,
@@ -141,7 +141,7 @@ WORLDS = (
             "another topic": 30,
             "one broker lags behind": 120,
             "deleted": 30,
-            "made anew": 15,
+            "recreated": 15,
             "gave up: LogTruncatedError": 8,
             "gave up: TopicRecreatedError": 25,
         },
@@ -149,7 +149,7 @@ WORLDS = (
     Searched(
         SHARDS,
         500,
-        checkpoints_search.PLANTED,
+        checkpoints_search.INJECTED,
         {
             "checkpoint": 3000,
             "savepoint": 200,
@@ -158,7 +158,7 @@ WORLDS = (
             "expired prepared": 100,
             "copy": 80,
             "died in Write": 60,
-            "died before Sweep": 60,
+            "died before Clean up": 60,
             "died before Write": 50,
             "aborted checkpoint": 50,
         },
@@ -166,7 +166,7 @@ WORLDS = (
     Searched(
         RUN,
         500,
-        run.PLANTED,
+        run.INJECTED,
         {
             "worker killed": 300,
             "worker silent": 100,
@@ -189,7 +189,7 @@ WORLDS = (
     Searched(
         OUTPUTS,
         600,
-        run.PLANTED_IN_OUTPUTS,
+        run.INJECTED_IN_OUTPUTS,
         {
             "worker killed": 400,
             "coordinator killed": 400,
@@ -201,7 +201,7 @@ WORLDS = (
     Searched(
         STANDBY,
         120,
-        standby.PLANTED,
+        standby.INJECTED,
         {
             "killed": 120,
             "stopped": 120,
@@ -216,15 +216,15 @@ WORLDS = (
     Searched(
         HOSTS,
         400,
-        lease.PLANTED,
+        lease.INJECTED,
         {
             "leads": 800,
             "paused": 700,
             "paused in a batch": 300,
             "paused in a look": 300,
             "cut off": 430,
-            "board away": 200,
-            "board wiped": 220,
+            "lease store away": 200,
+            "lease store wiped": 220,
             "power lost": 170,
             "driver killed": 250,
             "driver hangs": 100,
@@ -237,14 +237,14 @@ WORLDS = (
     Searched(
         LETTERS,
         200,
-        letters.PLANTED,
+        letters.INJECTED,
         {
             "replay": 150,
             "second replay": 180,
             "finished": 18,
             "refused": 40,
             "dead again": 60,
-            "topic made anew": 60,
+            "topic recreated": 60,
             "cut off": 100,
             "KilledError": 25,
             "FencedError": 18,

@@ -1,6 +1,6 @@
 """Searches on all cores, from seeds that no search has had: `python -m tests.simulation.soak --histories 100000`.
 
-The result says from which seed the next search goes on. A history that fails is made short and printed as a test; that world is
+The result says from which seed the next search continues. A history that fails is made short and printed as a test; that simulation is
 searched no further. The order of sets is another in each run; the run of a failure is had again with its PYTHONHASHSEED.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.search import BrokenHistoryError, as_test, shortened
-from tests.simulation.simulations import WORLDS
+from tests.simulation.simulations import SIMULATIONS
 
 FIRST_SEED = 1_000_000
 """Those below are the tests'."""
@@ -26,7 +26,7 @@ FIRST_SEED = 1_000_000
 CHUNK = 500
 RESULT = Path(__file__).parents[1] / "simulation" / "soak.json"
 
-_ADVERSARIES = {world.adversary.name: world.adversary for world in WORLDS}
+_ADVERSARIES = {simulation.adversary.name: simulation.adversary for simulation in SIMULATIONS}
 
 
 def search_chunk(task: tuple[str, int]) -> tuple[Counter[str], str | None]:
@@ -42,7 +42,7 @@ def search_chunk(task: tuple[str, int]) -> tuple[Counter[str], str | None]:
 
 
 def soak(name: str, histories: int, before: dict[str, Any], processes: int) -> dict[str, Any]:
-    """The world's new entry in the result."""
+    """The simulation's new entry in the result."""
     began, first = time.monotonic(), before.get("next_seed", FIRST_SEED)
     happened, played, failure = Counter(before.get("happened", {})), 0, None
     chunks = [(name, seed) for seed in range(first, first + histories, CHUNK)]
@@ -64,7 +64,7 @@ def soak(name: str, histories: int, before: dict[str, Any], processes: int) -> d
 
 
 def with_an_order_of_sets() -> None:
-    """Begin this program anew, with an order that can be told."""
+    """Start this program again, with an order that can be told."""
     if "PYTHONHASHSEED" not in os.environ:
         seed = str(random.randrange(1 << 32))
         os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": seed})
@@ -73,13 +73,13 @@ def with_an_order_of_sets() -> None:
 def main() -> int:
     with_an_order_of_sets()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--histories", type=int, default=100_000, help="of each world")
+    parser.add_argument("--histories", type=int, default=100_000, help="of each simulation")
     parser.add_argument("--world", choices=sorted(_ADVERSARIES), action="append", help="default: all of them")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--result", type=Path, default=RESULT)
     arguments = parser.parse_args()
     result = json.loads(arguments.result.read_text()) if arguments.result.exists() else {}
-    for name in arguments.world or list(_ADVERSARIES):
+    for name in arguments.simulation or list(_ADVERSARIES):
         result[name] = soak(name, arguments.histories, result.get(name, {}), arguments.processes)
         arguments.result.write_text(json.dumps(result, indent=2) + "\n")
     return 1 if any(entry["failure"] for entry in result.values()) else 0

@@ -3,11 +3,11 @@
 Ours: `StreamPlanner`, `KafkaSource` with its discovery and its offsets' JSON, `read_splits`, `StreamWriter`, commit and
 recovery. Modelled: the brokers (`brokers.py`), the sink's transactions (`MemorySink`), and Spark. Of Spark: offset and commit
 log, which refuse a batch that is there already; the batch without a commit, which is run again; stages that are tried again,
-whose attempt numbers begin anew; tasks that fail, are lost or run twice; drivers that go on though another has taken their
+whose attempt numbers start over; tasks that fail, are lost or run twice; drivers that continue though another has taken their
 place; a process for each call that commits or aborts, which may be one that was used before.
 
-In half of the histories drivers are supervised: each has an incarnation, and claims the job before it begins. Then whoever
-writes the list owns the job by it; and who owns it is never ended by having been fenced, though zombies go on to the end.
+In half of the histories drivers are supervised: each has an driver id, and claims the job before it starts. Then whoever
+writes the list owns the job by it; and who owns it is never ended by having been fenced, though zombies continue to the end.
 
 The oracle: whenever a batch is in the commit log, the records up to its end are visible, each once, as they lie in Kafka.
 """
@@ -170,7 +170,7 @@ class CommitProcess:
 
 @dataclass
 class Attempt:
-    """One attempt at a task: everything that it needs to go on later, whoever waits for it."""
+    """One attempt at a task: everything that it needs to continue later, whoever waits for it."""
 
     writer: bytes
     context: Any
@@ -182,7 +182,7 @@ class Attempt:
 class Driver:
     """One run of a query in a driver. `stale`: from an older copy of the checkpoint, which is its own.
 
-    `incarnation`: if it is supervised.
+    `driver id`: if it is supervised.
     """
 
     query: Query
@@ -190,7 +190,7 @@ class Driver:
     planner: StreamPlanner[KafkaSplit]
     first_task: int
     stale: bool = False
-    incarnation: str | None = None
+    driver_id: str | None = None
     batch: int | None = None
     writer: bytes | None = None
     parts: list[SplitsPartition[KafkaSplit]] = field(default_factory=list)
@@ -204,7 +204,7 @@ class Driver:
 
 @dataclass(eq=False)
 class Query:
-    """A query: its checkpoint, the driver that Spark takes for its own, others that go on, and what it has to read."""
+    """A query: its checkpoint, the driver that Spark takes for its own, others that continue, and what it has to read."""
 
     job: str
     read: LogRead[KafkaSplit]
@@ -217,14 +217,14 @@ class Query:
     is_stopped: bool = False
 
 
-class SparkWorld:
+class SparkSimulation:
     """One history. Queries share the brokers and the place that they write to."""
 
-    latest: SparkWorld
+    latest: SparkSimulation
     """The one whose cluster is the process's."""
 
     def __init__(self, start: int, loss: int, subscription: int, limits: int, queries: int) -> None:
-        SparkWorld.latest = self
+        SparkSimulation.latest = self
         self.happened: Counter[str] = Counter()
         self.now = 1000.0
         self.brokers = Brokers()
@@ -242,7 +242,7 @@ class SparkWorld:
         self.from_latest = start % 3 == 0
         self.drivers_go_on = queries % 4 >= 2
         self.is_supervised = queries % 8 >= 4
-        self.incarnations = 0
+        self.driver_ids = 0
         self.queries = [Query(job, read) for job in QUERIES[: 1 + queries % 2]]
         for query in self.queries:
             self.restart_query(query, fresh_driver=True)
@@ -283,18 +283,18 @@ class SparkWorld:
         query.driver = self._started(query, query.checkpoint)
         if self.is_supervised:
             self._claim(query.driver, meanwhile)
-        elif not fresh_driver and before is not None:  # of the same application: task ids go on, and processes live on
+        elif not fresh_driver and before is not None:  # of the same application: task ids continue, and processes live on
             query.driver.first_task, query.driver.processes = before.first_task, before.processes
 
     def _started(self, query: Query, checkpoint: Checkpoint, *, stale: bool = False) -> Driver:
         driver = Driver(query, checkpoint, StreamPlanner(query.read, lambda: self.now), 0, stale)
         if self.is_supervised and not stale:
-            self.incarnations += 1
-            driver.incarnation = f"driver-{self.incarnations}"
+            self.driver_ids += 1
+            driver.driver_id = f"driver-{self.driver_ids}"
         return driver
 
     def _claim(self, driver: Driver, meanwhile: int) -> None:
-        """What `Takeover` does: it knows the query once a batch was planned. Others may go on in the middle of it."""
+        """What `Takeover` does: it knows the query once a batch was planned. Others may continue in the middle of it."""
         checkpoint = driver.checkpoint
         if not checkpoint.offsets:
             return
@@ -302,7 +302,7 @@ class SparkWorld:
         if meanwhile % 2 and not self.depth:
             self.log.hook_at, self.log.hook = meanwhile // 2 % 6, lambda: self._meanwhile(3, driver)
         offsets = CheckpointOffsets(tuple(checkpoint.offsets), checkpoint.committed)
-        writer = StreamWriter(self.sink, ["value"], offsets, driver.incarnation)
+        writer = StreamWriter(self.sink, ["value"], offsets, driver.driver_id)
         ended: list[int | None] = []
         try:
             claim = partial(writer.claim, driver.query.job, lambda: len(checkpoint.offsets) - 1)
@@ -329,7 +329,7 @@ class SparkWorld:
             self.happened["rewind"] += 1
 
     def new_process(self, which: int, both: int) -> None:
-        """Spark ends an idle process, or starts one beside it."""
+        """Spark ends an idle process, or starts one alongside it."""
         driver = self._driver(which)
         if driver is not None:
             driver.processes = [CommitProcess()] if both % 2 else [*driver.processes[-1:], CommitProcess()]
@@ -351,7 +351,7 @@ class SparkWorld:
         tasks = driver.planner.tasks(start, end)
         driver.parts = [SplitsPartition(splits) for splits in tasks] or [SplitsPartition(())]
         offsets = CheckpointOffsets(tuple(checkpoint.offsets), checkpoint.committed)
-        driver.writer = pickle.dumps(StreamWriter(self.sink, ["value"], offsets, driver.incarnation))
+        driver.writer = pickle.dumps(StreamWriter(self.sink, ["value"], offsets, driver.driver_id))
         driver.batch, driver.messages, driver.has_committed = batch, None, False
 
     def _log_offsets(self, driver: Driver, batch: int) -> bool:
@@ -373,7 +373,7 @@ class SparkWorld:
         return True
 
     def _check_losses_are_told(self, query: Query, batch: int) -> None:
-        """A batch goes on after what was read only where that is still in the log, unless losses are let pass."""
+        """A batch continues after what was read only where that is still in the log, unless losses are tolerated."""
         before = offsets_in(query.checkpoint.offsets[batch - 1]) if batch else None
         for split in before.splits.values() if before is not None and not self.may_lose else ():
             key = (split.topic_id, split.partition)
@@ -389,7 +389,7 @@ class SparkWorld:
             assert not cut, f"{split} was truncated to {cut}, and nothing is said"
 
     def _note_began(self, query: Query, end: str) -> None:
-        """What is first seen of a split in the log of offsets is where it begins."""
+        """What is first seen of a split in the log of offsets is where it starts."""
         offsets = offsets_in(end)
         assert offsets is not None
         first = not query.began
@@ -402,10 +402,10 @@ class SparkWorld:
                 unheard = split.topic not in known and self.brokers.agree_but_for_the_dead(split.topic, split.topic_id)
                 assert not told_by_one or unheard, f"{split} is gone, and taken for new"
                 resolved = is_gone or (first and self.from_latest)
-                assert resolved or began <= self.brokers.damaged.get(key, 0), f"{split} begins at {began}, and is new"
+                assert resolved or began <= self.brokers.damaged.get(key, 0), f"{split} starts at {began}, and is new"
                 query.began[key] = query.done[key] = began
             elif query.began[key] != began:
-                raise AssertionError(f"I2: {split} began at {query.began[key]}, and now at {began}")
+                raise AssertionError(f"I2: {split} started at {query.began[key]}, and now at {began}")
 
     def stage(self, which: int, fates: int) -> None:
         """The tasks of the batch: stages tried again, attempts that fail, are lost, or run twice."""
@@ -433,7 +433,7 @@ class SparkWorld:
         )
         for retry, fate in enumerate([*fates, "counts"]):
             attempt = self._attempt(driver, part, index, retry)
-            if fate == "hangs":  # the executor is gone, and its process goes on later
+            if fate == "hangs":  # the executor is gone, and its process continues later
                 self.attempts.append(attempt)
                 self.happened["executor lost"] += 1
                 continue
@@ -477,7 +477,7 @@ class SparkWorld:
                 self.log.driver = None
 
     def late_task(self, which: int, fails: int) -> None:
-        """An attempt that nobody waits for any more goes on."""
+        """An attempt that nobody waits for any more continues."""
         if self.attempts:
             attempt = self.attempts.pop(which % len(self.attempts))
             self.happened["late task"] += 1
@@ -498,7 +498,7 @@ class SparkWorld:
             self.log.fuse, self.log.hook = None, None
 
     def _commit(self, driver: Driver, process: CommitProcess) -> None:
-        """As Spark does: a commit that fails is followed by an abort, in a process of its own."""
+        """As Spark does: a commit that fails is followed by an abort, in its own process."""
         assert driver.messages is not None
         assert driver.batch is not None
         batch, messages = driver.batch, driver.messages
@@ -518,7 +518,7 @@ class SparkWorld:
         if driver.stale:
             same = driver.checkpoint.offsets[batch] == driver.query.checkpoint.offsets[batch]
             assert same, "a batch of an older checkpoint was committed, or skipped as a replay of another"
-            self.happened["planned anew, with the same end"] += 1
+            self.happened["planned again, with the same end"] += 1
             raise QueryFailedError  # from here on both copies are as good as each other
 
     def _abort(self, driver: Driver, messages: list[Any], batch: int) -> None:
@@ -528,11 +528,11 @@ class SparkWorld:
         fenced, ended = self.log.fenced(job), self.log.listed_and_aborted()
         self._in_process(CommitProcess(), driver, lambda: pickle.loads(driver.writer or b"").abort(messages, batch))
         self.happened["abort of a recorded batch" if is_recorded else "abort"] += 1
-        assert not is_recorded or fenced == self.log.fenced(job), "an abort has fenced whoever goes on with the query"
+        assert not is_recorded or fenced == self.log.fenced(job), "an abort has fenced whoever continues with the query"
         assert ended == self.log.listed_and_aborted(), "an abort has ended what is on the durable list"
 
     def _in_process(self, process: CommitProcess, driver: Driver, call: Callable[[], None]) -> None:
-        acting = driver.incarnation if self.is_supervised else HookedLog.ANYBODY
+        acting = driver.driver_id if self.is_supervised else HookedLog.ANYBODY
         with patch_attribute(writers, "_committer", process.committers), patch_attribute(self.log, "acting", acting):
             call()
 
@@ -633,7 +633,7 @@ class SparkWorld:
             log = self.brokers.log_of(*key)
             before, query.done[key] = query.done[key], split.next_offset
             query.furthest[key] = max(query.furthest.get(key, -1), split.next_offset)
-            was_cut = self.may_lose and key in self.brokers.cuts  # it goes on where the log parted from what was read
+            was_cut = self.may_lose and key in self.brokers.cuts  # it continues where the log parted from what was read
             assert split.next_offset >= before or was_cut, f"I3: {split} goes back from {before}"
             if log is not None:
                 self._check_range(query, log, seen, query.began[key], split.next_offset)
@@ -644,7 +644,7 @@ class SparkWorld:
         assert not lost, f"{query.job}: the offsets {lost} of {log.split} are lost, up to {stop}"
 
     def drain(self) -> None:
-        """No faults any more: every query goes on and reads what there is; nothing stays open."""
+        """No faults any more: every query continues and reads what there is; nothing stays open."""
         self.brokers.create("t", 0)  # a query that names a topic does not start without it
         self.brokers.settle()
         for log in self.brokers.logs():
@@ -691,7 +691,7 @@ class SparkWorld:
             self._check_published(query)
 
     def _with_zombies(self, query: Query, number: int) -> None:
-        """They go on for a while beside the one whose the job is; what they leave is ended with the batch after that."""
+        """They continue for a while alongside the one whose the job is; what they leave is ended with the batch after that."""
         if number < ZOMBIES_AT_MOST:
             for zombie in list(query.zombies):
                 self._batch_of(zombie)
@@ -740,15 +740,15 @@ class SparkWorld:
         except HeadraceError as error:
             self.happened[f"query: {type(error).__name__}"] += 1
             self._note_loss(error)
-            is_owner = self.is_supervised and driver.incarnation == self.log.owner_of(driver.query.job)
+            is_owner = self.is_supervised and driver.driver_id == self.log.owner_of(driver.query.job)
             if is_owner and isinstance(error, FencedError):
                 raise AssertionError(f"whose the job is has given it up: {error}") from error
             self._lose(driver, same_application=True)
 
     def _note_loss(self, error: BaseException) -> None:
-        """Data loss is an error only where data is lost, and only where that was not let pass."""
+        """Data loss is an error only where data is lost, and only where that was not tolerated."""
         if isinstance(error, DataLossError):
-            assert not self.may_lose, f"data loss was let pass, and all the same: {error}"
+            assert not self.may_lose, f"data loss was tolerated, and all the same: {error}"
             assert self.brokers.damaged or self.brokers.retired, f"nothing was lost: {error}"
             for query in self.queries:
                 query.is_stopped, query.driver, query.zombies = True, None, []
@@ -765,7 +765,7 @@ class SparkWorld:
 
 
 class HookedLog(FusedLog):
-    """A log in the middle of whose changes something else happens, once. `acting`: the incarnation of who changes it."""
+    """A log in the middle of whose changes something else happens, once. `acting`: the driver id of who changes it."""
 
     ANYBODY = "anybody"
 
@@ -806,7 +806,7 @@ class HookedLog(FusedLog):
         """Whose the job is by its list."""
         data = self.stored().get(job)
         claim = None if data is None else list_in(data).claim
-        return None if claim is None else claim.incarnation
+        return None if claim is None else claim.driver_id
 
     def fenced(self, job: str) -> int:
         """How often."""
@@ -846,87 +846,87 @@ def patch_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 # --- what happens to the brokers ------------------------------------------------------------------------------------------
 
 
-def _grow(world: SparkWorld, which: int, count: int) -> None:
-    logs = world.brokers.logs()
+def _grow(simulation: SparkSimulation, which: int, count: int) -> None:
+    logs = simulation.brokers.logs()
     if logs:
-        world.brokers.append(logs[which % len(logs)], 1 + count % 5)
+        simulation.brokers.append(logs[which % len(logs)], 1 + count % 5)
 
 
-def _new_leader(world: SparkWorld, which: int, cut: int) -> None:
-    logs = world.brokers.logs()
+def _new_leader(simulation: SparkSimulation, which: int, cut: int) -> None:
+    logs = simulation.brokers.logs()
     if logs:
-        batches = {query.job: len(query.checkpoint.offsets) for query in world.queries}
-        world.brokers.new_leader(logs[which % len(logs)], cut // 8 if cut % 4 == 0 else 0, batches)
-        world.happened["new leader"] += 1
+        batches = {query.job: len(query.checkpoint.offsets) for query in simulation.queries}
+        simulation.brokers.new_leader(logs[which % len(logs)], cut // 8 if cut % 4 == 0 else 0, batches)
+        simulation.happened["new leader"] += 1
 
 
-def _expire_records(world: SparkWorld, which: int, count: int) -> None:
-    logs = world.brokers.logs()
+def _expire_records(simulation: SparkSimulation, which: int, count: int) -> None:
+    logs = simulation.brokers.logs()
     if logs:
-        world.brokers.expire(logs[which % len(logs)], count % 4)
-        world.happened["retention"] += 1
+        simulation.brokers.expire(logs[which % len(logs)], count % 4)
+        simulation.happened["retention"] += 1
 
 
-def _create(world: SparkWorld, which: int, partitions: int) -> None:
-    world.brokers.create(NAMES[which % len(NAMES)], partitions)
+def _create(simulation: SparkSimulation, which: int, partitions: int) -> None:
+    simulation.brokers.create(NAMES[which % len(NAMES)], partitions)
 
 
-def _delete(world: SparkWorld, which: int, again: int) -> None:
+def _delete(simulation: SparkSimulation, which: int, again: int) -> None:
     name = NAMES[which % len(NAMES)]
-    if name in world.brokers.topics:
-        world.brokers.delete(name)
-        world.happened["topic deleted"] += 1
+    if name in simulation.brokers.topics:
+        simulation.brokers.delete(name)
+        simulation.happened["topic deleted"] += 1
         if again % 2:
-            world.brokers.create(name, again)
-            world.happened["topic made anew"] += 1
+            simulation.brokers.create(name, again)
+            simulation.happened["topic recreated"] += 1
 
 
-def _add_partition(world: SparkWorld, which: int) -> None:
-    world.brokers.add_partition(NAMES[which % len(NAMES)])
+def _add_partition(simulation: SparkSimulation, which: int) -> None:
+    simulation.brokers.add_partition(NAMES[which % len(NAMES)])
 
 
-def _lag(world: SparkWorld, number: int) -> None:
-    world.brokers.lag(number)
+def _lag(simulation: SparkSimulation, number: int) -> None:
+    simulation.brokers.lag(number)
 
 
-def _forget(world: SparkWorld, number: int, which: int) -> None:
-    world.brokers.forget(number, NAMES[which % len(NAMES)])
-    world.happened["topic forgotten"] += 1
+def _forget(simulation: SparkSimulation, number: int, which: int) -> None:
+    simulation.brokers.forget(number, NAMES[which % len(NAMES)])
+    simulation.happened["topic forgotten"] += 1
 
 
-def _catch_up(world: SparkWorld) -> None:
-    world.brokers.settle()
+def _catch_up(simulation: SparkSimulation) -> None:
+    simulation.brokers.settle()
 
 
-def _outage(world: SparkWorld, kind: int) -> None:
-    world.brokers.is_away = kind % 3 == 0
-    world.brokers.dead_broker = kind // 3 % BROKERS if kind % 3 == 1 else None
-    world.brokers.low_answers = 1 + kind % 2 if kind % 3 == 2 else 0
-    world.happened["outage"] += 1
+def _outage(simulation: SparkSimulation, kind: int) -> None:
+    simulation.brokers.is_away = kind % 3 == 0
+    simulation.brokers.dead_broker = kind // 3 % BROKERS if kind % 3 == 1 else None
+    simulation.brokers.low_answers = 1 + kind % 2 if kind % 3 == 2 else 0
+    simulation.happened["outage"] += 1
 
 
-def _wait(world: SparkWorld, seconds: int) -> None:
-    world.now += seconds
+def _wait(simulation: SparkSimulation, seconds: int) -> None:
+    simulation.now += seconds
 
 
-def _expire_transaction(world: SparkWorld, which: int) -> None:
+def _expire_transaction(simulation: SparkSimulation, which: int) -> None:
     """Its timeout has passed."""
-    unended = [entry for query in world.queries for entry in world.log.unended(query.job)]
+    unended = [entry for query in simulation.queries for entry in simulation.log.unended(query.job)]
     if unended:
         entry = unended[which % len(unended)]
-        listed = "listed" if entry.number in world.log.listed else entry.state.name
-        world.happened[f"expired {listed}"] += 1
-        world.log.expire(entry.number)
+        listed = "listed" if entry.number in simulation.log.listed else entry.state.name
+        simulation.happened[f"expired {listed}"] += 1
+        simulation.log.expire(entry.number)
 
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """The process's cluster is that of the world that was made last; nobody waits; and nothing is logged."""
+    """The process's cluster is that of the simulation that was made last; nobody waits; and nothing is logged."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with (
-            patch.object(source_module, "shared_cluster", lambda _: SparkWorld.latest.cluster),
+            patch.object(source_module, "shared_cluster", lambda _: SparkSimulation.latest.cluster),
             patch.object(tenacity.nap, "time", SimpleNamespace(sleep=lambda _: None)),
         ):
             yield
@@ -941,7 +941,7 @@ _TROUBLE = {
 
 SPARK = Adversary(
     "spark",
-    SparkWorld,
+    SparkSimulation,
     5,
     {
         "grow": (_grow, 2),
@@ -956,16 +956,16 @@ SPARK = Adversary(
         "outage": (_outage, 1),
         "wait": (_wait, 1),
         "expire_transaction": (_expire_transaction, 1),
-        "restart": (SparkWorld.restart, 2),
-        "rewind": (SparkWorld.rewind, 2),
-        "new_process": (SparkWorld.new_process, 2),
-        "plan": (SparkWorld.plan, 1),
-        "stage": (SparkWorld.stage, 2),
-        "late_task": (SparkWorld.late_task, 2),
-        "commit": (SparkWorld.commit, 4),
-        "store": (SparkWorld.store, 1),
-        "fail_stage": (SparkWorld.fail_stage, 1),
-        "batch": (SparkWorld.batch, 4),
+        "restart": (SparkSimulation.restart, 2),
+        "rewind": (SparkSimulation.rewind, 2),
+        "new_process": (SparkSimulation.new_process, 2),
+        "plan": (SparkSimulation.plan, 1),
+        "stage": (SparkSimulation.stage, 2),
+        "late_task": (SparkSimulation.late_task, 2),
+        "commit": (SparkSimulation.commit, 4),
+        "store": (SparkSimulation.store, 1),
+        "fail_stage": (SparkSimulation.fail_stage, 1),
+        "batch": (SparkSimulation.batch, 4),
     },
     (
         {  # whole batches, and trouble between them
@@ -976,11 +976,11 @@ SPARK = Adversary(
             "grow": 10, "batch": 3, "plan": 14, "stage": 14, "commit": 16, "store": 10, "restart": 7, "rewind": 1,
             "fail_stage": 1, **_TROUBLE,
         },
-        {  # records that are lost: topics made anew, truncation, retention
+        {  # records that are lost: topics recreated, truncation, retention
             "grow": 14, "batch": 14, "plan": 4, "stage": 4, "commit": 4, "store": 3, "restart": 4, "delete": 3,
             "expire_records": 1, **_TROUBLE, "new_leader": 4,
         },
-        {  # topics are made anew while brokers lag behind
+        {  # topics are recreated while brokers lag behind
             "grow": 8, "batch": 12, "plan": 2, "stage": 2, "commit": 2, "store": 2, "restart": 2, "rewind": 1, "create": 3,
             "delete": 8, "add_partition": 2, "lag": 6, "forget": 2, "catch_up": 4, "outage": 8,
         },

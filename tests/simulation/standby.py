@@ -1,7 +1,7 @@
-"""The world of standbys: supervisors, drivers, a checkpoint; anything is killed, stopped or continued at any step.
+"""The simulation of standbys: supervisors, drivers, a checkpoint; anything is killed, stopped or continued at any step.
 
 Run for real: `StandbyCore` and the steps of the lock (`taking`). Played: processes, the kernel's lock, Spark's query on a store
-whose renames replace what is there (a local file system), and the clock. A family is a driver's own process and its JVM; that
+whose renames replace what is there (a local file system), and the clock. A process tree is a driver's own process and its JVM; that
 lives on for a while when the other dies, as Spark's does.
 """
 
@@ -26,7 +26,7 @@ from headrace.runners.spark.supervision.core import (
 )
 from headrace.runners.spark.supervision.lock import (
     AskAgain,
-    KillFamily,
+    KillProcessTree,
     LockStep,
     LooksAlive,
     ReadLast,
@@ -63,7 +63,7 @@ class TwoAtWorkError(AssertionError):
 
 @dataclass(eq=False)
 class Played:
-    """A process. `program` goes on by a step at a time, unless it is stopped or dead."""
+    """A process. `program` continues by a step at a time, unless it is stopped or dead."""
 
     name: str
     program: Iterator[None]
@@ -79,7 +79,7 @@ class Played:
 
 
 @dataclass(eq=False)
-class Family:
+class ProcessTree:
     """A driver's processes, and what it has been told and says."""
 
     name: str
@@ -104,48 +104,48 @@ class Family:
 class Supervisor:
     """The process of a supervisor around a `StandbyCore`."""
 
-    def __init__(self, world: World, pid: int, standbys: int) -> None:
-        self.world = world
+    def __init__(self, simulation: Simulation, pid: int, standbys: int) -> None:
+        self.simulation = simulation
         self.me = Process(pid, pid)
         self.core = StandbyCore(FixedDelay(attempts=10_000, delay_s=3.0), SupervisionLimits(), StandbyLimits(standbys, 10.0))
-        self.families: dict[int, Family] = {}
+        self.trees: dict[int, ProcessTree] = {}
         self.is_stopped = False
         self.is_alive = True
         self.end: DriverEnd | None = None
 
     def begin(self) -> None:
-        self.tell(SupervisionStarted(self.world.now_s))
+        self.tell(SupervisionStarted(self.simulation.now_s))
 
     def tell(self, event: StandbyEvent) -> None:
         for command in self.core.handle(event):
             match command:
                 case Launch(number):
-                    self.families[number] = self.world.launch(self, number)
+                    self.trees[number] = self.simulation.launch(self, number)
                 case CallDriver(number):
-                    self.families[number].is_called = True
+                    self.trees[number].is_called = True
                 case Stop(number):
-                    self.families[number].is_to_stop = True
+                    self.trees[number].is_to_stop = True
                 case Kill(number):
-                    self.world.kill_family(self.families[number].name)
+                    self.simulation.kill_tree(self.trees[number].name)
                 case Finish(end):
-                    assert not self.families
+                    assert not self.trees
                     self.end, self.is_alive = end, False
 
     def step(self) -> None:
         """One round of its loop."""
-        for number, family in list(self.families.items()):
-            while family.said and self.is_alive:
-                self.tell(DriverReported(number, self.world.now_s, family.said.pop(0)))
-            if not family.main.is_alive and self.is_alive:
-                self.world.kill_family(family.name)
-                del self.families[number]
-                self.tell(DriverDied(number, self.world.now_s, family.end, self.world.chances.random()))
+        for number, tree in list(self.trees.items()):
+            while tree.said and self.is_alive:
+                self.tell(DriverReported(number, self.simulation.now_s, tree.said.pop(0)))
+            if not tree.main.is_alive and self.is_alive:
+                self.simulation.kill_tree(tree.name)
+                del self.trees[number]
+                self.tell(DriverDied(number, self.simulation.now_s, tree.end, self.simulation.chances.random()))
         wake_at_s = self.core.wake_at_s
-        if self.is_alive and wake_at_s is not None and self.world.now_s >= wake_at_s:
-            self.tell(TimePassed(self.world.now_s))
+        if self.is_alive and wake_at_s is not None and self.simulation.now_s >= wake_at_s:
+            self.tell(TimePassed(self.simulation.now_s))
 
 
-class World:
+class Simulation:
     """See the module. `standbys`: 0 to 2 for each supervisor. `faults`: how many there may be before it gets calm."""
 
     def __init__(self, seed: int, faults: int = 30) -> None:
@@ -153,8 +153,8 @@ class World:
         self.faults = faults
         self.now_s = 0.0
         self.supervisors: list[Supervisor] = []
-        self.families: dict[str, Family] = {}
-        self.living: list[Family] = []  # and some that have died since the last step
+        self.trees: dict[str, ProcessTree] = {}
+        self.living: list[ProcessTree] = []  # and some that have died since the last step
         self.flock: Played | None = None
         self.last: str | None = None
         self.offsets: dict[int, str] = {}
@@ -164,68 +164,68 @@ class World:
 
     # --- what processes do --------------------------------------------------------------------------------------------
 
-    def launch(self, supervisor: Supervisor, number: int) -> Family:
-        family = Family(f"{supervisor.me.pid}-{supervisor.me.started}-0-{number}", supervisor, number)
-        family.main = Played(family.name, self.driver(family))
-        self.families[family.name] = family
-        self.living.append(family)
-        return family
+    def launch(self, supervisor: Supervisor, number: int) -> ProcessTree:
+        tree = ProcessTree(f"{supervisor.me.pid}-{supervisor.me.started}-0-{number}", supervisor, number)
+        tree.main = Played(tree.name, self.driver(tree))
+        self.trees[tree.name] = tree
+        self.living.append(tree)
+        return tree
 
-    def driver(self, family: Family) -> Iterator[None]:
+    def driver(self, tree: ProcessTree) -> Iterator[None]:
         """A driver's own process: warm, wait, lock, start, watch."""
         for _ in range(self.chances.randrange(20)):
             yield
-            family.said.append(DriverReport.ALIVE)
-            if family.is_called:
+            tree.said.append(DriverReport.ALIVE)
+            if tree.is_called:
                 break
-        if not family.is_called:
-            self.rehearse(family)
-            family.said.append(DriverReport.ARMED)
-        while not family.is_called:
-            family.said.append(DriverReport.ALIVE)
+        if not tree.is_called:
+            self.dry_run(tree)
+            tree.said.append(DriverReport.ARMED)
+        while not tree.is_called:
+            tree.said.append(DriverReport.ALIVE)
             yield
         try:
-            yield from self.lock(family)
+            yield from self.lock(tree)
         except FencedError as error:
-            family.end = DriverEnd(Ending.FENCED, str(error))
+            tree.end = DriverEnd(Ending.FENCED, str(error))
             return
-        family.jvm = Played(f"{family.name}'s JVM", self.query(family))
+        tree.jvm = Played(f"{tree.name}'s JVM", self.query(tree))
         yield
-        family.said.append(DriverReport.BEGAN)
-        while family.jvm.is_alive:
-            if not family.jvm.is_stopped:
-                family.said.append(DriverReport.BATCHES)
-            if family.is_to_stop:
-                family.jvm.is_alive, family.end = False, DriverEnd(Ending.STOPPED, "it was stopped")
+        tree.said.append(DriverReport.BEGAN)
+        while tree.jvm.is_alive:
+            if not tree.jvm.is_stopped:
+                tree.said.append(DriverReport.BATCHES)
+            if tree.is_to_stop:
+                tree.jvm.is_alive, tree.end = False, DriverEnd(Ending.STOPPED, "it was stopped")
             yield
 
-    def rehearse(self, family: Family) -> None:
-        """On a checkpoint of its own: nothing of the world's is touched."""
+    def dry_run(self, tree: ProcessTree) -> None:
+        """On its own checkpoint: nothing of the simulation's is touched."""
 
-    def lock(self, family: Family) -> Iterator[None]:
+    def lock(self, tree: ProcessTree) -> Iterator[None]:
         """The project's steps, with anything between any two of them."""
-        steps = locks.taking(family.name)
+        steps = locks.taking(tree.name)
         step = next(steps)
         while True:
-            answer = self.answer(family, step)
+            answer = self.answer(tree, step)
             yield
             try:
                 step = steps.send(answer)
             except StopIteration:
                 return
 
-    def answer(self, family: Family, step: LockStep) -> bool | str | None:
+    def answer(self, tree: ProcessTree, step: LockStep) -> bool | str | None:
         match step:
             case TryLock():
                 if self.flock is None or not self.flock.is_alive:  # the kernel gives it up with its process
-                    self.flock = family.main
-                return self.flock is family.main
+                    self.flock = tree.main
+                return self.flock is tree.main
             case WhoHolds():
                 return self.flock.name if self.flock is not None and self.flock.is_alive else None
             case LooksAlive(supervisor):
                 return any(one.me == supervisor and one.is_alive for one in self.supervisors)
-            case KillFamily(name):
-                self.kill_family(name)
+            case KillProcessTree(name):
+                self.kill_tree(name)
             case ReadLast():
                 return self.last
             case WriteLast(name):
@@ -234,40 +234,40 @@ class World:
                 pass
         return None
 
-    def query(self, family: Family) -> Iterator[None]:
+    def query(self, tree: ProcessTree) -> Iterator[None]:
         """Spark's loop: read the checkpoint, then batch for batch. A write looks, and replaces what came since."""
-        self.begin(family)
+        self.begin(tree)
         self.takeovers += 1
         batch = max(self.commits, default=-1) + 1
         lives_without_its_driver = self.chances.randrange(10)
         while lives_without_its_driver:
-            if not family.main.is_alive:
+            if not tree.main.is_alive:
                 lives_without_its_driver -= 1
             for log in (self.offsets, self.commits):
                 is_there = batch in log
                 yield
                 if not is_there:
-                    self.touch(family)
-                    log[batch] = family.name
+                    self.touch(tree)
+                    log[batch] = tree.name
             yield
             batch += 1
 
-    def begin(self, family: Family) -> None:
-        """This family begins to read the checkpoint. Once its driver is dead the lock may be another's that has not begun."""
-        if family.main.is_alive and self.flock is not family.main:
-            raise TwoAtWorkError(f"{family.name} is at work without the lock")
-        self.touch(family)
+    def begin(self, tree: ProcessTree) -> None:
+        """This process tree starts to read the checkpoint. Once its driver is dead the lock may be another's that has not started."""
+        if tree.main.is_alive and self.flock is not tree.main:
+            raise TwoAtWorkError(f"{tree.name} is running without the lock")
+        self.touch(tree)
 
-    def touch(self, family: Family) -> None:
-        """This family is at work with the checkpoint: no other may be, not even one that is stopped."""
+    def touch(self, tree: ProcessTree) -> None:
+        """This process tree is running with the checkpoint: no other may be, not even one that is stopped."""
         for other in self.living:
-            if other is not family and other.jvm is not None and other.jvm.is_alive:
-                raise TwoAtWorkError(f"{family.name} is at work, and {other.name} lives")
+            if other is not tree and other.jvm is not None and other.jvm.is_alive:
+                raise TwoAtWorkError(f"{tree.name} is running, and {other.name} lives")
 
     # --- what happens to them -----------------------------------------------------------------------------------------
 
-    def kill_family(self, name: str) -> None:
-        for process in self.families[name].processes:
+    def kill_tree(self, name: str) -> None:
+        for process in self.trees[name].processes:
             process.is_alive = False
 
     def fault(self) -> None:
@@ -279,8 +279,8 @@ class World:
         )
         what()
 
-    def one(self) -> tuple[Family, Played] | None:
-        found = [(family, process) for family in self.living for process in family.processes]
+    def one(self) -> tuple[ProcessTree, Played] | None:
+        found = [(tree, process) for tree in self.living for process in tree.processes]
         return self.chances.choice(found) if found else None
 
     def kill_one(self) -> None:
@@ -289,7 +289,7 @@ class World:
             self.happened["killed"] += 1
 
     def stop_one(self) -> None:
-        """A process, or the whole family."""
+        """A process, or the whole process tree."""
         if (found := self.one()) is not None:
             for process in self.chances.choice([[found[1]], found[0].processes]):
                 process.is_stopped = True
@@ -302,7 +302,7 @@ class World:
             self.happened["continued"] += 1
 
     def kill_supervisor(self) -> None:
-        """Its scheduler starts another; its drivers are told by the end of a pipe."""
+        """Its scheduler starts another; its drivers are informed by the end of a pipe."""
         living = [one for one in self.supervisors if one.is_alive]
         if living:
             victim = self.chances.choice(living)
@@ -321,7 +321,7 @@ class World:
             self.happened["second supervisor"] += 1
 
     def jump(self) -> None:
-        """The machine was stopped: everybody's monotonic clock has gone on."""
+        """The machine was stopped: everybody's monotonic clock has continued."""
         self.now_s += self.chances.choice([30.0, 3600.0])
         self.happened["jumped"] += 1
 
@@ -336,11 +336,11 @@ class World:
         for supervisor in self.supervisors:
             if supervisor.is_alive and not supervisor.is_stopped and self.chances.random() < 0.7:
                 supervisor.step()
-        self.living = [family for family in self.living if family.processes]
-        for family in list(self.living):
-            if not family.supervisor.is_alive and family.main.is_alive and not family.main.is_stopped:
-                self.kill_family(family.name)  # its thread that reads the pipe
-            for process in family.processes:
+        self.living = [tree for tree in self.living if tree.processes]
+        for tree in list(self.living):
+            if not tree.supervisor.is_alive and tree.main.is_alive and not tree.main.is_stopped:
+                self.kill_tree(tree.name)  # its thread that reads the pipe
+            for process in tree.processes:
                 if self.chances.random() < 0.8:
                     process.step()
 
@@ -379,8 +379,8 @@ class World:
 
     def has_got_on(self, before: int) -> bool:
         """Another batch than the first so many has ended, of a driver that its supervisor has, and that is not stopped."""
-        families = [self.families[name] for name in islice(self.commits.values(), before, None)]
-        return any(family.supervisor.is_alive and not family.main.is_stopped for family in families)
+        trees = [self.trees[name] for name in islice(self.commits.values(), before, None)]
+        return any(tree.supervisor.is_alive and not tree.main.is_stopped for tree in trees)
 
     def has_standbys(self) -> bool:
         """Whether all wait that there should be. Of two supervisors one may still be refused."""
@@ -389,20 +389,20 @@ class World:
         return len(living) == 1 and waiting == [DriverPhase.ARMED] * living[0].core._limits.standbys
 
     def end(self) -> None:
-        """The job is told to stop: nobody is left but those that are stopped, and whose supervisor is dead."""
+        """The job is instructed to stop: nobody is left but those that are stopped, and whose supervisor is dead."""
         (living,) = [one for one in self.supervisors if one.is_alive]
         living.tell(JobStopRequested(self.now_s))
         for _ in range(100):
             self.step()
-            left = [(family, process) for family in self.living for process in family.processes]
-            is_over = all(process.is_stopped and family.supervisor is not living for family, process in left)
+            left = [(tree, process) for tree in self.living for process in tree.processes]
+            is_over = all(process.is_stopped and tree.supervisor is not living for tree, process in left)
             if is_over and living.end is not None:
                 break
         assert living.end == DriverEnd(Ending.STOPPED, "it was stopped")
         assert is_over
 
 
-class StandbyWorld(World):
+class StandbySimulation(Simulation):
     """The same as a history of steps; chances are taken from an action's numbers. TwoAtWorkError is raised where it happens."""
 
     def __init__(self, standbys: int, high: int, low: int) -> None:
@@ -422,10 +422,10 @@ class StandbyWorld(World):
             self.step()
 
 
-def _taking(action: Callable[[World], None]) -> tuple[Callable[..., None], int]:
-    def act(world: StandbyWorld, high: int, low: int) -> None:
-        world.chances = random.Random(high * NUMBERS + low)
-        action(world)
+def _taking(action: Callable[[Simulation], None]) -> tuple[Callable[..., None], int]:
+    def act(simulation: StandbySimulation, high: int, low: int) -> None:
+        simulation.chances = random.Random(high * NUMBERS + low)
+        action(simulation)
 
     return act, 2
 
@@ -437,12 +437,12 @@ _FAULTS = {
 
 STANDBY = Adversary(
     "standby",
-    StandbyWorld,
+    StandbySimulation,
     3,
     {
-        "go_on": (StandbyWorld.go_on, 1),
-        "go_on_a_little": (lambda world, steps: world.go_on(steps % 8), 1),
-        **{name: _taking(getattr(World, name)) for name in _FAULTS},
+        "go_on": (StandbySimulation.go_on, 1),
+        "go_on_a_little": (lambda simulation, steps: simulation.go_on(steps % 8), 1),
+        **{name: _taking(getattr(Simulation, name)) for name in _FAULTS},
     },
     ({"go_on": 9, **_FAULTS}, {"go_on": 3, "go_on_a_little": 9, **_FAULTS}),
     longest=40,

@@ -1,4 +1,4 @@
-"""Every simulated world: its promises hold in random histories, what matters happens often, and planted bugs are found."""
+"""Every simulated simulation: its promises hold in random histories, what matters happens often, and injected bugs are found."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headrace.enumerator.events import ReaderSnapshotted
 from tests.helpers.tables import arrows, arrows_followed
 from tests.simulation.bugs import core
 from tests.simulation.commit_search import COMMITS
-from tests.simulation.core_search import HEART
+from tests.simulation.core_search import CORE
 from tests.simulation.measure import TABLE
 from tests.simulation.search import BrokenHistoryError, as_test, shortened
-from tests.simulation.simulations import WORLDS
+from tests.simulation.simulations import SIMULATIONS
 
 # A runner may report the outcome of a checkpoint twice; the simulated one does not. test_coordinator.py does.
 NEWS_COMES_LATE = {(CheckpointPhase.PERSISTING, ReaderSnapshotted, CheckpointPhase.PERSISTING)}
@@ -27,20 +27,24 @@ EPOCH_AFTER_AN_UNFINISHED_ONE = {
     (CommitPhase.COMPLETING, Recorded, CommitPhase.CHECKING),
     (CommitPhase.COMPLETING, Recorded, CommitPhase.COMPLETING),
 }
-BUGS = [pytest.param(world, bug, id=f"{world.adversary.name}-{bug.__name__}") for world in WORLDS for bug in world.planted]
-IDS = [world.adversary.name for world in WORLDS]
+BUGS = [
+    pytest.param(simulation, bug, id=f"{simulation.adversary.name}-{bug.__name__}")
+    for simulation in SIMULATIONS
+    for bug in simulation.injected
+]
+IDS = [simulation.adversary.name for simulation in SIMULATIONS]
 
 
 @pytest.fixture(scope="module")
 def played():
-    """Of a world, once for all tests: what happened in its histories, and the arrows that were followed."""
+    """Of a simulation, once for all tests: what happened in its histories, and the arrows that were followed."""
     done = {}
 
-    def play(world):
-        name = world.adversary.name
+    def play(simulation):
+        name = simulation.adversary.name
         if name not in done:
             with arrows_followed(Coordinator) as coordinated, arrows_followed(CommitCore) as committed, discovered() as moves:
-                happened = world.adversary.search(0, world.histories)
+                happened = simulation.adversary.search(0, simulation.histories)
             done[name] = (happened, coordinated | committed, moves)
         return done[name]
 
@@ -61,57 +65,57 @@ def discovered():
         yield followed
 
 
-def world_of(adversary):
-    return next(world for world in WORLDS if world.adversary is adversary)
+def simulation_of(adversary):
+    return next(simulation for simulation in SIMULATIONS if simulation.adversary is adversary)
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=IDS)
-def test_every_promise_is_kept_in_every_history_and_what_matters_happens_often(world, played):
-    happened, _, _ = played(world)
-    assert {what: happened[what] for what, times in world.often.items() if happened[what] < times} == {}
+@pytest.mark.parametrize("simulation", SIMULATIONS, ids=IDS)
+def test_every_promise_is_kept_in_every_history_and_what_matters_happens_often(simulation, played):
+    happened, _, _ = played(simulation)
+    assert {what: happened[what] for what, times in simulation.often.items() if happened[what] < times} == {}
 
 
-@pytest.mark.parametrize(("world", "bug"), BUGS)
-def test_a_planted_bug_is_found(world, bug):
+@pytest.mark.parametrize(("simulation", "bug"), BUGS)
+def test_a_planted_bug_is_found(simulation, bug):
     with bug(), pytest.raises(BrokenHistoryError) as found:
-        world.adversary.search(0, world.histories)
-    # anything else would be a mistake in the planted bug itself
+        simulation.adversary.search(0, simulation.histories)
+    # anything else would be a mistake in the injected bug itself
     assert isinstance(found.value.error, AssertionError | ProtocolViolationError)
 
 
 def test_every_arrow_of_the_tables_is_followed(played):
-    _, followed, moves = played(world_of(HEART))
+    _, followed, moves = played(simulation_of(CORE))
     assert arrows(CHECKPOINT_TRANSITIONS) - followed == NEWS_COMES_LATE
     assert moves == set(DISCOVERY_TRANSITIONS)
-    _, followed, _ = played(world_of(COMMITS))
+    _, followed, _ = played(simulation_of(COMMITS))
     assert arrows(COMMIT_TRANSITIONS) - followed == EPOCH_AFTER_AN_UNFINISHED_ONE
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=IDS)
-def test_the_same_seed_gives_the_same_history(world):
-    adversary = world.adversary
+@pytest.mark.parametrize("simulation", SIMULATIONS, ids=IDS)
+def test_the_same_seed_gives_the_same_history(simulation):
+    adversary = simulation.adversary
     assert adversary.draw(11) == adversary.draw(11)
     assert adversary.play(adversary.draw(11)) == adversary.play(adversary.draw(11))
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=IDS)
-def test_the_planted_bugs_leave_no_trace(world):
-    for bug in world.planted:
+@pytest.mark.parametrize("simulation", SIMULATIONS, ids=IDS)
+def test_the_planted_bugs_leave_no_trace(simulation):
+    for bug in simulation.injected:
         with bug():
             pass
-    world.adversary.search(0, 20)
+    simulation.adversary.search(0, 20)
 
 
 def test_a_failing_history_becomes_a_short_test():
     with core.splits_of_lost_reader_dropped():
         with pytest.raises(BrokenHistoryError) as found:
-            HEART.search(0, 1000)
-        history = HEART.draw(found.value.seed)
-        short = shortened(HEART, history, type(found.value.error))
+            CORE.search(0, 1000)
+        history = CORE.draw(found.value.seed)
+        short = shortened(CORE, history, type(found.value.error))
     assert len(short.steps) <= 6 < len(history.steps)
-    HEART.play(short)  # which passes without the bug
-    text = as_test(HEART, short, "the_splits_of_a_lost_reader_are_assigned_again")
-    space = {"HEART": HEART, "History": type(short)}
+    CORE.play(short)  # which passes without the bug
+    text = as_test(CORE, short, "the_splits_of_a_lost_reader_are_assigned_again")
+    space = {"CORE": CORE, "History": type(short)}
     exec(text, space)
     with core.splits_of_lost_reader_dropped(), pytest.raises(AssertionError):
         space["test_the_splits_of_a_lost_reader_are_assigned_again"]()
@@ -121,6 +125,6 @@ def test_the_table_names_every_planted_bug_and_none_was_missed():
     table = TABLE.read_text()
     assert "missed" not in table
     named = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ") and "`" in line]
-    assert [(world.strip(), bug.strip(" `")) for world, bug in named] == [
-        (world.adversary.name, bug.__name__) for world in WORLDS for bug in world.planted
+    assert [(simulation.strip(), bug.strip(" `")) for simulation, bug in named] == [
+        (simulation.adversary.name, bug.__name__) for simulation in SIMULATIONS for bug in simulation.injected
     ]

@@ -3,10 +3,10 @@
     python tests/soak/kill_soak.py [--engine none|spark] [--kills 300] [--seed 1] [--result FILE]
 
 Every run of the job is killed before or after some call, in its first epochs or in its recovery. Every OUTAGE-th kill is
-followed by an outage longer than the transaction timeout. Every REPAIR-th round begins such an outage when a list is durable,
-and kills the next run in its repair. In every ZOMBIE-th a run is frozen, and goes on when another has taken over. Tasks vary in
+followed by an outage longer than the transaction timeout. Every REPAIR-th round starts such an outage when a list is durable,
+and kills the next run in its repair. In every ZOMBIE-th a run is frozen, and continues when another has taken over. Tasks vary in
 number from run to run. Half of the kills happen under version 1 of the transaction protocol, half under version 2. The job is
-`sink_job.py`, which has no engine, or `spark_sink_driver.py`. Exit status 0: no duplicate, none lost, none foreign, none torn,
+`sink_job.py`, which has no engine, or `spark_sink_driver.py`. Exit status 0: no duplicate, none lost, none foreign, none partially committed,
 and no transaction left open.
 """
 
@@ -44,9 +44,15 @@ ROOT = Path(__file__).parents[2]
 PHASES = [
     *(("KafkaTransaction", "write", when) for when in ("before", "after")),
     *(("KafkaTransaction", "prepare", when) for when in ("before", "after")),
-    *(("KafkaCommitter", step, when) for step in ("fence", "check", "record", "end", "sweep") for when in ("before", "after")),
+    *(
+        ("KafkaCommitter", step, when)
+        for step in ("fence", "check", "record", "end", "clean_up")
+        for when in ("before", "after")
+    ),
 ]
-REPAIR_PHASES = [(step, when, nth) for step, nth in (("copy", 1), ("record", 1), ("sweep", 1)) for when in ("before", "after")]
+REPAIR_PHASES = [
+    (step, when, nth) for step, nth in (("copy", 1), ("record", 1), ("clean_up", 1)) for when in ("before", "after")
+]
 MOST_TASKS = 4
 ROWS = 60
 EPOCHS = 4
@@ -77,7 +83,7 @@ class Soak(ABC):
     def __init__(
         self, bootstrap: str, directory: Path, generator: random.Random, timeout_ms: int = TIMEOUT_MS, bug: str | None = None
     ) -> None:
-        """`bug` is one that is planted in the job."""
+        """`bug` is one that is injected in the job."""
         self.bootstrap, self.generator = bootstrap, generator
         name = f"soak-{uuid.uuid4().hex[:8]}"
         create_topic(bootstrap, name, 4)
@@ -112,7 +118,7 @@ class Soak(ABC):
 
     @abstractmethod
     def thaw(self, process: subprocess.Popen[str]) -> None:
-        """Let one that was frozen go on."""
+        """Let one that was frozen continue."""
 
     def run(self, kill: Kill | None, epochs: int, tasks: int) -> int:
         """One run of the job; gives its exit status. Raises RuntimeError for one that failed by itself."""
@@ -141,7 +147,7 @@ class Soak(ABC):
         return self.kills.total() - before
 
     def kill_once(self) -> None:
-        """A run with a kill planted, which it may not come to."""
+        """A run with a kill injected, which it may not come to."""
         owner, method, when = self.generator.choice(PHASES)
         kill = kill_at(owner, method, when, self.generator.randint(1, self.most_calls))
         if self.run(kill, EPOCHS, self._tasks()) == 0:
@@ -151,7 +157,7 @@ class Soak(ABC):
             self.wait_out()
 
     def break_a_repair(self) -> None:
-        """An outage begins when a list is durable and nothing on it is committed; the run after it is killed in its repair."""
+        """An outage starts when a list is durable and nothing on it is committed; the run after it is killed in its repair."""
         if not self.listed() and self.run(LISTED, EPOCHS, self._tasks()) != 0:
             self.kills["after record"] += 1
         if not self.listed():
@@ -162,13 +168,13 @@ class Soak(ABC):
             self.kills[f"{when} {step}, in a repair" if step != "copy" else f"{when} {step}"] += 1
 
     def wake_a_zombie(self) -> None:
-        """A run is frozen before its list is durable, another takes over, then the first goes on: it has to fail."""
+        """A run is frozen before its list is durable, another takes over, then the first continues: it has to fail."""
         zombie = self.start(FROZEN, EPOCHS, self._tasks())
         self.wait_until_frozen(zombie)
         self.run(None, 1, self._tasks())
         self.thaw(zombie)
         if zombie.wait(self.job_seconds) == 0:
-            raise RuntimeError("a job that was frozen and replaced has gone on")
+            raise RuntimeError("a job that was frozen and replaced has continued")
         self.runs, self.zombies = self.runs + 1, self.zombies + 1
 
     def wait_until_frozen(self, process: subprocess.Popen[str]) -> None:
@@ -247,7 +253,7 @@ class SparkSoak(Soak):
     job_seconds = 240.0
 
     def __init__(self, bootstrap: str, directory: Path, generator: random.Random) -> None:
-        """No bug is planted in it."""
+        """No bug is injected in it."""
         super().__init__(bootstrap, directory, generator, SPARK_TIMEOUT_MS)
         self._input = f"{self.told['topic']}-input"
         create_topic(bootstrap, self._input, 1)
@@ -255,7 +261,7 @@ class SparkSoak(Soak):
         self._marks: dict[int, Path] = {}
 
     def start(self, kill: Kill | None, epochs: int, tasks: int) -> subprocess.Popen[str]:
-        """A driver in a process group of its own, which `what` kills with its JVM."""
+        """A driver in its own process group, which `what` kills with its JVM."""
         self._feed(max(0, self.epochs() + epochs - self._sent))
         self._done, mark = (self.state / f"{name}-{self.runs}-{len(self._marks)}" for name in ("done", "mark"))
         connection = {"kafka.bootstrap.servers": self.bootstrap}
@@ -286,12 +292,12 @@ class SparkSoak(Soak):
         return process
 
     def thaw(self, process: subprocess.Popen[str]) -> None:
-        """Driver and JVM, and the process beside them that was frozen, whose number is in the mark."""
+        """Driver and JVM, and the process alongside them that was frozen, whose number is in the mark."""
         os.killpg(process.pid, signal.SIGCONT)
         os.kill(int(self._marks[process.pid].read_text()), signal.SIGCONT)
 
     def follow(self, process: subprocess.Popen[str]) -> None:
-        """It is told to stop when all that it was fed is committed."""
+        """It is instructed to stop when all that it was fed is committed."""
         deadline = time.monotonic() + self.job_seconds
         try:
             while process.poll() is None:

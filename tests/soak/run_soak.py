@@ -45,17 +45,17 @@ MOST_WORKERS = 4
 RECORDS = 5
 """So many more in each partition with every look."""
 BAD_EVERY = 4
-"""One in so many records is no JSON."""
+"""One in so many records is not a JSON."""
 
 TIMEOUT_MS = 300_000
 PATIENCE_S = 120.0
 LOOK_S = 0.02
 TAIL = 300
-AFTER_A_DEATH = {"fence": "coordinator", "sweep": "worker"}
+AFTER_A_DEATH = {"fence": "coordinator", "clean_up": "worker"}
 """What is called only when somebody has died: who is killed to bring it on."""
 
 AGAIN_S = 5.0
-"""So long after, once more: where a plan's victim is a worker, the sweep may have come before another one was started."""
+"""So long after, again: where a plan's victim is a worker, the clean-up may have come before another one was started."""
 
 VICTIMS = {"worker": 3, "coordinator": 2, "everything": 1}
 """Who is killed, and how often in proportion: to start everything again takes seconds, the others tenths of one."""
@@ -64,7 +64,7 @@ CALLS = (
     *(("KafkaTransaction", method) for method in ("write", "prepare")),
     ("RunMessages", "reported"),
     ("CheckpointStore", "write"),
-    *(("KafkaCommitter", method) for method in ("fence", "check", "record", "end", "sweep")),
+    *(("KafkaCommitter", method) for method in ("fence", "check", "record", "end", "clean_up")),
 )
 PHASES = [(*call, when) for call in CALLS for when in ("before", "after")]
 BAD = ("duplicates", "lost", "foreign", "out_of_order", "open")
@@ -81,7 +81,7 @@ class Soak:
     """One run, killed again and again."""
 
     def __init__(self, bootstrap: str, folder: Path, generator: random.Random, bug: str | None) -> None:
-        """`bug`: the name of one that is planted in the job, or None."""
+        """`bug`: the name of one that is injected in the job, or None."""
         self.bootstrap, self.folder, self.generator = bootstrap, folder, generator
         self.killed: Counter[str] = Counter()
         self.processes = 0
@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="kill no more after so long")
     parser.add_argument("--broker", choices=["fake", "local"], default="fake")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--bug", help="one of run_soak_job, planted: the soak has to find it")
+    parser.add_argument("--bug", help="one of run_soak_job, injected: the soak has to find it")
     parser.add_argument("--only", default="", help="kill in phases alone whose names hold this")
     parser.add_argument("--result", type=Path)
     chosen = parser.parse_args()

@@ -1,6 +1,6 @@
 """The job of `run_soak`: a copy of a topic, with dead letters, whose processes kill one another where a plan says so.
 
-`HEADRACE_RUN_SOAK` is JSON: `bootstrap`, `folder` (of the plans), `timeout_ms`, `bug` (a planted one, or null). A plan is the
+`HEADRACE_RUN_SOAK` is JSON: `bootstrap`, `folder` (of the plans), `timeout_ms`, `bug` (a injected one, or null). A plan is the
 file `plan` there: `{"owner", "method", "when", "victims", "supervisor"}`. The process that comes to it takes it, writes into
 `done` who is killed, and kills.
 """
@@ -32,7 +32,7 @@ TOLD = json.loads(os.environ["HEADRACE_RUN_SOAK"])
 FOLDER = Path(TOLD["folder"])
 
 
-def plant(owner: type, method: str) -> None:
+def inject(owner: type, method: str) -> None:
     """Look for a plan before and after each call."""
     original = getattr(owner, method)
 
@@ -94,13 +94,13 @@ def positions_of_the_checkpoint_before() -> None:
     CheckpointStore.write = late  # type: ignore[method-assign]
 
 
-def dead_workers_are_not_swept() -> None:
+def dead_workers_are_not_cleaned_up() -> None:
     """What they have left open stays so."""
     RunCommitter.retire = lambda self, number: None  # type: ignore[method-assign]
 
 
 def letters_go_their_own_way() -> None:
-    """They are written by a producer beside the sink, and not in its transactions."""
+    """They are written by a producer alongside the sink, and not in its transactions."""
     write = KafkaTransaction.write
 
     def beside(self: Any, batch: pa.RecordBatch) -> None:
@@ -114,16 +114,18 @@ def letters_go_their_own_way() -> None:
     KafkaTransaction.write = beside  # type: ignore[method-assign]
 
 
-BUGS = {bug.__name__: bug for bug in (positions_of_the_checkpoint_before, dead_workers_are_not_swept, letters_go_their_own_way)}
+BUGS = {
+    bug.__name__: bug for bug in (positions_of_the_checkpoint_before, dead_workers_are_not_cleaned_up, letters_go_their_own_way)
+}
 
 for patched, methods in (
     (KafkaTransaction, ("write", "prepare")),
-    (KafkaCommitter, ("fence", "check", "record", "end", "sweep")),
+    (KafkaCommitter, ("fence", "check", "record", "end", "clean_up")),
     (CheckpointStore, ("write",)),
     (RunMessages, ("reported",)),
 ):
     for name in methods:
-        plant(patched, name)
+        inject(patched, name)
 faulthandler.register(signal.SIGUSR1)
 if TOLD["bug"] is not None:
     BUGS[TOLD["bug"]]()

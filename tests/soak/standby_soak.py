@@ -38,7 +38,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, To
 
 from benchmarks.environment import environment
 from headrace.runners.spark.session import QUICK_JVM
-from headrace.runners.spark.supervision.process_tree import family_of, members
+from headrace.runners.spark.supervision.process_tree import members, tree_of
 from headrace.runners.spark_processes.spark_archive import archive_at_hand
 from headrace.testing.servers.kafka import add_partitions, create_topic, start_broker
 from headrace.testing.servers.kafka.brokers import BrokerCluster
@@ -236,8 +236,8 @@ def send_signal(number: int, pids: list[int]) -> None:
         raise RuntimeError(f"none of the processes {pids} is there to get signal {number}")
 
 
-def jvm_of(family: str) -> list[int]:
-    return [pid for pid in members(family) if _program(pid) == "java"]
+def jvm_of(tree: str) -> list[int]:
+    return [pid for pid in members(tree) if _program(pid) == "java"]
 
 
 def _program(pid: int) -> str | None:
@@ -277,12 +277,12 @@ def verdict(job: SupervisedJob, traffic: Traffic) -> dict[str, int]:
 
 
 def take_over(job: SupervisedJob, traffic: Traffic, strike: Callable[[str], None]) -> float:
-    """Strike the active driver, given its family; seconds until a record that was sent later is committed."""
+    """Strike the active driver, given its process tree; seconds until a record that was sent later is committed."""
     status = job.wait_armed()
-    family = family_of(status["active"]["pid"])
-    assert family is not None
+    tree = tree_of(status["active"]["pid"])
+    assert tree is not None
     began = time.monotonic()
-    strike(family)
+    strike(tree)
     after = len(traffic.sent_at)
     return traffic.wait_for(after, TAKEOVER_S, job.check) - began
 
@@ -291,7 +291,7 @@ def take_over(job: SupervisedJob, traffic: Traffic, strike: Callable[[str], None
 
 
 class Soak:
-    """Takeovers of all kinds of one job. `kinds`: what is done to the active driver's family; the first word of a result."""
+    """Takeovers of all kinds of one job. `kinds`: what is done to the active driver's process tree; the first word of a result."""
 
     def __init__(self, job: SupervisedJob, traffic: Traffic, broker: BrokerCluster, chances: random.Random) -> None:
         self.job, self.traffic, self.broker, self.chances = job, traffic, broker, chances
@@ -313,69 +313,69 @@ class Soak:
     def round(self, kind: str) -> float:
         """One takeover, or two; the longest outage. Raises RuntimeError where a driver of before is still there."""
         time.sleep(self.chances.random())  # at any point of a batch
-        family = family_of(self.job.wait_armed()["active"]["pid"])
-        assert family is not None
+        tree = tree_of(self.job.wait_armed()["active"]["pid"])
+        assert tree is not None
         outage_s = take_over(self.job, self.traffic, self.kinds[kind])
         if "again" in kind:
             outage_s = max(outage_s, self.kill_the_next())
-        if members(family):
-            raise RuntimeError(f"the job was taken over, and of {family} there are {members(family)}")
+        if members(tree):
+            raise RuntimeError(f"the job was taken over, and of {tree} there are {members(tree)}")
         self.outages.setdefault(kind, []).append(outage_s)
         return outage_s
 
-    def kill_all(self, family: str) -> None:
-        send_signal(signal.SIGKILL, members(family))
+    def kill_all(self, tree: str) -> None:
+        send_signal(signal.SIGKILL, members(tree))
 
-    def kill_driver(self, family: str) -> None:
+    def kill_driver(self, tree: str) -> None:
         send_signal(signal.SIGKILL, [self.job.status()["active"]["pid"]])
 
-    def kill_jvm(self, family: str) -> None:
-        send_signal(signal.SIGKILL, jvm_of(family))
+    def kill_jvm(self, tree: str) -> None:
+        send_signal(signal.SIGKILL, jvm_of(tree))
 
-    def stop_all(self, family: str) -> None:
-        send_signal(signal.SIGSTOP, members(family))
+    def stop_all(self, tree: str) -> None:
+        send_signal(signal.SIGSTOP, members(tree))
 
-    def stop_and_continue(self, family: str) -> None:
-        """What of it is left when another driver is called goes on; nothing may be."""
+    def stop_and_continue(self, tree: str) -> None:
+        """What of it is left when another driver is called continues; nothing may be."""
         active = self.job.status()["active"]["pid"]
-        self.stop_all(family)
+        self.stop_all(tree)
         self.job.wait_for(lambda status: not status["active"] or status["active"]["pid"] != active, TAKEOVER_S)
-        for pid in members(family):
+        for pid in members(tree):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
-    def stop_jvm(self, family: str) -> None:
-        send_signal(signal.SIGSTOP, jvm_of(family))
+    def stop_jvm(self, tree: str) -> None:
+        send_signal(signal.SIGSTOP, jvm_of(tree))
 
     def kill_the_next(self) -> float:
         """No standby is armed by now: this is a start of one that warms."""
         status = self.job.wait_for(lambda status: bool(status["active"]) and status["active"]["state"] == "ACTIVE", START_S)
         began = time.monotonic()
-        send_signal(signal.SIGKILL, members(str(family_of(status["active"]["pid"]))))
+        send_signal(signal.SIGKILL, members(str(tree_of(status["active"]["pid"]))))
         return self.traffic.wait_for(len(self.traffic.sent_at), TAKEOVER_S, self.job.check) - began
 
-    def restart_broker(self, family: str) -> None:
-        self.kill_all(family)
+    def restart_broker(self, tree: str) -> None:
+        self.kill_all(tree)
         self.broker.restart(1)
 
-    def add_partitions(self, family: str) -> None:
-        self.kill_all(family)
+    def add_partitions(self, tree: str) -> None:
+        self.kill_all(tree)
         self.partitions += 1
         add_partitions(self.broker.bootstrap, self.job.source, self.partitions)
 
-    def kill_supervisor(self, family: str) -> None:
+    def kill_supervisor(self, tree: str) -> None:
         assert self.job.process is not None
         self.job.process.kill()
         self.job.process.wait()
         self.job.start()
 
-    def orphan(self, family: str) -> None:
-        self.stop_all(family)
-        self.kill_supervisor(family)
+    def orphan(self, tree: str) -> None:
+        self.stop_all(tree)
+        self.kill_supervisor(tree)
 
 
 def two_lists(bootstrap: str, topic: str) -> int:
-    """How many epochs were recorded with one driver's transactions, and again with others, as by two drivers at work."""
+    """How many epochs were recorded with one driver's transactions, and again with others, as by two drivers running."""
     first: dict[tuple[bytes, int], str] = {}
     twice: set[tuple[bytes, int]] = set()
     for key, value in committed_records(bootstrap, topic):

@@ -7,5 +7,5 @@ from collections.abc import Mapping
 from benchmarks.chaos.faults import administration, brokers, databases, jobs, links, losses
 from benchmarks.chaos.faults.fault import Kind
 
-FAMILIES = (brokers, links, administration, jobs, databases, losses)
-KINDS: Mapping[str, Kind] = {kind.name: kind for family in FAMILIES for kind in family.KINDS}
+TREES = (brokers, links, administration, jobs, databases, losses)
+KINDS: Mapping[str, Kind] = {kind.name: kind for tree in TREES for kind in tree.KINDS}

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks.chaos.testbed import CLIENT_ID, GROUPS, TRANSACTIONS, Names, Testbed
 from kafka import TopicPartition
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
@@ -13,7 +14,6 @@ from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest, Describ
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_transactions, is_embedded, writes_topic
 from benchmarks.chaos.subject import Subject
-from benchmarks.chaos.world import CLIENT_ID, GROUPS, TRANSACTIONS, Names, World
 from headrace.enumerator.errors import RetriableError
 from headrace.runners.waiting import wait_until
 
@@ -25,11 +25,11 @@ QUOTAS: Mapping[str, float] = {"consumer_byte_rate": 5_000, "producer_byte_rate"
 
 
 class Quota(Fault):
-    """Every client without a quota of its own gets one, far below what the job needs. The load has it as well."""
+    """Every client without its own quota gets one, far below what the job needs. The load has it as well."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random, key: str) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random, key: str) -> None:
         """Nothing yet."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         self._key = key
 
     def apply(self) -> str:
@@ -51,23 +51,23 @@ class Quota(Fault):
         entry_of = AlterClientQuotasRequest.EntryData
         everyone = entry_of.EntityData(entity_type="client-id", entity_name=None)
         entry = entry_of(entity=[everyone], ops=[entry_of.OpData(key=self._key, value=value, remove=remove)])
-        (answer,) = _send(self.world, AlterClientQuotasRequest(entries=[entry], validate_only=False)).entries
+        (answer,) = _send(self.testbed, AlterClientQuotasRequest(entries=[entry], validate_only=False)).entries
         if answer.error_code:
             raise RuntimeError(f"the quota was refused: error {answer.error_code}, {answer.error_message}")
 
     def _known(self) -> dict[str, float]:
         default = DescribeClientQuotasRequest.ComponentData(entity_type="client-id", match_type=1, match=None)
-        entries = _send(self.world, DescribeClientQuotasRequest(components=[default], strict=True)).entries
+        entries = _send(self.testbed, DescribeClientQuotasRequest(components=[default], strict=True)).entries
         return {value.key: value.value for entry in entries or () for value in entry.values}
 
 
-def _send(world: World, request: object) -> Any:  # noqa: ANN401 - kafka-python generates the class at run time
-    """As often as it takes, each time over a connection of its own: a broker is slow to answer who has used up its quota."""
+def _send(testbed: Testbed, request: object) -> Any:  # noqa: ANN401 - kafka-python generates the class at run time
+    """As often as it takes, each time over its own connection: a broker is slow to answer who has used up its quota."""
     answers: list[Any] = []
 
     def attempt() -> None:
         try:
-            answers.append(_answer(world, request))
+            answers.append(_answer(testbed, request))
         except KafkaError as error:
             raise RetriableError(f"{type(error).__name__}: {error}") from error
 
@@ -75,8 +75,8 @@ def _send(world: World, request: object) -> Any:  # noqa: ANN401 - kafka-python 
     return answers[0]
 
 
-def _answer(world: World, request: object) -> Any:  # noqa: ANN401 - as above
-    client = KafkaNetClient(bootstrap_servers=world.bootstrap.split(","), request_timeout_ms=ANSWER_MS, client_id=CLIENT_ID)
+def _answer(testbed: Testbed, request: object) -> Any:  # noqa: ANN401 - as above
+    client = KafkaNetClient(bootstrap_servers=testbed.bootstrap.split(","), request_timeout_ms=ANSWER_MS, client_id=CLIENT_ID)
     try:
         client.check_version(timeout_ms=ANSWER_MS)
         node = next(iter(client.cluster.brokers())).node_id
@@ -88,9 +88,9 @@ def _answer(world: World, request: object) -> Any:  # noqa: ANN401 - as above
 class Reassigned(Fault):
     """Every partition of a topic gets other leaders, and is for a while with two replicas of three."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random, topic: Callable[[Names], str]) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random, topic: Callable[[Names], str]) -> None:
         """Nothing yet."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         self._topic_of = topic
         self._topic = ""
         self._before: dict[int, int] = {}
@@ -98,32 +98,32 @@ class Reassigned(Fault):
     def apply(self) -> str:
         """Two replicas; the leader's is not among them."""
         self._topic = self._topic_of(self.subject.names)
-        self._before = {number: each.leader_id for number, each in self.world.partitions(self._topic).items()}
-        self._move({number: [node for node in self.world.nodes if node != at] for number, at in self._before.items()})
+        self._before = {number: each.leader_id for number, each in self.testbed.partitions(self._topic).items()}
+        self._move({number: [node for node in self.testbed.nodes if node != at] for number, at in self._before.items()})
         return self._topic
 
     def prove(self) -> str:
         """The leaders are others."""
-        now = {number: each.leader_id for number, each in self.world.partitions(self._topic).items()}
+        now = {number: each.leader_id for number, each in self.testbed.partitions(self._topic).items()}
         same = [number for number, node in self._before.items() if now[number] == node]
         if same:
             raise NotHappenedError(f"partitions {same} are where they were")
         return f"{len(now)} leaders moved"
 
     def heal(self) -> None:
-        """Three replicas again, in an order of their own each."""
+        """Three replicas again, in their own order each."""
         if self._before:
-            self._move({number: self.random.sample(list(self.world.nodes), 3) for number in self._before})
+            self._move({number: self.random.sample(list(self.testbed.nodes), 3) for number in self._before})
 
     def _move(self, replicas: Mapping[int, list[int]]) -> None:
         wanted = {TopicPartition(self._topic, number): nodes for number, nodes in replicas.items()}
-        with self.world.admin() as admin:
+        with self.testbed.admin() as admin:
             refused = {where: error for where, error in admin.alter_partition_reassignments(wanted).items() if error}
         if refused:
             raise RuntimeError(f"the reassignment was refused: {refused}")
 
         def check() -> None:
-            found = self.world.partitions(self._topic)
+            found = self.testbed.partitions(self._topic)
             for number, nodes in replicas.items():
                 if set(found[number].replica_nodes) != set(nodes) or found[number].leader_id not in nodes:
                     raise RetriableError(f"partition {number} is on {found[number].replica_nodes}")
@@ -131,12 +131,12 @@ class Reassigned(Fault):
         wait_until(check, f"{self._topic} was not moved", MOVE_S)
 
 
-def _moved(topic: Callable[[Names], str]) -> Callable[[World, Subject, random.Random], Fault]:
-    return lambda world, subject, generator: Reassigned(world, subject, generator, topic)
+def _moved(topic: Callable[[Names], str]) -> Callable[[Testbed, Subject, random.Random], Fault]:
+    return lambda testbed, subject, generator: Reassigned(testbed, subject, generator, topic)
 
 
-def _limited(key: str) -> Callable[[World, Subject, random.Random], Fault]:
-    return lambda world, subject, generator: Quota(world, subject, generator, key)
+def _limited(key: str) -> Callable[[Testbed, Subject, random.Random], Fault]:
+    return lambda testbed, subject, generator: Quota(testbed, subject, generator, key)
 
 
 KINDS = (

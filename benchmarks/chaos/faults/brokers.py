@@ -6,9 +6,10 @@ import random
 import resource
 from collections.abc import Callable
 
+from benchmarks.chaos.testbed import Testbed
+
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_transactions, is_embedded
 from benchmarks.chaos.subject import Subject
-from benchmarks.chaos.world import World
 from headrace.enumerator.errors import RetriableError
 from headrace.runners.waiting import wait_until
 
@@ -23,32 +24,32 @@ def leader(fault: Fault) -> int:
 
 def transaction_coordinator(fault: Fault) -> int:
     """Of the job's transactions."""
-    return fault.world.transaction_coordinator(fault.subject.names.job)
+    return fault.testbed.transaction_coordinator(fault.subject.names.job)
 
 
 def group_coordinator(fault: Fault) -> int:
     """Of the job's group."""
-    return fault.world.group_coordinator(fault.subject.names.job)
+    return fault.testbed.group_coordinator(fault.subject.names.job)
 
 
 def controller(fault: Fault) -> int:
     """The active one."""
-    return fault.world.controller()
+    return fault.testbed.controller()
 
 
 class Broker(Fault):
     """Something that is done to one broker. `hit` is its node, from `apply` on."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random, choose: Choice) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random, choose: Choice) -> None:
         """`choose` picks the broker, at the last moment."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         self._choose = choose
         self.hit = 0
 
     def choose(self) -> int:
         """The broker, found out now. Raises NotHappenedError when the role is vacant."""
         self.hit = self._choose(self)
-        if self.hit not in self.world.nodes:
+        if self.hit not in self.testbed.nodes:
             raise NotHappenedError(f"nobody has the role now: {self.hit}")
         return self.hit
 
@@ -58,19 +59,19 @@ class Killed(Broker):
 
     def apply(self) -> str:
         """Kill it."""
-        self.world.cluster.kill(self.choose())
+        self.testbed.cluster.kill(self.choose())
         return f"broker {self.hit}"
 
     def prove(self) -> str:
         """Its process is gone."""
-        if self.world.cluster.is_running(self.hit):
+        if self.testbed.cluster.is_running(self.hit):
             raise NotHappenedError(f"broker {self.hit} runs")
         return "the process ended"
 
     def heal(self) -> None:
         """Start it, and wait until it serves."""
-        if self.hit and not self.world.cluster.is_running(self.hit):
-            self.world.cluster.restart(self.hit)
+        if self.hit and not self.testbed.cluster.is_running(self.hit):
+            self.testbed.cluster.restart(self.hit)
 
 
 class Frozen(Broker):
@@ -78,12 +79,12 @@ class Frozen(Broker):
 
     def apply(self) -> str:
         """Freeze it."""
-        self.world.cluster.pause(self.choose())
+        self.testbed.cluster.pause(self.choose())
         return f"broker {self.hit}"
 
     def prove(self) -> str:
         """Its process is stopped."""
-        pid = self.world.cluster.pid(self.hit)
+        pid = self.testbed.cluster.pid(self.hit)
         with open(f"/proc/{pid}/stat") as file:
             state = file.read().rpartition(")")[2].split()[0]
         if state != "T":
@@ -91,39 +92,39 @@ class Frozen(Broker):
         return "the process was stopped"
 
     def heal(self) -> None:
-        """Let it go on."""
+        """Let it continue."""
         if self.hit:
-            self.world.cluster.resume(self.hit)
-            self.world.cluster.wait_ready()
+            self.testbed.cluster.resume(self.hit)
+            self.testbed.cluster.wait_ready()
 
 
 class Rolled(Fault):
-    """Every broker is stopped cleanly and started again, each when the one before serves."""
+    """Every broker is stopped cleanly and started again, each when the previous one serves."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random) -> None:
         """Nothing yet."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         self._pids: dict[int, int | None] = {}
 
     def apply(self) -> str:
         """It takes as long as it takes, all of it here."""
-        self._pids = {node: self.world.cluster.pid(node) for node in self.world.nodes}
-        for node in self.world.nodes:
-            self.world.cluster.restart(node)
+        self._pids = {node: self.testbed.cluster.pid(node) for node in self.testbed.nodes}
+        for node in self.testbed.nodes:
+            self.testbed.cluster.restart(node)
         return "all brokers in turn"
 
     def prove(self) -> str:
         """Each is another process."""
-        same = [node for node in self.world.nodes if self.world.cluster.pid(node) == self._pids[node]]
+        same = [node for node in self.testbed.nodes if self.testbed.cluster.pid(node) == self._pids[node]]
         if same:
             raise NotHappenedError(f"brokers {same} were not restarted")
         return "each is another process"
 
     def heal(self) -> None:
         """Whoever does not run is started."""
-        for node in self.world.nodes:
-            if not self.world.cluster.is_running(node):
-                self.world.cluster.restart(node)
+        for node in self.testbed.nodes:
+            if not self.testbed.cluster.is_running(node):
+                self.testbed.cluster.restart(node)
 
 
 class DiskFull(Broker):
@@ -134,7 +135,7 @@ class DiskFull(Broker):
 
     def apply(self) -> str:
         """From now on; it ends itself at its next write."""
-        pid = self.world.cluster.pid(self.choose())
+        pid = self.testbed.cluster.pid(self.choose())
         assert pid is not None
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         return f"broker {self.hit}"
@@ -143,20 +144,20 @@ class DiskFull(Broker):
         """It has ended by itself."""
 
         def check() -> None:
-            if self.world.cluster.is_running(self.hit):
+            if self.testbed.cluster.is_running(self.hit):
                 raise RetriableError("it still runs")
 
-        wait_until(check, f"broker {self.hit} cannot write, and goes on", END_S)
+        wait_until(check, f"broker {self.hit} cannot write, and continues", END_S)
         return "the broker gave up its log directory and ended"
 
     def heal(self) -> None:
         """There is room again: a new process has no limit."""
         if self.hit:
-            self.world.cluster.restart(self.hit)
+            self.testbed.cluster.restart(self.hit)
 
 
-def _on(what: type[Broker], choose: Choice) -> Callable[[World, Subject, random.Random], Fault]:
-    return lambda world, subject, generator: what(world, subject, generator, choose)
+def _on(what: type[Broker], choose: Choice) -> Callable[[Testbed, Subject, random.Random], Fault]:
+    return lambda testbed, subject, generator: what(testbed, subject, generator, choose)
 
 
 ROLES = {

@@ -8,20 +8,20 @@ from abc import abstractmethod
 from contextlib import suppress
 
 import psutil
+from benchmarks.chaos.testbed import Testbed
 
 from benchmarks.chaos.databases import TableOutput
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, writes_table
 from benchmarks.chaos.subject import Subject
-from benchmarks.chaos.world import World
 from headrace.enumerator.errors import UsageError
 
 
 class OnDatabase(Fault):
     """Something that is done to the database's processes, `pids`, which there are from `apply` on."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random) -> None:
         """Nothing yet."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         assert isinstance(subject.output, TableOutput)
         self.database = subject.output.database
         self.pids: tuple[int, ...] = ()
@@ -95,7 +95,7 @@ class Frozen(OnDatabase):
         return "stopped, all of them"
 
     def heal(self) -> None:
-        """Let them go on."""
+        """Let them continue."""
         if self.pids:
             self.database.resume()
         super().heal()
@@ -104,15 +104,15 @@ class Frozen(OnDatabase):
 class Cut(Fault):
     """The server ends every session of the job, twice."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random) -> None:
         """Nothing yet."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         assert isinstance(subject.output, TableOutput)
         self._table = subject.output
         self._cut = 0
 
     def apply(self) -> str:
-        """Now, and once more when it is healed."""
+        """Now, and again when it is healed."""
         self._cut = self._table.cut()
         return "all sessions of the job"
 

@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.chaos.testbed import Testbed
+
 from benchmarks.chaos.databases import PRODUCTS
 from benchmarks.chaos.losses import Losses
 from benchmarks.chaos.subject import Subject
-from benchmarks.chaos.world import World
 
 
 class NotHappenedError(Exception):
@@ -20,13 +21,13 @@ class NotHappenedError(Exception):
 class Fault(ABC):
     """One fault, once: `apply`, some seconds, `prove`, `heal`."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random) -> None:
         """Does nothing yet."""
-        self.world, self.subject, self.random = world, subject, generator
+        self.testbed, self.subject, self.random = testbed, subject, generator
 
     @abstractmethod
     def apply(self) -> str:
-        """Begin it; returns what was hit."""
+        """Start it; returns what was hit."""
 
     @abstractmethod
     def heal(self) -> None:
@@ -43,8 +44,8 @@ class Fault(ABC):
     def leader_of_a_partition(self) -> int:
         """Of any partition that the job reads or writes."""
         topic = self.random.choice(self.subject.names.topics)
-        partition = self.random.choice(sorted(self.world.partitions(topic)))
-        return self.world.leader(topic, partition)
+        partition = self.random.choice(sorted(self.testbed.partitions(topic)))
+        return self.testbed.leader(topic, partition)
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Kind:
     """
 
     name: str
-    family: str
-    make: Callable[[World, Subject, random.Random], Fault]
+    tree: str
+    make: Callable[[Testbed, Subject, random.Random], Fault]
     shortest: float
     longest: float
     fits: Callable[[str], bool] = lambda _system: True

@@ -7,11 +7,11 @@ import signal
 import time
 
 import psutil
+from benchmarks.chaos.testbed import Testbed
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, is_embedded
 from benchmarks.chaos.network import JOB
 from benchmarks.chaos.subject import Subject, signalled
-from benchmarks.chaos.world import World
 from headrace.enumerator.errors import RetriableError
 from headrace.runners.waiting import wait_until
 
@@ -22,9 +22,9 @@ LONGEST_S = 1.0
 class JobKilled(Fault):
     """SIGKILL to driver and all; it is started again at once."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random) -> None:
         """Nothing yet."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         self._starts = subject.starts
 
     def apply(self) -> str:
@@ -45,15 +45,15 @@ class JobKilled(Fault):
 class WorkerKilled(Fault):
     """SIGKILL to some of the job's processes; its driver lives."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random, which: str) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random, which: str) -> None:
         """`which`: what their command lines have in them."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         self._which = which
         self._killed: list[psutil.Process] = []
 
     def apply(self) -> str:
         """One of them."""
-        found = [process for process in self.subject.family.members() if self._which in _command(process)]
+        found = [process for process in self.subject.tree.members() if self._which in _command(process)]
         if not found:
             raise NotHappenedError(f"the job has no process {self._which}")
         self._killed = signalled([self.random.choice(found)], signal.SIGKILL)
@@ -71,11 +71,11 @@ class WorkerKilled(Fault):
 
 
 class JobReplaced(Fault):
-    """The job is frozen, another is started in its place, and then the first goes on: it has to give up and do no harm."""
+    """The job is frozen, another is started in its place, and then the first continues: it has to give up and do no harm."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random) -> None:
         """Nothing yet."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         self._frozen: list[psutil.Process] = []
 
     def apply(self) -> str:
@@ -92,27 +92,27 @@ class JobReplaced(Fault):
         return "stopped, and replaced"
 
     def heal(self) -> None:
-        """It goes on, and has to end. Raises TimeoutError if it does not."""
+        """It continues, and has to end. Raises TimeoutError if it does not."""
         signalled(self._frozen, signal.SIGCONT)
         _, alive = psutil.wait_procs(self._frozen, END_S)
         if alive:
             signalled(alive, signal.SIGKILL)
-            raise TimeoutError(f"a job that was replaced has gone on: {[_command(process) for process in alive]}")
+            raise TimeoutError(f"a job that was replaced has continued: {[_command(process) for process in alive]}")
 
 
 class LateRequests(JobKilled):
-    """The job is killed with requests on their way, which arrive when its successor has long been at work."""
+    """The job is killed with requests on their way, which arrive when its successor has long been running."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random) -> None:
         """Nothing yet."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         self._held = 0
 
     def apply(self) -> str:
         """Strand its connections, give it time to ask for something, and kill it."""
-        tally = self.world.network.tally
+        tally = self.testbed.network.tally
         before = tally.held
-        count = self.world.network.strand(lambda source, _target: source == JOB)
+        count = self.testbed.network.strand(lambda source, _target: source == JOB)
 
         def look() -> None:
             self._held = tally.held - before
@@ -126,12 +126,12 @@ class LateRequests(JobKilled):
         return f"{count} connections"
 
     def prove(self) -> str:
-        """It is another process, and bytes of the one before were held."""
+        """It is another process, and bytes of the previous one were held."""
         return f"{super().prove()} with {self._held} bytes on their way"
 
     def heal(self) -> None:
         """They arrive."""
-        self.world.network.calm()
+        self.testbed.network.calm()
 
 
 def _command(process: psutil.Process) -> str:
@@ -148,7 +148,7 @@ KINDS = (
     Kind(
         "executor killed",
         "jobs",
-        lambda world, subject, generator: WorkerKilled(world, subject, generator, "CoarseGrainedExecutorBackend"),
+        lambda testbed, subject, generator: WorkerKilled(testbed, subject, generator, "CoarseGrainedExecutorBackend"),
         0.5,
         2,
         lambda system: system == "executors",
@@ -156,7 +156,7 @@ KINDS = (
     Kind(
         "task manager killed",
         "jobs",
-        lambda world, subject, generator: WorkerKilled(world, subject, generator, "TaskManagerRunner"),
+        lambda testbed, subject, generator: WorkerKilled(testbed, subject, generator, "TaskManagerRunner"),
         0.5,
         2,
         lambda system: system == "beam",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from benchmarks.chaos.testbed import Testbed
+
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Weather, Where
 from benchmarks.chaos.subject import Subject
-from benchmarks.chaos.world import World
 
 NOTHING, REQUESTS, ANSWERS = Weather(HELD, HELD), Weather(HELD, GOOD), Weather(GOOD, HELD)
 SLOW = Weather(Condition(bytes_per_s=20_000), Condition(bytes_per_s=20_000))
@@ -42,23 +43,23 @@ def everybody(hit: int) -> Where:
 class Disturbed(Fault):
     """Connections of the place that the leader of a partition has."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random, place: Place, weather: Weather) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random, place: Place, weather: Weather) -> None:
         """Nothing yet."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         self._place, self._weather = place, weather
         self._before = (0, 0)
 
     def apply(self) -> str:
         """Until it is healed."""
         hit = self.leader_of_a_partition()
-        tally = self.world.network.tally
+        tally = self.testbed.network.tally
         self._before = (tally.held, tally.slowed)
-        self.world.network.disturb(self._place(hit), self._weather)
+        self.testbed.network.disturb(self._place(hit), self._weather)
         return f"broker {hit}"
 
     def prove(self) -> str:
         """Bytes were held or slowed down meanwhile."""
-        tally = self.world.network.tally
+        tally = self.testbed.network.tally
         held, slowed = tally.held - self._before[0], tally.slowed - self._before[1]
         if not held and not slowed:
             raise NotHappenedError("no byte was on its way there")
@@ -66,20 +67,20 @@ class Disturbed(Fault):
 
     def heal(self) -> None:
         """What was held arrives."""
-        self.world.network.calm()
+        self.testbed.network.calm()
 
 
 class Reset(Fault):
     """Every connection of the job is reset, again and again."""
 
-    def __init__(self, world: World, subject: Subject, generator: random.Random) -> None:
+    def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random) -> None:
         """Nothing yet."""
-        super().__init__(world, subject, generator)
+        super().__init__(testbed, subject, generator)
         self._cut = 0
 
     def apply(self) -> str:
-        """Now, and once more when it is healed."""
-        self._cut = self.world.network.cut(all_clients(0))
+        """Now, and again when it is healed."""
+        self._cut = self.testbed.network.cut(all_clients(0))
         return "all connections of the job"
 
     def prove(self) -> str:
@@ -90,12 +91,12 @@ class Reset(Fault):
 
     def heal(self) -> None:
         """It has connected again meanwhile."""
-        self._cut += self.world.network.cut(all_clients(0))
+        self._cut += self.testbed.network.cut(all_clients(0))
 
 
 def _kind(name: str, place: Place, weather: Weather, shortest: float, longest: float) -> Kind:
-    def make(world: World, subject: Subject, generator: random.Random) -> Fault:
-        return Disturbed(world, subject, generator, place, weather)
+    def make(testbed: Testbed, subject: Subject, generator: random.Random) -> Fault:
+        return Disturbed(testbed, subject, generator, place, weather)
 
     return Kind(name, "network", make, shortest, longest, real=place in (peers, everybody))
 

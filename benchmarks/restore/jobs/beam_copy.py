@@ -1,9 +1,9 @@
-"""A Beam pipeline on a Flink of its own, to be killed: copies key and value of a topic to another, for ever, exactly once.
+"""A Beam pipeline on its own Flink, to be killed: copies key and value of a topic to another, for ever, exactly once.
 
     python beam_copy.py <json>, a Job (systems.py)
 
 It starts a dead TaskManager again at once, as a supervisor would. Started again itself, it submits the pipeline with the newest
-complete checkpoint that the one before has left.
+complete checkpoint that the previous one has left.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(told: dict[str, Any]) -> None:
         while True:
             if "task manager" in flink.ended():
                 mark(told, "task manager died")
-                with suppress(PeerError):  # killed again while it starts: it is started once more
+                with suppress(PeerError):  # killed again while it starts: it is started again
                     flink.start_task_manager()
                     mark(told, "task manager is back")
             time.sleep(LOOK_S)

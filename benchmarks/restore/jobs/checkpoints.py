@@ -1,4 +1,4 @@
-"""What Flink left behind, to go on from."""
+"""What Flink left behind, to continue from."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """A script without an engine, to be killed: copies key and value of a topic to another, or to a table, for ever, exactly once.
 
     python embedded_copy.py <json>, a Job (systems.py), with "properties" of the client, "url": of the database whose table
-    `target` is, or null for a topic; perhaps "planted": a bug that the oracle has to find; perhaps "fail_on_data_loss": false,
-    for an input whose losses are logged and let pass
+    `target` is, or null for a topic; perhaps "injected": a bug that the oracle has to find; perhaps "fail_on_data_loss": false,
+    for an input whose losses are logged and tolerated
 
 For each epoch it stores the source's checkpoint under the epoch's number, then commits the epoch. Whether an epoch happened is
-what the sink has recorded: started again, it goes on from the checkpoint of the recorded epoch, and what a later one has stored
-is void. Planted: "doubles" goes on from the epoch before the recorded one, "loses" from what was stored last.
+what the sink has recorded: started again, it continues from the checkpoint of the recorded epoch, and what a later one has stored
+is void. Injected: "doubles" continues from the epoch before the recorded one, "loses" from what was stored last.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def copy_epoch(run: Any, sink: Any, attempt: Any) -> Any:  # noqa: ANN401 - head
         return transaction.prepare()
 
 
-def resumed(planted: str | None, recorded: int, state: Path) -> int:
-    """Of which epoch the checkpoint is that the job goes on from: the recorded one, if no bug is planted."""
-    if planted == "doubles":
+def resumed(injected: str | None, recorded: int, state: Path) -> int:
+    """Of which epoch the checkpoint is that the job continues from: the recorded one, if no bug is injected."""
+    if injected == "doubles":
         return max(0, recorded - 1)
-    if planted == "loses":
+    if injected == "loses":
         return max(int(file.name) for file in state.glob("[0-9]*"))
     return recorded
 
@@ -85,7 +85,7 @@ def main(told: dict[str, Any]) -> None:
     committer = JobCommitter(name, sink.committer(name))
     committer.recover()
     recorded = sink.recorded_epochs().get(name, -1)
-    found = (state / str(resumed(told.get("planted"), recorded, state))).read_bytes() if recorded >= 0 else None
+    found = (state / str(resumed(told.get("injected"), recorded, state))).read_bytes() if recorded >= 0 else None
     properties = {key: value for key, value in told["properties"].items() if key in CONSUMED}
     source = KafkaSource(
         told["bootstrap"],

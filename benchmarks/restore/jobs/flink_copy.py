@@ -2,7 +2,7 @@
 
     python flink_copy.py <json>, a Job (systems.py) with "jar"
 
-The cluster is in this process's JVM. A restart goes on from the newest complete checkpoint that the one before has left.
+The cluster is in this process's JVM. A restart continues from the newest complete checkpoint that the previous one has left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyflink.table import EnvironmentSettings, TableEnvironment  # pyright: igno
 
 
 def all_settings(told: dict[str, Any]) -> dict[str, str]:
-    """The job's, its jar, and what it goes on from."""
+    """The job's, its jar, and what it continues from."""
     chosen = {**settings(told), "pipeline.jars": f"file://{told['jar']}"}
     newest = newest_checkpoint(checkpoints(told))
     return chosen | ({} if newest is None else {"execution.state-recovery.path": f"file://{newest}"})

@@ -1,9 +1,9 @@
-"""A Flink cluster with a hot standby, whose leading JobManager and TaskManager at work are to be killed: flink_copy.py's job.
+"""A Flink cluster with a hot standby, whose leading JobManager and TaskManager running are to be killed: flink_copy.py's job.
 
     python flink_standby.py <json>, a Job (systems.py) with "jar", "python" of PyFlink's environment, and "home", Flink's folder
 
-`status.json` beside the job's state says which processes are at work, and whether a standby waits. What dies is started again
-by this process, as by a process manager; the job goes on where the standby JobManager finds it.
+`status.json` alongside the job's state states which processes are running, and whether a standby waits. What dies is started again
+by this process, as by a process manager; the job continues where the standby JobManager finds it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python run_copy.py <json>, a Job (systems.py)
 
-This process becomes the command line, for the pipeline of run_pipeline.py. A restart goes on from the last checkpoint.
+This process becomes the command line, for the pipeline of run_pipeline.py. A restart continues from the last checkpoint.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python script_read.py <json>, a Job (systems.py); the file is `values` in its `state`
 
-It has no checkpoints: it is for outages, in which it goes on, and not for kills.
+It has no checkpoints: it is for outages, in which it continues, and not for kills.
 """
 
 from __future__ import annotations

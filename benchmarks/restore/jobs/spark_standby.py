@@ -4,7 +4,7 @@
 
 With the setting that the how-to gives for a sooner takeover: Spark forks a `chmod` for each checksum file of its checkpoint.
 
-`status.json` beside the job's state says which driver is active, and whether the standby waits.
+`status.json` alongside the job's state states which driver is active, and whether the standby waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOONER = {"spark.sql.streaming.checkpoint.fileChecksum.enabled": "false"}
 
 
 def job(spark: Any) -> Any:  # noqa: ANN401 - Spark's
-    """In a driver: called for the rehearsal, and when it runs the job."""
+    """In a driver: called for the dry run, and when it runs the job."""
     told = json.loads(os.environ[TOLD])
     mark(told, "called")
     query = start_query(spark, told)

@@ -20,7 +20,7 @@ from headrace.enumerator.errors import UsageError
 __all__ = ["AvroFormat"]
 
 _FULL, _NO_MEMORY = 12, 13
-"""Codes of the kernel's that tell nothing of the value, but of those before it and of the machine."""
+"""Codes of the kernel's that tell nothing of the value, but of the previous ones and of the machine."""
 
 
 class AvroFormat(ValueFormat):
@@ -29,10 +29,10 @@ class AvroFormat(ValueFormat):
     Both are JSON texts; the default reader's schema is the writer's. `references`: texts of the schemas that they use by full
     name; those of the reader's are `reader_references`, by default the same. `fields`: only these fields of the reader's record
     are decoded, `"address.city"` is one of a field, and none makes an empty struct; the default is all. `header_bytes`
-    (default 0) are passed over at the start of each value, such as the 5 of a registry's wire format.
+    (default 0) are skipped at the start of each value, such as the 5 of a registry's wire format.
 
     A value's bytes after its end are ignored, as other readers of Avro do; of a field that is skipped only the extent is
-    checked, not whether its text is UTF-8 or its symbol known. Raises UsageError for what is no Avro schema, for
+    checked, not whether its text is UTF-8 or its symbol known. Raises UsageError for what is not Avro schema, for
     schemas that do not resolve whatever the values are, and for a type that contains itself, unless `fields` leaves it out.
 
     `recursive`: with "json" a field whose type contains itself is a text, its JSON, as `JsonFields` says. fastavro reads that,

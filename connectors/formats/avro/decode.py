@@ -7,7 +7,7 @@ column.
 
 Nothing that the bytes claim is believed: every read is checked against the end of the value, counts of items against the
 bytes that are left, and room grows with what was really read. A value that cannot be read becomes a null, what it had
-already appended is taken back, and its neighbours are not concerned.
+already appended is rolled back, and its neighbours are not concerned.
 
 The format: https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 """
@@ -515,7 +515,7 @@ class _Table:
         self.kept = list(kept)
         for each in self.kept:  # they are cast to these without another look
             if not isinstance(each, (Step, Column)):
-                raise TypeError(f"{each!r} is no step and no column")
+                raise TypeError(f"{each!r} is not a step and no column")
         self.count = len(self.kept)
         if cython.compiled:
             self.addresses = pa.allocate_buffer(8 * self.count + 8)
@@ -761,7 +761,7 @@ class Spent:
     @cython.nogil
     @cython.exceptval(check=False)
     def begin(self) -> cython.void:
-        """A value begins."""
+        """A value starts."""
         self.empty_items = 0
         self.depth = 0
 
@@ -1552,7 +1552,7 @@ def _run(
 def run(step: Step, spent: Spent, column: Column, values: pa.Array, skipped: int) -> list[tuple[int, int, int]]:
     """Append each of `values` to `column`, which has to be empty, and give row, place and code of those that are bad.
 
-    `values` is of Arrow's `binary`. The first `skipped` bytes of each are passed over. A null, and a bad value, become nulls.
+    `values` is of Arrow's `binary`. The first `skipped` bytes of each are skipped. A null, and a bad value, become nulls.
     Raises MemoryError if there is not enough for the value alone. One thread at a time may use a step
     and its column, and the `spent` of that step.
     """

@@ -38,7 +38,7 @@ _NO_MEMORY = cython.declare(cython.int, 6)
 REASONS: dict[int, str] = {
     1: "is null, and its Avro type has no null",
     2: "is a decimal that does not fit the size of its fixed type",
-    3: "is no UUID of 36 characters",
+    3: "is not a UUID of 36 characters",
     4: "is an interval that is negative, not of whole milliseconds, or too long",
     5: "makes the encoded column larger than 2 GiB; encode fewer rows at a time",
     6: "needs more memory than there is",
@@ -420,7 +420,7 @@ class _Parts:
         self.kept = list(kept)
         for each in self.kept:  # they are cast to it without another look
             if not isinstance(each, Part):
-                raise TypeError(f"{each!r} is no part")
+                raise TypeError(f"{each!r} is not a part")
         self.count = len(self.kept)
         if cython.compiled:
             self.addresses = pa.allocate_buffer(8 * self.count + 8)

@@ -116,7 +116,7 @@ def _union_type(schema: AvroUnion, path: str) -> pa.DataType:
 
 
 def nullable(schema: AvroUnion) -> AvroType | None:
-    """The one type beside null of a union, or null where there is nothing else; None if there are several."""
+    """The one type alongside null of a union, or null where there is nothing else; None if there are several."""
     others = [each for each in schema.branches if each != AvroPrimitive("null")]
     return None if len(others) > 1 else others[0] if others else AvroPrimitive("null")
 

@@ -1,6 +1,6 @@
 """Fields whose type contains itself, as JSON texts: no Arrow type does, so fastavro reads them, and not the kernel.
 
-The kernel reads all else, and has passed over these fields before: what fastavro is given is whole, has bounded depth, and no
+The kernel reads all else, and has skipped these fields before: what fastavro is given is whole, has bounded depth, and no
 more items than its bytes can mean.
 """
 

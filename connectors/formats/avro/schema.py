@@ -91,7 +91,7 @@ class AvroRecord:
 
 @dataclass(frozen=True)
 class AvroUnion:
-    """One of `branches`, which are no unions."""
+    """One of `branches`, which are not unions."""
 
     branches: tuple[AvroType, ...]
 
@@ -231,8 +231,8 @@ def _with_logical(node: AvroPrimitive | AvroFixed, schema: Mapping[str, Any]) ->
 def only(schema: AvroType, fields: Sequence[str]) -> AvroType:
     """The same schema with only these fields of its record. A dotted name means one field of a field.
 
-    With no field at all a record has none, and a schema that is no record stays as it is. Raises UsageError for a field that
-    there is not, and for fields of a schema that is no record.
+    With no field at all a record has none, and a schema that is not a record stays as it is. Raises UsageError for a field that
+    there is not, and for fields of a schema that is not a record.
     """
     if not fields:
         return replace(schema, fields=()) if isinstance(schema, AvroRecord) else schema
@@ -254,7 +254,7 @@ def _pruned(schema: AvroType, fields: Sequence[str], wanted: Mapping[str, list[s
         case AvroRecord():
             pass
         case _:
-            raise UsageError(f"fields {', '.join(map(repr, fields))} were asked for of a schema that is no record")
+            raise UsageError(f"fields {', '.join(map(repr, fields))} were asked for of a schema that is not a record")
     there = [field.name for field in schema.fields]
     unknown = [name for name in wanted if name not in there]
     if unknown:

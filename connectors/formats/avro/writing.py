@@ -123,7 +123,7 @@ def _inside(path: str, name: str) -> str:
 
 
 def _shown(record: pa.Array, field: pa.Array) -> pa.Array:
-    """A field of a record, with nulls where the record is null: there it may hold anything, such as a text that is no symbol.
+    """A field of a record, with nulls where the record is null: there it may hold anything, such as a text that is not a symbol.
 
     Of texts and records, as no other field is looked at before its rows are written. (`flatten` ends the process for unions.)
     """
@@ -171,5 +171,5 @@ def _indices(schema: AvroEnum, array: pa.Array, path: str) -> pa.Array:
     unknown = pc.and_(indices.is_null(), array.is_valid())
     if pc.any(unknown).as_py():
         row = pc.index(unknown, True).as_py()
-        raise UsageError(f"{_named(path)} has a value at {row} that is no symbol of the Avro enum {schema.name}")
+        raise UsageError(f"{_named(path)} has a value at {row} that is not a symbol of the Avro enum {schema.name}")
     return indices

@@ -1,6 +1,6 @@
 """From the text of a Protobuf schema to descriptors, by protoc. What is registered as descriptors is read.
 
-A schema may come from a registry that anybody writes to: so it is compiled in a process and a folder of its own.
+A schema may come from a registry that anybody writes to: so it is compiled in a process and its own folder.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def descriptor_set(schema: str | bytes, references: Mapping[str, str] | None = N
     try:
         files.ParseFromString(schema)
     except DecodeError as error:
-        raise UsageError("this is no FileDescriptorSet, as protoc --descriptor_set_out writes it") from error
+        raise UsageError("this is not a FileDescriptorSet, as protoc --descriptor_set_out writes it") from error
     if not files.file:
         raise UsageError("this FileDescriptorSet has no file in it")
     return schema
@@ -144,7 +144,7 @@ def _protoc(texts: Mapping[str, str], kept: Iterable[Any]) -> bytes:
         for name, text in texts.items():
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or not path.name:
-                raise UsageError(f"a Protobuf schema refers to a file named {name!r}, which is no path below its own")
+                raise UsageError(f"a Protobuf schema refers to a file named {name!r}, which is not a path below its own")
             there = root.joinpath(*path.parts)
             there.parent.mkdir(parents=True, exist_ok=True)
             there.write_text(text, encoding="utf-8")

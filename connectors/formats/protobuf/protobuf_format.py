@@ -32,7 +32,7 @@ class ProtobufFormat(ValueFormat):
     `schema`: the text of a `.proto` file, whose imports `references` has by their names; or a serialized FileDescriptorSet.
     `message`: its full name; by default the first of the schema, or of the set's last file. `fields`: only these are decoded,
     `"address.city"` is one of a field, and none makes an empty struct; the default is all. `header_bytes` (default 0) are
-    passed over at the start of each value.
+    skipped at the start of each value.
 
     A value is read by Protobuf's own runtime, as to what is bad, which of several alternatives counts, and what an unknown
     number of a proto2 enum means. A field that can be told from one that is not set is null where it is not; others have their
@@ -84,7 +84,7 @@ class ProtobufFormat(ValueFormat):
         """As `ValueFormat` says. Fields are found by their names; those that are missing or null are not set.
 
         Raises UsageError for a field that the message does not have, for two alternatives at once, for a null in a list or a
-        map, and for a text that is no symbol.
+        map, and for a text that is not a symbol.
         """
         checked = writable(values, self._reader.message.DESCRIPTOR, self._reader.number_kind)
         columns = [checked.field(index) for index in range(checked.type.num_fields)]
@@ -150,7 +150,7 @@ class _Types:
                 message.ParseFromString(value[header_bytes:] if header_bytes else value)
             except DecodeError:
                 found.append(None)
-                bad[row] = f"is no message {message.DESCRIPTOR.full_name}: its bytes are not of Protobuf's wire format"
+                bad[row] = f"is not a message {message.DESCRIPTOR.full_name}: its bytes are not of Protobuf's wire format"
                 continue
             message.DiscardUnknownFields()
             found.append(message.SerializePartialToString())

@@ -23,7 +23,7 @@ def first_message(files: bytes) -> str:
 
 
 def message_at(files: bytes, indices: Sequence[int]) -> str:
-    """The full name of the message type at these indices in the last file: of the file, then of each type in the one before.
+    """The full name of the message type at these indices in the last file: of the file, then of each type in the previous one.
 
     Raises UsageError where there is none.
     """

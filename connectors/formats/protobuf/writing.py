@@ -149,7 +149,7 @@ def _enum(place: _Place, column: pa.Array, enum: Any) -> pa.Array:  # noqa: ANN4
     if not pc.any(others).as_py():
         return numbers
     bare = pc.match_substring_regex(texts, r"^-?[0-9]{1,9}$") if not enum.is_closed else pa.array([False] * len(texts))
-    place.refuse(pc.and_not(others, bare), f"has a value that is no symbol of the enum {enum.full_name}")
+    place.refuse(pc.and_not(others, bare), f"has a value that is not a symbol of the enum {enum.full_name}")
     return pc.coalesce(numbers, pc.if_else(others, texts, pa.scalar(None, pa.string())).cast(pa.int32()))
 
 

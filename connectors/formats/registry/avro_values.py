@@ -59,7 +59,7 @@ class RegisteredAvroFormat(RegisteredFormat):
 
     def _decoded(self, writer: RegisteredSchema, group: Framed, values: pa.Array) -> DecodedValues | str:
         if group.tail:
-            return "the header that names its schema goes on after the id"
+            return "the header that names its schema continues after the id"
         avro = self._resolved(writer, group.skipped)
         return avro if isinstance(avro, str) else avro.decode(values)
 

@@ -3,7 +3,7 @@
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 
 What stands under an id does not change; so answers by id are kept in the process, and are not asked for again. What is newest
-in a subject is never kept. A registry that was set up anew does have other schemas under its ids: when any answer shows that,
+in a subject is never kept. A registry that was set up again does have other schemas under its ids: when any answer shows that,
 all that was kept of it is forgotten.
 """
 
@@ -116,7 +116,7 @@ os.register_at_fork(after_in_child=_start_afresh)
 
 @dataclass(frozen=True)
 class SchemaRegistry:
-    """A schema registry: `url` is one or more with commas between them, each asked where the one before fails.
+    """A schema registry: `url` is one or more with commas between them, each asked where the previous one fails.
 
     `properties`: authentication and TLS under the names that Confluent's clients have (`basic.auth.user.info`,
     `bearer.auth.token`, `ssl.ca.location`, ...), with or without `schema.registry.` before them. A look-up that does not
@@ -223,7 +223,7 @@ class SchemaRegistry:
 
         The schemas that it refers to have to be registered before: `RegisteredSchema.uses`.
 
-        Raises PeerError where the registry finds it incompatible with those before it, and as `by_id`.
+        Raises PeerError where the registry finds it incompatible with the previous ones, and as `by_id`.
         """
         path = f"/subjects/{_quoted(subject)}/versions"
         answer = self._call("POST", path, f"subject '{subject}'", _body(schema))
@@ -355,7 +355,7 @@ class SchemaRegistry:
             raise self._strange(what) from None
 
     def _pool(self, access: Access) -> urllib3.PoolManager:
-        """The connections of this process, made anew where what TLS needs has changed."""
+        """The connections of this process, recreated where what TLS needs has changed."""
         kept, wanted = self._known.pool, (access.tls, access.key_file)
         if kept is None or kept[0] != wanted:
             tls = self.config.tls(access) if any(url.startswith("https:") for url in self.config.urls) else None

@@ -49,7 +49,7 @@ PROPERTIES: tuple[str, ...] = (
 )
 """Every property, by its name in Confluent's clients; `schema.registry.` may stand before it.
 
-Beside them there are `config.providers` and what belongs to these: a value may then refer to a secret.
+Alongside them there are `config.providers` and what belongs to these: a value may then refer to a secret.
 """
 
 
@@ -60,7 +60,7 @@ class Access:
     headers: Mapping[str, str] = field(repr=False)
     tls: TlsConfig = field(repr=False)
     key_file: str | None
-    """In PEM, where the key does not stand beside its certificate."""
+    """In PEM, where the key does not stand alongside its certificate."""
     tokens: ClientCredentials | None = None
     """Who gives the token, where it is one of an OAuth 2 endpoint."""
 

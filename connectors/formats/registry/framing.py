@@ -20,7 +20,7 @@ from headrace.connectors.formats.registry.schemas import SchemaId
 
 __all__ = ["Framed", "Unframed", "framing", "header_name", "prefix"]
 
-_NUMBER, _GUID = 5, 17  # bytes, with the one before the id
+_NUMBER, _GUID = 5, 17  # bytes, with the previous one the id
 _LARGEST_ID = 2**31 - 1  # a registry's ids are Java's int
 
 
@@ -106,7 +106,7 @@ def _grouped(rows: pa.Array, frames: pa.Array, *, in_header: bool) -> Iterator[_
 
 
 def _read(found: _Frame) -> Framed | Unframed:
-    """Of garbage many rows may begin alike or not; each reason says how."""
+    """Of garbage many rows may start alike or not; each reason says how."""
     frame = found.frame
     length = _NUMBER if frame.startswith(b"\0") else _GUID
     skipped, tail = (0, frame[length:]) if found.in_header else (length, b"")
@@ -121,5 +121,5 @@ def _read(found: _Frame) -> Framed | Unframed:
     if not frame:
         return Unframed(found.rows, f"{where} is empty, and names no schema")
     if frame[0] > 1:
-        return Unframed(found.rows, f"{where} begins with byte {frame[0]}, where a schema registry's wire format has 0 or 1")
+        return Unframed(found.rows, f"{where} starts with byte {frame[0]}, where a schema registry's wire format has 0 or 1")
     return Unframed(found.rows, f"{where} ends within the id of its schema")

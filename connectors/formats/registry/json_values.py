@@ -38,7 +38,7 @@ class RegisteredJsonFormat(RegisteredFormat):
     def _decoded(self, writer: RegisteredSchema, group: Framed, values: pa.Array) -> DecodedValues | str:
         del writer
         if group.tail:
-            return "the header that names its schema goes on after the id"
+            return "the header that names its schema continues after the id"
         if group.skipped not in self._formats:
             self._formats[group.skipped] = self._format(group.skipped)
         return self._formats[group.skipped].decode(values)

@@ -45,7 +45,7 @@ T = TypeVar("T")
 class KafkaCluster:
     """A Kafka cluster. Cheap to make and to pickle (as its configuration); contacts nothing until used; thread-safe.
 
-    Use it as a context manager or call `close`. After a fork the child connects anew.
+    Use it as a context manager or call `close`. After a fork the child connects again.
     """
 
     _endures = False
@@ -88,7 +88,7 @@ class KafkaCluster:
 
     @property
     def outage(self) -> Outage:
-        """What waits for brokers now, for the log: to be told by whoever tries again by itself, with `back_off`."""
+        """What waits for brokers now, for the log: to be informed by whoever tries again by itself, with `back_off`."""
         return self._retries.outage
 
     # --- topics --------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class KafkaCluster:
         """`commit_offsets`, leaving out those whose topic the group's coordinator does not know under this id now (I5).
 
         Offsets are committed by name. The broker that keeps them drops those of a topic when it hears that it was deleted; so
-        where the same broker still knew the topic, none stays behind for a topic that is made anew under the name. What any
+        where the same broker still knew the topic, none stays behind for a topic that is recreated under the name. What any
         other broker knows proves nothing.
         """
         self._groups.commit_by_id(group, offsets)

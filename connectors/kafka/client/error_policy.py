@@ -20,7 +20,7 @@ class Reaction(Enum):
     """What the asker does."""
 
     ANSWER = auto()
-    """It is no failure: the caller goes by it."""
+    """It is not a failure: the caller goes by it."""
     RETRY = auto()
     """The same request again, after a backoff."""
     REFRESH = auto()

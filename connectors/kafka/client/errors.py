@@ -78,11 +78,11 @@ class FencedByBrokerError(BrokerError, FencedError):
 
 
 class CorruptAtBrokerError(BrokerError, CorruptDataError):
-    """The broker says that the bytes, ours or its own, are corrupt."""
+    """The broker states that the bytes, ours or its own, are corrupt."""
 
 
 class InvalidForBrokerError(BrokerError, UsageError):
-    """The broker says that a name or value which the caller gave is not valid."""
+    """The broker states that a name or value which the caller gave is not valid."""
 
 
 class GroupInUseError(BrokerError):

@@ -128,7 +128,7 @@ def fetch_there(
     last_epoch: int | None = None,
     max_bytes: int = _FETCH_BYTES,
 ) -> PartitionAnswer:
-    """`fetch_once` at an offset that was there: it brings nothing only if the leader says that its log ends before.
+    """`fetch_once` at an offset that was there: it brings nothing only if the leader states that its log ends before.
 
     A new leader brings nothing of what it has as long as it does not know its high watermark; asked where its log ends, it
     refuses to answer meanwhile (KAFKA-7703).
@@ -148,7 +148,7 @@ def fetch_there(
 def intact(where: str, position: int, fetch: Callable[[], PartitionAnswer]) -> tuple[PartitionAnswer, list[StoredBatch]]:
     """What `fetch` brings, and its whole batches from the one that holds `position` on, their checksums and order compared.
 
-    A damaged answer is no damaged log: it is asked for once more. Raises CorruptDataError, naming `where`, for the second one,
+    A damaged answer is not a damaged log: it is asked for again. Raises CorruptDataError, naming `where`, for the second one,
     and where records came of which no batch is whole. No batches: the answer is empty, or its `error` says why.
     """
     try:

@@ -35,7 +35,7 @@ class CommittedOffset:
 
 
 class Groups:
-    """Reads and commits offsets of groups, as a client that is no member of them. Thread-safe; has no state of its own."""
+    """Reads and commits offsets of groups, as a client that is not a member of them. Thread-safe; has no state of its own."""
 
     def __init__(
         self, isolation: Isolation, calls: Calls, retries: Retries, coordinators: Coordinators, metadata: Metadata

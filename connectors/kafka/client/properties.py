@@ -320,8 +320,8 @@ _HARMLESS = frozenset(name for names in _HARMLESS_NAMES.values() for name in nam
 _ONLY: dict[str, tuple[frozenset[str], str]] = {
     "acks": (frozenset({"all", "-1"}), "records are always acknowledged by all in-sync replicas"),
     "allow.auto.create.topics": (frozenset({"false"}), "no topic is created by being asked for; create it beforehand"),
-    "check.crcs": (frozenset({"true"}), "the CRC of every batch is always checked, which costs little beside decoding it"),
-    "ssl.protocol": (frozenset({"tls", "tlsv1.3"}), "ssl.enabled.protocols says which versions may be negotiated"),
+    "check.crcs": (frozenset({"true"}), "the CRC of every batch is always checked, which costs little alongside decoding it"),
+    "ssl.protocol": (frozenset({"tls", "tlsv1.3"}), "ssl.enabled.protocols states which versions may be negotiated"),
     "enable.idempotence": (frozenset({"true"}), "writing is always idempotent"),
     "group.protocol": (frozenset({"classic", "consumer"}), "no group is joined"),
 }

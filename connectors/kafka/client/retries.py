@@ -1,6 +1,6 @@
 """The retry policy, that of the Java client: exponential backoff with jitter, up to `default.api.timeout.ms`.
 
-Its default, 60 s, bounds a call and not a job: `OutageError` is retriable, and whoever can goes on. Where nobody could
+Its default, 60 s, bounds a call and not a job: `OutageError` is retriable, and whoever can continues. Where nobody could
 (`EnduringCluster`), a call rides out an outage of any length, if the cluster has ever answered; a first contact is bounded. A
 limit that somebody set is one everywhere: `DeadlineExceededError`.
 """
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _LONGEST_CALL_S = 60.0
 _BUSY_BACKOFF_MS = 20  # Java's TransactionManager.ADD_PARTITIONS_RETRY_BACKOFF_MS
-_LEAST_VOUCHED_S = 900.0  # a first contact that somebody has vouched for; an outage may begin before a process does
+_LEAST_VOUCHED_S = 900.0  # a first contact that somebody has vouched for; an outage may start before a process does
 _SILENCE_S = 10.0  # what waits longer is told
 _UNKNOWN_TOPIC_GRACE_S = 3.0  # a topic just created is not known to every broker at once
 _NO_OUTAGE = (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.LISTENER_NOT_FOUND)
@@ -51,7 +51,7 @@ def giving_up_when(is_enough: Callable[[], bool]) -> Iterator[None]:
 
 
 class _Streak:
-    """How long errors of one kind have come without a break. Whatever comes in between, nobody reached too, begins it anew."""
+    """How long errors of one kind have come without a break. Whatever comes in between, nobody reached too, starts it again."""
 
     def __init__(self, longest_s: float, is_one: Callable[[BaseException | None], bool]) -> None:
         self._longest_s, self._is_one = longest_s, is_one
@@ -68,7 +68,7 @@ class _Streak:
 
 
 class Refusals(_Streak):
-    """How long, up to 60 s, a broker has answered what is no outage: it is there, and a wait may have no end."""
+    """How long, up to 60 s, a broker has answered what is not an outage: it is there, and a wait may have no end."""
 
     def __init__(self) -> None:
         """Nothing was answered yet."""
@@ -78,7 +78,7 @@ class Refusals(_Streak):
 class _Fruitless:
     """Answers that a call which rides out outages is not to wait for without end: each kind without a break, for so long.
 
-    A time of its own, not the call's: one such answer after an outage of hours says nothing. There may have been coordinators
+    its own time, not the call's: one such answer after an outage of hours says nothing. There may have been coordinators
     where that is not known: those are waited for as a cluster is that another process has reached.
     """
 
@@ -96,7 +96,7 @@ class _Fruitless:
 
 
 class Outage:
-    """What has waited for more than 10 s: the log says so once, however many wait, and once when the last goes on.
+    """What has waited for more than 10 s: the log says so once, however many wait, and once when the last continues.
 
     Thread-safe. A `waiter` is any object that stands for one who waits.
     """
@@ -112,7 +112,7 @@ class Outage:
         self._began = 0.0
 
     def goes_on(self, waiter: object, what: str, since: float, error: BaseException | None, hint: str = "") -> None:
-        """It waits since then, by `time.monotonic`, and has failed once more. `hint`: why it may be no outage."""
+        """It waits since then, by `time.monotonic`, and has failed again. `hint`: why it may be no outage."""
         waited = time.monotonic() - since
         if waited < _SILENCE_S:
             return
@@ -129,7 +129,7 @@ class Outage:
             log.warning("the brokers answer again, after %.0f s", time.monotonic() - self._began)
 
     def given_up(self, waiter: object) -> None:
-        """It waits no more: whoever asked is told by an error."""
+        """It waits no more: whoever asked is informed by an error."""
         self._leave(waiter)
 
     def _leave(self, waiter: object) -> bool:
@@ -254,7 +254,7 @@ class Retries:
         first = min(self._config.retry_backoff_ms, _BUSY_BACKOFF_MS) if is_busy else self._config.retry_backoff_ms
         longest = max(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms)
         milliseconds = min(first * 2 ** min(attempt - 1, 30), longest)
-        jitter = random.uniform(0.8, 1.2)  # noqa: S311 - as Java's (KIP-580); it is no secret
+        jitter = random.uniform(0.8, 1.2)  # noqa: S311 - as Java's (KIP-580); it is not a secret
         return float(milliseconds / 1000 * jitter)
 
     def _pause(self, seconds: float) -> None:

@@ -143,7 +143,7 @@ _TRAILING = cython.declare(cython.int, 10)
 _WHAT: dict[int, str] = {
     3: "the record's length runs past the end of the batch, or is not a varint",
     4: "a field of the record runs past its end, or has a negative length or a malformed varint",
-    5: "the record's offset is not between the one before it and the last of the batch",
+    5: "the record's offset is not between the previous one and the last of the batch",
     6: "the record's timestamp does not fit 64-bit microseconds",
     7: "a header of the record runs past its end, has a negative length or a malformed varint, or the count is wrong",
     9: "bytes are left over after the record's last field",
@@ -514,7 +514,7 @@ class _Columns:
     ) -> None:
         """Room for `rows` rows, `size` bytes of records and `headers` headers in all.
 
-        `nulls_times`: a timestamp that does not fit becomes a null, and is no error.
+        `nulls_times`: a timestamp that does not fit becomes a null, and is not an error.
         """
         self.rows = 0
         self.row_capacity = rows
@@ -641,7 +641,7 @@ class _Columns:
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
-_XERIAL = b"\x82SNAPPY\x00"  # how snappy-java, and so every Java client, begins its frames of snappy blocks
+_XERIAL = b"\x82SNAPPY\x00"  # how snappy-java, and so every Java client, starts its frames of snappy blocks
 
 
 def _unpack_snappy(packed: memoryview, target: memoryview) -> int:
@@ -693,7 +693,7 @@ _CODECS: tuple[tuple[str, Callable[[memoryview, memoryview], int]], ...] = (
 @cython.final
 @cython.cclass
 class _Plan:
-    """Walks the batches of one response: `extend` plans some, `fill` takes their records, by turns until `finished`."""
+    """Walks the batches of one response: `extend` plans some, `fill` takes their records, alternately until `finished`."""
 
     place: str
     start: cython.longlong
@@ -1094,7 +1094,7 @@ def decode(
 ) -> Iterator[DecodedBatch]:
     """Decode the `records` of one partition in a Fetch response.
 
-    `data` is a run of record batches: the first may begin before `start`, the last may be cut off. Records below `start`
+    `data` is a run of record batches: the first may start before `start`, the last may be cut off. Records below `start`
     and from `stop` on (exclusive; default: none) are left out. `columns` are built, no others; the rest of each record
     is skipped, not parsed. `aborted` is the response's list of (producer id, first offset) of aborted transactions, and
     None means read_uncommitted: every record is kept. Nothing yielded refers to `data`, but it must not change until the
@@ -1135,7 +1135,7 @@ def decode(
 
 
 def _batches(plan: _Plan, topic: str, partition: int, schema: pa.Schema, *, nulls_times: bool) -> Iterator[DecodedBatch]:
-    """Plan and fill by turns until the data is used up; what is yielded last moves the position, rows or not."""
+    """Plan and fill alternately until the data is used up; what is yielded last moves the position, rows or not."""
     position = plan.start
     while not plan.finished:
         plan.extend()

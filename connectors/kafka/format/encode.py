@@ -285,7 +285,7 @@ class _Nulls:
 
     buffer: pa.Buffer | None
     bits: cython.p_const_uchar
-    first: cython.Py_ssize_t  # where in its buffers the column begins
+    first: cython.Py_ssize_t  # where in its buffers the column starts
     is_absent: cython.bint
     is_mixed: cython.bint
 
@@ -332,7 +332,7 @@ class _Blobs:
     @cython.nogil
     @cython.exceptval(check=False)
     def begin(self, slot: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """Where in `data` the slot's bytes begin. The slot must not be null."""
+        """Where in `data` the slot's bytes start. The slot must not be null."""
         slot += self.nulls.first
         return self.long_ends[slot] if self.is_large else self.ends[slot]
 
@@ -557,7 +557,7 @@ class _Partitioner:
 
     def __init__(self, partitions: int, enough: int) -> None:
         self.partitions = partitions
-        self.sticky = random.randrange(partitions)  # noqa: S311 - spreads the load; it is no secret
+        self.sticky = random.randrange(partitions)  # noqa: S311 - spreads the load; it is not a secret
         self.enough = enough
 
     def place(self, rows: _Rows) -> None:
@@ -790,7 +790,7 @@ class _OpenBatch:
         return at
 
     def close(self) -> EncodedBatch:
-        """Seal the batch, which must not be empty, and begin the next."""
+        """Seal the batch, which must not be empty, and start the next."""
         view = memoryview(self.buffer).cast("B")[: self.used]
         attributes: int = self.producer.attributes
         packed = None if self.producer.compress is None else self.producer.compress(view[_RECORDS:])
@@ -888,10 +888,10 @@ class RecordEncoder:
         """An encoder for a topic of so many `partitions`. `producer_id` and `producer_epoch` are -1 for a plain producer.
 
         `max_batch_bytes` bounds a batch before compression, header included (default 900 000), and after it: one that would
-        outgrow it by being compressed is left as it is. A record that is larger goes alone into a batch of its own, for the
+        outgrow it by being compressed is left as it is. A record that is larger goes alone into its own batch, for the
         broker to decide. `compression_level` is Kafka's `compression.gzip.level` (1
         to 9), `compression.lz4.level` (1 to 17; 9 is its default) or `compression.zstd.level` (-131072 to 22); None is the
-        codec's default. `first_sequences` says where the sequences of a producer that has written before go on, by
+        codec's default. `first_sequences` says where the sequences of a producer that has written before continue, by
         partition; default 0.
 
         Raises UsageError for arguments out of range, and for a transactional encoder without a producer id.
@@ -944,7 +944,7 @@ class RecordEncoder:
         return full
 
     def flush(self) -> list[EncodedBatch]:
-        """Close the open batches and return them, by partition. Sequences go on afterwards."""
+        """Close the open batches and return them, by partition. Sequences continue afterwards."""
         return [batch.close() for batch in self._open if batch.has_records()]
 
 

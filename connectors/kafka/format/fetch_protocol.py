@@ -26,7 +26,7 @@ _PARTITION_V4 = struct.Struct(">ihqq")
 _PARTITION_V5 = struct.Struct(">ihqqq")
 _EPOCH_END = struct.Struct(">iq")
 _TWO_INT32 = struct.Struct(">ii")
-_VARINT_SHIFTS = range(0, 35, 7)  # of 32 bits: a longer one is no length, and would take time that grows with its square
+_VARINT_SHIFTS = range(0, 35, 7)  # of 32 bits: a longer one is not a length, and would take time that grows with its square
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,13 @@ LEVELS = {"gzip": (1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
 """The lowest and highest level of each compression type that has levels (KIP-390)."""
 
 AFTER_LENGTH = 12
-"""Where the part begins whose size is the header's length field."""
+"""Where the part starts whose size is the header's length field."""
 
 CRC_AT = 17
 """Where the CRC lies, which covers all that follows it."""
 
 CRC_FROM = CRC_AT + 4
-"""Where the part begins that the CRC covers."""
+"""Where the part starts that the CRC covers."""
 
 MAGIC = 2
 TRANSACTIONAL = 0x10
@@ -93,7 +93,7 @@ class StoredBatch:
 
     @property
     def is_control(self) -> bool:
-        """True for a marker that ends a transaction: its record is no user's."""
+        """True for a marker that ends a transaction: its record is not a user's."""
         return bool(self.attributes & _CONTROL)
 
     @property
@@ -114,7 +114,7 @@ class StoredBatch:
 
 
 def stored_batches(records: memoryview) -> Iterator[StoredBatch]:
-    """The complete batches of a response, in order. Nothing is checked but that the walk can go on.
+    """The complete batches of a response, in order. Nothing is checked but that the walk can continue.
 
     Raises CorruptDataError for a length that cannot be, and for message formats before 2.
     """

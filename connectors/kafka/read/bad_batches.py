@@ -1,7 +1,7 @@
 """Record batches that cannot be decoded: what a second look at one brings, and where it ends. Sans-IO.
 
-A damaged answer is no damaged log: bytes are damaged on the way, too, or in the copy of one replica. So nothing is called
-damaged before its leader was asked for it once more, over another connection.
+A damaged answer is not a damaged log: bytes are damaged on the way, too, or in the copy of one replica. So nothing is called
+damaged before its leader was asked for it again, over another connection.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.enumerator.errors import CorruptDataError
 __all__ = ["BadBatches", "SecondLook", "second_look"]
 
 BadBatches = Literal["error", "skip"]
-"""What becomes of a record batch that cannot be decoded: an error, or it is passed over."""
+"""What becomes of a record batch that cannot be decoded: an error, or it is skipped."""
 
 _MAGIC_AT = 16
 
@@ -53,7 +53,7 @@ class SecondLook:
 def second_look(answer: PartitionAnswer) -> SecondLook | None:
     """What an answer to a Fetch at the doubted offset says: the first batch is the one that has it, or comes next.
 
-    None: it does not begin with a batch.
+    None: it does not start with a batch.
     """
     batch = _first(answer.records)
     if batch is None:

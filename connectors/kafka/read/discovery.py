@@ -1,4 +1,4 @@
-"""Split discovery: which partitions exist, and where reading each of them begins and ends.
+"""Split discovery: which partitions exist, and where reading each of them starts and ends.
 
 A symbolic position is resolved to a number here, once (invariant I2). Partitions discovered later get their own start position,
 earliest by default, whatever the initial one was, so that their first records are not lost (KAFKA-12478).
@@ -33,7 +33,7 @@ NoMatch = Literal["error", "latest"]
 
 MISSING_POLLS = 4
 """A partition is reported missing only when this many looks in a row lack it, each but the first at every live broker:
-metadata flaps (FLINK-39837), and one broker that lags behind is no proof."""
+metadata flaps (FLINK-39837), and one broker that lags behind is not a proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ Subscription = Topics | Pattern | Partitions
 
 @dataclass(frozen=True, slots=True)
 class PositionPlan:
-    """Where reading begins and ends, and what is done about positions that cannot be had."""
+    """Where reading starts and ends, and what is done about positions that cannot be had."""
 
     start: Positions
     start_of_new_partitions: Position
@@ -110,20 +110,20 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
 
-        While a broker cannot be asked, nothing is known to be gone. A topic is left out, as `undecided`, while brokers differ
+        While a broker cannot be asked, nothing is known to be gone. A topic is left out, as `inconclusive`, while brokers differ
         on its id, or most do not know it, and one that may have been re-created while not all of them can be asked.
         """
         found = self._select(self._known_topics)
         there = _ids(known.values())
-        undecided = self._undecided(found, there)
-        missing = self._missing([s for s in known.values() if s.topic not in undecided and not _is(s, found)])
-        new = {tp: topic_id for tp, topic_id in found.items() if tp[0] not in undecided and not _among(tp, topic_id, there)}
-        starts = self._starts(new, undecided)
+        inconclusive = self._inconclusive(found, there)
+        missing = self._missing([s for s in known.values() if s.topic not in inconclusive and not _is(s, found)])
+        new = {tp: topic_id for tp, topic_id in found.items() if tp[0] not in inconclusive and not _among(tp, topic_id, there)}
+        starts = self._starts(new, inconclusive)
         added = [KafkaSplit(tp[0], new[tp], tp[1], start) for tp, start in starts.items()]
-        return Findings(added, missing=missing, undecided=_not_yet(undecided) if undecided else None)
+        return Findings(added, missing=missing, inconclusive=_not_yet(inconclusive) if inconclusive else None)
 
-    def _starts(self, new: Collection[TopicPartition], undecided: dict[str, str]) -> Mapping[TopicPartition, int]:
-        """Where these begin, without those that are deleted while that is asked for: their topics are `undecided`."""
+    def _starts(self, new: Collection[TopicPartition], inconclusive: dict[str, str]) -> Mapping[TopicPartition, int]:
+        """Where these start, without those that are deleted while that is asked for: their topics are `inconclusive`."""
         left = dict.fromkeys(new, self._plan.start_of_new_partitions)
         while True:
             try:
@@ -135,12 +135,12 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                 views = self._cluster.topic_views({topic for topic, _ in left})
                 unknown |= {tp for tp in left if views.denials(tp[0]) and not views.known(tp[0])}
                 left = {tp: position for tp, position in left.items() if tp not in unknown}
-                undecided |= {
+                inconclusive |= {
                     topic: f"one broker has told of topic {topic}, and its leader does not know it" for topic, _ in unknown
                 }
 
     def settled(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
-        """As `later`, once nothing is undecided. Raises OutageError while something is."""
+        """As `later`, once nothing is inconclusive. Raises OutageError while something is."""
         return self._settling(partial(super().settled, known))
 
     def topic_ids(self, expected: Collection[TopicPartition]) -> Mapping[TopicPartition, UUID | None]:
@@ -170,7 +170,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         return frozenset(gone)
 
     def first_offsets(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
-        """Where each begins now, by its id, without those that are gone. Raises OutageError while that cannot be known."""
+        """Where each starts now, by its id, without those that are gone. Raises OutageError while that cannot be known."""
         gone = self._cluster.retrying("looking up topics at every broker", lambda: self.gone(splits))
         left = {split.split_id: (split.topic, split.partition) for split in splits if split.split_id not in gone}
         firsts = self.resolve(dict.fromkeys(left.values(), Earliest()), "latest")
@@ -243,23 +243,23 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _decided(self) -> dict[TopicPartition, UUID | None]:
         """Every partition that is selected. Raises as `_existing`, and RetriableError while brokers differ on a topic's id."""
         found = self._existing()
-        undecided = self._undecided(found, {})
-        if undecided:
-            raise _not_yet(undecided)
+        inconclusive = self._inconclusive(found, {})
+        if inconclusive:
+            raise _not_yet(inconclusive)
         return found
 
     def _settling(self, operation: Callable[[], T]) -> T:
         return self._cluster.retrying("looking up topics until brokers agree on their ids", operation)
 
-    def _undecided(
+    def _inconclusive(
         self, found: Mapping[TopicPartition, UUID | None], known: Mapping[TopicPartition, Set[UUID | None]]
     ) -> dict[str, str]:
-        """Of the topics that one broker told of those that are not to be believed in yet, as it tells what is new: name -> why.
+        """Of the topics that one broker told of those that are not to be believed in yet, as it reports what is new: name -> why.
 
-        Ids have no order: a broker that lags behind, or is cut off from its controllers, tells of a topic that was deleted long
+        Ids have no order: a broker that lags behind, or is cut off from its controllers, reports a topic that was deleted long
         ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since. So another broker's
         word against it counts, whoever is away. Whoever is away may have that word: that counts where there is a doubt, as the
-        topic was known by another id before, or in doubt at the last look; else reading would not begin in an outage.
+        topic was known by another id before, or in doubt at the last look; else reading would not start in an outage.
         """
         news = {tp[0]: topic_id for tp, topic_id in found.items() if topic_id and not _among(tp, topic_id, known)}
         names = news.keys() | self._doubtful
@@ -270,14 +270,14 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             ids.setdefault(topic, set()).update(topic_ids)
         views = self._cluster.topic_views(names)
         doubts = {name: self._doubt(name, news.get(name), ids.get(name, set()), views) for name in sorted(names)}
-        undecided = {name: doubt for name, doubt in doubts.items() if doubt is not None}
-        self._doubtful = undecided.keys()
-        return undecided
+        inconclusive = {name: doubt for name, doubt in doubts.items() if doubt is not None}
+        self._doubtful = inconclusive.keys()
+        return inconclusive
 
     def _doubt(self, name: str, told: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
-        """Why this topic is not to be taken for the one with the id that was told, beside those that are known.
+        """Why this topic is not to be taken for the one with the id that was told, alongside those that are known.
 
-        Nothing was told (None): the broker that was asked does not know what was in doubt before, or tells what is known. Other
+        Nothing was told (None): the broker that was asked does not know what was in doubt before, or reports what is known. Other
         brokers may still know it by another id.
         """
         ids = views.ids(name) | ({told} - {None})
@@ -387,7 +387,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                 message = f"{tp[0]}-{tp[1]}: offset {wanted} is wanted, but only {low} to {high} are there"
                 if self._plan.fail_on_data_loss:
                     raise DataLossError(message)
-                log.warning("%s; going on at %d", message, resolved[tp])
+                log.warning("%s; continuing at %d", message, resolved[tp])
         return resolved
 
 

@@ -19,7 +19,7 @@ __all__ = ["FetchIndex", "Place", "Work", "Worker"]
 
 
 class Work(Enum):
-    """What is done for partitions beside fetching them."""
+    """What is done for partitions alongside fetching them."""
 
     LOOKUPS = auto()
     """Finding leaders."""

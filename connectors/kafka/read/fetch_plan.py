@@ -3,10 +3,10 @@
 A partition is in one of these states:
 
 - *leaderless*: its leader must be looked up (now, or after a backoff), see `leaderless`, `leader_found`, `lookup_failed`;
-- *in doubt*: the broker says that the offset is out of range, or for 3 s that the log ends there, before the stop, and neither
+- *in doubt*: the broker states that the offset is out of range, or for 3 s that the log ends there, before the stop, and neither
   proves anything yet, see `doubtful` and `cleared`;
 - *ready*: `take` may put it in the next request to its broker;
-  after `metadata.max.age.ms` its leader is looked up again beside that, and a follower gives way to the leader;
+  after `metadata.max.age.ms` its leader is looked up again alongside that, and a follower gives way to the leader;
 - *in flight*: in a request; `landed` or `lost` ends that;
 - *ended*: its `stop` is reached, or it failed, or the caller removed it.
 """
@@ -73,9 +73,9 @@ class FetchFrom:
 
 @dataclass(frozen=True, slots=True)
 class FetchedData:
-    """Whole record batches of one partition. They may begin before `fetch_offset` and run past the stop: the reader trims.
+    """Whole record batches of one partition. They may start before `fetch_offset` and run past the stop: the reader trims.
 
-    `records` is a view of a receive buffer, which is reused once no view of it is left. `next_offset` is where reading goes on,
+    `records` is a view of a receive buffer, which is reused once no view of it is left. `next_offset` is where reading continues,
     past control records and gaps. `aborted` lists (producer id, first offset), None under read_uncommitted. `epochs` are
     (first offset, leader epoch) of the first batch of each leader epoch.
     """
@@ -98,7 +98,7 @@ class FetchedData:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """A partition that is fetched no more, and why. The others go on. `offset` is the next one that was wanted."""
+    """A partition that is fetched no more, and why. The others continue. `offset` is the next one that was wanted."""
 
     topic: str
     partition: int
@@ -158,7 +158,7 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One partition in a request: what goes on the wire."""
+    """One partition in a request: what continues the wire."""
 
     partition: _Partition = field(repr=False)
     topic: str
@@ -450,7 +450,7 @@ class FetchPlan:
         """Nothing, although there is something: no batch fitted (the broker promises one for the first partition only).
 
         So it is asked again, for more; each time later, by a part of what it has waited already, as others may be served first.
-        Raises CorruptDataError for a batch that begins, and is not whole however much is asked for.
+        Raises CorruptDataError for a batch that starts, and is not whole however much is asked for.
         """
         if partition.nothing_since is None:
             partition.nothing_since = now
@@ -516,7 +516,7 @@ class FetchPlan:
 
 
 def _claimed_size(records: memoryview) -> int:
-    """Of the batch that begins there, as its header says."""
+    """Of the batch that starts there, as its header says."""
     return AFTER_LENGTH + int.from_bytes(records[AFTER_LENGTH - 4 : AFTER_LENGTH])
 
 

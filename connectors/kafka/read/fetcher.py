@@ -44,7 +44,7 @@ class Fetcher:
     """Fetches partitions of a cluster from their leaders, ahead of the reader, within `budget_bytes` (default 64 MiB).
 
     The budget covers what is fetched or asked for and not yet polled; one batch larger than it still gets through. Errors of
-    one partition come out of `poll` as `FetchFailed`; the others go on. Threads start at once; nothing is contacted
+    one partition come out of `poll` as `FetchFailed`; the others continue. Threads start at once; nothing is contacted
     before that. Not for use across a fork. Use it as a context manager, or call `close`.
     """
 
@@ -90,7 +90,7 @@ class Fetcher:
     def poll(self, timeout_s: float) -> FetchedData | FetchFailed | None:
         """The next data or failure, waiting up to `timeout_s`; None when there was none in time, or when `done`.
 
-        Raises nothing of Kafka's: failures are items. RuntimeError says that a fetching thread died of a bug.
+        Raises nothing of Kafka's: failures are items. RuntimeError states that a fetching thread died of a bug.
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
@@ -274,7 +274,7 @@ class Fetcher:
                 self._deliver([self._plan.lookup_failed(source, error, time.monotonic())])
 
     def _absence(self, source: FetchFrom) -> HeadraceError:
-        """One broker's word that there is no such topic, or another one, is no proof: what does every other one say?"""
+        """One broker's word that there is no such topic, or another one, is not proof: what does every other one say?"""
         try:
             answers = self._cluster.find_topics_everywhere([source.topic])
         except HeadraceError as unanswered:
@@ -282,7 +282,7 @@ class Fetcher:
         return absence(*source.key, self._plan.topic_id_of(source), answers)
 
     def _check_range(self, source: FetchFrom, offset: int) -> None:
-        """What one broker says of its log proves nothing: what does its leader say now, and is it still the same topic? (I4)"""
+        """What one broker reports about its log proves nothing: what does its leader say now, and is it still the same topic? (I4)"""
         verdict: HeadraceError
         try:
             verdict = self._range_verdict(source, offset)
@@ -293,7 +293,7 @@ class Fetcher:
             self._deliver([self._plan.cleared(source, verdict, time.monotonic())])
 
     def _range_verdict(self, source: FetchFrom, offset: int) -> HeadraceError:
-        """Offsets are asked for by name; so only afterwards can it be told which topic's they were."""
+        """Offsets are asked for by name; so only afterwards can it be informed which topic's they were."""
         verdict = range_verdict(*source.key, offset, source.stop, self._cluster.offset_range(*source.key))
         if isinstance(verdict, RetriableError):
             return verdict

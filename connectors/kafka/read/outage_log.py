@@ -9,7 +9,7 @@ from headrace.enumerator.source_driver import FailureLog
 __all__ = ["Outages"]
 
 SAID_AFTER_S = 10.0
-"""How long partitions fail before the log says so, in seconds: a leader that moves is no news."""
+"""How long partitions fail before the log says so, in seconds: a leader that moves is not a news."""
 
 
 class Outages:

@@ -28,8 +28,8 @@ from headrace.enumerator.source import SourceReader, SplitBatch
 
 log = logging.getLogger(__name__)
 
-SKIP_BATCH = "To go on without it, set bad_batches='skip' (as an option: badBatches=skip)"
-ALLOW_LOSS = "To go on without these records, set fail_on_data_loss=False (as an option: failOnDataLoss=false)"
+SKIP_BATCH = "To continue without it, set bad_batches='skip' (as an option: badBatches=skip)"
+ALLOW_LOSS = "To continue without these records, set fail_on_data_loss=False (as an option: failOnDataLoss=false)"
 
 
 _LOOK_BYTES = 64 * 1024
@@ -40,7 +40,7 @@ _LOOK_BYTES = 64 * 1024
 class _Decoding:
     """Data that is being turned into batches: what the fetcher has brought, or one batch of it that was asked for again.
 
-    `epoch_before`: as that of FetchedData. `second`: the look that it is; behind it the fetcher goes on.
+    `epoch_before`: as that of FetchedData. `second`: the look that it is; behind it the fetcher continues.
     """
 
     key: TopicPartition
@@ -50,7 +50,7 @@ class _Decoding:
 
 
 class KafkaReader(SourceReader[KafkaSplit]):
-    """Reads Kafka splits. Fetching goes on in the fetcher's threads while the caller's thread decodes."""
+    """Reads Kafka splits. Fetching continues in the fetcher's threads while the caller's thread decodes."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._closed = threading.Event()
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
-        """Begin to fetch these. Where a topic was re-created, the split given later waits for the end of the other."""
+        """Start to fetch these. Where a topic was re-created, the split given later waits for the end of the other."""
         fetch: list[FetchFrom] = []
         for split in splits:
             key = (split.topic, split.partition)
@@ -106,7 +106,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
     def poll(self, timeout: float) -> SplitBatch[KafkaSplit] | None:
         """The next batch; raises DataLossError, CorruptDataError or PeerError naming topic, partition and offset.
 
-        A reader that has raised goes on raising: it never reads on behind what it could not read.
+        A reader that has raised continues raising: it never reads on behind what it could not read.
         """
         if self._failure is not None:
             raise self._failure
@@ -190,7 +190,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         return None if self._decoding is None else self._next(self._decoding, split)
 
     def _look_again(self, split: KafkaSplit, doubt: CorruptDataError) -> None:
-        """Ask the leader for the batch once more; where it cannot be asked now the fetcher begins with it again."""
+        """Ask the leader for the batch again; where it cannot be asked now the fetcher starts with it again."""
         key = (split.topic, split.partition)
         try:
             answer = self._leaders_answer(split)
@@ -239,12 +239,12 @@ class KafkaReader(SourceReader[KafkaSplit]):
         return DecodedBatch(self._no_rows(), max(behind, split.next_offset))
 
     def _note_passed_over(self, first: int, last: int, where: str) -> None:
-        """Each is told of; as a warning the first, and whenever their number has doubled, so that the log does not grow."""
+        """Each is notified of; as a warning the first, and whenever their number has doubled, so that the log does not grow."""
         lost = max(0, last + 1 - first)
         COUNTERS.add(Counted.RECORDS_SKIPPED, lost)
         before, self._passed_over = self._passed_over, self._passed_over + 1
         level = logging.WARNING if self._passed_over.bit_length() != before.bit_length() else logging.INFO
-        told = "%s. Passed over: %d offsets from %d on; batches passed over so far: %d"
+        told = "%s. Skipped: %d offsets from %d on; batches skipped so far: %d"
         log.log(level, told, where, lost, first, self._passed_over)
 
     def _note_nulls(self, batch: DecodedBatch) -> None:
@@ -273,7 +273,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._fetcher.assign(_fetch_from(split))
 
     def _failed(self, failure: FetchFailed) -> None:
-        """Raise the failure; or, when data loss is allowed, warn and go on after what is lost.
+        """Raise the failure; or, when data loss is allowed, warn and continue after what is lost.
 
         What is corrupt is asked for again: the answer may be, or the copy of a follower.
         """
@@ -298,14 +298,14 @@ class KafkaReader(SourceReader[KafkaSplit]):
             return
         resume = _after_loss(failure.error, split)
         if resume is None:
-            told = "%s (topic id %s, read up to offset %d): %s; going on without the rest of it"
+            told = "%s (topic id %s, read up to offset %d): %s; continuing without the rest of it"
             log.warning(told, split, split.topic_id, split.next_offset, failure.error)
             at = split.next_offset if split.stop_offset is None else split.stop_offset
             COUNTERS.add(Counted.OFFSETS_LOST, at - split.next_offset)
             self._ended.append(replace(split, next_offset=at))
             self._leave((failure.topic, failure.partition))
             return
-        log.warning("%s; going on at offset %d", failure.error, resume)
+        log.warning("%s; continuing at offset %d", failure.error, resume)
         COUNTERS.add(Counted.OFFSETS_LOST, max(0, resume - split.next_offset))
         epoch = failure.error.epoch if isinstance(failure.error, LogTruncatedError) else None
         self._read_from(replace(split, next_offset=resume, last_epoch=epoch))
@@ -315,19 +315,19 @@ class KafkaReader(SourceReader[KafkaSplit]):
 
 
 def _close_beside(fetcher: Fetcher) -> None:
-    """A reader was dropped and not closed. In a thread of its own: the collector may run in one that has the fetcher's lock."""
+    """A reader was dropped and not closed. In its own thread: the collector may run in one that has the fetcher's lock."""
     threading.Thread(target=fetcher.close, name="headrace-fetch-close", daemon=True).start()
 
 
 def _is_written_later(second: SecondLook, split: KafkaSplit) -> bool:
-    """Whether it is no part of what the read was planned for: the log was truncated meanwhile, and has grown again."""
+    """Whether it is not a part of what the read was planned for: the log was truncated meanwhile, and has grown again."""
     if split.stop_offset is None or split.stop_epoch is None:
         return False
     return second.batch.base_offset < split.stop_offset and second.batch.leader_epoch > split.stop_epoch
 
 
 def _endless(error: CorruptDataError) -> CorruptDataError:
-    return CorruptDataError(f"{error}; where it ends is not known, so that it cannot be passed over")
+    return CorruptDataError(f"{error}; where it ends is not known, so that it cannot be skipped")
 
 
 def _fetch_from(split: KafkaSplit) -> FetchFrom:
@@ -337,10 +337,10 @@ def _fetch_from(split: KafkaSplit) -> FetchFrom:
 
 
 def _after_loss(error: DataLossError, split: KafkaSplit) -> int | None:
-    """Where to go on: where the log begins, or where it is no more what was read. None when nothing is left to read.
+    """Where to continue: where the log starts, or where it is no more what was read. None when nothing is left to read.
 
     With a stop that is only what was there when the read was planned. So such a read never goes back: what was written since
-    the log was truncated is no part of it, and before its start there may be another part of the same read.
+    the log was truncated is not a part of it, and before its start there may be another part of the same read.
     """
     match error:
         case OffsetOutOfRangeError(earliest=earliest, latest=latest):

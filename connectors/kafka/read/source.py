@@ -68,15 +68,15 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `start_of_new_partitions`: of those that appear after the first discovery; Earliest() (default), so that none of their
       records is lost.
     - `stop`: None (default) reads for ever; Latest(), At, Timestamp, Committed, or a mapping, ends there, exclusively.
-      It is resolved once, when reading begins, and partitions that appear later are then not read.
+      It is resolved once, when reading starts, and partitions that appear later are then not read.
     - `group`: commit the positions there whenever a checkpoint completes (never otherwise). Default: none.
     - `isolation_level`: "read_committed" (default) or "read_uncommitted", which is the Java client's default, and that of the
       engines' transforms and formats that take its options.
     - `properties`: the Java client's names and values ("security.protocol", ...). One that cannot be honoured, or says
       otherwise than an argument, is refused.
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
-    - `fail_on_data_loss`: True (default) raises DataLossError when records are gone. False warns and goes on with what is
-      there: where the log begins now; or, where leader epochs prove that it was truncated, where it is no more what was read,
+    - `fail_on_data_loss`: True (default) raises DataLossError when records are gone. False warns and continues with what is
+      there: where the log starts now; or, where leader epochs prove that it was truncated, where it is no more what was read,
       so that nothing is left out that was written since. A read with a stop never goes back: it ends there.
     - `columns`: of the batches; default key, value, topic, partition, offset, timestamp, timestampType. Also: headers.
     - `discovery_interval_s`: seconds between two looks for new partitions (default 300); None looks only at start and restore.
@@ -84,14 +84,14 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `bad_timestamps`: what becomes of a record whose timestamp does not fit 64-bit microseconds (producers that count in
       nanoseconds): "error" (default), or "null", which keeps the record without its timestamp, and counts it in the log.
     - `bad_batches`: what becomes of a batch of records that cannot be decoded, as its checksum, its codec or its lengths are
-      wrong, or it unpacks to too much: "error" (default) raises CorruptDataError, which names its offsets; "skip" goes on
+      wrong, or it unpacks to too much: "error" (default) raises CorruptDataError, which names its offsets; "skip" continues
       behind it, says so in the log and counts its offsets. The records of it before the wrong place are read.
     - `max_uncompressed_batch_bytes`: bound on what one compressed batch of records may unpack to (default 256 MiB, most
       2 GiB - 1), so that no batch takes all memory.
     - `value`, `key`: formats of `headrace.formats` (default None: bytes as they are). The column then has the format's type.
     - `on_bad_record`: what becomes of a record whose value or key its format cannot decode: "fail" (default) raises
       CorruptDataError, which names topic, partition and offset; "keep" has a null, and the columns badValue and badReason (and
-      badKey) when they are asked for, and deadLetter, the whole record on its way to a topic of its own; "skip"
+      badKey) when they are asked for, and deadLetter, the whole record on its way to its own topic; "skip"
       leaves it out, and counts it in the log. What is not asked for is not decoded.
     - `no_match`: what a start Timestamp later than every record means: "latest" (default), the end, or "error".
 
@@ -239,7 +239,7 @@ class KafkaSource(LogSource[KafkaSplit]):
         return replace(self, columns=tuple(columns))
 
     def batches(self, checkpoint: bytes | None = None) -> KafkaBatches:
-        """Read in this process: an iterator of Arrow record batches, fresh or going on from a checkpoint's bytes.
+        """Read in this process: an iterator of Arrow record batches, fresh or continuing from a checkpoint's bytes.
 
             for batch in KafkaSource("localhost:9092", topics=["flights"], stop=Latest()).batches():
                 ...
@@ -268,7 +268,7 @@ class KafkaSource(LogSource[KafkaSplit]):
 
         That leader's log holds all before the end, so the epoch serves to notice later that the log was truncated (KIP-320).
         Where what was read is in the log no more, that is LogTruncatedError, or with `fail_on_data_loss=False` a warning; the
-        answer is then where that begins, and reading goes on there. An end before what was read is as for `end_offsets`.
+        answer is then where that starts, and reading continues there. An end before what was read is as for `end_offsets`.
         """
         ends = self._looked(splits)
         return self._never_behind(splits, ends, dict(self._diverged(splits, ends)))
@@ -291,10 +291,10 @@ class KafkaSource(LogSource[KafkaSplit]):
     def _never_behind(
         self, splits: Sequence[KafkaSplit], ends: Mapping[str, KafkaSplit], parted: Mapping[str, int]
     ) -> dict[str, KafkaSplit]:
-        """These ends; where records that were read are lost, and that is let pass, where to go on.
+        """These ends; where records that were read are lost, and that is tolerated, where to continue.
 
         That is where the log has `parted` from what was read; or, without that proof, the position itself (I4). All this was
-        asked for by name: if it was said of another topic, the split stays where it is, and discovery tells what became of it.
+        asked for by name: if it was said of another topic, the split stays where it is, and discovery reports what became of it.
         """
         kept = dict(ends) | self._of_other_topics(splits, ends, parted)
         splits = [split for split in splits if kept[split.split_id] is not split]
@@ -357,7 +357,7 @@ class KafkaSource(LogSource[KafkaSplit]):
         if self.fail_on_data_loss:
             error.add_note(ALLOW_LOSS)
             raise error
-        log.warning("%s; going on at offset %d", error, resume)
+        log.warning("%s; continuing at offset %d", error, resume)
 
     def splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
         """Partitions are gone. DataLossError, or with `fail_on_data_loss=False` a warning."""
@@ -369,7 +369,7 @@ class KafkaSource(LogSource[KafkaSplit]):
         message = f"partitions are gone: {', '.join(stories)}"
         if self.fail_on_data_loss:
             raise DataLossError(f"{message}. {ALLOW_LOSS}")
-        log.warning("%s; going on without them", message)
+        log.warning("%s; continuing without them", message)
 
     def check_readable(self, splits: Sequence[KafkaSplit]) -> None:
         """What retention has removed, or went with the topic: DataLossError, or with `fail_on_data_loss=False` a warning.
@@ -451,7 +451,7 @@ class KafkaBatches:
     """Iterates the Arrow record batches of a source in the caller's thread. Not thread-safe; a context manager.
 
     `checkpoint()` gives the state as of the batches taken so far, as bytes to store; once they are stored, call
-    `checkpoint_completed()`, which commits offsets to the source's group, if it has one. `source.batches(those bytes)` goes on
+    `checkpoint_completed()`, which commits offsets to the source's group, if it has one. `source.batches(those bytes)` continues
     from there: no record twice, none lost, partitions that were added meanwhile included.
     """
 

@@ -53,7 +53,7 @@ class TypedColumns:
         known = self.bad_columns()
         raw = [name for name in self.columns if name not in known]
         if not raw and self.columns:
-            raise UsageError(f"{', '.join(self.columns)} can only be read beside other columns")
+            raise UsageError(f"{', '.join(self.columns)} can only be read alongside other columns")
         arrow_schema(raw)
 
     def bad_columns(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class TypedColumns:
     def _bad_parts(
         self, records: pa.RecordBatch, headers: pa.Array | None, reasons: Mapping[int, Sequence[tuple[str, str]]]
     ) -> dict[int, BadParts]:
-        """What a dead letter says of each bad record."""
+        """What a dead letter reports about each bad record."""
         parts = {part for told in reasons.values() for part, _ in told[:1]}
         ids = {part: self.formats[part].schema_ids(records.column(part), headers) for part in parts}
         return {row: BadParts(_told(told), told[0][0], ids[told[0][0]][row]) for row, told in reasons.items()}
@@ -140,7 +140,7 @@ def _error(records: pa.RecordBatch, split: KafkaSplit, name: str, row: int, reas
     offset, value = records.column("offset")[row].as_py(), records.column(name)[row].as_py()
     return CorruptDataError(
         f"{split.topic}-{split.partition}, offset {offset}: the {name} cannot be decoded: {reason}. It has {len(value)} bytes, "
-        f"which begin with {value[:_SHOWN_BYTES].hex(' ')}. To go on without such records, let them be kept or skipped: "
+        f"which start with {value[:_SHOWN_BYTES].hex(' ')}. To continue without such records, let them be kept or skipped: "
         "on_bad_record (as an option: onBadRecord)"
     )
 

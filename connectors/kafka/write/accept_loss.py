@@ -1,4 +1,4 @@
-"""An operator's ways out, where a job cannot go on by itself: accept what is lost of its list, or begin anew without one."""
+"""An operator's ways out, where a job cannot continue by itself: accept what is lost of its list, or start over without one."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class LossAccepting(Committer[KafkaHandle]):
         """See above."""
         self._inner.record(commits)
 
-    def sweep(self, keep: Collection[KafkaHandle]) -> None:
+    def clean_up(self, keep: Collection[KafkaHandle]) -> None:
         """See above."""
-        self._inner.sweep(keep)
+        self._inner.clean_up(keep)
 
     def forget(self) -> None:
         """See above."""

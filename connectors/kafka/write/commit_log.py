@@ -115,7 +115,7 @@ class CommitLog:
         is there and not compacted.
         """
         found = self.cluster.find_topics([self.topic])[self.topic]
-        if found is None:  # if it is only this broker that does not know it, the controller says that it is there
+        if found is None:  # if it is only this broker that does not know it, the controller states that it is there
             self.cluster.retrying(f"creating topic {self.topic!r}", self._create)
             found = self.cluster.topics([self.topic])[self.topic]  # every broker's view of a new topic comes with a delay
         if found.topic_id is None or found.topic_id != self._checked:
@@ -157,7 +157,7 @@ class CommitLog:
             raise broker_error(code, f"creating topic {self.topic!r} for the {self._holds}", hint)
 
     def read(self) -> dict[str, bytes]:
-        """Key to durable list, of all jobs and destinations. Waits until all writes begun before are decided.
+        """Key to durable list, of all jobs and destinations. Waits until all writes started before are decided.
 
         No topic, no lists; but that takes every broker, looked at several times. Raises StateError for a topic that this
         process has read before and that is gone, or was created again since.
@@ -192,7 +192,7 @@ class CommitLog:
         found = self.cluster.topics([self.topic])[self.topic]
 
         def ask() -> dict[str, bytes]:
-            written = self.write_nothing()  # anew at each try: an unclean election loses it, and nobody would have it ever
+            written = self.write_nothing()  # again at each try: an unclean election loses it, and nobody would have it ever
             end = self._end(Isolation.READ_UNCOMMITTED)
             if end <= written:
                 self.cluster.invalidate(self.topic)
@@ -209,7 +209,7 @@ class CommitLog:
         """Forget what was read of a log that went further, and was truncated by an unclean election."""
         with self._lock:
             if self._position is not None and self._position > end:
-                self._lists, self._last_epoch, self._position = {}, None, 0  # before the log's start, so that it is read anew
+                self._lists, self._last_epoch, self._position = {}, None, 0  # before the log's start, so that it is read again
 
     def write_nothing(self) -> int:
         """The offset of a record that says nothing, once all in-sync replicas have it: see `proved_records`."""
@@ -250,14 +250,14 @@ class CommitLog:
         self._watch(stable, end)
         records = self._read(found, stable)
         committed: list[StoredBatch] = []
-        undecided: dict[int, list[StoredBatch]] = {}
+        inconclusive: dict[int, list[StoredBatch]] = {}
         for batch in self._beyond(stable, end):
             if not batch.is_transactional:
                 committed.append(batch)
             elif not batch.is_control:
-                undecided.setdefault(batch.producer_id, []).append(batch)
+                inconclusive.setdefault(batch.producer_id, []).append(batch)
             else:
-                ended = undecided.pop(batch.producer_id, [])
+                ended = inconclusive.pop(batch.producer_id, [])
                 committed += ended if control_marker(batch).kind is MarkerKind.COMMIT else []
         for batch in sorted(committed, key=lambda batch: batch.base_offset):
             for row in records_of(self.topic, _PARTITION, batch).to_pylist():
@@ -423,9 +423,9 @@ _SEPARATOR = "/"
 
 
 def _split(key: str, value: bytes | None, before: Collection[str]) -> dict[str, bytes | None]:
-    """Key to value of the records that are the list; those of `before` that are no part of it are removed.
+    """Key to value of the records that are the list; those of `before` that are not part of it are removed.
 
-    All are of one transaction. Parts begin with the id of their list, which the record under the list's own key names.
+    All are of one transaction. Parts start with the id of their list, which the record under the list's own key names.
     """
     gone: dict[str, bytes | None] = dict.fromkeys(before)
     if value is None or len(value) <= _PART_BYTES:
@@ -519,7 +519,7 @@ class DriverLog:
         raise StateError(
             f"the driver of job {self._names.job!r} has recorded epochs in the topic {self._log.topic!r}, and it has no list "
             "of the job: it was deleted and created again, or the job had another commit topic. Which epochs are committed is "
-            f"not known. Restore the topic, or begin anew with headrace transactions forget --job {self._names.job}"
+            f"not known. Restore the topic, or start over with headrace transactions forget --job {self._names.job}"
         )
 
     def _await_end(self, transactional_id: str) -> None:

@@ -33,7 +33,7 @@ class WrittenRange:
 
 @dataclass(frozen=True, slots=True)
 class KafkaHandle:
-    """A prepared transaction: every record acknowledged. It is never empty, since nothing is begun without a record.
+    """A prepared transaction: every record acknowledged. It is never empty, since nothing is started without a record.
 
     `started_ms` is epoch milliseconds by the writer's clock, which nobody goes by; the broker aborts it
     `timeout_ms` after its first record.

@@ -4,7 +4,7 @@
     <prefix>.<job>.<destination>.driver                           guards the list of committables
     <prefix>.<job>.<destination>.repair                           copies what was aborted after it was on that list
 
-`<destination>` is a digest of it, 8 hexadecimal digits; the key of the list in the commit topic is what the ids begin with.
+`<destination>` is a digest of it, 8 hexadecimal digits; the key of the list in the commit topic is what the ids start with.
 
 So the coordinators keep few of them: an id is used again two epochs later, when its epoch is resolved. An attempt takes the
 first under which nothing is open, whatever numbers the engine gives them; the driver's check refuses what was prepared under
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 DEFAULT_PREFIX = "headrace"
-"""What all transactional ids begin with."""
+"""What all transactional ids start with."""
 
 DEFAULT_COMMIT_TOPIC = "headrace-commits"
 """The compacted topic with the jobs' lists of committables."""
 
 EACH_ROWS_TOPIC = "each row's topic"
-"""The destination of a sink without a topic of its own; every other destination is the name of a topic."""
+"""The destination of a sink without its own topic; every other destination is the name of a topic."""
 
 _SLOTS = 2  # epochs whose transactional ids are distinct
 _DIGEST_BYTES = 4
@@ -70,12 +70,12 @@ class JobNames:
 
     @property
     def of_job(self) -> str:
-        """What the ids of the job begin with, at every destination, and no other job's: the last dot keeps `q1` from `q10`."""
+        """What the ids of the job start with, at every destination, and no other job's: the last dot keeps `q1` from `q10`."""
         return f"{self.prefix}.{self.job}."
 
     @property
     def beginning(self) -> str:
-        """What all of them begin with."""
+        """What all of them start with."""
         return f"{self.key}."
 
     def task(self, epoch: int, task: int, attempt: int) -> str:

@@ -33,7 +33,7 @@ _ALL_REPLICAS = -1
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 _UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 _SHORT_OF_REPLICAS = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
-_SHORT_GRACE_S = 3.0  # a broker that restarts is no news
+_SHORT_GRACE_S = 3.0  # a broker that restarts is not news
 _TOPIC_IDS_FROM = 13
 _LAST_OF_V1 = 11
 
@@ -95,7 +95,7 @@ class BatchSender:
         before_first: Callable[[list[TopicPartition]], None],
         lifetime: _Lifetime | None = None,
     ) -> None:
-        """`before_first` is told of partitions about to be written for the first time (KIP-98's AddPartitionsToTxn).
+        """`before_first` is notified of partitions about to be written for the first time (KIP-98's AddPartitionsToTxn).
 
         `max_version` bounds the version of the Produce request. A request has up to `max.request.size` bytes of batches (by
         default 4 MiB), or one batch that is larger; `delivery.timeout.ms` is how long to wait for any acknowledgement (not set:
@@ -155,7 +155,7 @@ class BatchSender:
 
         Raises `BrokerError` for a batch that was refused for good, `UnknownTopicError` for a topic that was deleted meanwhile,
         DeadlineExceededError when nothing was acknowledged for `delivery.timeout.ms`, where that is set; when the transaction
-        has timed out; and after 60 s of answers that are no outage. Then nothing more may be sent: the transaction is to be
+        has timed out; and after 60 s of answers that are not outage. Then nothing more may be sent: the transaction is to be
         aborted.
         """
         while any(lane.waiting or lane.sent for lane in self._lanes.values()):

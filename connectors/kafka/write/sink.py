@@ -97,7 +97,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     - `topic`: where all rows go; None (default) takes each row's column `topic`.
     - `properties`: the Java client's names and values ("compression.type", ...). One that cannot be honoured, or says otherwise
       than an argument, is refused.
-    - `transactional_id_prefix`: what all transactional ids begin with; letters, digits, `-` and `_`; default "headrace". Jobs
+    - `transactional_id_prefix`: what all transactional ids start with; letters, digits, `-` and `_`; default "headrace". Jobs
       of different applications on one cluster should differ in it.
     - `commit_topic`: the compacted topic of the lists of committables, made if need be; default "headrace-commits".
     - `transaction_timeout_ms`: after so many milliseconds the broker aborts what was not committed: longer than an outage of
@@ -131,9 +131,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
             _check_topic("topic", self.topic)
         _check_topic("commit_topic", self.commit_topic)
         if self.topic == self.commit_topic:
-            raise UsageError(
-                f"topic and commit_topic are both {self.topic!r}: the lists of transactions need a topic of their own"
-            )
+            raise UsageError(f"topic and commit_topic are both {self.topic!r}: the lists of transactions need their own topic")
         _ = self.config
 
     @functools.cached_property
@@ -264,7 +262,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
         return bounded
 
     def reached(self) -> None:
-        """Calls of this process wait from the first one on: a minute is no limit to them."""
+        """Calls of this process wait from the first one on: a minute is not a limit to them."""
         enduring_cluster(self.config).vouch()
 
     def warm(self) -> None:
@@ -376,7 +374,7 @@ def _each_to_its_own(rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
 
 
 class KafkaTransaction(Transaction[KafkaHandle]):
-    """One attempt's transaction. Begins with its first row: a task without rows opens none."""
+    """One attempt's transaction. Starts with its first row: a task without rows opens none."""
 
     def __init__(self, sink: KafkaSink, attempt: Attempt) -> None:
         """Contacts nobody."""
@@ -432,9 +430,9 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             ) from error
 
     def _refuse_after_decision(self) -> None:
-        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody sweeps after that.
+        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody cleans up after that.
 
-        Looked at with the transaction open: a driver that begins later finds it. The driver's id is used at the end only.
+        Looked at with the transaction open: a driver that starts later finds it. The driver's id is used at the end only.
         """
         job = self._attempt.job
         if is_one_off(job):
@@ -476,7 +474,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
     def _free_id(self) -> str:
         """The first of the task's ids, from its retry on, under which nothing is open: to take over one would abort it.
 
-        An open one may be another attempt's that is at work or has prepared; the driver aborts what nobody wants. One that was
+        An open one may be another attempt's that is running or has prepared; the driver aborts what nobody wants. One that was
         taken over and has nothing open is taken again: so a zombie is fenced before it writes. Should that one prepare between
         the look and the takeover, the driver's check refuses its handle before anything is recorded, and the epoch is repeated.
         """
@@ -503,7 +501,7 @@ def _ranges(cluster: KafkaCluster, sender: BatchSender) -> tuple[WrittenRange, .
 
 
 def _encoder(config: ClientConfig, partitions: int, producer: Producer) -> RecordEncoder:
-    # As in Java, a batch.size of 0 gives every record a batch of its own, and a batch has to fit a request.
+    # As in Java, a batch.size of 0 gives every record its own batch, and a batch has to fit a request.
     batch_bytes = MAX_BATCH_BYTES if config.batch_size is None else max(1, config.batch_size)
     return RecordEncoder(
         partitions,
@@ -733,7 +731,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
         except HeadraceError as error:
             log.warning("job %s: the transaction of a copy that failed could not be aborted now: %s", self._job, error)
 
-    def sweep(self, keep: Collection[KafkaHandle]) -> None:
+    def clean_up(self, keep: Collection[KafkaHandle]) -> None:
         """Abort what is Ongoing under the job's prefix: losing attempts, and what a dead run has left."""
         kept = {handle.producer for handle in keep}
         names = [name for name in self._transactions.ongoing(self._names.beginning) if _is_of_attempt(name)]
@@ -750,7 +748,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
     def begin_anew(self) -> None:
         """For an operator: forget the job's list though it cannot be read or is lost, and abort all that the job has open."""
         self._log.reset()
-        self.sweep(())
+        self.clean_up(())
 
     def close(self) -> None:
         """Connections belong to the process."""

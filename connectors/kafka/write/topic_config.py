@@ -34,7 +34,7 @@ def topic_setting(cluster: KafkaCluster, topic: str, name: str) -> str | None:
 def replicas_in_sync(cluster: KafkaCluster, key: TopicPartition) -> str:
     """How many replicas have to be in sync for a write, and are, and what to do: in words; nothing where one may not ask.
 
-    For who is answered NOT_ENOUGH_REPLICAS, which is no proof of a shortage: so answers also a leader that cannot ask the
+    For who is answered NOT_ENOUGH_REPLICAS, which is not proof of a shortage: so answers also a leader that cannot ask the
     transaction's coordinator. Brokers before Kafka 3.7 take `min.insync.replicas` by its word, later ones no more of it than a
     partition has replicas.
     """

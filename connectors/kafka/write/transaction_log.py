@@ -1,6 +1,6 @@
 """What the log itself says about a transaction, once its coordinator no longer does: its outcome, and its records.
 
-EndTxn's "fenced" is no answer: it may come after a commit as after an abort. The partitions know. A fetch under read_committed
+EndTxn's "fenced" is not an answer: it may come after a commit as after an abort. The partitions know. A fetch under read_committed
 at a transaction's first offset shows whether it is still open (the last stable offset has not passed it), was aborted (it is
 in the list of aborted transactions) or committed (it is not, and its batch is still there) (KIP-98).
 """
@@ -31,7 +31,7 @@ from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableEr
 
 __all__ = ["BatchCopier", "open_transactions", "outcome_of", "why_lost"]
 
-_WAY_OUT = "to go on without it, see headrace transactions accept-loss"
+_WAY_OUT = "to continue without it, see headrace transactions accept-loss"
 
 # --- outcome ----------------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ def _refuse_deposed(cluster: KafkaCluster, key: TopicPartition, epoch: int | Non
 
 
 def open_transactions(cluster: KafkaCluster, key: TopicPartition) -> Callable[[int], str]:
-    """For who waits for a partition's last stable offset: says whose transaction begins at such an offset, and what ends it.
+    """For who waits for a partition's last stable offset: says whose transaction starts at such an offset, and what ends it.
 
     Another application's may hang: its coordinator does not know it (any more), so that no timeout ends it (KIP-664). Each
     offset is looked up once; what it says raises RetriableError when that cannot be done now.
@@ -134,7 +134,7 @@ def open_transactions(cluster: KafkaCluster, key: TopicPartition) -> Callable[[i
     @functools.cache
     def tell(first: int) -> str:
         return (
-            f"a transaction that begins at offset {first} of {key[0]}-{key[1]} is still open{_whose(cluster, key, first)}. It "
+            f"a transaction that starts at offset {first} of {key[0]}-{key[1]} is still open{_whose(cluster, key, first)}. It "
             f"ends by its own timeout, or it hangs: `{command} describe-producers {where}` says whose it is, and `{command} "
             f"abort {where} --start-offset {first}` ends it"
         )
@@ -208,12 +208,12 @@ def _only(found: int) -> str:
     return f"the log still has {found} of its records, retention or compaction took the others"
 
 
-_NO_TOPIC = "the topic was deleted or created anew since"
+_NO_TOPIC = "the topic was deleted or created again since"
 _LOST = "a transaction timed out before it could be committed, and what it wrote cannot be copied"
 
 
 def _own_batches(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Iterator[StoredBatch]:
-    """Compared with their checksums: a copy is sealed anew, and would make damage on the way good. Raises CorruptDataError."""
+    """Compared with their checksums: a copy is sealed again, and would make damage on the way good. Raises CorruptDataError."""
     position = written.first
     while position <= written.last:
         answer, batches = _fetch(cluster, written, position, Isolation.READ_UNCOMMITTED)

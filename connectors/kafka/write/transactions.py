@@ -1,4 +1,4 @@
-"""Kafka's transaction protocol, request by request: begin, add partitions, end from any process, describe, list.
+"""Kafka's transaction protocol, request by request: start, add partitions, end from any process, describe, list.
 
 Kafka has two versions of it. Version 2 (KIP-890; chosen where the cluster's finalised `transaction.version` is 2) adds
 partitions implicitly, and bumps the producer's epoch with every transaction, so that a delayed EndTxn cannot hit the next one.
@@ -130,7 +130,7 @@ class TransactionDescription:
 
     @property
     def is_decided(self) -> bool:
-        """True once its abort or its commit is decided, until the next one begins or the id is taken over."""
+        """True once its abort or its commit is decided, until the next one starts or the id is taken over."""
         return self.state in _ABORTED or self.state in _COMMITTED
 
 
@@ -154,7 +154,7 @@ def in_parallel(ask: Callable[[ItemT], AnswerT], items: Sequence[ItemT]) -> list
     answers: list[Future[AnswerT]] = [Future() for _ in items]
     left, is_over, has_failed = deque(zip(items, answers, strict=True)), threading.Event(), threading.Event()
     for _ in range(min(_MOST_AT_ONCE, len(items))):
-        # Daemons, and no executor, whose threads are waited for also by a process that was told to end.
+        # Daemons, and no executor, whose threads are waited for also by a process that was instructed to end.
         asking = (ask, left, is_over, has_failed)
         threading.Thread(target=_answer_all, args=asking, name="headrace-transactions", daemon=True).start()
     try:
@@ -267,7 +267,7 @@ class Transactions:
                 if item.partition_error_code != ErrorCode.NONE
             ]
             if any(error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for error in refused):
-                refuse_deleted(self._cluster, wanted)  # that the coordinator does not know it is no proof
+                refuse_deleted(self._cluster, wanted)  # that the coordinator does not know it is not proof
             if refused:
                 raise min(refused, key=_rank)
 
@@ -276,8 +276,8 @@ class Transactions:
     def end(self, producer: Producer, protocol: TransactionProtocol, verdict: Verdict) -> tuple[Answer, Producer]:
         """Commit or abort, from whichever process. Asking again after a success answers DONE again.
 
-        Returns the answer and the producer to go on with: version 2 gives it a new epoch. A lost connection or a busy
-        coordinator is no answer; the same request is sent again.
+        Returns the answer and the producer to continue with: version 2 gives it a new epoch. A lost connection or a busy
+        coordinator is not an answer; the same request is sent again.
         """
         where = f"ending a transaction of {producer.transactional_id!r}"
 
@@ -307,7 +307,7 @@ class Transactions:
         """Abort what a producer has open, and fence it: nothing that it sends late, or has under way, is written after that.
 
         Version 2 does both by EndTxn. Version 1 leaves the epoch as it is: a Produce that EndTxn has overtaken then opens a
-        transaction that nobody ends (KAFKA-14053), and the producer may go on in another partition. So there it is done by
+        transaction that nobody ends (KAFKA-14053), and the producer may continue in another partition. So there it is done by
         InitProducerId, with this timeout for the id, whose marker bears a new epoch. REFUSED: nothing was open any more.
         """
         if protocol is TransactionProtocol.V2:
@@ -340,11 +340,11 @@ class Transactions:
         return self._cluster.retrying(where, ask)
 
     def ongoing(self, prefix: str) -> list[str]:
-        """The transactional ids that begin with `prefix` and have a transaction open, sorted. See `listing`."""
+        """The transactional ids that start with `prefix` and have a transaction open, sorted. See `listing`."""
         return [found.transactional_id for found in self.listing(prefix, [_ONGOING])]
 
     def listing(self, prefix: str, states: Collection[str] = (), producer_ids: Collection[int] = ()) -> list[ListedTransaction]:
-        """The transactional ids that begin with `prefix`, are in one of `states` and have one of `producer_ids` (default: any),
+        """The transactional ids that start with `prefix`, are in one of `states` and have one of `producer_ids` (default: any),
         sorted (KIP-664, KIP-1152).
 
         Ids that one may not describe are left out by the broker.
@@ -370,7 +370,7 @@ class Transactions:
         return self._cluster.retrying("listing transactions", ask)
 
     def _coordinated(self, transactional_id: str, request: Message) -> Message:
-        """To the id's coordinator; one that is no longer it, or cannot be reached, is looked up anew by the next try."""
+        """To the id's coordinator; one that is no longer it, or cannot be reached, is looked up again by the next try."""
         try:
             response = self._cluster.call(self._cluster.coordinator(CoordinatorKind.TRANSACTION, transactional_id), request)
         except RetriableError:
@@ -406,7 +406,7 @@ class _InitProducer:
 
 
 def _rank(error: BrokerError) -> int:
-    """Which of several partitions' errors is the reason: OPERATION_NOT_ATTEMPTED says that it is another's."""
+    """Which of several partitions' errors is the reason: OPERATION_NOT_ATTEMPTED states that it is another's."""
     if error.code == ErrorCode.OPERATION_NOT_ATTEMPTED:
         return 2
     return 1 if isinstance(error, RetriableError) else 0

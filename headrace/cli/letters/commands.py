@@ -75,9 +75,9 @@ def list_command(
 
 
 def _note_left_out(reader: TopicReader, topic: str, others: int) -> None:
-    """Tell people of the records that are no letters, and of what cannot be read yet."""
+    """Tell people of the records that are not letters, and of what cannot be read yet."""
     if others:
-        note(f"{others} records of {topic} are no dead letters: they do not say which topic they came from")
+        note(f"{others} records of {topic} are not dead letters: they do not say which topic they came from")
     reader.note_hidden(topic)
 
 

@@ -35,7 +35,7 @@ class Letter:
 
 
 def letters_in(batch: pa.RecordBatch) -> Iterator[Letter]:
-    """The dead letters of a batch with COLUMNS; records that are none are passed over."""
+    """The dead letters of a batch with COLUMNS; records that are none are skipped."""
     times = batch.column("timestamp").cast("int64").to_pylist()
     others = batch.drop_columns(["timestamp"]).to_pylist()
     for row, micros in zip(others, times, strict=True):
@@ -104,7 +104,7 @@ class Count:
 
 @dataclass(slots=True)
 class Counts:
-    """All that was counted. `others`: records that are no dead letters."""
+    """All that was counted. `others`: records that are not dead letters."""
 
     by_reason: dict[tuple[str, str], Count] = field(default_factory=dict)
     others: int = 0

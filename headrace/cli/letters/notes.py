@@ -1,7 +1,7 @@
 """The records of the topic with notes of replays, read without waiting for transactions of others.
 
 One partition holds the notes of all topics of dead letters. A reader under read_committed would wait for the transaction that a
-killed replay of any of them has left open. So the log is read as it is: a record counts if the marker behind it says that it is
+killed replay of any of them has left open. So the log is read as it is: a record counts if the marker behind it states that it is
 committed.
 """
 
@@ -38,10 +38,10 @@ def read_notes(cluster: KafkaCluster) -> Notes:
     from headrace.connectors.kafka.write.topics import find_topic
 
     decided: dict[str, bytes] = {}
-    undecided: dict[str, int] = {}
+    inconclusive: dict[str, int] = {}
     end = 0
     if find_topic(cluster, REPLAYS_TOPIC) is None:
-        return Notes(decided, undecided, end)
+        return Notes(decided, inconclusive, end)
     for each in dump(cluster, REPLAYS_TOPIC, _PARTITION):
         end = each.stored.last_offset + 1
         if each.marker is not None or each.fate is Fate.ABORTED:
@@ -49,9 +49,9 @@ def read_notes(cluster: KafkaCluster) -> Notes:
         for row in records_of(REPLAYS_TOPIC, _PARTITION, each.stored).to_pylist():
             key, value = (row["key"] or b"").decode(errors="replace"), row["value"]
             if each.fate is Fate.OPEN:
-                undecided.setdefault(key, row["offset"])
+                inconclusive.setdefault(key, row["offset"])
             elif value is None:
                 decided.pop(key, None)
             else:
                 decided[key] = value
-    return Notes(decided, undecided, end)
+    return Notes(decided, inconclusive, end)

@@ -59,7 +59,7 @@ class Plan:
 class ReplayReport:
     """What became of the letters that were wanted: by topic where they were written; and those that were not.
 
-    `others`: records that are no dead letters.
+    `others`: records that are not dead letters.
     """
 
     written: Counter[str] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ def read_replayed(sink: KafkaSink, topic: str) -> Replayed:
 
 
 class Replay:
-    """One run over a topic of dead letters. `begin` first; not thread-safe.
+    """One run over a topic of dead letters. `start` first; not thread-safe.
 
     `committer` makes the driver's side: of the sink, or in a test of one that dies.
     """
@@ -123,13 +123,13 @@ class Replay:
         notes.create()
         self._claim()
         self._driver.recover()
-        recorded = self._driver.recorded_epoch  # by the fence: who looks once more waits for the open writes of all jobs
+        recorded = self._driver.recorded_epoch  # by the fence: who looks again waits for the open writes of all jobs
         self._epoch = 0 if recorded is None else recorded + 1
         reading = f"reading what was replayed of {self._topic!r}"
         self._replayed = cluster.retrying(reading, lambda: self._read_decided(notes.write_nothing()))
 
     def _claim(self) -> None:
-        """Nobody's transaction hides a claim, so who reads them after a write of its own has all that came before it."""
+        """Nobody's transaction hides a claim, so who reads them after its own write has all that came before it."""
         found = read_replayed(self._sink, self._topic)
         found.refuse_unfenced()
         if found.claims:
@@ -152,7 +152,7 @@ class Replay:
             raise RetriableError(f"{REPLAYS_TOPIC}-0 was read, and the claim that was just written to it did not come")
 
     def _read_decided(self, written: int) -> Replayed:
-        """Raises RetriableError while a transaction of this job is open: of a replay that was shut out, and goes on until it
+        """Raises RetriableError while a transaction of this job is open: of a replay that was shut out, and continues until it
         notices; or one that is being ended. And for a reading without what was just written at that offset: a leader that is
         cut off from the others may lack notes, too.
         """
@@ -184,7 +184,7 @@ class Replay:
     def _take(self, letter: Letter) -> None:
         if self._plan.to is None and letter.origin.topic in self._closed_to:
             raise UsageError(
-                f"the dead letter at offset {letter.offset} of {self._topic}-{letter.partition} says that it came from the "
+                f"the dead letter at offset {letter.offset} of {self._topic}-{letter.partition} states that it came from the "
                 f"topic {letter.origin.topic!r}, which {self._closed_to[letter.origin.topic]}: leave it out with --from-topic, "
                 "or choose a topic with --to"
             )

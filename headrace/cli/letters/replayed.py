@@ -1,12 +1,12 @@
 """Which dead letters were replayed: a bit for each offset, in pages that are the records of a compacted topic.
 
 A page is written in the transaction that writes the letters back, so both happen or neither. The key names the topic by its id
-too, so that a topic that is made anew begins anew. A page has so many bits as 4,096 offsets: what is written with a transaction
+too, so that a topic that is recreated starts over. A page has so many bits as 4,096 offsets: what is written with a transaction
 does not grow with what was replayed before.
 
 Two replays shut each other out by the names of their transactions, which the user's prefix and commit topic make. So before the
-first letter of a topic is written, the topic is claimed: by a record of its own, outside of transactions. The first claim in
-the log counts, whoever wrote at the same time; and as each has a key of its own, compaction leaves it the first.
+first letter of a topic is written, the topic is claimed: by its own record, outside of transactions. The first claim in
+the log counts, whoever wrote at the same time; and as each has its own key, compaction leaves it the first.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Replayed:
 
     @property
     def others(self) -> set[str]:
-        """Who may be at work on the topic, and is not shut out by who replays now.
+        """Who may be running on the topic, and is not shut out by who replays now.
 
         The first who claimed it. Versions without claims left pages alone: whoever has written one may claim it now.
         """
@@ -79,7 +79,7 @@ class Replayed:
         return set() if self.by in self.noted_by else self.noted_by
 
     def refuse_unfenced(self) -> None:
-        """Raise StateError where a replay may be at work that the one of now does not shut out."""
+        """Raise StateError where a replay may be running that the one of now does not shut out."""
         if others := self.others:
             prefix, _, commit_topic = min(others).partition(" ")
             raise StateError(
@@ -115,7 +115,7 @@ class Replayed:
         return f"{_CLAIM}{self._beginning}{uuid4().hex}".encode(), json.dumps(value, separators=(",", ":")).encode()
 
 
-_CLAIM = "claim."  # no id of a topic begins so
+_CLAIM = "claim."  # no id of a topic starts so
 
 
 class _Noted(NamedTuple):

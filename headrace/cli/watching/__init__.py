@@ -1,1 +1,1 @@
-"""A run at work, shown: by `headrace top`, and by `headrace run` itself."""
+"""A run running, shown: by `headrace top`, and by `headrace run` itself."""

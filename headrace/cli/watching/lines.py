@@ -1,4 +1,4 @@
-"""What a run tells of itself as lines of JSON."""
+"""What a run reports itself as lines of JSON."""
 
 from __future__ import annotations
 

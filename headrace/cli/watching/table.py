@@ -1,4 +1,4 @@
-"""What a run tells of itself as a table."""
+"""What a run reports itself as a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Rates", "table_of"]
 
 STALE_S = 5.0
-"""A coordinator tells of itself each second."""
+"""A coordinator reports itself each second."""
 
 _MOST_BEHIND = 3
 
@@ -38,7 +38,7 @@ class Rates:
         self._points: tuple[_Point, ...] = ()
 
     def saw(self, status: Mapping[str, Any]) -> None:
-        """A status, each later than the one before."""
+        """A status, each later than the previous one."""
         last = status["checkpoints"]["last"]
         checkpoint_id, at_s = (0, status["since"]) if last is None else (last["id"], last["at"])
         counts = {name: status[name] for name in ("records_in", "records_out")}

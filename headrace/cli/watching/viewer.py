@@ -1,4 +1,4 @@
-"""A process that shows a run beside it, as long as the run lasts.
+"""A process that shows a run alongside it, as long as the run lasts.
 
 A process, since the one that supervises a run has a single thread, and forks. The run needs nothing of it: a viewer that is
 killed, frozen, or cannot write shows nothing, and that is all.
@@ -119,7 +119,7 @@ def _view(folder: Path, screen: Callable[[], Screen], ended: Connection) -> None
 
 
 def _known(folder: Path) -> Mapping[str, Any] | None:
-    """None where nothing is known now: the run begins, or it writes nothing, or nothing that can be read."""
+    """None where nothing is known now: the run starts, or it writes nothing, or nothing that can be read."""
     try:
         return read_status(folder)
     except (StateError, RetriableError):

@@ -66,7 +66,7 @@ def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
     """At the positions after `to_batch`, for another query, since the sinks know what this one has written.
 
     Batches that came later stay, as ones that have read nothing: Spark's file sinks, and writes in `foreachBatch` that have a
-    name of the user's, know no query, and pass over the numbers that they have written. So the next batch has a new one.
+    name of the user's, know no query, and skip the numbers that they have written. So the next batch has a new one.
 
     Raises UsageError for a batch that is not there, and StateError for what cannot go back: state, and sources not Kafka's.
     """
@@ -103,7 +103,7 @@ def batch_at(checkpoint: SparkCheckpoint, time_ms: int) -> int:
 
 
 def set_offsets(checkpoint: SparkCheckpoint, offsets: Mapping[tuple[str, int], int]) -> CopyPlan:
-    """The next batch begins at these positions, by topic and partition; all others stay. The query is the same one.
+    """The next batch starts at these positions, by topic and partition; all others stay. The query is the same one.
 
     Raises UsageError for partitions that are not stored once.
     """
@@ -121,7 +121,7 @@ def forget_topic(checkpoint: SparkCheckpoint, topic: str) -> CopyPlan:
 def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
     """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express.
 
-    It goes on from the last batch. Of those before, what it cannot express stays as it is: nobody reads that any more.
+    It continues from the last batch. Of the previous ones, what it cannot express stays as it is: nobody reads that any more.
     """
     last = last_committed(checkpoint)
     written = {}
@@ -217,7 +217,7 @@ def _refuse_supervised(checkpoint: SparkCheckpoint) -> None:
 
     if is_held(path):
         raise StateError(
-            f"a supervised driver is at work with {checkpoint.location}: it has the lock, {LOCK_NAME}. Stop its job first"
+            f"a supervised driver is running with {checkpoint.location}: it has the lock, {LOCK_NAME}. Stop its job first"
         )
 
 

@@ -1,4 +1,4 @@
-"""Whether a query can go on from a checkpoint: what Spark would ask of its logs when it starts, asked beforehand."""
+"""Whether a query can continue from a checkpoint: what Spark would ask of its logs when it starts, asked beforehand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FindingKind(Enum):
 
     @property
     def prevents_restore(self) -> bool:
-        """Whether the query cannot go on from here now."""
+        """Whether the query cannot continue from here now."""
         return self is not FindingKind.NOTE
 
 
@@ -63,13 +63,13 @@ def _of_logs(checkpoint: SparkCheckpoint) -> Iterator[CheckpointFinding]:
     planned, committed = checkpoint.last_planned, checkpoint.last_committed
     if planned is None:
         if committed is not None:
-            what = "batches are committed, and the offset log is empty: the query would begin anew"
+            what = "batches are committed, and the offset log is empty: the query would start over"
             yield CheckpointFinding(FindingKind.REFUSED, OFFSETS, what)
         else:
-            yield CheckpointFinding(FindingKind.NOTE, OFFSETS, "no batch was planned yet: the query begins at startingOffsets")
+            yield CheckpointFinding(FindingKind.NOTE, OFFSETS, "no batch was planned yet: the query starts at startingOffsets")
         return
     if planned > 0 and planned - 1 not in checkpoint.planned:
-        what = f"batch {planned} begins where batch {planned - 1} ends, and the entry of that is not readable"
+        what = f"batch {planned} starts where batch {planned - 1} ends, and the entry of that is not readable"
         yield CheckpointFinding(FindingKind.REFUSED, f"{OFFSETS}/{planned - 1}", what)
     done = -1 if committed is None else committed
     if done > planned:
@@ -139,9 +139,9 @@ def findings_in_cluster(cluster: KafkaCluster, checkpoint: SparkCheckpoint) -> l
 
 
 def _begins_of_next_run(checkpoint: SparkCheckpoint, source: SourceOffsets) -> Mapping[str, int]:
-    """Where the last batch begins, by split, if it is not committed; nothing where it is, or where that is not stored.
+    """Where the last batch starts, by split, if it is not committed; nothing where it is, or where that is not stored.
 
-    A batch begins where the one before has ended; in a partition that is not in that one, where headrace has first found it.
+    A batch starts where the previous one has ended; in a partition that is not in that one, where headrace has first found it.
     """
     number = checkpoint.last_planned
     if number is None or number in checkpoint.committed:
@@ -157,7 +157,7 @@ def _begins_of_next_run(checkpoint: SparkCheckpoint, source: SourceOffsets) -> M
 
 
 def _of_partition(state: PartitionState, begin: int | None) -> CheckpointFinding | None:
-    """`begin`: where the partition is to be read again from; None for where it stands."""
+    """`start`: where the partition is to be read again from; None for where it stands."""
     split = state.split
     first_read = split.next_offset if begin is None else min(begin, split.next_offset)
     where = f"{split.topic}-{split.partition}"
@@ -167,9 +167,9 @@ def _of_partition(state: PartitionState, begin: int | None) -> CheckpointFinding
         what = f"the topic was deleted and created again: {split.topic_id} is stored, and {state.topic_id} is there"
         return CheckpointFinding(FindingKind.REFUSED, where, what)
     if state.first is not None and first_read < state.first:
-        what = f"offset {first_read} is next, and the log begins at {state.first}: what is between is lost"
+        what = f"offset {first_read} is next, and the log starts at {state.first}: what is between is lost"
         return CheckpointFinding(FindingKind.REFUSED, where, what)
     if state.end is not None and split.next_offset > state.end:
-        what = f"offset {split.next_offset} is next, and the log ends at {state.end}: it was truncated, or made anew"
+        what = f"offset {split.next_offset} is next, and the log ends at {state.end}: it was truncated, or recreated"
         return CheckpointFinding(FindingKind.REFUSED, where, what)
     return None

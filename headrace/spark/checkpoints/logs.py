@@ -2,9 +2,9 @@
 
     metadata        {"id": "<query id>"}
     offsets/<n>     batch n was planned: `v1` or `v2`, its metadata as JSON, then a line for each source: its offsets, or `-`.
-                    In v2 (Spark 4.1 and later, sources with names) the line begins with the source's name and a colon
+                    In v2 (Spark 4.1 and later, sources with names) the line starts with the source's name and a colon
     commits/<n>     batch n is done: `v1` to `v3`, and JSON
-    .<name>.crc     beside each file, where Hadoop's local filesystem has written it: the file's checksums
+    .<name>.crc     alongside each file, where Hadoop's local filesystem has written it: the file's checksums
 
 Nothing is contacted but the store: a local folder, or any that fsspec knows (extra `files`).
 """
@@ -179,7 +179,7 @@ def _check_sums(data: bytes, sums: bytes | None) -> None:
     (step,) = struct.unpack_from(">I", sums, len(_CRC_HEAD))
     found = b"".join(struct.pack(">I", zlib.crc32(data[at : at + step])) for at in range(0, len(data), step)) if step else b""
     if found != sums[len(_CRC_HEAD) + 4 :]:
-        raise StateError("its contents do not match the checksums beside it (.crc): it was changed, or is damaged")
+        raise StateError("its contents do not match the checksums alongside it (.crc): it was changed, or is damaged")
 
 
 def _query_id(text: str) -> str:
@@ -224,7 +224,7 @@ def _versioned(text: str, known: tuple[int, ...]) -> tuple[int, str]:
     if not first:
         raise StateError("it is empty: it was never written to its end")
     if not first.startswith("v") or not first[1:].isdigit() or not newline:
-        raise StateError(f"it begins with {first[:20]!r}, and not with a version and a line's end")
+        raise StateError(f"it starts with {first[:20]!r}, and not with a version and a line's end")
     if int(first[1:]) not in known:
         raise StateError(f"it has version {first}, and v{known[0]} to v{known[-1]} are known here: of a newer Spark?")
     return int(first[1:]), rest
@@ -233,7 +233,7 @@ def _versioned(text: str, known: tuple[int, ...]) -> tuple[int, str]:
 def _object(text: str) -> Mapping[str, Any]:
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise StateError(f"it holds {text[:40]!r}, which is no JSON object")
+        raise StateError(f"it holds {text[:40]!r}, which is not JSON object")
     return found
 
 

@@ -26,7 +26,7 @@ class OffsetForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoredPositions:
-    """One source's offsets of one batch. `offsets` of the JVM connector have no topic ids, and nothing of where they began.
+    """One source's offsets of one batch. `offsets` of the JVM connector have no topic ids, and nothing of where they started.
 
     `formats`: what headrace's pin of how keys and values are decoded.
     """
@@ -49,7 +49,7 @@ class StoredPositions:
         if (form or self.form) is OffsetForm.HEADRACE:
             return offsets_to_json(self.offsets, self.formats)
         if self.offsets.initial:
-            raise StateError("the batch was not planned yet: it has no positions that another connector could go on from")
+            raise StateError("the batch was not planned yet: it has no positions that another connector could continue from")
         document: dict[str, dict[str, int]] = {}
         for split in self:
             partitions = document.setdefault(split.topic, {})

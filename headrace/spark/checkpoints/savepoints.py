@@ -1,4 +1,4 @@
-"""A query's positions as a savepoint that `headrace run` begins with: of a query of ours, or of Spark's own Kafka connector."""
+"""A query's positions as a savepoint that `headrace run` starts with: of a query of ours, or of Spark's own Kafka connector."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def savepoint_of(checkpoint: SparkCheckpoint, cluster: KafkaCluster | None) -> S
     """
     batch = last_committed(checkpoint)
     if checkpoint.state_operators:
-        raise StateError("the query keeps state, which a pipeline has none of: its positions alone would not go on with it")
+        raise StateError("the query keeps state, which a pipeline has none of: its positions alone would not continue with it")
     sources = [stored_positions(source.text) for source in checkpoint.batch(batch).sources]
     if len(sources) != 1 or sources[0].form is OffsetForm.OTHER:
         names = ", ".join(source.name for source in checkpoint.batch(batch).sources)

@@ -1,6 +1,6 @@
 """Where a copy of a checkpoint is made, so that whoever is killed meanwhile leaves none that a query would start from.
 
-A local copy is made beside its place, and renamed. Other stores rename file by file, if at all: there a copy begins with a
+A local copy is made alongside its place, and renamed. Other stores rename file by file, if at all: there a copy starts with a
 `metadata` that is none, which Spark refuses to start from, and ends with the right one in its place.
 """
 
@@ -27,7 +27,7 @@ class CopyTarget(ABC):
     """One copy: `take` and `write`, then `finish`, or `discard`. Raises OSError for what the store refuses."""
 
     began_s: float
-    """When it was begun, by the clock of its store."""
+    """When it was started, by the clock of its store."""
 
     def take(self, source: Store, name: str) -> None:
         """Copy one file."""
@@ -53,7 +53,7 @@ class CopyTarget(ABC):
 
 
 def copy_target(path: str) -> CopyTarget:
-    """Begin a copy at a path that `normal_path` has given. Raises UsageError where something is there."""
+    """Start a copy at a path that `normal_path` has given. Raises UsageError where something is there."""
     return _LocalTarget(path) if is_local(path) else _StoreTarget(path)
 
 
@@ -74,7 +74,7 @@ class _LocalTarget(CopyTarget):
     def finish(self, metadata: bytes | None) -> None:
         if metadata is not None:
             self.write(METADATA, metadata)
-        os.sync()  # once, as there may be thousands of files of state; before the name that says that all are there
+        os.sync()  # once, as there may be thousands of files of state; before the name that states that all are there
         self._made.rename(self._folder)
 
     def discard(self) -> None:

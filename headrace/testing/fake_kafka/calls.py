@@ -103,7 +103,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """No answer yet: `again` is asked whenever anything has changed, and once more, as the last time, after `wait_ms`.
+    """No answer yet: `again` is asked whenever anything has changed, and again, as the last time, after `wait_ms`.
 
     `again` gets whether it is the last time, and returns None to wait on; the last time it has to answer. `wait_ms` is real
     time; None: the cluster's clock decides.

@@ -11,7 +11,7 @@ __all__ = ["Clock", "StoppedClock"]
 
 
 class Clock:
-    """Goes as the machine's clock goes, and jumps ahead when it is told to. May be moved from any thread.
+    """Goes as the machine's clock goes, and jumps ahead when it is instructed to. May be moved from any thread.
 
     How long a Fetch waits for data is real time in any case: it is the client's patience, not the broker's.
     """

@@ -51,7 +51,7 @@ _SHORTEST_WAIT_S = 0.001
 
 
 class HangUpError(Exception):
-    """The connection ends here: bytes that are no request, a version that was not offered, or a fault."""
+    """The connection ends here: bytes that are not request, a version that was not offered, or a fault."""
 
 
 class Life(Protocol):

@@ -68,7 +68,7 @@ class FakeKafka:
         users: passwords by name; with any, clients have to log in by SASL_PLAINTEXT: PLAIN or SCRAM.
         tokens: names by bearer token; with any, clients have to log in, and may by OAUTHBEARER.
         advertise: called with each broker's id, "PLAINTEXT" and the `host:port` where it listens; what it gives, a port of
-        127.0.0.1, is told to clients instead: that of a proxy.
+        127.0.0.1, is instructed to clients instead: that of a proxy.
 
         Raises UsageError for an unknown setting, no brokers, or an address that is not of 127.0.0.1.
         """
@@ -215,7 +215,7 @@ class FakeKafka:
             found.lead(others[0] if others else found.leader)
 
     def delete_records(self, topic: str, partition: int = 0, *, before: int) -> None:
-        """As retention would: the log begins at `before`."""
+        """As retention would: the log starts at `before`."""
         with self._changing():
             self._log(topic, partition).delete_before(before)
 
@@ -260,7 +260,7 @@ class FakeKafka:
             self.start_broker(broker)
 
     def isolate_broker(self, broker: int) -> None:
-        """Cut a broker off from the others but not from its clients: it goes on with the leaders and logs that it knew.
+        """Cut a broker off from the others but not from its clients: it continues with the leaders and logs that it knew.
 
         The others elect new leaders. What it accepts meanwhile (acks=1) is lost when it rejoins; acks=all times out.
         """
@@ -275,7 +275,7 @@ class FakeKafka:
         with self._changing():
             self._state.rejoin(self._state.broker(broker))
 
-    # --- what goes on in the background ---------------------------------------------------------------------------------
+    # --- what continues in the background ---------------------------------------------------------------------------------
 
     def apply_retention(self) -> None:
         """Delete what retention.ms and retention.bytes of each topic let go; by itself every five minutes of the clock."""

@@ -107,7 +107,7 @@ _FIXED = struct.Struct(">hhih")  # API key, version, correlation id, length of t
 
 
 class Header(NamedTuple):
-    """A request's header (https://kafka.apache.org/protocol#protocol_messages), and where its body begins."""
+    """A request's header (https://kafka.apache.org/protocol#protocol_messages), and where its body starts."""
 
     key: int
     version: int

@@ -46,8 +46,8 @@ class NoServerError(UsageError):
     """This machine has no such server, and no Docker engine answers. The message says what to install."""
 
 
-class _Family(ServerProcess):
-    """A server and what it has forked: PostgreSQL has a process for each session, and starts anew when they all have ended."""
+class _ProcessTree(ServerProcess):
+    """A server and what it has forked: PostgreSQL has a process for each session, and starts again when they all have ended."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Database:
 
     url: str
     _ask: Callable[[], None] = field(repr=False)
-    _process: _Family | None = field(default=None, repr=False)
+    _process: _ProcessTree | None = field(default=None, repr=False)
 
     def kill(self) -> None:
         """End all of its processes by SIGKILL. Its data stays, and so does the reservation of its port."""
@@ -167,7 +167,7 @@ class Database:
         self._processes.pause()
 
     def resume(self) -> None:
-        """Let them go on (SIGCONT)."""
+        """Let them continue (SIGCONT)."""
         self._processes.resume()
 
     def is_running(self) -> bool:
@@ -184,7 +184,7 @@ class Database:
         return tuple(process.pid for process in self._processes.members())
 
     @property
-    def _processes(self) -> _Family:
+    def _processes(self) -> _ProcessTree:
         if self._process is None:
             raise UsageError(
                 "this database runs in a container, and the harness kills, stops and freezes those only that run as processes: "
@@ -212,12 +212,12 @@ def mariadb(*settings: str) -> Iterator[Database]:
         yield start(stack, (*MARIADB_SETTINGS, *settings))
 
 
-def _postgresql_at(port: int, process: _Family | None = None) -> Database:
+def _postgresql_at(port: int, process: _ProcessTree | None = None) -> Database:
     url = f"postgresql://{USER}:{PASSWORD}@{HOST}:{port}/{DATABASE}"
     return Database(url, partial(_ask_postgresql, port, DATABASE), process)
 
 
-def _mariadb_at(port: int, process: _Family | None = None) -> Database:
+def _mariadb_at(port: int, process: _ProcessTree | None = None) -> Database:
     return Database(f"mariadb://{USER}:{PASSWORD}@{HOST}:{port}/{DATABASE}", partial(_ask_mariadb, port), process)
 
 
@@ -363,9 +363,11 @@ class _Place:
         if done.returncode:
             raise PeerError(f"{command[0]} ended with status {done.returncode}:\n{tail(self._log, LOG_LINES)}")
 
-    def server(self, command: Sequence[str | Path], pid_file: Path, stop_signal: signal.Signals = signal.SIGTERM) -> _Family:
+    def server(
+        self, command: Sequence[str | Path], pid_file: Path, stop_signal: signal.Signals = signal.SIGTERM
+    ) -> _ProcessTree:
         """In the guardian's process group; its output is logged. Not started."""
-        return _Family(command, self._log, self._group, pid_file, stop_signal, self._options)
+        return _ProcessTree(command, self._log, self._group, pid_file, stop_signal, self._options)
 
 
 def _unprivileged(preferred: str) -> pwd.struct_passwd:
@@ -387,7 +389,7 @@ def _place(user: str) -> Iterator[_Place]:
 # --- readiness --------------------------------------------------------------------------------------------------------
 
 
-def _wait(ask: Callable[[], None], process: _Family | None = None) -> None:
+def _wait(ask: Callable[[], None], process: _ProcessTree | None = None) -> None:
     """Until the server answers. Raises PeerError when its process has ended."""
     import psycopg
     import pymysql

@@ -85,7 +85,7 @@ def installed(bundle: Bundle) -> Path:
 
 
 def _download(java: Path, ivy: Path, bundle: Bundle, jars: Path) -> None:
-    # The name is fixed, and Ivy's cache inside it: an interrupted download is continued, not begun again.
+    # The name is fixed, and Ivy's cache inside it: an interrupted download is continued, not started again.
     partial = beside(jars, "partial")
     partial.mkdir(exist_ok=True)
     ivy_file = partial / "ivy.xml"

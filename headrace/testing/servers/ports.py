@@ -16,7 +16,7 @@ CONNECT_S = 5.0
 class Ports:
     """Reserves ports of 127.0.0.1. A reservation is a socket that is bound and never listens.
 
-    Linux lets a server bind the same port beside it (both set SO_REUSEADDR, only one listens), while no outgoing
+    Linux lets a server bind the same port alongside it (both set SO_REUSEADDR, only one listens), while no outgoing
     connection and no other process asking for a free port is given it. Other systems refuse the second bind, so there
     the port is only found, not held, and a start that loses the race is made again with other ports.
     """

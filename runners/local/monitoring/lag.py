@@ -49,10 +49,10 @@ class LagWatch:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """`restored`: the checkpoint that the run goes on from. `wait_s`: from one checkpoint to the next, at most.
+        """`restored`: the checkpoint that the run continues from. `wait_s`: from one checkpoint to the next, at most.
 
         `in_thread` calls what it is given, once, in another thread. `clock` gives monotonic seconds, `wall_clock` those of the
-        epoch. Contacts nobody yet; of a source that is no log nothing is ever asked.
+        epoch. Contacts nobody yet; of a source that is not a log nothing is ever asked.
         """
         self._source = source if isinstance(source, LogSource) else None
         self._patience_s = max(STALE_S, 2 * wait_s)

@@ -34,7 +34,7 @@ _COUNTERS: tuple[tuple[str, str, _Value], ...] = (
     ("numRestarts", "Workers that were lost, and whose place was taken", lambda status: status["workers_lost"]),
 )
 _GAUGES: tuple[tuple[str, str, _Value], ...] = (
-    ("uptime", "Seconds since this coordinator began", lambda status: status["at"] - status["since"]),
+    ("uptime", "Seconds since this coordinator started", lambda status: status["at"] - status["since"]),
     ("workers", "Workers that are started now", lambda status: len(status["workers"])),
 )
 _OF_LAST = (
@@ -66,7 +66,7 @@ class RunPage(Collector):
         Thread(target=server.serve_forever, daemon=True).start()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; none before the run has begun."""
+        """All metrics; none before the run has started."""
         status = self._read()
         if not status:
             return
@@ -95,7 +95,7 @@ class RunPage(Collector):
     def _problem(self) -> str | None:
         status = self._read()
         if not status:
-            return "the run has not begun"
+            return "the run has not started"
         since_s = time.time() - status["progress_at"]
         if since_s <= self._healthy_s:
             return None
@@ -117,4 +117,4 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: a scrape is no news."""
+        """Nothing: a scrape is not a news."""

@@ -1,4 +1,4 @@
-"""What a run at work does now: taken down by its coordinator, and kept in a file for who looks on this machine.
+"""What a run running does now: taken down by its coordinator, and kept in a file for who looks on this machine.
 
     status.json   {"run", "coordinator", "address", "at", "since", "progress_at", "phase", "records_in", "records_out",
                    "restarted", "workers": [{"number", "splits"}], "workers_lost", "last_lost": {"number", "at"} or null,
@@ -10,7 +10,7 @@
 transactions that were committed. `last_lost`: the worker that was lost last. `address`: the coordinator's gRPC server, as a
 gRPC client takes it. Times are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by whatever
 coordinator. `restarted`: how many coordinators have failed before this one, since the run was started. The other counts are of
-this coordinator's life: a restart begins at nothing, as Prometheus' counters may; `last_lost` too.
+this coordinator's life: a restart starts at nothing, as Prometheus' counters may; `last_lost` too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RESTARTING = "RESTARTING"
 
 
 class NoRunError(StateError):
-    """No run is at work, and none is about to start again."""
+    """No run is running, and none is about to start again."""
 
 
 class RunStatus:
@@ -115,7 +115,7 @@ class RunStatus:
                 pass
 
     def show(self, phase: str, splits: Mapping[int, int], lag: RunLag | None) -> None:
-        """Write it down. `splits`: number of each worker -> how many splits it holds. What the disk refuses is no failure."""
+        """Write it down. `splits`: number of each worker -> how many splits it holds. What the disk refuses is not a failure."""
         self.shown = {
             **self._identity,
             "at": self._clock(),
@@ -152,7 +152,7 @@ def largest_of(splits: Mapping[str, int], most: int) -> list[tuple[str, int]]:
 
 
 def last_progress_s(begun_s: float, written_s: float | None, now_s: float) -> float:
-    """When a run that began at `begun_s` has committed a checkpoint last, or begun, by this machine's clock, in epoch seconds.
+    """When a run that started at `begun_s` has committed a checkpoint last, or started, by this machine's clock, in epoch seconds.
 
     `written_s`: of its newest checkpoint; None without any. One that is yet to come is of another machine's clock, and says
     nothing: else a run that hangs would be well for as long as that clock is ahead.
@@ -163,7 +163,7 @@ def last_progress_s(begun_s: float, written_s: float | None, now_s: float) -> fl
 def remove_status(folder: Path) -> None:
     """What is there is of a life before, or of a run that is over. Called by who has the folder's lock, or is its supervisor.
 
-    What the disk refuses is no failure, as nothing is shown of a folder that nobody works with.
+    What the disk refuses is not a failure, as nothing is shown of a folder that nobody works with.
     """
     for name in (_STATUS, f"{_STATUS}.writing"):
         with suppress(OSError):
@@ -174,7 +174,7 @@ def read_status(folder: Path) -> Mapping[str, Any] | None:
     """Of the run that works with these checkpoints; None while it has written nothing yet.
 
     Between two coordinators: what the last one has left, with the phase RESTARTING and without workers. Raises NoRunError
-    without a run, RetriableError where the file is damaged, which a run at work mends within a second, StateError where it may
+    without a run, RetriableError where the file is damaged, which a run running fixes within a second, StateError where it may
     not be read or is of another version.
     """
     try:
@@ -185,7 +185,7 @@ def read_status(folder: Path) -> Mapping[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StateError(f"{folder}: what the run tells of itself cannot be read: {error}") from error
+        raise StateError(f"{folder}: what the run reports itself cannot be read: {error}") from error
     status = _checked(data, folder / _STATUS)
     return status if is_at_work else {**status, "phase": RESTARTING, "workers": []}
 
@@ -211,7 +211,7 @@ def _checked(data: bytes, path: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RetriableError(f"{path} is damaged: {error}") from error
     if not isinstance(status, dict):
-        raise StateError(f"{path} is no status of a run, but a JSON {type(status).__name__}")
+        raise StateError(f"{path} is not a status of a run, but a JSON {type(status).__name__}")
     for name, kind in _IN_ALL_VERSIONS:
         found = status.get(name)
         if not isinstance(found, (int, float) if kind is float else kind):

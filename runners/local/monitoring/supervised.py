@@ -3,7 +3,7 @@
     supervisor                locked by the supervisor as long as the run lasts, and removed with it
 
 Nothing but what is shown depends on it: a supervisor that cannot lock the file, since the folder is not writable or somebody
-looks just then, goes on without.
+looks just then, continues without.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _held(path: Path) -> io.FileIO | None:
             if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
                 return file
         except FileNotFoundError:
-            pass  # the one before has removed it meanwhile
+            pass  # the previous one has removed it meanwhile
         except OSError as error:
             file.close()
             log.debug("%s cannot be locked: %s", path, error)

@@ -20,7 +20,7 @@ LOCK = "lock"
 """The name of the file that a coordinator locks."""
 
 LOOKED_AT_S = 10.0
-"""Whoever looks whether a run is at work has its lock for microseconds. One that is frozen just then is waited for so long."""
+"""Whoever looks whether a run is running has its lock for microseconds. One that is frozen just then is waited for so long."""
 
 
 class FolderLock:
@@ -34,7 +34,7 @@ class FolderLock:
             self._lock = _locked(self._path)
         except BlockingIOError as error:
             raise FencedError(
-                f"{of}: another run works with these checkpoints; end it first, or give this one a folder of its own"
+                f"{of}: another run works with these checkpoints; end it first, or give this one its own folder"
             ) from error
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class FolderLock:
     def keep(self) -> None:
         """Look whether the lock's file is still there; take it again where somebody has removed it. Called by any thread.
 
-        Raises FencedError where another run has made it anew: then two are at work, and this one must end.
+        Raises FencedError where another run has made it again: then two are running, and this one must end.
         """
         with self._keeping:
             if _is_in_place(self._path, self._lock):
@@ -53,13 +53,13 @@ class FolderLock:
                 again = _locked(self._path)
             except BlockingIOError as error:
                 raise FencedError(
-                    f"{self._path} was removed while this run was at work, and another run has made it anew. That one "
-                    "goes on, and this one must end"
+                    f"{self._path} was removed while this run was running, and another run has made it again. That one "
+                    "continues, and this one must end"
                 ) from error
             os.close(self._lock)
             self._lock = again
             log.warning(
-                "%s was removed while this run is at work, and is made anew. Leave it there: it keeps a second run out",
+                "%s was removed while this run is running, and is recreated. Leave it there: it keeps a second run out",
                 self._path,
             )
 
@@ -100,7 +100,7 @@ def _lock_unless_looked_at(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        # Who looks whether a run is at work shares the lock, for a moment: a coordinator does not.
+        # Who looks whether a run is running shares the lock, for a moment: a coordinator does not.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         fcntl.flock(lock, fcntl.LOCK_UN)
         return False

@@ -8,14 +8,14 @@ Each change is a new object with the next number, created only if there is none 
 number one gets it, and the other knows that it is not alone. A *life* is one opening of the log by a coordinator. It reads
 everything, and then writes a manifest with the next number: if that is taken, something was written since, and it reads again.
 So nobody else's entry comes between what a life has read and its manifest; and whoever wrote before finds the number taken that
-it wants next, and ends (FencedError): the run that was started last goes on.
+it wants next, and ends (FencedError): the run that was started last continues.
 
 What counts are the entries that the manifest with the highest number names, and later ones of the same life; of several with
 one name the last. Everything else may be deleted, in any order, at any time, by whoever has written a later manifest or entry
 of that name. A number may be free again then, and somebody who stood still for long may get it: so who has created an object
 looks whether there are higher numbers, and ends or reads again if so. What it leaves is in no manifest if it took a number that
 was free again, or the next one names it if its maker has found it in the log in time. A manifest that is left so lies between
-that of the life at work and that one's last object, and does not count (`_manifest_that_counts`).
+that of the life running and that one's last object, and does not count (`_manifest_that_counts`).
 
 A put whose answer is lost is repeated: a number that is taken then may be by its own entry, which tells by its life and bytes.
 """
@@ -56,7 +56,7 @@ PATIENCE_S = 30.0
 """So long a store may refuse or be silent before the caller is told; a coordinator is then started again by its strategy."""
 
 _CLAIMS = 50
-"""A run at work writes some objects a second; each of them makes a claim begin again."""
+"""A run running writes some objects a second; each of them makes a claim start again."""
 
 
 _REFUSED = (401, 403)
@@ -202,7 +202,7 @@ class ObjectLog(RunFiles):
             if header["kind"] != _FILE or type(header["name"]) is not str:
                 raise ValueError(f"an entry {header['kind']!r} of {header['name']!r}")
             if (len(body), zlib.crc32(body)) != (header["size"], header["crc32"]):
-                # Its name tells whose place it has: what is in it says that it is damaged.
+                # Its name tells whose place it has: what is in it states that it is damaged.
                 log.warning("%s is damaged: %d bytes, where %s were written", where, len(body), header["size"])
             return _Entry(number, life, at_s, header["name"], body, frozenset())
 
@@ -252,8 +252,8 @@ class ObjectLog(RunFiles):
             yield
         except _TakenError:
             raise FencedError(
-                f"{self.location}: these checkpoints were taken over {self._taken_by()}, which goes on from them, and this run "
-                "must end. Give each run a place of its own"
+                f"{self.location}: these checkpoints were taken over {self._taken_by()}, which continues from them, and this run "
+                "must end. Give each run its own place"
             ) from None
         except RetriableError as error:  # an earlier try may have been stored all the same
             self._doubt = str(error)
@@ -325,7 +325,7 @@ class ObjectLog(RunFiles):
         except _RefusedError as error:
             if self._has_claimed:
                 raise RetriableError(
-                    f"{self.location}: the store refuses what it let pass before: {error}"
+                    f"{self.location}: the store refuses what it tolerated before: {error}"
                 ) from error.__cause__
             raise AuthenticationError(
                 f"{self.location}: the store refuses the login, or its rights, or there is no login: {error}. They are "
@@ -336,7 +336,7 @@ class ObjectLog(RunFiles):
         """Who has claimed the log, for messages."""
         try:
             for number in sorted(self._listed(), reverse=True):
-                with suppress(FileNotFoundError):  # its maker goes on
+                with suppress(FileNotFoundError):  # its maker continues
                     header = ENTRY.open(self._store.read(_path(number)).partition(b"\n")[0], self.where(_path(number)))
                     if header["kind"] == _MANIFEST:
                         return f"by process {header['pid']} of {header['host']}"
@@ -346,7 +346,7 @@ class ObjectLog(RunFiles):
 
 
 def _manifest_that_counts(entries: Collection[_Entry]) -> _Entry:
-    """The highest, but for those that came too late, under a number that the life at work had used and deleted.
+    """The highest, but for those that came too late, under a number that the life running had used and deleted.
 
     Such a manifest lies between that life's own and its last object, which is never deleted. One that was in time has no later
     entry of an earlier life behind it, as that life wants the same number next. There is at least one manifest.

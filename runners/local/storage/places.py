@@ -27,7 +27,7 @@ _GONE_WITH_THE_PROCESS = "memory:"
 _FOR_GOOD = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 )
-"""What another try does not mend; a full disk and an input that fails may be mended while the run tries on."""
+"""What another try does not fix; a full disk and an input that fails may be fixed while the run tries on."""
 
 
 def whole_name(checkpoints: str) -> str:

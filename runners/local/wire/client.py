@@ -1,4 +1,4 @@
-"""A worker's side of its stream: one thread listens, one beats, and the process ends when the stream does."""
+"""A worker's side of its stream: one thread listens, one heartbeats, and the process ends when the stream does."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WorkerStream:
         said, token = iter(self._outbox.get, None), token_metadata(endpoint.token)
         answers: Iterator[pb.ToWorker] = stub.Work(said, wait_for_ready=True, metadata=token)
         threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
-        threading.Thread(target=self._beat, args=(heartbeat_s,), daemon=True).start()
+        threading.Thread(target=self._heartbeat, args=(heartbeat_s,), daemon=True).start()
 
     def received(self) -> Iterator[pb.ToWorker]:
         """What has come since; does not wait."""
@@ -75,6 +75,6 @@ class WorkerStream:
             # At once: without a coordinator nothing that we write will ever be committed, and another may take our place.
             os._exit(ORPHANED)
 
-    def _beat(self, heartbeat_s: float) -> None:
+    def _heartbeat(self, heartbeat_s: float) -> None:
         while not self._leaving.wait(heartbeat_s):
             self._outbox.put(pb.FromWorker(heartbeat=pb.Heartbeat()))

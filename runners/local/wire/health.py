@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 __all__ = ["ADMINISTRATION_THREADS", "RunHealth"]
 
 ADMINISTRATION_THREADS = 4
-"""Threads that the server has for calls of this module, beside those of the workers."""
+"""Threads that the server has for calls of this module, alongside those of the workers."""
 
 _REFLECTIONS = ADMINISTRATION_THREADS // 2
 
@@ -40,7 +40,7 @@ class RunHealth:
 
     @property
     def is_serving(self) -> bool:
-        """Whether SERVING is answered. Set by the coordinator's main thread; watchers are told of a change only."""
+        """Whether SERVING is answered. Set by the coordinator's main thread; watchers are notified of a change only."""
         return self._is_serving
 
     @is_serving.setter

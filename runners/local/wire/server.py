@@ -101,7 +101,7 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
         return at.reached_at(port)
 
     def Work(self, requests: Iterator[pb.FromWorker], context: grpc.ServicerContext) -> Iterator[pb.ToWorker]:  # noqa: N802 - gRPC's name
-        """One worker's stream, from its hello on. Called by gRPC, in a thread of its own."""
+        """One worker's stream, from its hello on. Called by gRPC, in its own thread."""
         try:
             number = check_hello(next(requests), self._version)
         except Exception as error:  # noqa: BLE001 - whatever a stranger sends
@@ -184,4 +184,4 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
             case "failed":
                 self._failed(number, message.failed)
             case other:
-                raise ValueError(f"{other} is no message of a worker at work")
+                raise ValueError(f"{other} is not a message of a worker running")

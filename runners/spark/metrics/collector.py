@@ -64,7 +64,7 @@ _OF_QUERY: tuple[tuple[MetricKind, Callable[[QueryFacts], float | None]], ...] =
     ),
     (MetricKind("headrace_query_batch_id", "The last batch that has ended", _QUERY), lambda query: query.batch),
     (
-        MetricKind("headrace_query_last_batch_timestamp_seconds", "When the last batch began, in epoch seconds", _QUERY),
+        MetricKind("headrace_query_last_batch_timestamp_seconds", "When the last batch started, in epoch seconds", _QUERY),
         lambda query: query.last_batch_s,
     ),
     (
@@ -106,7 +106,7 @@ _COUNTED: dict[Counted, MetricKind] = {
     ),
     Counted.OFFSETS_LOST: MetricKind(
         "headrace_source_lost_offsets",
-        "Offsets that were gone when they were to be read, and let pass",
+        "Offsets that were gone when they were to be read, and tolerated",
         _QUERY,
         is_counter=True,
     ),
@@ -140,7 +140,7 @@ METRICS: tuple[MetricKind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MetricSource:
-    """All that metrics are made from. Read by any thread; sinks are asked by a thread of their own."""
+    """All that metrics are made from. Read by any thread; sinks are asked by their own thread."""
 
     queries: KnownQueries
     sinks: tuple[SinkWatch, ...] = field(default=())
@@ -164,7 +164,7 @@ def _of_query(query: QueryFacts) -> Iterable[MetricSample]:
             yield MetricSample(kind, labels, now)
     for phase, seconds in query.phase_seconds.items():
         yield MetricSample(_PHASES, (*labels, phase), seconds)
-    # from 0 on: what begins with the first time that it happens has not increased by that, to Prometheus
+    # from 0 on: what starts with the first time that it happens has not increased by that, to Prometheus
     for ending in _ENDINGS_OF_QUERIES:
         yield MetricSample(_ENDINGS, (*labels, ending), query.endings[ending])
     for what, kind in _COUNTED.items():

@@ -1,4 +1,4 @@
-"""Metrics of a session: who is told what happens in it, and the page, or the meters, that show it."""
+"""Metrics of a session: who is informed what happens in it, and the page, or the meters, that show it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MetricsServer:
         self._close = close
 
     def close(self) -> None:
-        """End it; the session goes on."""
+        """End it; the session continues."""
         self._close()
 
 
@@ -61,8 +61,8 @@ def metrics(
     transactions are shown, such as `headrace.kafka.KafkaSink`; they are asked every 15 s. `status`: the status file of the
     job's supervisor, for its restarts.
 
-    Called in the driver's process, before the queries start: what ended before is not counted. While a standby rehearses its
-    job nothing is shown: the job calls this anew when it takes over. Needs the extra `metrics`, or
+    Called in the driver's process, before the queries start: what ended before is not counted. While a standby dry-runs its
+    job nothing is shown: the job calls this again when it takes over. Needs the extra `metrics`, or
     `opentelemetry`: MissingExtraError says so. Raises UsageError for an address that cannot be, and without port and meter
     provider; RetriableError where the port is taken: a supervised job is started again then.
     """

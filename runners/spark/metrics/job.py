@@ -1,4 +1,4 @@
-"""What a job's supervisor says of it in its status file (`supervision/status.py`), as far as metrics show it."""
+"""What a job's supervisor reports about it in its status file (`supervision/status.py`), as far as metrics show it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The file. Read anew for each look."""
+    """The file. Read again for each look."""
 
     path: Path
 

@@ -1,6 +1,6 @@
 """A session's metrics as OpenTelemetry's: observable instruments, which a meter provider's readers ask. Needs its API.
 
-Names and attributes are those of the Prometheus page. Instruments cannot be taken back: once closed, they observe nothing.
+Names and attributes are those of the Prometheus page. Instruments cannot be rolled back: once closed, they observe nothing.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ def serve(source: MetricSource, address: str, port: int) -> Any:  # noqa: ANN401
 
 
 class SessionCollector(Collector):
-    """The metrics, made anew for each scrape: what is gone is gone from the page, too."""
+    """The metrics, recreated for each scrape: what is gone is gone from the page, too."""
 
     def __init__(self, source: MetricSource) -> None:
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        """All families, each with its samples."""
+        """All process trees, each with its samples."""
         families = {kind.name: _family(kind) for kind in METRICS}
         for sample in self._source.read():
             families[sample.kind.name].add_metric(list(sample.labels), sample.value)

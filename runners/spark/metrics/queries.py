@@ -46,9 +46,9 @@ class PartitionProgress:
 
 @dataclass(slots=True)
 class QueryFacts:
-    """One query, by its id: a restart within the session goes on with its counters. `run`: the last one that has started.
+    """One query, by its id: a restart within the session continues with its counters. `run`: the last one that has started.
 
-    `silent_s`: how long Spark has said nothing of it, as of `KnownQueries.read`. It tells of each batch that has ended, and
+    `silent_s`: how long Spark has said nothing of it, as of `KnownQueries.read`. It reports each batch that has ended, and
     each 10 s (`spark.sql.streaming.noDataProgressEventInterval`), that there is nothing to read.
     """
 
@@ -114,7 +114,7 @@ class KnownQueries:
     def terminated(self, query_id: str, run: str, ending: Ending) -> None:
         """The run is over. Its partitions are dropped: their lags would stand still.
 
-        Spark tells of a start at once, and of an end by a queue: the next run may have begun.
+        Spark reports a start at once, and of an end by a queue: the next run may have started.
         """
         with self._lock:
             query = self._queries.get(query_id)

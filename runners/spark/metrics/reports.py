@@ -2,7 +2,7 @@
 
 A session's builder names a socket in the environment that Spark's processes inherit, before there is one. Whoever shows metrics
 listens there; until then, and while its queue is full, a process keeps its counts for the next time. Linux: the name is of the
-abstract namespace, which leaves no file behind, and anybody on the machine can see; a report begins with a secret that they
+abstract namespace, which leaves no file behind, and anybody on the machine can see; a report starts with a secret that they
 cannot. Executors of a cluster find nobody at that name, and keep their counts.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["QUERY_ID", "REPORTS_VARIABLE", "ReportListener", "own_address", "rep
 
 REPORTS_VARIABLE = "HEADRACE_REPORTS"
 QUERY_ID = "sql.streaming.queryId"
-"""The property of Spark's tasks that says which streaming query they are of."""
+"""The property of Spark's tasks that states which streaming query they are of."""
 
 _SEPARATOR = ":"
 _LARGEST = 1 << 16
@@ -51,7 +51,7 @@ def report(query: str | None) -> None:
 
 
 class _Outbox:
-    """What could not be sent yet, by query: a worker runs tasks of several, and a standby's those of its rehearsals."""
+    """What could not be sent yet, by query: a worker runs tasks of several, and a standby's those of its dry runs."""
 
     def __init__(self) -> None:
         self._begin()
@@ -89,7 +89,7 @@ _OUTBOX = _Outbox()
 
 
 class ReportListener:
-    """Takes the reports of one address, in a thread of its own, until it is closed. Raises OSError where another one does."""
+    """Takes the reports of one address, in its own thread, until it is closed. Raises OSError where another one does."""
 
     def __init__(self, address: str, take: TakeCounts) -> None:
         """`take` is called by the thread."""

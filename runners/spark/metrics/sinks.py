@@ -35,7 +35,7 @@ class OpenTransactions:
 
 
 class SinkWatch:
-    """One sink. Asked by a thread of its own, so that no scrape waits for it; until it is closed."""
+    """One sink. Asked by its own thread, so that no scrape waits for it; until it is closed."""
 
     def __init__(self, sink: ListsTransactions, interval_s: float = INTERVAL_S) -> None:
         """Looks at once, and then every `interval_s` seconds."""
@@ -61,7 +61,7 @@ class SinkWatch:
         before = self.last_seen
         try:
             found = self._sink.open_transactions()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the queries go on, and the metric says it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the queries continue, and the metric says it
             if before is None or before.is_reachable:
                 log.warning("open transactions of %s cannot be listed, and are not shown: %s", self.destination, error)
             return OpenTransactions(is_reachable=False, ages_s={})

@@ -1,7 +1,7 @@
 """What a driver asks of a query's checkpoint before Spark reads it: whose it is, and how far it has come.
 
 A local one is read as files. Any other is read by the driver's JVM, with the session's settings, as Spark reads it: whoever
-begins has to know the query to claim it, and a file system that Python lacks is no reason not to.
+starts has to know the query to claim it, and a file system that Python lacks is not a reason not to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class QueryCheckpoint(Protocol):
     """A checkpoint. All raise what the file system raises, or ValueError for a damaged one."""
 
     def query_id(self) -> str | None:
-        """The id of the query that it is of; None where no query has begun there."""
+        """The id of the query that it is of; None where no query has started there."""
 
     def last_batch(self) -> int | None:
         """The last batch that was planned; None where none was."""

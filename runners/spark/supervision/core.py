@@ -1,7 +1,7 @@
 """The life of a supervised job: when its driver is started, asked to end, killed, and started again. No process, no clock.
 
 A *driver* is one attempt at the job, with all the processes that it has started. There is never more than one: the next is
-started after the last process of the one before is dead. What a failure leads to is decided twice: its `Ending` says whether
+started after the last process of the previous one is dead. What a failure leads to is decided twice: its `Ending` says whether
 another try can help at all, and the restart strategy (`restarts.py`) when it comes.
 
 Times are seconds of one monotonic clock, handed in with each event.
@@ -74,7 +74,7 @@ class SupervisionLimits:
     """Raises UsageError for a time that makes no sense.
 
     `progress_s`: a driver is killed, and counts as failed, when for so many seconds none of its batches has ended while it was
-    at work. None: it may take any time. `stop_s`: how long the batch under way may take once the job is to stop.
+    running. None: it may take any time. `stop_s`: how long the batch under way may take once the job is to stop.
     """
 
     progress_s: float | None = None
@@ -272,7 +272,7 @@ class SupervisionCore:
 
     def _ended(self, now_s: float, end: DriverEnd, chance: float) -> list[SupervisionCommand]:
         if end.ending is Ending.STOPPED and not self._is_to_stop:
-            end = DriverEnd(Ending.FAILED, "its driver was told to end by somebody else")
+            end = DriverEnd(Ending.FAILED, "its driver was instructed to end by somebody else")
         if end.ending is Ending.FAILED and self._killed_for is not None:
             end = DriverEnd(Ending.FAILED, self._killed_for)
         if end.ending is not Ending.COMPLETED and end.ending is not Ending.STOPPED:

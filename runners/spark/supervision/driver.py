@@ -3,7 +3,7 @@
     python -m headrace.runners.spark.supervision.driver ORDERS REPORTS
 
 The descriptors of two pipes. From ORDERS it reads one line, what to run, and a second one when it is called to run it: until
-then it is a standby, which makes its session, rehearses the job, and waits. The pipe stays open for as long as the supervisor
+then it is a standby, which makes its session, dry-runs the job, and waits. The pipe stays open for as long as the supervisor
 lives, and when it closes, all processes of the driver are killed. To REPORTS it writes a line of JSON for whatever the
 supervisor has to know, and `{}` each half second to say that it lives. SIGTERM ends the queries after the batches under way.
 """
@@ -37,10 +37,10 @@ from headrace.runners.spark.session import (
     warm_session_builder,
 )
 from headrace.runners.spark.supervision.core import EXIT_STATUSES, DriverEnd, Ending
-from headrace.runners.spark.supervision.dry_run import KEEP_WARM_S, Rehearsal, rehearsal_folder
+from headrace.runners.spark.supervision.dry_run import KEEP_WARM_S, DryRun, dry_run_folder
 from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.supervision.jobs import FunctionName, load
-from headrace.runners.spark.supervision.process_tree import FAMILY_VARIABLE, kill_family
+from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, kill_tree
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, RunningQuery, WatchedQuery, queries_of
 from headrace.runners.spark.supervision.query_hooks import intercepted
 from headrace.runners.spark.supervision.takeover import Takeover
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 CALL = b"run\n"
 POLL_S = 0.5
-BEAT_S = 0.5
+HEARTBEAT_S = 0.5
 CLEAN_UP_S = 5.0
 SPARE_DESCRIPTORS = 4
 """Kept for the end: a driver that may open no more files still has to look for its processes."""
@@ -65,7 +65,7 @@ MASTER = "spark.master"
 class DriverOrder:
     """What a driver runs. `session`: the function that makes the session; None for headrace's builders with `conf`.
 
-    `standbys`: how many drivers wait beside the one that runs the job. `has_peers`: others wait on other hosts.
+    `standbys`: how many drivers wait alongside the one that runs the job. `has_peers`: others wait on other hosts.
     """
 
     job: FunctionName
@@ -102,8 +102,8 @@ class _Driver:
         self._order = order
         self._reports = reports
         self._called = called
-        self._family = os.environ[FAMILY_VARIABLE]
-        self._takeover = Takeover(self._family, order.standbys, has_peers=order.has_peers)
+        self._tree = os.environ[TREE_VARIABLE]
+        self._takeover = Takeover(self._tree, order.standbys, has_peers=order.has_peers)
         self._lock_trouble = ""
         self._is_to_stop = False
         self._reporting = threading.Lock()
@@ -111,7 +111,7 @@ class _Driver:
     def run(self) -> DriverEnd:
         """Run the job to its end, which is reported."""
         signal.signal(signal.SIGTERM, self._stop)
-        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._heartbeat, daemon=True).start()
         try:
             end = self._run()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported
@@ -124,9 +124,9 @@ class _Driver:
         session = load(self._order.session)() if self._order.session is not None else _session(self._order.conf)
         if self._order.has_peers:
             refuse_connect(session)
-        rehearsal = Rehearsal(rehearsal_folder(self._family), self._called)
+        dry_run = DryRun(dry_run_folder(self._tree), self._called)
         on_stage = partial(job, stage_of(session)) if isinstance(session, SparkSession) else None
-        self._wait_for_call(rehearsal, on_stage)
+        self._wait_for_call(dry_run, on_stage)
         if self._is_to_stop:
             self._report_end(_STOPPED)
             return _STOPPED
@@ -134,7 +134,7 @@ class _Driver:
             queries = queries_of(job(session))
         self._takeover.refuse_unreturned(queries)
         self._report(queries=[query.id for query in queries])
-        rehearsal.end()
+        dry_run.end()
         end = _STOPPED if self._watch(queries) else DriverEnd(Ending.COMPLETED, "all its queries have ended")
         self._report_end(end)  # first: so it has ended, whatever becomes of what follows
         self._takeover.release()
@@ -144,17 +144,17 @@ class _Driver:
             log.warning("the session could not be stopped: %s", error)
         return end
 
-    def _wait_for_call(self, rehearsal: Rehearsal, job: Callable[[], object] | None) -> None:
+    def _wait_for_call(self, dry_run: DryRun, job: Callable[[], object] | None) -> None:
         """Get ready, say so, keep ready. Over at once for a driver that is called already, or told to end."""
         if self._called.is_set():
             return
         importlib.import_module(PRELOADED)
-        unrehearsed = "its session is none of classic PySpark" if job is None else rehearsal.first(job)
-        self._report(armed=True, unrehearsed=unrehearsed)
+        no_dry_run = "its session is none of classic PySpark" if job is None else dry_run.first(job)
+        self._report(armed=True, no_dry_run=no_dry_run)
         warm_until = time.monotonic() + KEEP_WARM_S
         while not self._called.wait(POLL_S) and not self._is_to_stop:
             if time.monotonic() >= warm_until:
-                rehearsal.again()
+                dry_run.again()
                 warm_until = time.monotonic() + KEEP_WARM_S
 
     def _watch(self, queries: list[RunningQuery]) -> bool:
@@ -170,10 +170,10 @@ class _Driver:
                 self._report(batches=progress.batches)
         return any(one.is_told for one in watched)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         """In a thread: say that this process lives, and its JVM. One that is stopped does not answer, and nothing is said.
 
-        Nor is it where that is dead, though this process lives: whoever counts on the job must not be told that it runs.
+        Nor is it where that is dead, though this process lives: whoever counts on the job must not be informed that it runs.
         """
         while True:
             context = SparkContext._active_spark_context
@@ -182,16 +182,16 @@ class _Driver:
                     context._jvm.java.lang.System.nanoTime()
                 self._report()
             self._keep_locks()
-            time.sleep(BEAT_S)
+            time.sleep(HEARTBEAT_S)
 
     def _keep_locks(self) -> None:
-        """Where another driver has one of them, nothing of this one goes on: it would write what that one reads."""
+        """Where another driver has one of them, nothing of this one continues: it would write what that one reads."""
         try:
             self._takeover.keep_locks()
         except FencedError as error:
             end = end_by(error)
             self._report_end(end)
-            kill_family(self._family)
+            kill_tree(self._tree)
             os._exit(EXIT_STATUSES[end.ending])
         except (HeadraceError, OSError) as error:
             if str(error) != self._lock_trouble:
@@ -210,11 +210,11 @@ class _Driver:
             try:
                 os.write(self._reports, json.dumps(what).encode() + b"\n")
             except BrokenPipeError:
-                _end_with_family()
+                _end_with_tree()
 
 
 def stage_of(session: SparkSession) -> SparkSession:
-    """A session for rehearsals: what the job registers by name there, such as a view, is not in the way of the job itself.
+    """A session for dry runs: what the job registers by name there, such as a view, is not in the way of the job itself.
 
     Its plans hide what those of the job's session hide: a new session has the settings that Spark was started with, not those
     that were set since.
@@ -253,13 +253,13 @@ def _take_orders(orders: int, read: bytes, called: threading.Event) -> None:
         for descriptor in spare:
             os.close(descriptor)
     finally:
-        _end_with_family()
+        _end_with_tree()
 
 
-def _end_with_family() -> None:
+def _end_with_tree() -> None:
     """The supervisor is gone. Returns never."""
     try:
-        kill_family(os.environ[FAMILY_VARIABLE])
+        kill_tree(os.environ[TREE_VARIABLE])
     finally:
         os.kill(os.getpid(), signal.SIGKILL)
 

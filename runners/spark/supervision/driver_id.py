@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["INCARNATION", "incarnation_of"]
+__all__ = ["DRIVER_ID", "driver_id_of"]
 
-INCARNATION = "headraceIncarnation"
-"""The option's name; its value is the name of the driver's family, which no other driver has."""
+DRIVER_ID = "headraceDriverId"
+"""The option's name; its value is the name of the driver's process tree, which no other driver has."""
 
 
-def incarnation_of(options: Mapping[str, str]) -> str | None:
-    """The driver's incarnation; None where no supervised driver has started the query. Spark gives names in lower case."""
-    return next((value for name, value in options.items() if name.lower() == INCARNATION.lower()), None)
+def driver_id_of(options: Mapping[str, str]) -> str | None:
+    """The driver's driver id; None where no supervised driver has started the query. Spark gives names in lower case."""
+    return next((value for name, value in options.items() if name.lower() == DRIVER_ID.lower()), None)

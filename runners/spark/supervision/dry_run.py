@@ -1,7 +1,7 @@
-"""A standby's rehearsal: the job's own queries, run for some batches on a few records, with nothing written anywhere.
+"""A standby's dry run: the job's own queries, run for some batches on a few records, with nothing written anywhere.
 
 The job's function is called, and what it starts is started in another form: its sources read a few of the first records and
-commit no offsets to a group, the sink takes the rows and drops them, the checkpoint is a folder of the rehearsal's own. So
+commit no offsets to a group, the sink takes the rows and drops them, the checkpoint is a folder of the dry run's own. So
 Spark's classes are loaded, its code is generated and compiled, and the Python workers are there when the job is taken over. One
 more batch each half minute keeps them: Spark ends workers that were idle for a minute.
 """
@@ -23,14 +23,14 @@ from unittest.mock import patch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.runners.spark.supervision.dry_run_source import REHEARSAL, looked, under_way
+from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, looked, under_way
 from headrace.runners.spark.supervision.exit_causes import one_line
 from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, hadoop_path, intercepted
 from headrace.runners.spark.supervision.takeover import LOCATION, writer_of
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Rehearsal", "rehearsal_folder"]
+__all__ = ["DryRun", "dry_run_folder"]
 
 BATCHES = 5
 KEEP_WARM_S = 30.0
@@ -45,16 +45,16 @@ _HARMLESS = frozenset({OURS, "rate", "rate-micro-batch"})
 _TRUSTED = frozenset({"headrace", "pyspark_headrace", "pyspark", "py4j"})
 
 
-def rehearsal_folder(family: str) -> Path:
-    """Where the rehearsals of a driver's family keep their checkpoints; removed with the driver."""
-    return Path(tempfile.gettempdir(), f"headrace-rehearsal-{family}")
+def dry_run_folder(tree: str) -> Path:
+    """Where the dry runs of a driver's process tree keep their checkpoints; removed with the driver."""
+    return Path(tempfile.gettempdir(), f"headrace-dry run-{tree}")
 
 
-class _NotRehearsed(BaseException):
-    """No rehearsal of this job is possible. Not an Exception: the job's own `except` must not take it for one of its errors."""
+class _NotDryRun(BaseException):
+    """No dry run of this job is possible. Not an Exception: the job's own `except` must not take it for one of its errors."""
 
 
-class Rehearsal:
+class DryRun:
     """Of one job in one driver. Called by the driver's main thread. `called`: the driver is to run the job, so hurry."""
 
     def __init__(self, folder: Path, called: threading.Event) -> None:
@@ -72,7 +72,7 @@ class Rehearsal:
             with intercepted(self), under_way(), _no_threads():
                 job()
             self._run(BATCHES)
-        except _NotRehearsed as reason:
+        except _NotDryRun as reason:
             self._queries.clear()
             self._end()
             return str(reason)
@@ -86,10 +86,10 @@ class Rehearsal:
         try:
             self._run(1)
         except Exception as error:  # noqa: BLE001 - as above
-            log.warning("a standby's rehearsal has failed: %s", one_line(str(error)))
+            log.warning("a standby's dry run has failed: %s", one_line(str(error)))
 
     def end(self) -> None:
-        """Stop what still runs, and remove what there is on disk. In a thread of its own: a stop takes its time."""
+        """Stop what still runs, and remove what there is on disk. In its own thread: a stop takes its time."""
         threading.Thread(target=self._end, daemon=True).start()
 
     # --- Starter ------------------------------------------------------------------------------------------------------
@@ -97,11 +97,9 @@ class Rehearsal:
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
         """As `Starter`: only what a second query may read."""
         if source.lower() not in _HARMLESS:
-            raise _NotRehearsed(
-                f"it reads a stream of format {source!r}, of which nobody knows what a second reader does to it"
-            )
+            raise _NotDryRun(f"it reads a stream of format {source!r}, of which nobody knows what a second reader does to it")
         if source.lower() == OURS:
-            mark(REHEARSAL, "true")
+            mark(DRY_RUN, "true")
         return load()
 
     def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
@@ -111,14 +109,14 @@ class Rehearsal:
 
     def write(self, what: str) -> None:
         """As `Starter`: nothing may be written."""
-        raise _NotRehearsed(f"besides its queries it calls {what}, which a standby must not")
+        raise _NotDryRun(f"besides its queries it calls {what}, which a standby must not")
 
     def wait(self, what: str) -> None:
-        """As `Starter`: a query of a rehearsal has no end, and nobody could call the driver meanwhile."""
-        raise _NotRehearsed(f"it calls {what}: it is to return its queries, and not to wait for them")
+        """As `Starter`: a query of a dry run has no end, and nobody could call the driver meanwhile."""
+        raise _NotDryRun(f"it calls {what}: it is to return its queries, and not to wait for them")
 
     def listen(self, add: Callable[[], None]) -> None:
-        """As `Starter`: nobody is told of a rehearsal."""
+        """As `Starter`: nobody is notified of a dry run."""
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -140,7 +138,7 @@ class Rehearsal:
         writer = started.frame.writeStream
         if started.sink.lower() == OURS:
             # With its options, as its processes look at where they would write.
-            writer = writer.format(OURS).options(**_without_checkpoint(started)).option(REHEARSAL, "true")
+            writer = writer.format(OURS).options(**_without_checkpoint(started)).option(DRY_RUN, "true")
             threading.Thread(target=_look, args=[started], daemon=True).start()
         else:
             writer = writer.format("noop")
@@ -175,14 +173,14 @@ def _without_checkpoint(started: StartedQuery) -> dict[str, str]:
 
 
 def _look(started: StartedQuery) -> None:
-    """In a thread of its own: a call must not wait for brokers that are away."""
+    """In its own thread: a call must not wait for brokers that are away."""
     with suppress(Exception):  # options that the job fails with, too
         looked(writer_of(started).sink.warm_driver)
 
 
 @contextmanager
 def _no_threads() -> Iterator[None]:
-    """Meanwhile the job's own code can start no thread. What one did after the rehearsal, or its call, nobody would see.
+    """Meanwhile the job's own code can start no thread. What one did after the dry run, or its call, nobody would see.
 
     Of threads that Spark or headrace starts when the job calls them, nothing is to be feared.
     """
@@ -190,7 +188,7 @@ def _no_threads() -> Iterator[None]:
 
     def started(thread: threading.Thread) -> None:
         if _is_of_the_job(sys._getframe(1)):
-            raise _NotRehearsed(f"it starts a thread ({thread.name}), whose doings a standby could not hold back")
+            raise _NotDryRun(f"it starts a thread ({thread.name}), whose doings a standby could not hold back")
         start(thread)
 
     with patch.object(threading.Thread, "start", started):
@@ -198,9 +196,9 @@ def _no_threads() -> Iterator[None]:
 
 
 def _is_of_the_job(frame: FrameType | None) -> bool:
-    """Whether a job that is rehearsed has come here by itself, and not through a call of Spark's or headrace's."""
+    """Whether a job that is dry-run has come here by itself, and not through a call of Spark's or headrace's."""
     while frame is not None:
-        if frame.f_code is Rehearsal.first.__code__:
+        if frame.f_code is DryRun.first.__code__:
             return True
         if str(frame.f_globals.get("__name__")).partition(".")[0] in _TRUSTED:
             return False

@@ -1,4 +1,4 @@
-"""What `format("headrace")` does in a rehearsal (supervision/rehearsal.py): it reads a few records, and writes none."""
+"""What `format("headrace")` does in a dry run (supervision/dry run.py): it reads a few records, and writes none."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from headrace.connectors.base.sink import TwoPhaseSink
 
 log = logging.getLogger(__name__)
 
-__all__ = ["REHEARSAL", "ROWS", "RehearsalWriter", "is_rehearsal", "is_under_way", "looked", "under_way"]
+__all__ = ["DRY_RUN", "ROWS", "DryRunWriter", "is_dry_run", "is_under_way", "looked", "under_way"]
 
-REHEARSAL = "headraceRehearsal"
+DRY_RUN = "headraceDryRun"
 """The option that a standby sets on what its job reads and writes."""
 
 ROWS = 1000
-"""About so many records are read in a batch of a rehearsal."""
+"""About so many records are read in a batch of a dry run."""
 
 
-def is_rehearsal(options: Mapping[str, str]) -> bool:
+def is_dry_run(options: Mapping[str, str]) -> bool:
     """Whether a standby has set the option. Spark hands options over with their names in lower case."""
-    return any(name.lower() == REHEARSAL.lower() for name in options)
+    return any(name.lower() == DRY_RUN.lower() for name in options)
 
 
 @contextmanager
 def under_way() -> Iterator[None]:
-    """Meanwhile this process calls a job for a rehearsal. In its main thread."""
+    """Meanwhile this process calls a job for a dry run. In its main thread."""
     global _under_way  # noqa: PLW0603 - of the process, as the job is
     _under_way = True
     try:
@@ -40,7 +40,7 @@ def under_way() -> Iterator[None]:
 
 
 def is_under_way() -> bool:
-    """Whether what is called now is called for a rehearsal."""
+    """Whether what is called now is called for a dry run."""
     return _under_way
 
 
@@ -52,10 +52,10 @@ def looked(look: Callable[[], None]) -> None:
     try:
         look()
     except Exception as error:  # noqa: BLE001 - whatever a sink raises
-        log.debug("a rehearsal goes on without a look at where it would write: %s", error)
+        log.debug("a dry run continues without a look at where it would write: %s", error)
 
 
-class RehearsalWriter(DataSourceStreamArrowWriter):
+class DryRunWriter(DataSourceStreamArrowWriter):
     """Takes rows and drops them. Each process that it comes to, as a real one would, only looks at the destination."""
 
     def __init__(self, sink: TwoPhaseSink[Any]) -> None:

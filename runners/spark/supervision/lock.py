@@ -1,20 +1,20 @@
-"""The lock of a job's checkpoint: of all drivers, one family holds it, also after its supervisor is gone.
+"""The lock of a job's checkpoint: of all drivers, one process tree holds it, also after its supervisor is gone.
 
 A file for each checkpoint, locked by the driver's own process (`fcntl`: the kernel tells who). It lies in the checkpoint where
 that is a local folder, so whoever sees the checkpoint sees the lock: other users, and containers that share the volume. That of
 a checkpoint elsewhere is in the user's cache folder, and keeps drivers of one user on one host apart.
 
-It is two locks of one byte each. One is bound to the process, and the kernel tells which. It is given up when the process
+It is two locks of one byte each. One is bound to the process, and the kernel reports which. It is given up when the process
 closes the file wherever it has opened it, as a job does that copies its checkpoint. The other one is bound to the file as it
 was opened (OFD), and stays; then the name in the file tells whose it is.
 
 The lock alone would not do: the kernel gives it up with that process, and JVM and workers may live on for a moment. So whoever
-takes it writes its family's name into it, and kills what is left of the family that was written there. Where it is held, the
+takes it writes its process tree's name into it, and kills what is left of the process tree that was written there. Where it is held, the
 holder's supervisor decides: one that lives runs the job, and the second is refused; of one that is dead the drivers are
 orphans, and are killed. (They end by themselves, but for one that is stopped.)
 
 Somebody who cleans up may remove the file under the driver that has the lock. So that one looks again and again whether the
-file is still its own, and makes it anew; where another driver was faster, it ends.
+file is still its own, and makes it again; where another driver was faster, it ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import assert_never
 
 from headrace.enumerator.errors import FencedError, RetriableError, UsageError
 from headrace.runners.spark.offset_log import LOCK_NAME
-from headrace.runners.spark.supervision.process_tree import Process, family_of, is_ending, kill_family, members, supervisor_of
+from headrace.runners.spark.supervision.process_tree import Process, is_ending, kill_tree, members, supervisor_of, tree_of
 from headrace.runners.user_cache import cache_directory
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _FLOCK = "hhqqi"
 """`struct flock` of 64-bit Linux: type, whence, start, length, pid."""
 
 _NO_LOCKS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-"""What a file system says that has no locks. All other errors may pass."""
+"""What a file system states that has no locks. All other errors may pass."""
 
 _NO_PLACE = frozenset(
     {
@@ -80,7 +80,7 @@ class TryLock:
 
 @dataclass(frozen=True, slots=True)
 class WhoHolds:
-    """The answer: the family that holds it, or did just now; None where that is not known yet."""
+    """The answer: the process tree that holds it, or did just now; None where that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class LooksAlive:
 
 
 @dataclass(frozen=True, slots=True)
-class KillFamily:
-    """Kill the processes of this family. The answer comes when they are dead."""
+class KillProcessTree:
+    """Kill the processes of this process tree. The answer comes when they are dead."""
 
-    family: str
+    tree: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +104,29 @@ class AskAgain:
 
 @dataclass(frozen=True, slots=True)
 class ReadLast:
-    """The answer: the family that has written its name last; None where none has."""
+    """The answer: the process tree that has written its name last; None where none has."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLast:
-    """Write this family's name."""
+    """Write this process tree's name."""
 
-    family: str
+    tree: str
 
 
 @dataclass(frozen=True, slots=True)
 class SayUnseen:
-    """Say that this family was of another container, so that nobody here can tell whether all of it is dead."""
+    """Say that this process tree was of another container, so that nobody here can tell whether all of it is dead."""
 
-    family: str
+    tree: str
 
 
-LockStep = TryLock | WhoHolds | LooksAlive | KillFamily | AskAgain | ReadLast | WriteLast | SayUnseen
+LockStep = TryLock | WhoHolds | LooksAlive | KillProcessTree | AskAgain | ReadLast | WriteLast | SayUnseen
 Taking = Generator[LockStep, "bool | str | None", None]
 
 
 def taking(me: str) -> Taking:
-    """The steps by which a family takes the lock. Raises FencedError where another supervisor lives and has the job."""
+    """The steps by which a process tree takes the lock. Raises FencedError where another supervisor lives and has the job."""
     while not (yield TryLock()):
         holder = yield WhoHolds()
         if isinstance(holder, str) and holder != me:  # else it would kill its own JVM
@@ -139,28 +139,28 @@ def taking(me: str) -> Taking:
                 raise FencedError(
                     f"another supervisor, process {supervisor.process.pid}, runs this job: its driver has the checkpoint"
                 )
-            yield KillFamily(holder)
+            yield KillProcessTree(holder)
         yield AskAgain()
     before = yield ReadLast()
     if isinstance(before, str) and before != me:
         # Its driver is dead, and its JVM may outlive that.
-        yield SayUnseen(before) if _is_elsewhere(before, me) else KillFamily(before)
+        yield SayUnseen(before) if _is_elsewhere(before, me) else KillProcessTree(before)
     yield WriteLast(me)
 
 
-def _is_elsewhere(family: str, me: str) -> bool:
+def _is_elsewhere(tree: str, me: str) -> bool:
     """Whether it was of another container. A name that is none is of nobody."""
     with suppress(ValueError):
-        return supervisor_of(family).namespace != supervisor_of(me).namespace
+        return supervisor_of(tree).namespace != supervisor_of(me).namespace
     return False
 
 
-def _is_at_work(family: str, me: str) -> bool:
-    """Whether this family, which is of this container, is at work for a supervisor that lives."""
+def _is_at_work(tree: str, me: str) -> bool:
+    """Whether this process tree, which is of this container, is running for a supervisor that lives."""
     with suppress(ValueError):
-        supervisor = supervisor_of(family)
+        supervisor = supervisor_of(tree)
         is_here = supervisor.namespace == supervisor_of(me).namespace
-        return is_here and supervisor.process.is_alive and bool(members(family))
+        return is_here and supervisor.process.is_alive and bool(members(tree))
     return False
 
 
@@ -203,7 +203,7 @@ class CheckpointLock:
     def keep(self) -> None:
         """Once it is taken, from time to time, in one thread: if somebody has removed the file, take what is there instead.
 
-        Raises FencedError where another driver has that: then two are at work, and this one must end. UsageError and
+        Raises FencedError where another driver has that: then two are running, and this one must end. UsageError and
         RetriableError as `take`; the next call tries again.
         """
         if self._is_held and self._is_in_place():
@@ -213,15 +213,15 @@ class CheckpointLock:
             self._is_held = False
         if not any(self._try() for _ in range(_TRIES_TO_KEEP)):
             raise FencedError(
-                f"the lock of the checkpoint {self._location}, {self.path}, was removed while this driver was at work, and "
-                "another one has taken it since. That one goes on, and this one must end"
+                f"the lock of the checkpoint {self._location}, {self.path}, was removed while this driver was running, and "
+                "another one has taken it since. That one continues, and this one must end"
             )
         self._write_name(self._me)
         _taken.add(self._identity())
         self._is_held = True
         log.warning(
-            "the lock of the checkpoint %s, %s, was removed while this driver is at work, and is made anew. Leave it there: "
-            "without it a second driver could begin",
+            "the lock of the checkpoint %s, %s, was removed while this driver is running, and is recreated. Leave it there: "
+            "without it a second driver could start",
             self._location,
             self.path,
         )
@@ -253,8 +253,8 @@ class CheckpointLock:
                 return self._holder()
             case LooksAlive(supervisor):
                 return supervisor.is_alive
-            case KillFamily(family):
-                kill_family(family)
+            case KillProcessTree(tree):
+                kill_tree(tree)
             case AskAgain():
                 self._tries += 1
                 if self._tries % _TRIES_IN_SILENCE == 0:
@@ -263,21 +263,21 @@ class CheckpointLock:
             case ReadLast():
                 self._refuse_copy_of_one_at_work()
                 return self._last()
-            case WriteLast(family):
-                self._write_name(family)
-            case SayUnseen(family):
+            case WriteLast(tree):
+                self._write_name(tree)
+            case SayUnseen(tree):
                 log.warning(
                     "the last driver of the checkpoint %s (%s) was of another container, and has ended; whether its JVM and "
                     "workers have cannot be seen from here. See that its container is gone",
                     self._location,
-                    family,
+                    tree,
                 )
             case _:
                 assert_never(step)
         return None
 
-    def _write_name(self, family: str) -> None:
-        os.pwrite(self._file, f"{family} {self._identity()}".encode().ljust(_LONGEST_NAME), 0)
+    def _write_name(self, tree: str) -> None:
+        os.pwrite(self._file, f"{tree} {self._identity()}".encode().ljust(_LONGEST_NAME), 0)
 
     def _try(self) -> bool:
         """Of a file that was removed since it was opened the lock would be worth nothing: then the one that is there now."""
@@ -317,45 +317,45 @@ class CheckpointLock:
             raise FencedError(
                 f"a process of another container, or of another host, holds the lock of the checkpoint, {self.path}"
             )
-        family = family_of(pid)
-        if family is None and Process.lives(pid) and not is_ending(pid):
+        tree = tree_of(pid)
+        if tree is None and Process.lives(pid) and not is_ending(pid):
             raise FencedError(
-                f"a process that is no driver of this host (pid {pid}) holds the lock of the checkpoint, {self.path}"
+                f"a process that is not a driver of this host (pid {pid}) holds the lock of the checkpoint, {self.path}"
             )
-        return family
+        return tree
 
     def _say_who_is_waited_for(self) -> None:
-        """Raises RetriableError where that is no driver: it would be waited for without end."""
-        pid, family = self._process(), self._last()
+        """Raises RetriableError where that is not a driver: it would be waited for without end."""
+        pid, tree = self._process(), self._last()
         waited_s = self._tries * _ASK_AGAIN_S
         what = f"the lock of the checkpoint {self._location}, {self.path}, is waited for, {waited_s:.0f} s so far"
         if pid is not None:
             log.warning("%s: process %d holds it", what, pid)
-        elif family is not None and family != self._me and (living := members(family)):
+        elif tree is not None and tree != self._me and (living := members(tree)):
             log.warning("%s: processes %s of a driver may hold it", what, living)
         else:
             raise RetriableError(
-                f"{what}. No other driver that had it lives (the last one was {family or 'of no name'}), so a process holds it "
-                f"that has inherited the open file: `fuser {self.path}` tells which. End that"
+                f"{what}. No other driver that had it lives (the last one was {tree or 'of no name'}), so a process holds it "
+                f"that has inherited the open file: `fuser {self.path}` reports which. End that"
             )
 
     def _last(self) -> str | None:
-        """Not what came here with a copy of the checkpoint: that family is at work with the other one."""
-        family, identity = self._written()
-        return family if identity == self._identity() else None
+        """Not what came here with a copy of the checkpoint: that process tree is running with the other one."""
+        tree, identity = self._written()
+        return tree if identity == self._identity() else None
 
     def _written(self) -> tuple[str, str]:
         """Who has written its name last, and of which file: both empty where nobody has."""
-        family, _, identity = os.pread(self._file, _LONGEST_NAME, 0).decode(errors="replace").strip().partition(" ")
-        return family, identity
+        tree, _, identity = os.pread(self._file, _LONGEST_NAME, 0).decode(errors="replace").strip().partition(" ")
+        return tree, identity
 
     def _refuse_copy_of_one_at_work(self) -> None:
-        """The copy is of the same query, so it would fence the one at work. A checkpoint that was moved has none at work."""
-        family, identity = self._written()
-        if identity and identity != self._identity() and family != self._me and _is_at_work(family, self._me):
+        """The copy is of the same query, so it would fence the one running. A checkpoint that was moved has none running."""
+        tree, identity = self._written()
+        if identity and identity != self._identity() and tree != self._me and _is_at_work(tree, self._me):
             raise FencedError(
                 f"the checkpoint {self._location} is a copy of another one, with which a driver of supervisor "
-                f"{supervisor_of(family).process.pid} is at work: both would write as the same query. End that one first; or, "
+                f"{supervisor_of(tree).process.pid} is running: both would write as the same query. End that one first; or, "
                 f"if this one writes to another place, remove {self.path}, which came with the copy"
             )
 

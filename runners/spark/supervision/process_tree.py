@@ -1,11 +1,11 @@
 """All the processes that a driver has started: JVM, Python daemons, the process that those are forked from.
 
-Some make sessions and process groups of their own (`pyspark.daemon`, the zygote), so a group alone is not all of them. What
-they share is the environment that the driver was started with, and in it a name that no other driver has, and that says which
+Some make sessions and process their own groups (`pyspark.daemon`, the zygote), so a group alone is not all of them. What
+they share is the environment that the driver was started with, and in it a name that no other driver has, and that states which
 supervisor has started it. Linux: it is read from `/proc`.
 
 A process can lose its environment there (`setproctitle` writes over it), or start another one without. So the leader of a
-session in which one of the family is, as a driver is one, counts as well, and whatever any of them has started.
+session in which one of the process tree is, as a driver is one, counts as well, and whatever any of them has started.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 __all__ = [
-    "FAMILY_VARIABLE",
+    "TREE_VARIABLE",
     "Process",
     "Supervisor",
-    "family_of",
     "is_ending",
-    "kill_family",
+    "kill_tree",
     "members",
-    "new_family",
+    "new_tree",
     "reap_orphans",
     "supervisor_of",
+    "tree_of",
 ]
 
-FAMILY_VARIABLE = "HEADRACE_FAMILY"
+TREE_VARIABLE = "HEADRACE_TREE"
 
 _WAIT_S = 1.0
 _LOOKS_IN_VAIN = 2
@@ -77,7 +77,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What `/proc` says of a process. `session`: the pid of the session's leader."""
+    """What `/proc` reports about a process. `session`: the pid of the session's leader."""
 
     process: Process
     parent: int
@@ -94,7 +94,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """Who has started a family. `namespace`: the one that its pid and those of the family are of, by the kernel's number.
+    """Who has started a process tree. `namespace`: the one that its pid and those of the process tree are of, by the kernel's number.
 
     Another container has another one, in which these pids are of other processes, or of none.
     """
@@ -103,15 +103,15 @@ class Supervisor:
     namespace: int
 
 
-def new_family() -> str:
-    """A name for the family of a driver that this process starts."""
+def new_tree() -> str:
+    """A name for the process tree of a driver that this process starts."""
     me = Process.of(os.getpid())
     return f"{me.pid}-{me.started}-{_namespace()}-{uuid.uuid4().hex}"
 
 
-def supervisor_of(family: str) -> Supervisor:
-    """The process that has started this family."""
-    pid, started, namespace, _ = family.split("-")
+def supervisor_of(tree: str) -> Supervisor:
+    """The process that has started this process tree."""
+    pid, started, namespace, _ = tree.split("-")
     return Supervisor(Process(int(pid), int(started)), int(namespace))
 
 
@@ -119,8 +119,8 @@ def _namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def family_of(pid: int) -> str | None:
-    """The family of this process; None where it has none, or has ended. A session's leader may have that of its children."""
+def tree_of(pid: int) -> str | None:
+    """The process tree of this process; None where it has none, or has ended. A session's leader may have that of its children."""
     own = _named_in(_environment(pid))
     if own is not None:
         return own
@@ -138,17 +138,17 @@ def is_ending(pid: int) -> bool:
 
 
 def _named_in(environment: bytes) -> str | None:
-    name = f"{FAMILY_VARIABLE}=".encode()
+    name = f"{TREE_VARIABLE}=".encode()
     return next((line[len(name) :].decode() for line in environment.split(b"\0") if line.startswith(name)), "") or None
 
 
-def members(family: str) -> list[int]:
-    """The pids of the living processes of this family. One that has ended and was not waited for is none."""
-    return [process.pid for process in _living(family)]
+def members(tree: str) -> list[int]:
+    """The pids of the living processes of this process tree. One that has ended and was not waited for is none."""
+    return [process.pid for process in _living(tree)]
 
 
-def _living(family: str, *known: Process) -> list[Process]:
-    wanted = f"{FAMILY_VARIABLE}={family}".encode()
+def _living(tree: str, *known: Process) -> list[Process]:
+    wanted = f"{TREE_VARIABLE}={tree}".encode()
     named = {pid for pid in _pids() if wanted in _environment(pid).split(b"\0")}
     if not named and not known:
         return []
@@ -161,7 +161,7 @@ def _living(family: str, *known: Process) -> list[Process]:
     return [one.process for one in seen if one.process.pid in found]
 
 
-def kill_family(family: str, *known: Process) -> int:
+def kill_tree(tree: str, *known: Process) -> int:
     """Kill them all, and wait until the last is dead; how many there were. The caller, if it is one of them, is left out.
 
     `known`: some of them, which are found whatever has become of their environment. One that this user may not kill (it runs as
@@ -175,7 +175,7 @@ def kill_family(family: str, *known: Process) -> int:
     not_ours: set[Process] = set()
     looks_in_vain = 0
     while looks_in_vain < _LOOKS_IN_VAIN:
-        living = _living(family, *known, *killed)  # what is killed may have lost its environment, and not have ended
+        living = _living(tree, *known, *killed)  # what is killed may have lost its environment, and not have ended
         others = [process for process in living if process.pid != os.getpid() and process not in not_ours]
         looks_in_vain = 0 if others else looks_in_vain + 1
         for process in others:
@@ -209,7 +209,7 @@ def reap_orphans(*children: int) -> None:
 
 _DOES_NOT_END = (
     "process %d of a driver was killed and has not ended (state %s; D is one that waits for a disk or a server of files). "
-    "No other driver may go on before it has; waiting, for %.0f s so far"
+    "No other driver may continue before it has; waiting, for %.0f s so far"
 )
 _NOT_OURS = (
     "process %d of a driver runs as another user and is left alone, as it cannot be killed: %s. End it if it writes anything"

@@ -13,8 +13,8 @@ from typing import Any
 
 from headrace.runners.spark.supervision.core import DriverEnd, Ending
 from headrace.runners.spark.supervision.driver import CALL, DriverOrder
-from headrace.runners.spark.supervision.dry_run import rehearsal_folder
-from headrace.runners.spark.supervision.process_tree import FAMILY_VARIABLE, Process, kill_family, new_family
+from headrace.runners.spark.supervision.dry_run import dry_run_folder
+from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, Process, kill_tree, new_tree
 
 __all__ = ["DriverProcess"]
 
@@ -31,14 +31,14 @@ class DriverProcess:
 
     def __init__(self, order: DriverOrder) -> None:
         """Start it. Raises OSError, and leaves nothing open or alive then."""
-        self._family = new_family()
+        self._tree = new_tree()
         with ExitStack() as undo:
             orders, self._orders = _pipe(undo)
             self.reports, reports = _pipe(undo)
             os.set_blocking(self.reports, False)
             self._child = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", _DRIVER, str(orders), str(reports)],
-                env=_environment(order, self._family),
+                env=_environment(order, self._tree),
                 pass_fds=(orders, reports),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -74,7 +74,7 @@ class DriverProcess:
         known = []
         with suppress(ProcessLookupError):  # it has ended, and was not waited for
             known.append(Process.of(self.pid))
-        kill_family(self._family, *known)
+        kill_tree(self._tree, *known)
 
     def news(self) -> list[dict[str, Any]]:
         """What it has reported since the last call: `{}` that it lives, `{"armed": true}` that it waits to be called, once
@@ -95,7 +95,7 @@ class DriverProcess:
         self.kill()
         status = self._child.wait()
         self.news()
-        shutil.rmtree(rehearsal_folder(self._family), ignore_errors=True)
+        shutil.rmtree(dry_run_folder(self._tree), ignore_errors=True)
         for descriptor in (self._orders, self.reports, self.process):
             os.close(descriptor)
         return self._said if self._said is not None else _unsaid(status)
@@ -112,16 +112,16 @@ def _pipe(undo: ExitStack) -> tuple[int, int]:
 def _unsaid(status: int) -> DriverEnd:
     """The end of a driver that could not say it."""
     if status == -signal.SIGTERM:  # before it could take note of it
-        return DriverEnd(Ending.STOPPED, "it was stopped before its job had begun")
+        return DriverEnd(Ending.STOPPED, "it was stopped before its job had started")
     if status < 0:
         return DriverEnd(Ending.FAILED, f"the driver was killed by {_name_of(-status)}")
     return DriverEnd(Ending.FAILED, f"the driver has ended with status {status} and has not said why")
 
 
-def _environment(order: DriverOrder, family: str) -> dict[str, str]:
+def _environment(order: DriverOrder, tree: str) -> dict[str, str]:
     folders = [order.job.folder, None if order.session is None else order.session.folder, os.environ.get("PYTHONPATH")]
     path = os.pathsep.join(dict.fromkeys(filter(None, folders)))
-    return {**os.environ, FAMILY_VARIABLE: family} | ({"PYTHONPATH": path} if path else {})
+    return {**os.environ, TREE_VARIABLE: tree} | ({"PYTHONPATH": path} if path else {})
 
 
 def _name_of(number: int) -> str:

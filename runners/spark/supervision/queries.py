@@ -54,7 +54,7 @@ def queries_of(returned: object) -> list[RunningQuery]:
 
 
 class ProgressOfQueries:
-    """Tells when every active query has got on since it was last told so. Called by the driver's main thread."""
+    """Reports when every active query has got on since it was last told so. Called by the driver's main thread."""
 
     def __init__(self) -> None:
         self.batches: dict[str, int] = {}
@@ -87,7 +87,7 @@ class WatchedQuery:
         self.is_told = False
 
     def tell_to_end(self) -> None:
-        """Have it begin no further batch; once. Where that is not possible the batch under way is interrupted, and logged.
+        """Have it start no further batch; once. Where that is not possible the batch under way is interrupted, and logged.
 
         `stop()` interrupts the batch under way, and is all that Spark offers. Its own loop asks before each batch whether the
         query is terminated, so that is what it is told. A batch that is still being planned is not run.
@@ -104,7 +104,7 @@ class WatchedQuery:
     def has_ended(self, wait_s: float) -> bool:
         """Whether it has, within so many seconds. Raises what it has failed with.
 
-        Once it is told to end, Spark says that it is no longer active though a batch is under way; what is true then is whether
+        Once it is instructed to end, Spark states that it is no longer active though a batch is under way; what is true then is whether
         a trigger is. `stop()` follows between batches (it may wait for its next trigger), and returns when its thread is gone.
         """
         is_inactive = bool(self.query.awaitTermination(wait_s))

@@ -1,7 +1,7 @@
 """What a job does to start its queries, seen and changed on its way to Spark: in this process, for as long as a block of code.
 
 A job is a function of the user's that calls Spark. A driver has to step in between: at the start of a query, which must not
-begin before the checkpoint is locked and what the last driver left is recovered; and in a rehearsal, where nothing may be
+start before the checkpoint is locked and what the last driver left is recovered; and in a dry run, where nothing may be
 written. So PySpark's readers and writers are watched by the names that users call. Of the classic PySpark, not of Connect.
 """
 
@@ -213,7 +213,7 @@ _WRITES: dict[type, tuple[str, ...]] = {
         *("createDatabase", "createTable", "createExternalTable", "dropDatabase", "dropTable", "dropView"),
         *("truncateTable", "recoverPartitions", "analyzeTable"),
     ),
-    SparkSession: ("stop",),  # which ends with it whatever else is at work in it
+    SparkSession: ("stop",),  # which ends with it whatever else is running in it
 }
 """Some of them are not in every PySpark."""
 
@@ -227,7 +227,7 @@ _READS = re.compile(
     r"temp(?:orary)?\s)",
     re.IGNORECASE,
 )
-"""Statements that change nothing outside of their session. `with` and `from` can also begin a write: `_INSERTS` tells."""
+"""Statements that change nothing outside of their session. `with` and `from` can also start a write: `_INSERTS` tells."""
 
 _INSERTS = re.compile(
     r"\b(?:(?:insert|merge)\s+(?:with\s+schema\s+evolution\s+)?(?:into|overwrite)|delete\s+from|update\b.*?\bset)\b",

@@ -1,11 +1,11 @@
 """The drivers of a supervised job: the one that runs it, and standbys that wait to. No process, no clock.
 
-Every driver begins as a standby does: it starts its session and rehearses the job, until it is *called*. Called when it
+Every driver starts as a standby does: it starts its session and dry-runs the job, until it is *called*. Called when it
 waits, it takes over at once; called before it is warm, it is a cold start. At most one is called at a time: the next one after
-the last process of the one before is dead. When a job needs a driver, `SupervisionCore` (core.py) decides;
+the last process of the previous one is dead. When a job needs a driver, `SupervisionCore` (core.py) decides;
 which one it gets, and when standbys are started and replaced, is decided here.
 
-A driver says that it lives at least twice in each look (`StandbyLimits.silence_s / LOOKS`). Silence is counted in looks, not in
+A driver states that it lives at least twice in each look (`StandbyLimits.silence_s / LOOKS`). Silence is counted in looks, not in
 seconds: a supervisor, or a machine, that was stopped itself has looked once, however long that was.
 
 Times are seconds of one monotonic clock, handed in with each event.
@@ -57,7 +57,7 @@ class StandbyLimits:
 
     `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after so many seconds; None: never.
     `settle_s`: standbys are started so long after the first batch of a driver that was called, as it has to catch up; `idle_s`:
-    or so long after it began, when it is seen with nothing to read.
+    or so long after it started, when it is seen with nothing to read.
     """
 
     standbys: int = 0
@@ -233,7 +233,7 @@ StandbyEvent = WarmUp | SupervisionStarted | JobStopRequested | TimePassed | Dri
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start a driver of this number, from 1, which rehearses the job until it is called."""
+    """Start a driver of this number, from 1, which dry-runs the job until it is called."""
 
     number: int
 
@@ -273,7 +273,7 @@ class StandbyCore:
     """All drivers of one job. Not thread-safe. `wake_at_s`: when to send TimePassed, as of the last event; None for never.
 
     `drivers`: those that live, by number, the oldest first; `called`: the number of the one that runs the job, or is to.
-    `takeovers`: how often one that waited was called, and has begun.
+    `takeovers`: how often one that waited was called, and has started.
     """
 
     def __init__(self, strategy: RestartStrategy, job: SupervisionLimits, standby: StandbyLimits) -> None:
@@ -302,7 +302,7 @@ class StandbyCore:
         return {number: driver for number, driver in self.drivers.items() if number != self.called}
 
     def handle(self, event: StandbyEvent) -> list[StandbyCommand]:
-        """Take one event, return what is to be done, in this order. What a driver reports that is dead is passed over."""
+        """Take one event, return what is to be done, in this order. What a driver reports that is dead is skipped."""
         commands = self._apply(event)
         if self._end is None and not self._is_ending:
             commands += self._top_up(event.now_s)

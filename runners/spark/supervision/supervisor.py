@@ -1,7 +1,7 @@
 """The process that supervises a job: carries out what `StandbyCore` decides, and tells it what happens. One thread.
 
 With a lease several supervisors on as many hosts know of each other. `LeaseCore` decides which of them leads. Each time one
-begins to follow it gets a new `StandbyCore`.
+starts to follow it gets a new `StandbyCore`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
-from headrace.connectors.base.lease import LeaseBoard
+from headrace.connectors.base.lease import LeaseLeaseStore
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import ExponentialDelay, RestartStrategy
 from headrace.runners.spark.submitted import as_it_was_submitted
@@ -53,13 +53,13 @@ from headrace.runners.spark.supervision.lease.core import (
     LeasePhase,
     LeaseStarted,
     LeaveRequested,
-    LookAtBoard,
+    LookAtLeaseStore,
     LookDue,
     MayCall,
-    WriteBeat,
+    WriteHeartbeat,
 )
-from headrace.runners.spark.supervision.lease.store import BoardThread
-from headrace.runners.spark.supervision.process_tree import FAMILY_VARIABLE, reap_orphans
+from headrace.runners.spark.supervision.lease.store import LeaseStoreThread
+from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, reap_orphans
 from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.standby import (
     CallDriver,
@@ -98,7 +98,7 @@ def run(
     job: Callable[[SparkSession], object],
     *,
     standby: int = 0,
-    lease: LeaseBoard | None = None,
+    lease: LeaseLeaseStore | None = None,
     restart: RestartStrategy = DEFAULT_RESTART,
     session: Callable[[], SparkSession] | None = None,
     conf: Mapping[str, str] | None = None,
@@ -107,15 +107,15 @@ def run(
     silence_timeout_s: float | None = 30.0,
     stop_timeout_s: float = 60.0,
 ) -> None:
-    """Run a job of streaming queries in a process of its own, and start it again when it fails. Linux, in the main thread.
+    """Run a job of streaming queries in its own process, and start it again when it fails. Linux, in the main thread.
 
     `job`: a function at the top of a file, which is given a session and returns its streaming query, or several. Call `run`
     under `if __name__ == "__main__"`: the process imports the file. `session` makes the session (default: headrace's builders,
-    with the settings of `conf`). `standby`: so many more drivers (at most 2) make their session, rehearse the job and wait;
+    with the settings of `conf`). `standby`: so many more drivers (at most 2) make their session, dry-run the job and wait;
     when the one that runs it fails, one of them takes over at once, and not after the delay of a restart. What that asks of a
     job, and what it costs, is in docs/how-to/restart-jobs.md. `lease`: a `headrace.kafka.KafkaLease`, for the same call on
     several hosts: one of them leads, the others wait with a warm driver until it is dead. `restart`:
-    `headrace.run.ExponentialDelay` (default) and its like. `status`: a file of JSON that says what goes on.
+    `headrace.run.ExponentialDelay` (default) and its like. `status`: a file of JSON that says what continues.
     `progress_timeout_s`: the job is killed and started again when for so many seconds no batch has ended while one was under
     way; None (default) for any time. `silence_timeout_s`: also when its process, or its JVM, has not got round to saying that
     it lives for so many seconds (at least 4); None for never. SIGTERM and SIGINT end the job after the batch under way, which
@@ -136,17 +136,20 @@ def run(
 
 
 def supervise(
-    order: DriverOrder, new_core: Callable[[], StandbyCore], status: StatusFile | None, board: LeaseBoard | None = None
+    order: DriverOrder,
+    new_core: Callable[[], StandbyCore],
+    status: StatusFile | None,
+    lease_store: LeaseLeaseStore | None = None,
 ) -> DriverEnd:
     """Run the job to its end, which is returned and logged. Raises UsageError where a supervisor cannot be.
 
-    `board`: where supervisors on other hosts see this one; None where there are no others.
+    `lease store`: where supervisors on other hosts see this one; None where there are no others.
     """
     _refuse_where_it_cannot_be()
     if status is not None:
         status.check()
     with as_it_was_submitted() as submitter, _signals() as signals:
-        end = _Supervisor(order, new_core, status, signals, submitter, board).run()
+        end = _Supervisor(order, new_core, status, signals, submitter, lease_store).run()
     log.log(logging.INFO if end.ending is Ending.COMPLETED else logging.WARNING, "%s: %s", end.ending.name, end.reason)
     return end
 
@@ -161,7 +164,7 @@ class _Supervisor:
         status: StatusFile | None,
         signals: socket.socket,
         submitter: int | None,
-        board: LeaseBoard | None,
+        lease_store: LeaseLeaseStore | None,
     ) -> None:
         self._order = order
         self._new_core = new_core
@@ -179,13 +182,13 @@ class _Supervisor:
         self._stops = 0
         self._is_to_stop = False
         self._abandoned_at_s = -math.inf
-        self._lease = None if board is None else LeaseCore(uuid.uuid4().hex, socket.gethostname(), board.timeout_s)
-        self._board = None if board is None else BoardThread(board)
+        self._lease = None if lease_store is None else LeaseCore(uuid.uuid4().hex, socket.gethostname(), lease_store.timeout_s)
+        self._lease_store = None if lease_store is None else LeaseStoreThread(lease_store)
         self._trouble: str | None = None
         self._is_suspect = False
         self._waiting: int | None = None  # the driver of which was said last that it may not be called yet
-        if self._board is not None:
-            self._ready.register(self._board.ready, selectors.EVENT_READ, self._take_answer)
+        if self._lease_store is not None:
+            self._ready.register(self._lease_store.ready, selectors.EVENT_READ, self._take_answer)
         if submitter is not None:
             self._ready.register(submitter, selectors.EVENT_READ, partial(self._take_end_of_submitter, submitter))
 
@@ -212,7 +215,7 @@ class _Supervisor:
             self._ready.close()
 
     def _time_left_s(self) -> float | None:
-        """Until a core is to be told that time has passed, or a part of it; None when they await nothing."""
+        """Until a core is to be informed that time has passed, or a part of it; None when they await nothing."""
         due = (self._core.wake_at_s, None if self._lease is None else self._lease.wake_at_s)
         left_s = [left for left in map(_until, due) if left is not None]
         return min(LONGEST_WAIT_S, *left_s) if left_s else None
@@ -236,23 +239,23 @@ class _Supervisor:
             self._perform_for_lease(command)
         if self._lease.trouble not in (None, self._trouble):
             log.warning(
-                "%s; meanwhile this supervisor does not take over, and one that leads goes on with the driver that it has",
+                "%s; meanwhile this supervisor does not take over, and one that leads continues with the driver that it has",
                 self._lease.trouble,
             )
         self._trouble = self._lease.trouble
         if self._lease.is_suspect and not self._is_suspect:
             log.warning(
-                "this supervisor leads, and may be taken for dead, as nobody has heard of it; it goes on until it is fenced, "
+                "this supervisor leads, and may be taken for dead, as nobody has heard of it; it continues until it is fenced, "
                 "and calls no other driver before it has seen that nobody else leads"
             )
         self._is_suspect = self._lease.is_suspect
         self._show()
 
     def _perform_for_lease(self, command: LeaseCommand) -> None:
-        assert self._board is not None
+        assert self._lease_store is not None
         match command:
-            case LookAtBoard() | WriteBeat():
-                self._board.ask(command)
+            case LookAtLeaseStore() | WriteHeartbeat():
+                self._lease_store.ask(command)
             case Follow(reason):
                 log.warning("it follows, and keeps a driver warm: %s", reason)
                 self._begin_anew()
@@ -265,7 +268,7 @@ class _Supervisor:
                 self._tell(SupervisionStarted(time.monotonic()))
             case MayCall(number):
                 if number == self._waiting:
-                    log.warning("driver %d is called: the board was seen, and nobody else leads", number)
+                    log.warning("driver %d is called: the lease store was seen, and nobody else leads", number)
                     self._waiting = None
                 self._call(number)
             case EndLease(end):
@@ -283,15 +286,15 @@ class _Supervisor:
             log.warning("driver %d waits until this supervisor has seen that nobody else leads", number)
 
     def _take_answer(self) -> None:
-        assert self._board is not None
-        self._tell_lease(self._board.answer())
+        assert self._lease_store is not None
+        self._tell_lease(self._lease_store.answer())
 
     def _tell_of_driver(self, number: int, event: DriverHeard | DriverLost) -> None:
         if self._lease is not None and number == self._core.called and self._lease.phase is LeasePhase.LEADING:
             self._tell_lease(event)
 
     def _begin_anew(self) -> None:
-        """Kill all drivers, and forget them, and all that was decided about them. Nobody is told of their end."""
+        """Kill all drivers, and forget them, and all that was decided about them. Nobody is notified of their end."""
         for driver in self._drivers.values():
             with suppress(KeyError):
                 self._ready.unregister(driver.reports)
@@ -372,7 +375,7 @@ class _Supervisor:
         for said in driver.news():
             report = _report(said)
             if self._lease is not None and number == self._lease.waiting and report is DriverReport.ALIVE:
-                report = DriverReport.PROGRESSED  # it has nothing to do: no progress is no fault of its own
+                report = DriverReport.PROGRESSED  # it has nothing to do: no progress is not a fault of its own
             self._shown[number] |= {name: what for name, what in said.items() if name != "armed"}
             self._tell(DriverReported(number, time.monotonic(), report))
             self._tell_of_driver(number, DriverHeard(time.monotonic()))
@@ -474,7 +477,7 @@ def _refuse_where_it_cannot_be() -> None:
         raise UsageError("supervision needs Linux: a driver's processes are found in /proc")
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("supervision takes SIGTERM, which only the main thread can: call it there")
-    if FAMILY_VARIABLE in os.environ:
+    if TREE_VARIABLE in os.environ:
         raise UsageError(
             'this is a supervised driver already: call run() under `if __name__ == "__main__"`, as a driver imports the file'
         )

@@ -1,7 +1,7 @@
 """What a driver does before it starts a query of its job, in a first start, a restart and a takeover alike.
 
-It takes the lock of the checkpoint, so that no other driver of this host is at work with it. It then claims the job at the
-sink, and ends what the driver before has left there, before Spark reads the checkpoint: a sweep that came later, beside the
+It takes the lock of the checkpoint, so that no other driver of this host is running with it. It then claims the job at the
+sink, and ends what the driver before has left there, before Spark reads the checkpoint: a clean-up that came later, alongside the
 first tasks, would abort them.
 """
 
@@ -23,7 +23,7 @@ from headrace.connectors.base.sink import ImmediateSink, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.session import HOOK, PIPELINES
 from headrace.runners.spark.supervision.checkpoint_owner import checkpoint_at
-from headrace.runners.spark.supervision.driver_id import INCARNATION
+from headrace.runners.spark.supervision.driver_id import DRIVER_ID
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.queries import RunningQuery
 from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, hadoop_path
@@ -49,14 +49,14 @@ commits: two that have looked both commit."""
 
 
 class Takeover:
-    """A `Starter` for a driver of this family that runs the job. Called in the thread of the job.
+    """A `Starter` for a driver of this process tree that runs the job. Called in the thread of the job.
 
     `standbys`: how many other drivers wait. `has_peers`: others wait on other hosts.
     """
 
-    def __init__(self, family: str, standbys: int, *, has_peers: bool = False) -> None:
+    def __init__(self, tree: str, standbys: int, *, has_peers: bool = False) -> None:
         """Takes nothing."""
-        self._family = family
+        self._tree = tree
         self._standbys = standbys
         self._has_peers = has_peers
         self._locks: dict[str, CheckpointLock] = {}
@@ -126,7 +126,7 @@ class Takeover:
                 log.warning("a job could not be given back at its sink, which is for supervised drivers until it is: %s", error)
 
     def keep_locks(self) -> None:
-        """From time to time, in a thread of its own. Raises as `CheckpointLock.keep`."""
+        """From time to time, in its own thread. Raises as `CheckpointLock.keep`."""
         for lock in tuple(self._locks.values()):
             lock.keep()
 
@@ -135,8 +135,8 @@ class Takeover:
 
         A driver claims once at each sink: if a query is started again by it, somebody else may have claimed the job meanwhile.
         """
-        started.mark(INCARNATION, self._family)
-        claiming = replace(started, options={**started.options, INCARNATION.lower(): self._family})
+        started.mark(DRIVER_ID, self._tree)
+        claiming = replace(started, options={**started.options, DRIVER_ID.lower(): self._tree})
         writer, checkpoint = writer_of(claiming), checkpoint_at(location, started.frame)
         begun = (location, writer.sink)
         job = checkpoint.query_id()
@@ -150,7 +150,7 @@ class Takeover:
     def _lock(self, location: str) -> None:
         if location not in self._locks:
             lock = CheckpointLock(location)
-            lock.take(self._family)
+            lock.take(self._tree)
             self._locks[location] = lock  # not before: a job may try a start again that has failed here
 
 
@@ -187,7 +187,7 @@ def resolved(location: str) -> str:
 def check_standby(sink: str, location: str | None) -> None:
     """Raise UsageError where a takeover would lose or damage something."""
     if location is None:
-        raise UsageError("a job with a standby needs the option checkpointLocation: without it a takeover begins at the start")
+        raise UsageError("a job with a standby needs the option checkpointLocation: without it a takeover starts at the start")
     scheme = location.partition(":")[0].lower() if not location.startswith("/") else "file"
     if scheme not in _ATOMIC_STORES:
         raise UsageError(
@@ -203,7 +203,7 @@ def check_peers(location: str | None) -> None:
     if location is not None and location.startswith("/"):
         raise UsageError(
             f"a supervisor on another host cannot take over a local checkpoint ({location}): it is not known whether that host "
-            "has the same one, and with another one the job would begin anew there. Use hdfs:, or no lease"
+            "has the same one, and with another one the job would start over there. Use hdfs:, or no lease"
         )
 
 

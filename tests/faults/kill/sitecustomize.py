@@ -34,7 +34,7 @@ if "HEADRACE_KILL" in os.environ and any("pyspark" in argument for argument in s
             time.sleep(0.02)
 
     def fail():
-        raise RuntimeError("planted")
+        raise RuntimeError("injected")
 
     faults = {
         "kill": lambda: send_all(signal.SIGKILL),
@@ -56,7 +56,7 @@ if "HEADRACE_KILL" in os.environ and any("pyspark" in argument for argument in s
         os.rename(kill["mark"] + ".part", kill["mark"])
         faults[kill.get("what", "kill")]()
 
-    def planted(self, *arguments):
+    def injected(self, *arguments):
         with turns:
             calls.append(1)
             fault_if("before")
@@ -64,4 +64,4 @@ if "HEADRACE_KILL" in os.environ and any("pyspark" in argument for argument in s
             fault_if("after")
             return answer
 
-    setattr(owner, kill["method"], planted)
+    setattr(owner, kill["method"], injected)

@@ -1,6 +1,6 @@
 """What Beam keeps of a Kafka source: the enumerating stage's restriction, and a reader's.
 
-The first byte says which, and whether what follows is to be put into an envelope first.
+The first byte states which, and whether what follows is to be put into an envelope first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints of a Kafka source: whole, and as a body whose checksum holds. The first byte says which."""
+"""Checkpoints of a Kafka source: whole, and as a body whose checksum holds. The first byte states which."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _check(data: bytes) -> None:
 
 
 def _in_an_envelope(body: bytes) -> bytes:
-    """Under a checksum that holds. What is no JSON is put in as a text."""
+    """Under a checksum that holds. What is not JSON is put in as a text."""
     try:
         return sealed(CHECKPOINT.name, json.loads(body))
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """Durable lists of committables of every sink, the state of a Beam writer, and Kafka's lists in several records.
 
-The first byte says which. A list in several records: they are separated by a byte 0, the first is the head.
+The first byte states which. A list in several records: they are separated by a byte 0, the first is the head.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Addresses: of databases, and of bootstrap servers. The first byte says which."""
+"""Addresses: of databases, and of bootstrap servers. The first byte states which."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def assert_exact(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_state_is_exact_through_a_kill_and_a_savepoint_and_nothing_begins_again(flink: FlinkCluster, tmp_path: Path) -> None:
+def test_state_is_exact_through_a_kill_and_a_savepoint_and_nothing_starts_again(flink: FlinkCluster, tmp_path: Path) -> None:
     with job(flink, counting(tmp_path)) as first:
         covered = flink.wait_checkpoint(first).number
         before = len(seen(tmp_path))
@@ -84,7 +84,7 @@ def test_state_is_exact_through_a_kill_and_a_savepoint_and_nothing_begins_again(
 
 class Fails(beam.DoFn):
     def process(self, element: object) -> None:
-        raise RuntimeError("the planted failure")
+        raise RuntimeError("the injected failure")
 
 
 def test_a_failure_is_told_in_pythons_own_words(flink: FlinkCluster, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_failure_is_told_in_pythons_own_words(flink: FlinkCluster, tmp_path: P
 
     with job(flink, build) as failing:
         eventually(lambda: flink.job(failing).failure is not None)
-        assert "the planted failure" in flink.job(failing).failure[1]
+        assert "the injected failure" in flink.job(failing).failure[1]
 
 
 class Stubborn(Numbers):
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_cannot_complete_is_said_and_fails_no_job_for_an_hour(
 BROKEN_WORKER = """\
 import os, sys
 if any("SdkHarness" in argument for argument in sys.orig_argv):
-    print("planted: this worker cannot start", file=sys.stderr, flush=True)
+    print("injected: this worker cannot start", file=sys.stderr, flush=True)
     os._exit(3)
 """
 
@@ -172,7 +172,7 @@ def test_the_command_gives_options_says_that_workers_do_not_start_and_leaves_not
         pipeline = beam.Pipeline(options=PipelineOptions(flags))
         counting(tmp_path)(pipeline)
         pipeline.run()
-        eventually(lambda: "planted: this worker cannot start" in (temporary / "stderr").read_text(), 120)
+        eventually(lambda: "injected: this worker cannot start" in (temporary / "stderr").read_text(), 120)
         assert "has waited 5 s for its Python workers" in (temporary / "stderr").read_text()
         assert list(temporary.rglob("blob_*")) == []  # the job server's jars would be: 170 uploads, 15 s
         assert len(processes_of(temporary)) > 5

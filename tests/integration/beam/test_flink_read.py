@@ -1,7 +1,7 @@
 """The Beam transform on a real Flink: a task manager killed, partitions added at any time, a savepoint and a new submission.
 
 Two witnesses sit behind the source. One, in the same stage, notes every batch as it is emitted: after a rewind batches come
-again, and where they begin is where the job was restored. The other keeps in state, which goes back with the source, that every
+again, and where they start is where the job was restored. The other keeps in state, which goes back with the source, that every
 offset of a partition came once, in order, from the first.
 """
 
@@ -74,7 +74,7 @@ class Pipeline:
         eventually(lambda: partition in self.witness.verdicts(), RESTORED_S)
 
     def assert_never_ahead(self, published: dict[str, int], since_s: float) -> None:
-        """Wait until every partition is read again; where it began is not behind what the group had been told."""
+        """Wait until every partition is read again; where it started is not behind what the group had been told."""
         eventually(lambda: published.keys() <= self.witness.first_since(since_s).keys(), RESTORED_S)
         restored = self.witness.first_since(since_s)
         ahead = {name: (offset, restored[name]) for name, offset in published.items() if offset > restored[name]}
@@ -116,7 +116,7 @@ def test_kills_and_partitions_added_at_any_time(flink: FlinkCluster, pipeline: P
             flink.kill_task_manager()
             if moment == "while it is down":
                 pipeline.add(name, number)
-            # what the group has been told by now, the job must be restored at or behind
+            # what the group has been informed by now, the job must be restored at or behind
             published = pipeline.positions()
             since_s = time.time()
             flink.start_task_manager()
@@ -130,7 +130,7 @@ def test_kills_and_partitions_added_at_any_time(flink: FlinkCluster, pipeline: P
 
 
 def test_a_savepoint_and_a_new_submission_that_reads_one_more_topic(flink: FlinkCluster, pipeline: Pipeline, topic):
-    """No split is read anew; the new partition, and the topic new in the configuration, are read from the first record."""
+    """No split is read again; the new partition, and the topic new in the configuration, are read from the first record."""
     old, new = topic(), topic()
     pipeline.create(old, partitions=2)
     with job(flink, pipeline.build(old)) as job_id:

@@ -90,12 +90,12 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_
         kill_and_restart(flink, first)
         restored = seen()
         eventually(lambda: seen() >= min(restored + 1, END))
-        # Not later: what a zombie that goes on sweeps away is copied, and comes behind what was written since.
+        # Not later: what a zombie that continues cleans up away is copied, and comes behind what was written since.
         check_order(bootstrap, name)
         with frozen_workers(flink) as zombies:
             kill_and_restart(flink, first)
             assert zombies < python_workers(flink)
-        savepoint = savepoint_at_last(flink, first)  # what zombies do may fail the job once more
+        savepoint = savepoint_at_last(flink, first)  # what zombies do may fail the job again
     with job(flink, build, savepoint=savepoint):
         eventually(lambda: seen() == END, 120)
         assert read_all(bootstrap, name) == all_numbers()

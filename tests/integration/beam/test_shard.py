@@ -12,7 +12,7 @@ import pytest
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.shard import SPARE_SLOTS, SWEEP_S, BundleFinalised, Shard, ShardState, ShardStateSerializer
+from headrace.runners.beam.shard import CLEAN_UP_S, SPARE_SLOTS, BundleFinalised, Shard, ShardState, ShardStateSerializer
 from headrace.runners.beam.write import _Performer
 from headrace.testing.servers.kafka import BrokerCluster, create_topic
 from tests.helpers.sink_rig import eventually, ongoing, read_all, rows, take_over
@@ -51,7 +51,7 @@ class Runner:
             finalised()
 
     def restored(self) -> None:
-        """Another process goes on from the checkpoint."""
+        """Another process continues from the checkpoint."""
         self.state, self.shard, self.outstanding = self.checkpoint, Shard(), []
         self.process += 1
 
@@ -150,7 +150,7 @@ def test_what_timed_out_after_its_checkpoint_is_copied(runner: Runner, seen: Cal
     assert ongoing(runner.sink, runner.job) == []
 
 
-def test_what_a_zombie_worker_begins_late_is_aborted_by_the_next_sweep(runner: Runner, seen: Callable[[], list[str]]) -> None:
+def test_what_a_zombie_worker_starts_late_is_aborted_by_the_next_sweep(runner: Runner, seen: Callable[[], list[str]]) -> None:
     runner.call(["a"])
     runner.checkpointed()
     runner.restored()
@@ -159,7 +159,7 @@ def test_what_a_zombie_worker_begins_late_is_aborted_by_the_next_sweep(runner: R
     zombie.write(rows(["late"]))
     assert zombie.prepare() is not None
     assert len(ongoing(runner.sink, runner.job)) == 2
-    runner.now_s += SWEEP_S
+    runner.now_s += CLEAN_UP_S
     runner.quiet()
     eventually(seen, ["a"])
     assert ongoing(runner.sink, runner.job) == []

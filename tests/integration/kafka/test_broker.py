@@ -354,7 +354,7 @@ def assert_nothing_left(directory: Path, *addresses: str) -> None:
 
 @contextmanager
 def command(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`headrace broker` in a process of its own, its temporary files below `directory`."""
+    """`headrace broker` in its own process, its temporary files below `directory`."""
     environment = {name: value for name, value in os.environ.items() if name != OWN} | {"TMPDIR": str(directory)}
     process = subprocess.Popen([*CLI, *arguments], env=environment, stdout=subprocess.PIPE, text=True)
     try:

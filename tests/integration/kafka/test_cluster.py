@@ -203,7 +203,7 @@ def test_when_no_broker_answers_the_error_says_what_was_tried_and_why():
     assert isinstance(caught.value.__cause__, RetriableError)
 
 
-def test_a_forked_child_connects_anew_and_leaves_its_parents_connections_alone(broker, kafka, topic):
+def test_a_forked_child_connects_again_and_leaves_its_parents_connections_alone(broker, kafka, topic):
     name = topic()
     create_topic(broker.bootstrap, name)
     kafka.topics([name])
@@ -214,7 +214,7 @@ def test_a_forked_child_connects_anew_and_leaves_its_parents_connections_alone(b
             fine = kafka.topics([name])[name].name == name and not parents.usable
             parents.close()
             os._exit(0 if fine else 1)
-        except BaseException:  # noqa: BLE001 - a forked test process must not go on running tests
+        except BaseException:  # noqa: BLE001 - a forked test process must not continue running tests
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     assert parents.usable

@@ -28,7 +28,7 @@ def test_both_answer_the_same(real, name):
     expected = played(name, real)
     with FakeKafka() as kafka:
         assert played(name, kafka.bootstrap) == expected
-    assert recorded()[name] == expected, "record anew what the real broker says: tests/helpers/kafka_scenarios.py"
+    assert recorded()[name] == expected, "record again what the real broker says: tests/helpers/kafka_scenarios.py"
 
 
 class Fake:

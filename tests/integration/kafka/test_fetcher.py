@@ -201,7 +201,7 @@ def test_no_more_is_fetched_ahead_than_the_budget(broker, kafka, topic):
         assert reader.read_all() == written
 
 
-def test_fetching_goes_on_where_it_is_told(broker, kafka, topic):
+def test_fetching_continues_where_it_is_told(broker, kafka, topic):
     name, written = topic(), values(2, 100)
     create_topic(broker.bootstrap, name, partitions=2)
     produce(broker.bootstrap, name, written)
@@ -272,7 +272,7 @@ def fails(kafka: KafkaCluster, source: FetchFrom) -> FetchFailed:
     return item
 
 
-def test_deleted_records_are_data_loss_with_the_lost_range_and_others_go_on(broker, kafka, topic):
+def test_deleted_records_are_data_loss_with_the_lost_range_and_others_continue(broker, kafka, topic):
     name, written = topic(), values(2, 100)
     create_topic(broker.bootstrap, name, partitions=2)
     produce(broker.bootstrap, name, written)
@@ -433,7 +433,7 @@ def test_connections_outlive_the_fetcher_and_are_used_again(broker, kafka, topic
     produce(broker.bootstrap, name, written)
     sources = whole(kafka, name)
     assert read(kafka, sources) == written
-    monkeypatch.setattr("headrace.connectors.kafka.client.wire.pool.Connection", None)  # connecting anew would fail
+    monkeypatch.setattr("headrace.connectors.kafka.client.wire.pool.Connection", None)  # connecting again would fail
     assert read(kafka, sources) == written
 
 

@@ -1,4 +1,4 @@
-"""Bugs planted in a job on a real broker, and real kills: the soak's oracle sees each bug, and nothing where there is none."""
+"""Bugs injected in a job on a real broker, and real kills: the soak's oracle sees each bug, and nothing where there is none."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ PHASES = [
     ("fresh_transactional_ids", killed_with_tasks_prepared, "open"),
     ("fresh_transactional_ids", frozen_while_another_takes_over, "duplicates"),
     ("produce_errors_swallowed", refused_by_the_broker, "lost"),
-    ("sweep_skipped", killed_with_tasks_prepared, "open"),
+    ("clean_up_skipped", killed_with_tasks_prepared, "open"),
     ("committed_before_the_list_is_durable", killed_with_one_committed, "duplicates"),
     ("completed_before_the_commits", killed_with_the_list_durable, "lost"),
     ("recovery_skipped", killed_with_the_list_durable, "lost"),
@@ -97,7 +97,7 @@ PHASES = [
 OUTAGES = (away_for_long, killed_in_a_repair)
 
 
-def _planted() -> Iterator[ParameterSet]:
+def _injected() -> Iterator[ParameterSet]:
     """Each way to see a bug once in every run of the tests; the others are long."""
     seen = set()
     for bug, provoke, seen_as in PHASES:
@@ -106,7 +106,7 @@ def _planted() -> Iterator[ParameterSet]:
         yield pytest.param(bug, provoke, seen_as, id=f"{bug}-{seen_as}", marks=marks)
 
 
-@pytest.mark.parametrize(("bug", "provoke", "seen_as"), list(_planted()))
+@pytest.mark.parametrize(("bug", "provoke", "seen_as"), list(_injected()))
 def test_a_planted_bug_is_seen_by_the_oracle(bootstrap, tmp_path, bug, provoke, seen_as):
     timeout_ms = TIMEOUT_MS if provoke in OUTAGES else LASTING_MS
     soak = BareSoak(bootstrap, tmp_path, random.Random(1), timeout_ms, bug)

@@ -150,7 +150,7 @@ def test_transactions_aborted_after_they_were_recorded_are_copied(sink, out, boo
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(("step", "nth"), [("copy", 1), ("record", 1), ("end", 2), ("sweep", 1), ("record", 2)])
+@pytest.mark.parametrize(("step", "nth"), [("copy", 1), ("record", 1), ("end", 2), ("clean_up", 1), ("record", 2)])
 def test_a_driver_killed_in_a_repair(sink, out, bootstrap, step, nth, when):
     handles = prepared(sink, JOB, 0, ["a", "b"])
     with pytest.raises(Killed):

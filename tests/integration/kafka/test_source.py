@@ -339,7 +339,7 @@ def test_transactions_committed_aborted_interleaved_and_open(bootstrap, topic):
             assert restored.values == [b"open", b"p1"]
 
 
-def test_an_aborted_open_transaction_lets_reading_go_on(bootstrap, topic):
+def test_an_aborted_open_transaction_lets_reading_continue(bootstrap, topic):
     name = topic()
     create_topic(bootstrap, name)
     writer = transactional(bootstrap, name)

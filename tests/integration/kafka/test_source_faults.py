@@ -97,7 +97,7 @@ def test_restored_at_every_cut_nothing_is_lost_or_read_twice(bootstrap, topic, s
         assert sorted(reading.values[:count] + restored.values) == wanted
 
 
-def test_batches_go_on_from_their_checkpoint(bootstrap, ten):
+def test_batches_continue_from_their_checkpoint(bootstrap, ten):
     """The interface for people, all of it: iterate, checkpoint, restore; and again with the stop reached."""
     source = KafkaSource(bootstrap, topics=[ten], stop=Latest(), properties=ONE_BATCH_PER_FETCH)
     write(bootstrap, ten, [b"10"])
@@ -234,7 +234,7 @@ def test_a_topic_deleted_while_reading(bootstrap, ten, topic, caplog):
     assert f"{ten}-0" in caplog.text
     with pytest.raises(DataLossError, match=rf"{ten}-0 .*was deleted"):
         Reading(strict, before)
-    assert ten.encode() not in stored  # its loss was let pass, and it can never come back
+    assert ten.encode() not in stored  # its loss was tolerated, and it can never come back
     with Reading(strict, stored) as restored:
         write(bootstrap, other, [b"still"])
         assert restored.until_rows(1) == [(other, 0, 1, b"still")]
@@ -257,7 +257,7 @@ def test_records_deleted_before_they_were_read(bootstrap, ten, caplog):
     lax = KafkaSource(bootstrap, topics=[ten], fail_on_data_loss=False)
     with caplog.at_level(logging.WARNING), Reading(lax, stored) as going_on:
         assert by_partition(going_on.until_rows(4)) == {(ten, 0): [6, 7, 8, 9]}
-    assert "going on at offset 6" in caplog.text
+    assert "continuing at offset 6" in caplog.text
 
 
 def test_records_deleted_past_a_stop_end_the_partition(bootstrap, ten):
@@ -281,7 +281,7 @@ def test_a_start_out_of_range_is_refused_or_moved(bootstrap, ten, wanted, caplog
         read_all(KafkaSource(bootstrap, topics=[ten], start=At(1), stop=Latest()))
     lax = KafkaSource(bootstrap, topics=[ten], start=At(1), stop=Latest(), fail_on_data_loss=False)
     assert by_partition(read_all(lax)) == {(ten, 0): list(range(3, 10))}
-    assert "going on at 3" in caplog.text
+    assert "continuing at 3" in caplog.text
 
 
 def test_a_position_beyond_the_end(bootstrap, ten, topic, caplog):
@@ -300,7 +300,7 @@ def test_a_position_beyond_the_end(bootstrap, ten, topic, caplog):
                     reader.poll(0.0)
             else:
                 eventually(
-                    lambda found=reader: found.poll(0.2) is None and "going on at offset 10" in caplog.text, "no warning"
+                    lambda found=reader: found.poll(0.2) is None and "continuing at offset 10" in caplog.text, "no warning"
                 )
                 write(bootstrap, ten, [b"new"])
                 batch = eventually(lambda found=reader: found.poll(0.2), "nothing came")
@@ -315,11 +315,11 @@ def test_a_position_beyond_the_end(bootstrap, ten, topic, caplog):
 
 
 def compact(broker, name):
-    """Write keys again and again into segments of their own, and wait until the cleaner has left gaps."""
+    """Write keys again and again into their own segments, and wait until the cleaner has left gaps."""
     tidy = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "60000", "delete.retention.ms": "0"}
     create_topic(broker.bootstrap, name, configs=tidy)
     hour_ms = 3_600_000
-    for turn in range(4):  # every batch is an hour later than the one before, so it opens a new segment
+    for turn in range(4):  # every batch is an hour later than the previous one, so it opens a new segment
         keys = [b"a", b"b"] if turn % 2 else [b"a", b"c", b"d"]
         records = [{"key": key, "value": b"%s%d" % (key, turn), "timestamp": 1_000_000 + turn * hour_ms} for key in keys]
         write_records(broker.bootstrap, name, records)

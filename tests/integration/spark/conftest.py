@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the Spark runner, with the JVM connector beside ours."""
+"""One Spark session for all tests of the Spark runner, with the JVM connector alongside ours."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def topics(broker: BrokerCluster, topic: Callable[[], str]) -> Topics:
 
 @pytest.fixture
 def query(spark: SparkSession, tmp_path: Path) -> Iterator[Query]:
-    """A streaming query with a checkpoint of its own."""
+    """A streaming query with its own checkpoint."""
     from tests.helpers.spark_tools import Query
 
     started = Query(spark, tmp_path / "checkpoint")

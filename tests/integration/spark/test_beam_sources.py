@@ -45,7 +45,7 @@ def numbers_source(count: int, kill: Path | None = None, kill_at: int = 0, fail_
             position = range_tracker.start_position()
             while range_tracker.try_claim(position):
                 if position == fail_at:
-                    raise RuntimeError("planted")
+                    raise RuntimeError("injected")
                 if kill is not None and position == kill_at and not kill.exists():
                     kill.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -132,5 +132,5 @@ def test_a_source_without_end_is_refused(spark):
 
 def test_an_error_of_the_source_fails_the_query_and_is_shown(spark):
     frame = read_source(spark, BeamSource(numbers_source(30, fail_at=21), NUMBER))
-    with pytest.raises(PySparkException, match="planted"):
+    with pytest.raises(PySparkException, match="injected"):
         frame.collect()

@@ -1,4 +1,4 @@
-"""Queries of a real Spark that go on from copies of a checkpoint: what their sinks hold then. In front of the fake Kafka."""
+"""Queries of a real Spark that continue from copies of a checkpoint: what their sinks hold then. In front of the fake Kafka."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class InForeachBatch:
 
 
 @pytest.mark.parametrize("sink", [IntoFiles, InForeachBatch])
-def test_seen_here_a_rewound_query_loses_nothing_in_a_sink_that_knows_batches_by_their_numbers(spark, kafka, tmp_path, sink):
+def test_a_rewound_query_loses_nothing_in_a_sink_that_knows_batches_by_their_numbers(spark, kafka, tmp_path, sink):
     output = sink(kafka, tmp_path)
 
     def run(checkpoint, **options):
@@ -98,7 +98,7 @@ def read_named(spark, kafka, topics, source="headrace"):
 
 
 @pytest.mark.usefixtures("named_sources")
-def test_copies_of_a_query_whose_sources_have_names_go_on_where_they_are_to(spark, kafka, tmp_path):
+def test_copies_of_a_query_whose_sources_have_names_continue_where_they_are_to(spark, kafka, tmp_path):
     def run(checkpoint, topics=("in", "out"), source="headrace"):
         found = Counter()
 
@@ -160,7 +160,7 @@ def rocksdb(spark):
 
 @pytest.mark.long  # tests/unit/spark/test_checkpoints.py looks at what is written
 @pytest.mark.usefixtures("rocksdb")
-def test_seen_here_a_fork_goes_on_with_its_state_when_the_checkpoint_that_it_was_made_of_is_gone(spark, kafka, tmp_path):
+def test_a_fork_continues_with_its_state_when_the_checkpoint_that_it_was_made_of_is_gone(spark, kafka, tmp_path):
     """Spark names the files with the schemas of that state by whole paths."""
 
     def run(checkpoint):

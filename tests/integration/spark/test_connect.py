@@ -21,7 +21,7 @@ def test_reads_over_spark_connect(topics, tmp_path):
     # With SPARK_TESTING it takes a free port; else it insists on 15002, which another one may hold.
     ours = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path(), "SPARK_TESTING": "1"}
     environment = {**os.environ, **ours}
-    # a process group of its own, because the local server outlives its client
+    # its own process group, because the local server outlives its client
     client = subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

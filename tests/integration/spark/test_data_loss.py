@@ -14,7 +14,7 @@ def numbers(*spans):
 
 
 def drop_before(topics, topic, offset):
-    """Delete a partition's records below an offset, as retention does; returns once the log begins there."""
+    """Delete a partition's records below an offset, as retention does; returns once the log starts there."""
     admin = AdminClient({"bootstrap.servers": topics.bootstrap})
     place = TopicPartition(topic, 0, offset)
     admin.delete_records([place])[place].result(30)
@@ -39,7 +39,7 @@ class TestStreaming:
         assert end_by(failed.value).ending is Ending.DATA_LOSS  # as a supervisor takes it
         assert query.values == numbers(range(5))
 
-    def test_or_goes_on_after_it(self, query, topics, aged):
+    def test_or_continues_after_it(self, query, topics, aged):
         query.run_available(topics.options(aged, failOnDataLoss="false"))
         assert query.values == numbers(range(5), range(10, 15))
 
@@ -79,7 +79,7 @@ class TestStreaming:
         query.run_available(options)
         assert query.values == ["1", "2", "3"]
 
-    def test_once_let_pass_the_loss_of_a_topic_is_no_reason_to_fail_any_more(self, query, topics):
+    def test_once_tolerated_the_loss_of_a_topic_is_no_reason_to_fail_any_more(self, query, topics):
         gone, stays = topics.create(), topics.create()
         topics.send(gone, ["1"])
         topics.send(stays, ["2"])
@@ -128,5 +128,5 @@ class TestBatch:
         with pytest.raises(PySparkException, match="offset 5 is wanted, but only 10 to 15 are there"):
             self.read(spark, topics, aged)
 
-    def test_or_begins_with_what_is_left(self, spark, topics, aged):
+    def test_or_starts_with_what_is_left(self, spark, topics, aged):
         assert self.read(spark, topics, aged, failOnDataLoss="false") == numbers(range(10, 15))

@@ -17,7 +17,7 @@ def write(frame, path, **options):
     frame.write.format("headrace").options(connector="delta", **options).mode("append").save(str(path))
 
 
-def test_a_query_goes_on_and_batch_writes_are_repeated(spark, tmp_path):
+def test_a_query_continues_and_batch_writes_are_repeated(spark, tmp_path):
     source, table = tmp_path / "source", tmp_path / "table"
 
     def copy():
@@ -44,7 +44,7 @@ def test_a_query_goes_on_and_batch_writes_are_repeated(spark, tmp_path):
 
     with pytest.raises(PySparkException, match="column 'id' is int64 in the table, and string in the rows"):
         write(spark.sql("SELECT 'x' AS id, '0' AS part"), table)
-    with pytest.raises(PySparkException, match="planted"):
-        write(spark.range(0, 100, 1, 2).selectExpr("IF(id = 99, raise_error('planted'), id) AS id", "'0' AS part"), table)
+    with pytest.raises(PySparkException, match="injected"):
+        write(spark.range(0, 100, 1, 2).selectExpr("IF(id = 99, raise_error('injected'), id) AS id", "'0' AS part"), table)
     assert delta_paths(str(table)) == files
     assert not list((table / "_headrace").glob("**/*.open"))

@@ -165,7 +165,7 @@ def test_schemas_that_javas_judge_finds_compatible_are_those_whose_values_are_re
         assert found == [isinstance(each, Read) or not each.by_java for each in (change.backward, change.forward)], name
 
 
-def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_goes_on(spark, kafka, query):
+def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_continues(spark, kafka, query):
     symbols = {"type": "enum", "name": "E", "symbols": ["x", "y"]}
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
     kinds = {

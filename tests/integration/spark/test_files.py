@@ -69,8 +69,8 @@ class TestBatch:
         assert ids_in(spark, tmp_path / "out") == list(range(20))
 
     def test_nothing_is_seen_when_a_task_fails(self, spark, tmp_path):
-        frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('planted'), id) AS id")
-        with pytest.raises(PySparkException, match="planted"):
+        frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('injected'), id) AS id")
+        with pytest.raises(PySparkException, match="injected"):
             write(frame, tmp_path / "out")
         assert published(FileSink(str(tmp_path / "out"))) == []
 
@@ -111,7 +111,7 @@ def numbers(topics):
 ID = "CAST(CAST(value AS STRING) AS BIGINT) AS id"
 
 
-def test_a_topic_is_copied_and_the_query_goes_on(spark, topics, numbers, tmp_path):
+def test_a_topic_is_copied_and_the_query_continues(spark, topics, numbers, tmp_path):
     def copy():
         options = topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=60)
         writer = spark.readStream.format("headrace").options(**options).load().selectExpr(ID).writeStream.format("headrace")

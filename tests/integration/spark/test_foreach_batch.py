@@ -43,7 +43,7 @@ def tables():
 
 @pytest.mark.timeout(600)
 def test_two_topics_two_folders_and_two_tables_have_each_row_once_after_a_kill(kafka, tables, tmp_path):
-    """Killed when the first table's list is durable: two destinations are committed, three not begun, and it runs again."""
+    """Killed when the first table's list is durable: two destinations are committed, three not started, and it runs again."""
     kafka_options = {"kafka.bootstrap.servers": kafka.bootstrap}
     folders = [FileSink(str(tmp_path / name)) for name in ("a", "b")]
     for folder in folders:

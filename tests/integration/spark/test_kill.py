@@ -23,7 +23,7 @@ DRIVER = ROOT / "tests" / "helpers" / "spark_driver.py"
 
 
 class Driver:
-    """A driver process in a process group of its own."""
+    """A driver process in its own process group."""
 
     def __init__(self, out: Path, **arguments) -> None:
         self.out = out
@@ -85,7 +85,7 @@ def rows_in(out: Path) -> list[tuple[int, int, str]]:
 
 
 def test_killed_in_batch_0_of_a_query_from_latest(topics, start, tmp_path):
-    """Records arrive between the first and the second run: a new look for "latest" would pass over them."""
+    """Records arrive between the first and the second run: a new look for "latest" would skip them."""
     topic = topics.create(2)
     topics.send(topic, ["before"])
     first = start(options=topics.options(topic), stop_in=0)

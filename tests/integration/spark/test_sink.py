@@ -77,8 +77,8 @@ class TestBatch:
         assert read_all(topics.bootstrap, written["topic"]) == []
 
     def test_nothing_is_seen_when_a_task_fails(self, spark, topics, written):
-        frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('planted'), CAST(id AS STRING)) AS value")
-        with pytest.raises(PySparkException, match="planted"):
+        frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('injected'), CAST(id AS STRING)) AS value")
+        with pytest.raises(PySparkException, match="injected"):
             frame.write.format("headrace").options(**written).mode("append").save()
         assert read_all(topics.bootstrap, written["topic"]) == []
 
@@ -122,7 +122,7 @@ class TestStream:
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
     @pytest.mark.usefixtures("protocol")
-    def test_a_topic_is_copied_and_the_query_goes_on(self, spark, topics, filled, written, tmp_path):
+    def test_a_topic_is_copied_and_the_query_continues(self, spark, topics, filled, written, tmp_path):
         self.copy(spark, topics, filled, written, tmp_path)
         topics.send(filled, range(100, 120), 1)
         self.copy(spark, topics, filled, written, tmp_path)
@@ -204,11 +204,11 @@ class TestStream:
             frame.select("value").write.format("headrace").options(**options).mode("append").save()
             if not failed:
                 failed.append(number)
-                raise RuntimeError("planted")
+                raise RuntimeError("injected")
 
         frame = spark.readStream.format("headrace").options(**topics.options(filled, startingOffsets="earliest")).load()
         writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
-        with pytest.raises(StreamingQueryException, match="planted"):
+        with pytest.raises(StreamingQueryException, match="injected"):
             writer.start().awaitTermination()
         writer.start().awaitTermination()
         assert failed == [0]
@@ -227,7 +227,7 @@ PHASES = {
 @pytest.mark.parametrize("protocol", ["v1"], indirect=True)
 @pytest.mark.usefixtures("protocol")
 def test_a_query_killed_in_each_phase_in_turn_while_the_cluster_moves_to_the_newer_protocol(topics, filled, written, tmp_path):
-    """Each driver goes on from the checkpoint of the one before. What is on the durable list is ended in its own version."""
+    """Each driver continues from the checkpoint of the previous one. What is on the durable list is ended in its own version."""
     read = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=20)
     arguments = {"read": read, "select": ["key", "value"], "write": written}
     wanted = sorted(map(str, range(100)))

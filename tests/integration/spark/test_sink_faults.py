@@ -102,7 +102,7 @@ def test_a_task_that_fails_is_tried_again(spark, copy):
     def fails_at_first(batches):
         yield from batches
         if TaskContext.get().attemptNumber() == 0 and TaskContext.get().partitionId() == 0:
-            raise RuntimeError("planted")
+            raise RuntimeError("injected")
 
     rows = spark.range(0, 50_000, 1, 2).selectExpr("concat(id, repeat('-', 500)) AS value")
     rows.mapInArrow(fails_at_first, "value string").write.format("headrace").options(**copy.write).mode("append").save()
@@ -150,7 +150,7 @@ def test_a_commit_that_fails_before_its_list_is_durable_is_aborted(spark, copy, 
 def test_a_commit_that_fails_after_its_list_is_durable_is_left_alone_by_abort_and_completed_by_the_next_start(copy):
     with copy.job("driver", fault=fault("KafkaCommitter", "end_all", "before", "fail")) as job:
         assert job.wait() != 0
-        assert "planted" in job.log()
+        assert "injected" in job.log()
     assert copy.committed() == []
     assert copy.ongoing() != []  # what was prepared is on the list, and nothing has undone it
     with copy.job("driver") as job:
@@ -161,7 +161,7 @@ def test_a_commit_that_fails_after_its_list_is_durable_is_left_alone_by_abort_an
 
 
 def test_a_zombie_driver_fails_and_changes_nothing(copy):
-    """It is frozen before it makes a list durable, and goes on when another has copied everything."""
+    """It is frozen before it makes a list durable, and continues when another has copied everything."""
     with copy.job("zombie", fault=fault("KafkaCommitter", "record", "before", "stop")) as zombie:
         zombie.wait_until_stopped()
         with copy.job("driver") as job:
@@ -189,13 +189,13 @@ SPECULATION = {
 
 
 @pytest.mark.long
-def test_an_executor_is_frozen_a_speculative_attempt_wins_and_then_the_executor_goes_on(copy, tmp_path):
+def test_an_executor_is_frozen_a_speculative_attempt_wins_and_then_the_executor_continues(copy, tmp_path):
     """Spark starts a second attempt only on another host: hence a cluster of two. A shuffle would read from the frozen one."""
     hold = fault("KafkaTransaction", "prepare", "before", "hold")
     copy.read["minPartitions"] = "2"
     with (
         standalone_cluster(tmp_path, ["127.0.0.1", "127.0.0.2"]) as master,
-        # not a warm session, whose Python processes are no children of an executor
+        # not a warm session, whose Python processes are not children of an executor
         copy.job("driver", session="session_builder", master=master, settings=SPECULATION, tasks=None, fault=hold) as job,
     ):
         job.wait_for(job.mark.exists)

@@ -95,8 +95,8 @@ class TestBatch:
 
     def test_nothing_is_seen_when_a_task_fails(self, spark, any_rig):
         any_rig.create()
-        frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('planted'), id) AS id")
-        with pytest.raises(PySparkException, match="planted"):
+        frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('injected'), id) AS id")
+        with pytest.raises(PySparkException, match="injected"):
             write(frame, options_of(any_rig))
         assert any_rig.rows() == []
         assert not any_rig.prepared()
@@ -172,7 +172,7 @@ class TestStream:
         writer = frame.load().selectExpr(ID).writeStream.format("headrace").options(**options)
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
-    def test_a_topic_is_copied_and_the_query_goes_on(self, spark, topics, numbers, rig, tmp_path):
+    def test_a_topic_is_copied_and_the_query_continues(self, spark, topics, numbers, rig, tmp_path):
         rig.create()
         self.copy(spark, topics, numbers, options_of(rig), tmp_path)
         assert rig.ids() == list(range(100))

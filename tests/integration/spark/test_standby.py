@@ -1,4 +1,4 @@
-"""A job with a standby on real Spark and Kafka: its active driver is killed under load, and the standby goes on."""
+"""A job with a standby on real Spark and Kafka: its active driver is killed under load, and the standby continues."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.timeout(600)
 RATE = 1000.0
 
 
-def test_a_standby_goes_on_when_all_processes_of_the_active_driver_are_killed(tmp_path, broker, capsys):
+def test_a_standby_continues_when_all_processes_of_the_active_driver_are_killed(tmp_path, broker, capsys):
     with running(tmp_path, broker.bootstrap, RATE) as (job, traffic):
         before = job.wait_armed()
-        assert before["standbys"][0]["unrehearsed"] is None, job.tail()
-        outage_s = take_over(job, traffic, lambda family: send_signal(signal.SIGKILL, members(family)))
+        assert before["standbys"][0]["no_dry_run"] is None, job.tail()
+        outage_s = take_over(job, traffic, lambda tree: send_signal(signal.SIGKILL, members(tree)))
         after = job.status()
         assert (after["takeovers"], after["active"]["pid"]) == (1, before["standbys"][0]["pid"])
         counted = verdict(job, traffic)

@@ -169,7 +169,7 @@ class TestAvailableNow:
         topics.send(topic, range(10))
         options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=4)
         query.fails_in = 1
-        with pytest.raises(StreamingQueryException, match="planted failure"):
+        with pytest.raises(StreamingQueryException, match="injected failure"):
             query.run_available(options)
         query.fails_in = None
         topics.grow(topic, 3)
@@ -192,7 +192,7 @@ class TestGroups:
         topics.send(topic, range(10))
         query.fails_in = 1
         options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=6, commitOffsetsToGroup=f"g-{topic}")
-        with pytest.raises(StreamingQueryException, match="planted failure"):
+        with pytest.raises(StreamingQueryException, match="injected failure"):
             query.run_available(options)
         assert committed_of(topics, f"g-{topic}", topic, 1) == [6]
 
@@ -308,7 +308,7 @@ def task_workers(spark) -> list[int]:
     return children_of(row.daemon)
 
 
-def test_a_query_goes_on_after_its_workers_are_gone(query, topics, spark):
+def test_a_query_continues_after_its_workers_are_gone(query, topics, spark):
     topic = topics.create()
     topics.send(topic, range(3))
     query.start(topics.options(topic, startingOffsets="earliest"))

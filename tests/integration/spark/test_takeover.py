@@ -29,7 +29,7 @@ def logged(query, batch):
     return json.loads((Path(query.checkpoint) / "offsets" / str(batch)).read_text().splitlines()[-1])
 
 
-def test_it_goes_on_where_the_jvm_connector_was_stopped(query, topics, filled):
+def test_it_continues_where_the_jvm_connector_was_stopped(query, topics, filled):
     options = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=6)
     query.run_available(options, "kafka")
     assert query.values == numbers(range(20))
@@ -43,7 +43,7 @@ def test_it_goes_on_where_the_jvm_connector_was_stopped(query, topics, filled):
     assert is_ours(logged(query, batches))
 
 
-def test_the_jvm_connector_goes_on_where_ours_was_stopped_with_an_export_too_and_ours_from_there(
+def test_the_jvm_connector_continues_where_ours_was_stopped_with_an_export_too_and_ours_from_there(
     query, topics, filled, tmp_path
 ):
     options = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=6)
@@ -66,7 +66,7 @@ def test_the_jvm_connector_goes_on_where_ours_was_stopped_with_an_export_too_and
     assert is_ours(logged(query, len(query.batches) - 1))
 
 
-def test_spark_goes_on_behind_a_batch_that_a_takeover_has_put_into_the_commit_log(query, topics, filled):
+def test_spark_continues_behind_a_batch_that_a_takeover_has_put_into_the_commit_log(query, topics, filled):
     """Its entry is the one that Spark has written, and the batch is not run again."""
     options = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=6)
     query.run_available(options)
@@ -90,16 +90,16 @@ def is_ours(offsets):
 
 @pytest.mark.parametrize("kept", ["kept", "rewritten"])
 def test_its_uncommitted_batch_is_included(query, topics, filled, kept):
-    """`rewritten`: the JVM connector had handed the batch's records on when it died; they are handed on once more, the same."""
+    """`rewritten`: the JVM connector had handed the batch's records on when it died; they are handed on again, the same."""
     options = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=6)
     query.fails_in = 2
-    with pytest.raises(StreamingQueryException, match="planted failure"):
+    with pytest.raises(StreamingQueryException, match="injected failure"):
         query.run_available(options, "kafka")
     query.fails_in = None
     assert sorted(query.batches) == [0, 1]
     assert not is_ours(logged(query, 2))
     if kept == "rewritten":
-        query.batches[2] = ["stands for what was written in vain"]
+        query.batches[2] = ["stands for what was written unsuccessfully"]
     topics.send(filled, range(20, 30), 1)
     query.run_available(options)
     assert query.values == numbers(range(30))
@@ -109,13 +109,13 @@ def test_its_uncommitted_batch_is_included(query, topics, filled, kept):
 class TestKilledInItsFirstBatch:
     @pytest.fixture
     def killed(self, query, topics):
-        """A JVM query from latest, begun when 0-9 were there, whose batch 0 of 10-14 failed; then 15-19 came."""
+        """A JVM query from latest, started when 0-9 were there, whose batch 0 of 10-14 failed; then 15-19 came."""
         topic = topics.create()
         topics.send(topic, range(10))
         start = topics.options(topic, startingOffsets=json.dumps({topic: {"0": 10}}))
         topics.send(topic, range(10, 15))
         query.fails_in = 0
-        with pytest.raises(StreamingQueryException, match="planted failure"):
+        with pytest.raises(StreamingQueryException, match="injected failure"):
             query.run_available(start, "kafka")
         query.fails_in = None
         topics.send(topic, range(15, 20))

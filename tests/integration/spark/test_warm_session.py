@@ -92,7 +92,7 @@ print(json.dumps({{"values": values, "tasks": frame.rdd.getNumPartitions()}}))
 
 @pytest.fixture
 def four(broker, topic):
-    """A topic of four partitions, 300 records each: more than share a task unless somebody says that two run at once."""
+    """A topic of four partitions, 300 records each: more than share a task unless somebody states that two run at once."""
     name = topic()
     create_topic(broker.bootstrap, name, 4)
     produce(broker.bootstrap, name, {partition: [b"%d" % partition] * 300 for partition in range(4)})
@@ -108,7 +108,7 @@ def ran(command, **environment):
 
 @pytest.mark.long
 def test_a_library_starts_a_thread_in_the_zygote_and_spark_still_finds_its_python(broker, four, tmp_path):
-    """Seen here: the zygote gave up and took Spark's Python with it, so Spark found no data source."""
+    """Regression: the zygote gave up and took Spark's Python with it, so Spark found no data source."""
     command = [sys.executable, "-c", SMALL_JOB.format(builder="warm_session_builder"), broker.bootstrap, four]
     found, said = ran(command, OPENBLAS_NUM_THREADS="2", XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert "not forking" in said
@@ -117,7 +117,7 @@ def test_a_library_starts_a_thread_in_the_zygote_and_spark_still_finds_its_pytho
 
 @pytest.mark.long
 def test_under_spark_submit_the_data_source_is_found_though_the_jvms_python_lacks_it(broker, four, tmp_path):
-    """Seen here: the builder set variables for a JVM that was running already."""
+    """Regression: the builder set variables for a JVM that was running already."""
     for name in ("python3", "python"):
         bare = tmp_path / name
         bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')

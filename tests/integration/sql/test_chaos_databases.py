@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from benchmarks.chaos.databases import PRODUCTS, TableOutput
 from benchmarks.chaos.faults import KINDS
-from benchmarks.chaos.oracle import VALUE_BYTES, Census, now
+from benchmarks.chaos.oracle import VALUE_BYTES, OutputCheck, now
 from benchmarks.chaos.run import Journal, Servers, Session
 from benchmarks.chaos.trial import is_good
 from benchmarks.restore.records import HEAD_BYTES, RecordMaker
@@ -45,12 +45,12 @@ def server() -> Iterator[Callable[[str], Database]]:
 
 
 class Rig:
-    """A table, its watcher, its census, and sessions that write to it."""
+    """A table, its watcher, its output check, and sessions that write to it."""
 
     def __init__(self, database: Database, system: str) -> None:
         self.database = database
         self.output = TableOutput(database, PRODUCTS[system], f"out_{next(_numbers)}")
-        self.census = Census(len(PRODUCED))
+        self.output_check = OutputCheck(len(PRODUCED))
         url = sa.make_url(database.url).set(drivername=PRODUCTS[system].driver)
         self.engine = sa.create_engine(url, poolclass=NullPool)
 
@@ -65,11 +65,11 @@ class Rig:
             self.put(connection, values)
 
     def until_seen(self, count: int) -> None:
-        """Until the census has been shown so many values, of whatever kind."""
+        """Until the output check has been shown so many values, of whatever kind."""
 
         def look() -> None:
-            self.census.add(self.output.look(), now())
-            shown = self.census.records + self.census.duplicates + self.census.damaged
+            self.output_check.add(self.output.look(), now())
+            shown = self.output_check.records + self.output_check.duplicates + self.output_check.damaged
             if shown != count:
                 raise RetriableError(f"{shown} were shown")
 
@@ -77,7 +77,7 @@ class Rig:
 
     def verdict(self) -> dict[str, int]:
         """What is not 0 of it."""
-        return {name: count for name, count in self.output.verdict(PRODUCED, self.census).items() if count}
+        return {name: count for name, count in self.output.verdict(PRODUCED, self.output_check).items() if count}
 
 
 @pytest.fixture(params=SERVERS)
@@ -99,19 +99,19 @@ class TestTheTable:
     def test_every_record_once_is_nothing_wrong(self, rig):
         rig.write(ALL)
         rig.until_seen(8)
-        assert rig.census.missing(PRODUCED) == 0
+        assert rig.output_check.missing(PRODUCED) == 0
         assert rig.verdict() == CLEAN
 
     def test_a_record_that_is_there_twice_is_a_duplicate(self, rig):
         rig.write([*ALL, ALL[2]])
         rig.until_seen(9)
-        assert rig.census.duplicates == 1
+        assert rig.output_check.duplicates == 1
         assert rig.verdict() == {**CLEAN, "records_out": 9, "duplicates": 1}
 
     def test_a_record_that_is_not_there_is_lost(self, rig):
         rig.write([*ALL[:3], *ALL[4:]])
         rig.until_seen(7)
-        assert rig.census.missing(PRODUCED) == 1
+        assert rig.output_check.missing(PRODUCED) == 1
         assert rig.verdict() == {**CLEAN, "records_out": 7, "lost": 1}
 
     def test_a_value_with_another_byte_is_damaged_and_its_record_is_lost(self, rig):
@@ -119,7 +119,7 @@ class TestTheTable:
         value[50] ^= 1
         rig.write([*ALL[:3], bytes(value), *ALL[4:]])
         rig.until_seen(8)
-        assert rig.census.damaged == 1
+        assert rig.output_check.damaged == 1
         assert rig.verdict() == {**CLEAN, "lost": 1, "damaged": 1}
 
     def test_a_record_that_nobody_has_produced_is_foreign(self, rig):
@@ -192,7 +192,7 @@ class TestTheTable:
 
 @pytest.fixture
 def session(tmp_path, monkeypatch) -> Iterator[Callable[[str], Session]]:
-    """Begins sessions of systems, with FakeKafka and a database of their own; skips where there is none."""
+    """Starts sessions of systems, with FakeKafka and their own database; skips where there is none."""
     monkeypatch.setattr(databases, "docker_answers", lambda: False)
     with ExitStack() as stack:
 
@@ -208,7 +208,7 @@ def session(tmp_path, monkeypatch) -> Iterator[Callable[[str], Session]]:
 @pytest.mark.parametrize("system", SERVERS)
 def test_a_job_into_a_table_stands_what_its_database_suffers(session, system):
     """The whole harness: each fault has happened, and no record is missing or there twice."""
-    kinds = [kind for kind in KINDS.values() if kind.family == "databases"]
+    kinds = [kind for kind in KINDS.values() if kind.tree == "databases"]
     current, generator = session(system), random.Random(1)
     lines = [current.suffer(kind, generator) for kind in kinds]
     verdict = current.judge()["verdict"]
@@ -222,9 +222,11 @@ def test_a_job_into_a_table_stands_what_its_database_suffers(session, system):
 @pytest.mark.parametrize("system", SERVERS)
 def test_a_job_that_doubles_into_a_table_is_found_out_when_its_database_is_killed(session, system):
     current = session(system)
-    census = current.subject.census
-    assert current.trial.watch(PATIENCE_S, lambda: len(census.moments) > 2)  # epochs: it is to go on from the last but one
-    current.subject.more = {**current.subject.more, "planted": "doubles"}  # for the one that is started after the fault
+    output_check = current.subject.output_check
+    assert current.trial.watch(
+        PATIENCE_S, lambda: len(output_check.moments) > 2
+    )  # epochs: it is to continue from the last but one
+    current.subject.more = {**current.subject.more, "injected": "doubles"}  # for the one that is started after the fault
     found = current.suffer(KINDS["database killed"], random.Random(1))
     verdict = current.judge()["verdict"]
     assert "proof" in found

@@ -93,7 +93,7 @@ def test_a_running_server_is_restarted_cleanly_though_a_session_is_open(server, 
     assert prepared.ids() == [1]
 
 
-def test_a_frozen_server_answers_nobody_until_it_goes_on(server, prepared):
+def test_a_frozen_server_answers_nobody_until_it_continues(server, prepared):
     server.pause()
     assert statuses(server.pids()) == {psutil.STATUS_STOPPED}
     with ThreadPoolExecutor(1) as pool:

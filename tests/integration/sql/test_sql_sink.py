@@ -51,7 +51,7 @@ from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepa
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS = ["fence", "sweep", "check", "record", "end", "end", "sweep", "record"]
+STEPS = ["fence", "clean_up", "check", "record", "end", "end", "clean_up", "record"]
 SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
 
 # What a task does that is killed: everything but to end by itself.
@@ -209,7 +209,7 @@ def test_an_old_driver_can_neither_record_nor_sweep(rig, driver):
         with pytest.raises(FencedError, match=job):
             old.record(CommitList(0, handles))
         with pytest.raises(FencedError, match=job):
-            old.sweep(())
+            old.clean_up(())
         new.commit(0, (handle,))
         assert rig.ids() == [1]
         new.commit(1, write_epoch(sink, job, 1, [[2]]))
@@ -241,7 +241,7 @@ def commit_of_run(run, number, *handles):
     JobCommitter("x", run).commit(number, handles)
 
 
-def test_seen_here_what_a_dead_worker_of_a_run_has_prepared_locks_nobody_out(rig, run_on):
+def test_what_a_dead_worker_of_a_run_has_prepared_locks_nobody_out(rig, run_on):
     """It has no checkpoint, and the others, who wait for its locks, would never complete one."""
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     sink = rig.sink(lock_timeout_s=1.0)
@@ -319,7 +319,7 @@ def test_a_sweep_touches_nothing_of_other_jobs_databases_and_applications(rig, d
     if rig.is_postgresql:
         names = [f"'{foreign}'", "'another application''s'", f"'{mine}.more'"]
         for name in names:
-            rig.execute(f"BEGIN; INSERT INTO {rig.table}_x VALUES (1); PREPARE TRANSACTION {name}")
+            rig.execute(f"Start; INSERT INTO {rig.table}_x VALUES (1); PREPARE TRANSACTION {name}")
     else:
         gtrid, branch = split_gid(foreign)
         like_ours = f"'{split_gid(mine)[0]}',X'302e302e302eff'"
@@ -403,14 +403,14 @@ def test_a_writer_that_is_still_connected_is_waited_for_and_not_taken_for_aborte
             with pytest.raises(RetriableError, match=handle.gid):
                 committer.end(handle)
             with pytest.raises(RetriableError, match=handle.gid):
-                committer.sweep(())
+                committer.clean_up(())
         transaction.abort()
         assert committer.end(handle) is Outcome.COMMITTED
     assert rig.ids() == [1]
 
 
-def test_seen_here_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_that_a_list_names(rig):
-    """findings: Sinks 3. Two drivers overlap: the first has checked, the second's task begins, the first records."""
+def test_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_that_a_list_names(rig):
+    """findings: Sinks 3. Two drivers overlap: the first has checked, the second's task starts, the first records."""
     rig.create()
     job, sink = rig.job(), rig.sink()
     handles = write_epoch(sink, job, 0, [[1], [2]])
@@ -441,8 +441,8 @@ def other(rig) -> Iterator[SqlRig]:
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)))
-def test_seen_here_two_tables_of_one_job_have_each_row_once_whatever_step_the_driver_dies_at(rig, other, step):
-    """findings: Sinks 1. As `foreachBatch` with one txnAppId and txnVersion: the second table had nothing, in silence."""
+def test_two_tables_of_one_job_have_each_row_once_whatever_step_the_driver_dies_at(rig, other, step):
+    """findings: Sinks 1. As `foreachBatch` with one txnAppId and txnVersion: the second table had nothing, silently."""
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     job = rig.job()
     for sink in (rig.sink(), other.sink()):
@@ -508,8 +508,8 @@ def driver_process(monkeypatch) -> Iterator[None]:
     made: list[JobCommitter[SqlHandle]] = []
 
     @functools.cache
-    def committer(sink: SqlSink, job: str, incarnation: str | None) -> JobCommitter[SqlHandle]:
-        made.append(JobCommitter(job, sink.committer(job), incarnation))
+    def committer(sink: SqlSink, job: str, driver_id: str | None) -> JobCommitter[SqlHandle]:
+        made.append(JobCommitter(job, sink.committer(job), driver_id))
         return made[-1]
 
     monkeypatch.setattr(writers, "_committer", committer)
@@ -529,7 +529,7 @@ def run_batch(monkeypatch, sink: SqlSink, job: str, epoch: int, tasks: Sequence[
 
 
 @pytest.mark.usefixtures("driver_process")
-def test_seen_here_a_query_that_is_restarted_with_fewer_tasks_is_not_stuck_behind_what_another_task_prepared(rig, monkeypatch):
+def test_a_query_that_is_restarted_with_fewer_tasks_is_not_stuck_behind_what_another_task_prepared(rig, monkeypatch):
     """findings: Sinks 5. Nothing is recorded, the driver is dead, and row 2 is locked by a task that never comes again."""
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     job, sink = rig.job(), rig.sink(lock_timeout_s=2)
@@ -542,7 +542,7 @@ def test_seen_here_a_query_that_is_restarted_with_fewer_tasks_is_not_stuck_behin
 
 
 @pytest.mark.usefixtures("driver_process")
-def test_a_query_goes_on_when_its_tasks_have_fenced_its_own_driver(rig, monkeypatch):
+def test_a_query_continues_when_its_tasks_have_fenced_its_own_driver(rig, monkeypatch):
     """Something is left over in the middle of a run, the tasks recover, and the driver takes its job back to commit."""
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     job, sink = rig.job(), rig.sink(lock_timeout_s=2)
@@ -636,7 +636,7 @@ def test_a_transaction_without_rows_has_no_handle(rig):
     assert not rig.prepared()
 
 
-def test_a_forgotten_job_begins_anew(rig, driver):
+def test_a_forgotten_job_starts_over(rig, driver):
     rig.create()
     job = rig.job()
     one = driver(job)
@@ -647,7 +647,7 @@ def test_a_forgotten_job_begins_anew(rig, driver):
     assert rig.ids() == [1, 2]
 
 
-def test_seen_here_an_attempt_that_prepares_after_the_write_was_committed_holds_no_lock_for_ever(rig, driver):
+def test_an_attempt_that_prepares_after_the_write_was_committed_holds_no_lock_for_ever(rig, driver):
     """findings: Sinks 14. Nobody comes after a batch write that has no name, to roll back what a late attempt has prepared."""
     rig.create("id BIGINT, name VARCHAR(100)")
     job = one_off_job()

@@ -1,9 +1,9 @@
-"""Planted bugs: each patches the real code with a mistake that a real system shipped, or that is easy to make.
+"""Injected bugs: each patches the real code with a mistake that a real system shipped, or that is easy to make.
 
-A checker is worth what it catches: every planted bug must be caught by the simulation, and those that a connector's user
+A checker is worth what it catches: every injected bug must be caught by the simulation, and those that a connector's user
 could meet by the conformance kit too. `reinitialise_on_restore` is the one this package exists to make impossible.
 
-    with planted.reinitialise_on_restore():
+    with injected.reinitialise_on_restore():
         ...  # must fail
 """
 
@@ -26,7 +26,7 @@ from headrace.enumerator.ledger import UNASSIGNED, Finished, FinishedBy
 from headrace.enumerator.progress import ReaderProgress
 from headrace.testing.memory import MemoryDiscovery, MemoryReader, MemorySplitSerializer
 
-Planted = Callable[[], AbstractContextManager[None]]
+Injected = Callable[[], AbstractContextManager[None]]
 
 
 @contextmanager
@@ -34,12 +34,12 @@ def reinitialise_on_restore() -> Iterator[None]:
     """Beam #31313, #34890: a restored enumerator initialises again, and the answer takes the place of what was restored."""
     discovered = SplitEnumerator.discovered
 
-    def planted(self: Any, findings: Any) -> Any:
+    def injected(self: Any, findings: Any) -> Any:
         if self._discovery is Discovery.INITIALISING:
             self.ledger = Ledger()
         return discovered(self, findings)
 
-    with initial_discovery_on_restore(), patch.object(SplitEnumerator, "discovered", planted):
+    with initial_discovery_on_restore(), patch.object(SplitEnumerator, "discovered", injected):
         yield
 
 
@@ -59,10 +59,10 @@ def finished_splits_forgotten() -> Iterator[None]:
     """A checkpoint holds only splits with work left, so discovery finds the finished ones as new."""
     snapshot = Ledger.snapshot
 
-    def planted(self: Any, reported: Any) -> Any:
+    def injected(self: Any, reported: Any) -> Any:
         return [state for state in snapshot(self, reported) if not state.finished]
 
-    with patch.object(Ledger, "snapshot", planted):
+    with patch.object(Ledger, "snapshot", injected):
         yield
 
 
@@ -71,13 +71,13 @@ def splits_of_lost_reader_dropped() -> Iterator[None]:
     """FLINK-40710: what a lost reader held is not assigned again."""
     release = Ledger.release
 
-    def planted(self: Any, reader: int) -> Any:
+    def injected(self: Any, reader: int) -> Any:
         released = release(self, reader)
         for split_id in released:
             del self._unassigned[split_id]
         return released
 
-    with patch.object(Ledger, "release", planted):
+    with patch.object(Ledger, "release", injected):
         yield
 
 
@@ -86,16 +86,16 @@ def registration_again_ignored() -> Iterator[None]:
     """FLINK-40710: a reader that registers again, empty, is taken for the one that was there."""
     registered = Coordinator._registered
 
-    def planted(self: Any, event: Any) -> Any:
+    def injected(self: Any, event: Any) -> Any:
         return [] if event.reader in self._readers else registered(self, event)
 
-    with patch.object(Coordinator, "_registered", planted):
+    with patch.object(Coordinator, "_registered", injected):
         yield
 
 
 @contextmanager
 def checkpoint_without_positions() -> Iterator[None]:
-    """FLINK-38453: what the readers report is not stored, only where the splits began."""
+    """FLINK-38453: what the readers report is not stored, only where the splits started."""
     with patch.object(Ledger, "snapshot", lambda self, reported: _snapshot(self, {})):
         yield
 
@@ -104,10 +104,10 @@ def checkpoint_without_positions() -> Iterator[None]:
 def split_missing_from_checkpoint_while_recovering() -> Iterator[None]:
     """FLINK-40469: splits that wait for a reader are left out of the checkpoint."""
 
-    def planted(self: Any, reported: Any) -> Any:
+    def injected(self: Any, reported: Any) -> Any:
         return [state for state in _snapshot(self, reported) if self[state.split.split_id].place != UNASSIGNED]
 
-    with patch.object(Ledger, "snapshot", planted):
+    with patch.object(Ledger, "snapshot", injected):
         yield
 
 
@@ -116,7 +116,7 @@ def missing_split_forgotten() -> Iterator[None]:
     """FLINK-39837: a split that metadata does not show for a moment is forgotten, and comes back as new."""
     mark_missing = Ledger.mark_missing
 
-    def planted(self: Any, missing: Any) -> Any:
+    def injected(self: Any, missing: Any) -> Any:
         newly = mark_missing(self, missing)
         for split in newly:
             entry = self._entries.pop(split.split_id)
@@ -126,7 +126,7 @@ def missing_split_forgotten() -> Iterator[None]:
             self._unfinished -= not isinstance(entry.place, (Finished, FinishedBy))
         return newly
 
-    with patch.object(Ledger, "mark_missing", planted):
+    with patch.object(Ledger, "mark_missing", injected):
         yield
 
 
@@ -137,21 +137,21 @@ def end_of_input_sent_once() -> Iterator[None]:
     began_exhausted: set[int] = set()
     started = Coordinator._started
 
-    def planted_started(self: Any) -> Any:
+    def injected_started(self: Any) -> Any:
         if self.enumerator.exhausted:
             began_exhausted.add(id(self.enumerator))
         return started(self)
 
-    def planted_signals(self: Any) -> Any:
+    def injected_signals(self: Any) -> Any:
         return [] if id(self.enumerator) in began_exhausted else signals(self)
 
-    def planted_exhausted(self: Any) -> bool:
+    def injected_exhausted(self: Any) -> bool:
         return self._discovery is Discovery.EXHAUSTED and id(self) not in began_exhausted
 
     with (
-        patch.object(Coordinator, "_signals", planted_signals),
-        patch.object(SplitEnumerator, "exhausted", property(planted_exhausted)),
-        patch.object(Coordinator, "_started", planted_started),
+        patch.object(Coordinator, "_signals", injected_signals),
+        patch.object(SplitEnumerator, "exhausted", property(injected_exhausted)),
+        patch.object(Coordinator, "_started", injected_started),
     ):
         yield
 
@@ -160,7 +160,7 @@ def end_of_input_sent_once() -> Iterator[None]:
 def exhaustion_not_stored() -> Iterator[None]:
     """The checkpoint does not say that discovery was done, and a restored enumerator does not look either."""
 
-    def planted(self: Any) -> Any:
+    def injected(self: Any) -> Any:
         self._discovery = Discovery.IDLE
         return []
 
@@ -168,7 +168,7 @@ def exhaustion_not_stored() -> Iterator[None]:
     start = SplitEnumerator.start
 
     def restored_does_not_look(self: Any) -> Any:
-        return planted(self) if self._discovery is Discovery.RESTORED else start(self)
+        return injected(self) if self._discovery is Discovery.RESTORED else start(self)
 
     with (
         patch.object(coordinator_module, "Checkpoint", lambda number, splits, _: checkpoint_type(number, splits, False)),
@@ -179,12 +179,12 @@ def exhaustion_not_stored() -> Iterator[None]:
 
 @contextmanager
 def assigned_while_persisting() -> Iterator[None]:
-    """A lost reader's splits go on elsewhere before it is known whether the checkpoint under way counts."""
+    """A lost reader's splits continue elsewhere before it is known whether the checkpoint under way counts."""
 
-    def planted(self: Any) -> Any:
+    def injected(self: Any) -> Any:
         return list(self.enumerator.assignments(list(self._readers))) if self.enumerator.initialised else []
 
-    with patch.object(Coordinator, "_assign", planted):
+    with patch.object(Coordinator, "_assign", injected):
         yield
 
 
@@ -193,13 +193,13 @@ def positions_durable_too_early() -> Iterator[None]:
     """What readers report counts as durable before the checkpoint has completed: an abort then loses records."""
     snapshot = Ledger.snapshot
 
-    def planted(self: Any, reported: Any) -> Any:
+    def injected(self: Any, reported: Any) -> Any:
         states = snapshot(self, reported)
         for split_id, state in reported.items():
             self._entries[split_id] = replace(self._entries[split_id], durable=state.split)
         return states
 
-    with patch.object(Ledger, "snapshot", planted):
+    with patch.object(Ledger, "snapshot", injected):
         yield
 
 
@@ -207,13 +207,13 @@ def positions_durable_too_early() -> Iterator[None]:
 def checkpoint_survives_lost_reader() -> Iterator[None]:
     """A reader lost while a checkpoint is collected: the checkpoint is completed without its answer."""
 
-    def planted(self: Any, _: str) -> Any:
+    def injected(self: Any, _: str) -> Any:
         self._pending.waiting_for = {
             reader: owed for reader, owed in self._pending.waiting_for.items() if reader in self._readers
         }
         return self._persist_if_complete()
 
-    with patch.object(Coordinator, "_give_up", planted), _leading_anywhere(e.ReaderLost, e.ReaderRegistered):
+    with patch.object(Coordinator, "_give_up", injected), _leading_anywhere(e.ReaderLost, e.ReaderRegistered):
         yield
 
 
@@ -222,19 +222,19 @@ def finished_split_dropped_by_reader() -> Iterator[None]:
     """FLINK-37416: a reader forgets a split as it finishes, before a checkpoint says so, and so does the enumerator."""
     delivered = ReaderProgress.delivered
 
-    def planted_delivered(self: Any, batch: Any) -> None:
+    def injected_delivered(self: Any, batch: Any) -> None:
         delivered(self, batch)
         if batch.finished:
             del self._states[batch.split.split_id]
 
-    def planted_snapshot(self: Any, reported: Any) -> Any:
+    def injected_snapshot(self: Any, reported: Any) -> Any:
         places = {split_id: entry.place for split_id, entry in self._entries.items()}
         return [state for state in _snapshot(self, reported) if not isinstance(places[state.split.split_id], FinishedBy)]
 
     with (
-        patch.object(ReaderProgress, "delivered", planted_delivered),
+        patch.object(ReaderProgress, "delivered", injected_delivered),
         patch.object(Coordinator, "_check_snapshot", lambda *_: None),
-        patch.object(Ledger, "snapshot", planted_snapshot),
+        patch.object(Ledger, "snapshot", injected_snapshot),
     ):
         yield
 
@@ -248,10 +248,10 @@ def last_read_offset_stored() -> Iterator[None]:
         split = state.split
         return SplitState(replace(split, next_offset=max(0, split.next_offset - 1)), state.finished)
 
-    def planted(self: Any) -> Mapping[str, Any]:
+    def injected(self: Any) -> Mapping[str, Any]:
         return {split_id: one_behind(state) for split_id, state in snapshot(self).items()}
 
-    with patch.object(ReaderProgress, "snapshot", planted):
+    with patch.object(ReaderProgress, "snapshot", injected):
         yield
 
 
@@ -259,41 +259,41 @@ def last_read_offset_stored() -> Iterator[None]:
 def extra_slots_planned() -> Iterator[None]:
     """Beam #25975: splits are planned for slots of an earlier, higher parallelism, and some are never dispatched."""
 
-    def planted(self: Any) -> None:
+    def injected(self: Any) -> None:
         planned = {split_id for slot in self._planned for split_id in slot}
         for split_id in self.ledger.unassigned:
             slot = crc32(split_id.encode()) % (self.parallelism + 1)
             if split_id not in planned and slot < self.parallelism:
                 self._planned[slot][split_id] = None
 
-    with patch.object(EagerEnumerator, "_plan", planted):
+    with patch.object(EagerEnumerator, "_plan", injected):
         yield
 
 
 @contextmanager
 def request_forgotten() -> Iterator[None]:
-    """seatunnel #11677, FLINK-40362: a request that cannot be met at once is dropped, and a parked reader never woken."""
+    """seatunnel #11677, FLINK-40362: a request that cannot be met at once is dropped, and a cached reader never woken."""
     assignments = enumerator_module.LazyEnumerator.assignments
 
-    def planted(self: Any, readers: Any) -> Any:
+    def injected(self: Any, readers: Any) -> Any:
         assigns = assignments(self, readers)
         self._asking.clear()
         return assigns
 
-    with patch.object(enumerator_module.LazyEnumerator, "assignments", planted):
+    with patch.object(enumerator_module.LazyEnumerator, "assignments", injected):
         yield
 
 
 @contextmanager
 def later_splits_at_latest() -> Iterator[None]:
-    """KAFKA-12478: a split found later begins at its end, and what was written before the discovery is lost (I2)."""
+    """KAFKA-12478: a split found later starts at its end, and what was written before the discovery is lost (I2)."""
     later = MemoryDiscovery.later
 
-    def planted(self: Any, known: Any) -> Any:
+    def injected(self: Any, known: Any) -> Any:
         findings = later(self, known)
         return replace(findings, added=[replace(s, next_offset=self._source.log.end(s.split_id)) for s in findings.added])
 
-    with patch.object(MemoryDiscovery, "later", planted):
+    with patch.object(MemoryDiscovery, "later", injected):
         yield
 
 
@@ -334,11 +334,11 @@ def missing_taken_for_gone() -> Iterator[None]:
     """What one look for splits does not see is left out of the checkpoint."""
     snapshot = Ledger.snapshot
 
-    def planted(self: Any, reported: Any) -> Any:
+    def injected(self: Any, reported: Any) -> Any:
         missing = {split.split_id for split in self.missing()}
         return [state for state in snapshot(self, reported) if state.split.split_id not in missing]
 
-    with patch.object(Ledger, "snapshot", planted):
+    with patch.object(Ledger, "snapshot", injected):
         yield
 
 
@@ -357,7 +357,7 @@ def _leading_anywhere(*events: type) -> Iterator[None]:
         yield
 
 
-IN_THE_HEART: tuple[Planted, ...] = (
+IN_THE_CORE: tuple[Injected, ...] = (
     reinitialise_on_restore,
     initial_discovery_on_restore,
     finished_splits_forgotten,
@@ -380,7 +380,7 @@ IN_THE_HEART: tuple[Planted, ...] = (
 )
 """Those that the simulation must catch."""
 
-IN_A_CONNECTOR: tuple[Planted, ...] = (
+IN_A_CONNECTOR: tuple[Injected, ...] = (
     later_splits_at_latest,
     removed_splits_not_reported,
     stop_offset_ignored,

@@ -1,4 +1,4 @@
-"""Planted bugs in the fetch plan; the simulated world of fetches must find each."""
+"""Injected bugs in the fetch plan; the simulated simulation of fetches must find each."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from unittest.mock import patch
 from headrace.connectors.kafka.read import fetch_plan, topic_ids
 from headrace.connectors.kafka.read.fetch_plan import FetchPlan
 
-Planted = Callable[[], AbstractContextManager[None]]
+Injected = Callable[[], AbstractContextManager[None]]
 
 
-def _instead(name: str, value: Any, called: str, why: str, owner: Any = FetchPlan) -> Planted:
+def _instead(name: str, value: Any, called: str, why: str, owner: Any = FetchPlan) -> Injected:
     """A bug that is one other method."""
 
     @contextmanager
-    def planted() -> Iterator[None]:
+    def injected() -> Iterator[None]:
         with patch.object(owner, name, value):
             yield
 
-    planted.__name__, planted.__doc__ = called, why
-    return planted
+    injected.__name__, injected.__doc__ = called, why
+    return injected
 
 
 def _sent_away_anywhere(self: Any, partition: Any, preferred: Any, now: float) -> None:
@@ -110,7 +110,7 @@ found_again_in_flight = _instead(
     "leader_found",
     _ready_whatever_it_was,
     "found_again_in_flight",
-    "librdkafka #4636: a look-up beside a request makes the partition be asked for twice.",
+    "librdkafka #4636: a look-up alongside a request makes the partition be asked for twice.",
 )
 
 
@@ -123,7 +123,7 @@ def _any_topic_id(self: Any, source: Any, leader: Any, topic_id: Any, now: float
 
 @contextmanager
 def topics_are_known_by_name() -> Iterator[None]:
-    """Whatever topic has the name is read on from the position in the one before (I5)."""
+    """Whatever topic has the name is read on from the position in the previous one (I5)."""
     any_id = patch.object(FetchPlan, "topic_id_of", lambda self, source: None)
     with any_id, patch.object(FetchPlan, "leader_found", _any_topic_id):
         yield
@@ -212,7 +212,7 @@ followers_for_ever = _instead(
     "KIP-392: a follower that lags is asked again and again.",
 )
 
-IN_FETCHES: tuple[Planted, ...] = (
+IN_FETCHES: tuple[Injected, ...] = (
     sent_to_an_unknown_broker,
     out_of_range_is_believed,
     unknown_topic_is_believed,
@@ -231,4 +231,4 @@ IN_FETCHES: tuple[Planted, ...] = (
     topics_are_known_by_name,
     one_broker_proves_absence,
 )
-"""Those that the world of fetches must find."""
+"""Those that the simulation of fetches must find."""

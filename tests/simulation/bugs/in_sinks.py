@@ -1,4 +1,4 @@
-"""Planted bugs of sinks: any sink, with one promise of `headrace.sinks` broken. The conformance kit must catch each.
+"""Injected bugs of sinks: any sink, with one promise of `headrace.sinks` broken. The conformance kit must catch each.
 
     sink = broken(SweepDoesNothing, sink)
 
@@ -63,8 +63,8 @@ class PassingCommitter(Committer[Any]):
     def copy(self, handles: Sequence[Any]) -> Any:
         return self.inner.copy(handles)
 
-    def sweep(self, keep: Collection[Any]) -> None:
-        self.inner.sweep(keep)
+    def clean_up(self, keep: Collection[Any]) -> None:
+        self.inner.clean_up(keep)
 
     def forget(self) -> None:
         self.inner.forget()
@@ -156,44 +156,44 @@ class SecondBatchDropped(PassingSink):
     transaction = _DropsBatches
 
 
-class _NoSweep(PassingCommitter):
-    def sweep(self, keep: Collection[Any]) -> None:
-        self.sink.harm.append("not swept")
+class _NoCleanUp(PassingCommitter):
+    def clean_up(self, keep: Collection[Any]) -> None:
+        self.sink.harm.append("not cleaned up")
 
 
-class SweepDoesNothing(PassingSink):
+class CleanUpDoesNothing(PassingSink):
     """Losing attempts stay prepared for ever."""
 
-    committing = _NoSweep
+    committing = _NoCleanUp
 
 
 class _KeepsNothing(PassingCommitter):
-    def sweep(self, keep: Collection[Any]) -> None:
-        self.sink.harm += ["swept"] * len(keep)
-        self.inner.sweep(())
+    def clean_up(self, keep: Collection[Any]) -> None:
+        self.sink.harm += ["cleaned_up"] * len(keep)
+        self.inner.clean_up(())
 
 
-class SweepKeepsNothing(PassingSink):
+class CleanUpKeepsNothing(PassingSink):
     """What is about to be recorded is aborted."""
 
     committing = _KeepsNothing
 
 
-class _SweepsAll(PassingCommitter):
-    def sweep(self, keep: Collection[Any]) -> None:
-        self.inner.sweep(keep)
+class _CleansUpAll(PassingCommitter):
+    def clean_up(self, keep: Collection[Any]) -> None:
+        self.inner.clean_up(keep)
         for job in self.sink.jobs - {self.job}:
             self.sink.harm.append(job)
             other = self.sink.inner.committer(job)
             other.fence()
-            other.sweep(())
+            other.clean_up(())
             other.close()
 
 
-class SweepsOtherJobs(PassingSink):
+class CleansUpOtherJobs(PassingSink):
     """A job's names are matched by a prefix that others have too."""
 
-    committing = _SweepsAll
+    committing = _CleansUpAll
 
 
 class _RecordsNothing(PassingCommitter):
@@ -231,7 +231,7 @@ class _EndsInWords(PassingCommitter):
 
 
 class EndDoesNothing(PassingSink):
-    """Says that it has committed, and has not."""
+    """States that it has committed, and has not."""
 
     committing = _EndsInWords
 
@@ -253,12 +253,12 @@ class SecondEndSaysAborted(PassingSink):
 class _NeverAborted(PassingCommitter):
     def end(self, handle: Any) -> Outcome:
         if self.inner.end(handle) is Outcome.ABORTED:
-            self.sink.harm.append("passed over")
+            self.sink.harm.append("skipped")
         return Outcome.COMMITTED
 
 
 class AbortedTakenForCommitted(PassingSink):
-    """A transaction that timed out after its list was durable is passed over."""
+    """A transaction that timed out after its list was durable is skipped."""
 
     committing = _NeverAborted
 
@@ -283,7 +283,7 @@ class RecordedEpochsForgotten(PassingSink):
 
 
 class GreatNumbersAreNobodys(PassingSink):
-    """What an attempt of more than 18 digits writes bears a name that the sweep does not take for the job's."""
+    """What an attempt of more than 18 digits writes bears a name that the clean-up does not take for the job's."""
 
     def begin(self, attempt: Attempt) -> Transaction[Any]:
         if attempt.number >= 10**18:
@@ -302,7 +302,7 @@ class _ForgetsContent(PassingCommitter):
 
 
 class ContentForgotten(PassingSink):
-    """An epoch is told by its number alone."""
+    """An epoch is informed by its number alone."""
 
     committing = _ForgetsContent
 
@@ -326,9 +326,9 @@ CAUGHT_BY: Mapping[type[PassingSink], str] = {
     CommitsInPrepare: "test_nothing_is_visible_before_the_commit",
     CommitsInAbort: "test_aborted_rows_are_never_visible",
     SecondBatchDropped: "test_nothing_is_visible_before_the_commit",
-    SweepDoesNothing: "test_losing_attempts_are_aborted",
-    SweepKeepsNothing: "test_a_sweep_spares_what_it_is_told_to_keep",
-    SweepsOtherJobs: "test_jobs_are_apart",
+    CleanUpDoesNothing: "test_losing_attempts_are_aborted",
+    CleanUpKeepsNothing: "test_a_sweep_spares_what_it_is_told_to_keep",
+    CleansUpOtherJobs: "test_jobs_are_apart",
     ListNotDurable: "test_the_durable_list_is_read_back",
     OlderDriverNotFenced: "test_an_older_driver_is_fenced",
     EndDoesNothing: "test_epochs_are_visible_once_they_are_committed",
@@ -337,18 +337,18 @@ CAUGHT_BY: Mapping[type[PassingSink], str] = {
     CheckDoesNothing: "test_what_was_aborted_is_not_recorded",
     GreatNumbersAreNobodys: "test_a_losing_attempt_of_the_greatest_number_is_aborted",
     RecordedEpochsForgotten: "test_an_epoch_without_rows_is_recorded",
-    ContentForgotten: "test_an_epoch_that_was_planned_anew_is_refused",
+    ContentForgotten: "test_an_epoch_that_was_planned_again_is_refused",
     ClaimForgotten: "test_who_has_claimed_a_job_keeps_it_until_a_younger_driver_comes",
 }
 """Each bug, and a case of the kit that must fail for it."""
 
 
-def run_case(kit: SinkConformance, case: str, planted: type[PassingSink], harm: list[str]) -> None:
+def run_case(kit: SinkConformance, case: str, injected: type[PassingSink], harm: list[str]) -> None:
     """The case with this bug in every sink that it makes. Raises what the case raises."""
     jobs: set[str] = set()
     external = kit.create_external_context()
     make = external.create_sink
-    external.create_sink = lambda: planted(make(), harm, jobs)
+    external.create_sink = lambda: injected(make(), harm, jobs)
     try:
         getattr(kit, case)(external)
     finally:

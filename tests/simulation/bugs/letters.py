@@ -132,7 +132,7 @@ def topics_are_not_claimed() -> Iterator[None]:
         yield
 
 
-PLANTED: tuple[Callable[[], AbstractContextManager[None]], ...] = (
+INJECTED: tuple[Callable[[], AbstractContextManager[None]], ...] = (
     letters_are_written_without_their_note,
     notes_are_read_before_the_other_replay_is_shut_out,
     the_other_replay_is_not_shut_out,

@@ -1,6 +1,6 @@
-"""Planted bugs in what runs under Spark: planner, discovery, offsets, tasks and writers.
+"""Injected bugs in what runs under Spark: planner, discovery, offsets, tasks and writers.
 
-Each was found here or in a system like ours, or survived as a mutant; the simulated world of Spark must find it.
+Each was found here or in a system like ours, or survived as a mutant; the simulated simulation of Spark must find it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from headrace.runners.spark.log_read import LogOffsets
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.spark import kafka_offsets
 
-Planted = Callable[[], AbstractContextManager[None]]
+Injected = Callable[[], AbstractContextManager[None]]
 
 
-def _instead(owner: Any, name: str, value: Any, called: str, why: str) -> Planted:
+def _instead(owner: Any, name: str, value: Any, called: str, why: str) -> Injected:
     """A bug that is one other value in one place."""
 
     @contextmanager
-    def planted() -> Iterator[None]:
+    def injected() -> Iterator[None]:
         with patch.object(owner, name, value):
             yield
 
-    planted.__name__, planted.__doc__ = called, why
-    return planted
+    injected.__name__, injected.__doc__ = called, why
+    return injected
 
 
 # --- the planner ----------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ replayed_batch_0_initialises_again = _instead(
     "_begins",
     _replay_begins_anew,
     "replayed_batch_0_initialises_again",
-    "findings, Spark 3: where batch 0 began is asked anew when it is run again.",
+    "findings, Spark 3: where batch 0 started is asked again when it is run again.",
 )
 
 _present = StreamPlanner._present
@@ -110,7 +110,7 @@ began_is_not_kept = _instead(
     "to_json",
     lambda self, offsets: _to_json(self, _next_without_began("", offsets)),
     "began_is_not_kept",
-    "The offsets hold where a batch ends, and not where its splits began.",
+    "The offsets hold where a batch ends, and not where its splits started.",
 )
 
 _begins = StreamPlanner._begins
@@ -119,7 +119,7 @@ batches_begin_where_the_query_began = _instead(
     "_begins",
     lambda self, first, last: {**_begins(self, first, last), **last.began},
     "batches_begin_where_the_query_began",
-    "`began` wins over where the batch before ended.",
+    "`started` wins over where the batch before ended.",
 )
 
 _next_offsets = StreamPlanner.next_offsets
@@ -176,7 +176,7 @@ leader_epochs_are_not_stored = _instead(
     "moved",
     _between,
     "leader_epochs_are_not_stored",
-    "findings, Source 24: a log that was truncated and has grown again is read on in silence.",
+    "findings, Source 24: a log that was truncated and has grown again is read on silently.",
 )
 
 rewritten_records_are_read = _instead(
@@ -184,13 +184,13 @@ rewritten_records_are_read = _instead(
     "_epoch_up_to",
     lambda self, stop: None,
     "rewritten_records_are_read",
-    "Seen here: a task reads what was written after it was planned, where the log was cut meanwhile; so does the next batch.",
+    "Regression: a task reads what was written after it was planned, where the log was cut meanwhile; so does the next batch.",
 )
 
 
 @contextmanager
 def one_broker_tells_a_group_its_topics() -> Iterator[None]:
-    """Seen here: a broker that lags behind knows the topic by its old id; its positions become those of its successor."""
+    """Regression: a broker that lags behind knows the topic by its old id; its positions become those of its successor."""
 
     def completed(self: KafkaSource, splits: Any) -> None:
         cluster = source_module.shared_cluster(self.config)
@@ -234,7 +234,7 @@ one_broker_brings_a_deleted_topic_back = _instead(
     "_doubt",
     lambda *_: None,
     "one_broker_brings_a_deleted_topic_back",
-    "Seen here: one that lags behind tells of a topic that was deleted before; it is taken for a re-created one.",
+    "Regression: one that lags behind reports a topic that was deleted before; it is taken for a re-created one.",
 )
 
 _doubt = KafkaDiscovery._doubt
@@ -244,7 +244,7 @@ a_broker_out_of_reach_ends_a_doubt = _instead(
     "_doubt",
     lambda self, name, told, known, views: None if views.failures else _doubt(self, name, told, known, views),
     "a_broker_out_of_reach_ends_a_doubt",
-    "Seen here: while one cannot be asked, what the others say against a topic's id counts for nothing.",
+    "Regression: while one cannot be asked, what the others say against a topic's id counts for nothing.",
 )
 
 
@@ -291,7 +291,7 @@ def _known_by_name(self: KafkaDiscovery, known: Any) -> Any:
 
 
 topics_are_told_by_name = _instead(
-    KafkaDiscovery, "later", _known_by_name, "topics_are_told_by_name", "FLINK-35228: a topic made anew is not read (I5)."
+    KafkaDiscovery, "later", _known_by_name, "topics_are_told_by_name", "FLINK-35228: a topic recreated is not read (I5)."
 )
 
 new_partitions_are_not_looked_for = _instead(
@@ -368,7 +368,7 @@ _in_doubt = writers._recover
 abort_fences_whoever_goes_on = _instead(
     writers,
     "_abort",
-    lambda sink, job, epoch, incarnation: _in_doubt(sink, job, incarnation),
+    lambda sink, job, epoch, driver_id: _in_doubt(sink, job, driver_id),
     "abort_fences_whoever_goes_on",
     "findings, Sinks 13: the abort of a driver that was replaced fences the one that took its place.",
 )
@@ -383,11 +383,11 @@ attempts_are_named_by_their_number = _instead(
     "_attempt",
     _attempt_by_number,
     "attempts_are_named_by_their_number",
-    "SPARK-24552, findings, Sinks 3: attempt numbers begin anew with each attempt at a stage.",
+    "SPARK-24552, findings, Sinks 3: attempt numbers start over with each attempt at a stage.",
 )
 
 
-def _abort_all(sink: Any, job: str, epoch: int, incarnation: str | None) -> None:
+def _abort_all(sink: Any, job: str, epoch: int, driver_id: str | None) -> None:
     for entry in sink.log.unended(job):
         sink.log.abort(entry.number)
 
@@ -399,7 +399,7 @@ abort_ends_what_is_recorded = _instead(
 
 @contextmanager
 def stale_epochs_are_written() -> Iterator[None]:
-    """An older copy of a checkpoint writes its epochs once more."""
+    """An older copy of a checkpoint writes its epochs again."""
     with patch.object(writers, "refuse_stale", lambda *_: None), patch.object(commit_module, "refuse_stale", lambda *_: None):
         yield
 
@@ -409,12 +409,12 @@ batches_are_told_by_number = _instead(
     "_content",
     lambda offsets, batch: None,
     "batches_are_told_by_number",
-    "Seen here: a copy of a checkpoint plans its next batch anew, with another end, and it is skipped as a replay.",
+    "Regression: a copy of a checkpoint plans its next batch again, with another end, and it is skipped as a replay.",
 )
 
 
-def _kept_for_ever(sink: Any, job: str, asked: Any, incarnation: str | None) -> None:
-    writers._committer(sink, job, incarnation).commit_requested(asked)
+def _kept_for_ever(sink: Any, job: str, asked: Any, driver_id: str | None) -> None:
+    writers._committer(sink, job, driver_id).commit_requested(asked)
 
 
 committer_is_kept_after_a_failure = _instead(
@@ -422,7 +422,7 @@ committer_is_kept_after_a_failure = _instead(
     "_commit",
     _kept_for_ever,
     "committer_is_kept_after_a_failure",
-    "A driver's process goes on with a commit that has failed.",
+    "A driver's process continues with a commit that has failed.",
 )
 
 
@@ -431,7 +431,7 @@ def _commit_once(self: Any, messages: Any, batch: int) -> None:
     if prepared:
         content = writers._content(self._offsets, batch)
         asked = commit_module.CommitRequested(batch, writers._handles(prepared), content, writers._skipped(prepared))
-        writers._commit(self._sink, prepared[0].job, asked, self._incarnation)
+        writers._commit(self._sink, prepared[0].job, asked, self._driver_id)
 
 
 siblings_fence_each_other = _instead(
@@ -439,7 +439,7 @@ siblings_fence_each_other = _instead(
     "commit",
     _commit_once,
     "siblings_fence_each_other",
-    "Spark commits in several processes by turns: each is fenced by the other, and gives up.",
+    "Spark commits in several processes alternately: each is fenced by the other, and gives up.",
 )
 
 
@@ -485,21 +485,21 @@ owners_give_up = _instead(
     "_while_owner",
     _once,
     "owners_give_up",
-    "A supervised driver that was fenced by one of before ends, and nobody goes on.",
+    "A supervised driver that was fenced by one of before ends, and nobody continues.",
 )
 
-incarnations_are_ignored = _instead(
+driver_ids_are_ignored = _instead(
     commit_module,
     "refuse_another",
     lambda *_: None,
-    "incarnations_are_ignored",
-    "Who was fenced fences again, whosever the job is: two drivers do so by turns.",
+    "driver_ids_are_ignored",
+    "Who was fenced fences again, whosever the job is: two drivers do so alternately.",
 )
 
 
 @contextmanager
 def planned_batches_are_taken_for_recorded() -> Iterator[None]:
-    """What is in the offset log was begun, and need not have come to the sink."""
+    """What is in the offset log was started, and need not have come to the sink."""
     started = writers.StreamWriter._started
 
     def always(self: Any, job: str, last_batch: Callable[[], int | None], begin: Any) -> int | None:
@@ -510,7 +510,7 @@ def planned_batches_are_taken_for_recorded() -> Iterator[None]:
         yield
 
 
-IN_SPARK: tuple[Planted, ...] = (
+IN_SPARK: tuple[Injected, ...] = (
     replayed_batch_0_initialises_again,
     missing_split_leaves_the_offsets,
     a_split_that_is_back_stays_missing,
@@ -548,7 +548,7 @@ IN_SPARK: tuple[Planted, ...] = (
     fenced_is_taken_for_committed,
     only_one_task_is_committed,
     owners_give_up,
-    incarnations_are_ignored,
+    driver_ids_are_ignored,
     planned_batches_are_taken_for_recorded,
 )
-"""Those that the world of Spark must find."""
+"""Those that the simulation of Spark must find."""

@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 from headrace.runners.spark.supervision import lock as locks
 from headrace.runners.spark.supervision.core import SupervisionPhase
-from headrace.runners.spark.supervision.lock import KillFamily, LooksAlive, ReadLast, WriteLast
+from headrace.runners.spark.supervision.lock import KillProcessTree, LooksAlive, ReadLast, WriteLast
 from headrace.runners.spark.supervision.standby import StandbyCore
-from tests.simulation.standby import Family, World
+from tests.simulation.standby import ProcessTree, Simulation
 
-_TAKING, _ANSWER = locks.taking, World.answer
+_TAKING, _ANSWER = locks.taking, Simulation.answer
 
 
 def _answered(answer: Callable[[Any], Any | None]) -> Callable[[str], Iterator[Any]]:
@@ -46,7 +46,7 @@ def who_has_the_lock_is_not_written_down() -> Iterator[None]:
 
 @contextmanager
 def nobody_kills_who_had_the_lock() -> Iterator[None]:
-    with patch.object(locks, "taking", _answered(lambda step: (None,) if isinstance(step, KillFamily) else None)):
+    with patch.object(locks, "taking", _answered(lambda step: (None,) if isinstance(step, KillProcessTree) else None)):
         yield
 
 
@@ -59,13 +59,13 @@ def dead_supervisors_keep_their_lock() -> Iterator[None]:
 
 @contextmanager
 def the_lock_is_let_go() -> Iterator[None]:
-    def let_go(self: World, family: Family, step: Any) -> Any:
-        answer = _ANSWER(self, family, step)
+    def let_go(self: Simulation, tree: ProcessTree, step: Any) -> Any:
+        answer = _ANSWER(self, tree, step)
         if isinstance(step, WriteLast):
             self.flock = None
         return answer
 
-    with patch.object(World, "answer", let_go):
+    with patch.object(Simulation, "answer", let_go):
         yield
 
 
@@ -79,8 +79,8 @@ def calls_at_once(self: Any, number: int, now_s: float) -> Any:
 
 
 @contextmanager
-def a_rehearsal_is_on_the_checkpoint() -> Iterator[None]:
-    with patch.object(World, "rehearse", World.begin):
+def a_dry_run_is_on_the_checkpoint() -> Iterator[None]:
+    with patch.object(Simulation, "dry_run", Simulation.begin):
         yield
 
 
@@ -107,13 +107,13 @@ def standbys_outlive_the_job() -> Iterator[None]:
         yield
 
 
-PLANTED: tuple[Callable[[], AbstractContextManager[None]], ...] = (
+INJECTED: tuple[Callable[[], AbstractContextManager[None]], ...] = (
     a_free_lock_is_taken_beside_a_living_jvm,
     who_has_the_lock_is_not_written_down,
     nobody_kills_who_had_the_lock,
     dead_supervisors_keep_their_lock,
     the_lock_is_let_go,
-    a_rehearsal_is_on_the_checkpoint,
+    a_dry_run_is_on_the_checkpoint,
     silence_is_not_heard,
     standbys_are_not_replaced,
     standbys_outlive_the_job,

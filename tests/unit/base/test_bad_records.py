@@ -167,10 +167,10 @@ SPOILT = {
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("kind", SPOILT)
-def test_seen_here_a_batch_that_cannot_be_decoded_is_refused_with_its_offsets_or_passed_over_and_counted(
+def test_a_batch_that_cannot_be_decoded_is_refused_with_its_offsets_or_skipped_and_counted(
     batches, caplog, kind, number, isolation
 ):
-    """findings: Source 12. There was no way on but to begin behind it."""
+    """findings: Source 12. There was no way on but to start behind it."""
     change, sealed, why, lost = SPOILT[kind]
     spoilt = spoil(batches, number, change, seal=sealed)
     reading = {"topics": ["t"], "stop": Latest(), "columns": ["value", "offset"], "isolation_level": isolation}
@@ -185,11 +185,11 @@ def test_seen_here_a_batch_that_cannot_be_decoded_is_refused_with_its_offsets_or
     missing = range(first + 3 - lost, first + 3)
     assert rows == [offset for offset in range(9) if offset not in missing]
     assert COUNTERS.take()[Counted.RECORDS_SKIPPED.value] == lost
-    assert f"Passed over: {lost} offsets from {missing[0]} on; batches passed over so far: 1" in caplog.text
+    assert f"Skipped: {lost} offsets from {missing[0]} on; batches skipped so far: 1" in caplog.text
     assert spoilt.fired > 1
 
 
-def test_seen_here_so_is_one_that_unpacks_to_more_than_is_allowed(kafka):
+def test_so_is_one_that_unpacks_to_more_than_is_allowed(kafka):
     kafka.create_topic("big")
     sink = AtLeastOnceKafkaSink(kafka.bootstrap, topic="big", properties={"compression.type": "gzip"})
     for value in (b"a", b"x" * 3_000_000, b"b"):
@@ -201,7 +201,7 @@ def test_seen_here_so_is_one_that_unpacks_to_more_than_is_allowed(kafka):
     ]
 
 
-def test_a_checkpoint_between_the_good_records_of_a_batch_and_the_bad_ones_goes_on_behind_them(batches):
+def test_a_checkpoint_between_the_good_records_of_a_batch_and_the_bad_ones_continues_behind_them(batches):
     spoil(batches, 1, bad_length_of_the_second_record)
     source = KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"], bad_batches="skip")
     seen, states = [], []
@@ -218,10 +218,10 @@ def test_a_checkpoint_between_the_good_records_of_a_batch_and_the_bad_ones_goes_
 
 
 @pytest.mark.parametrize("change", [no_magic, too_long])
-def test_what_cannot_be_told_apart_from_the_rest_is_never_passed_over(batches, change):
+def test_what_cannot_be_told_apart_from_the_rest_is_never_skipped(batches, change):
     spoil(batches, 2, change, seal=False)
     reading = KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), bad_batches="skip")
-    with pytest.raises(CorruptDataError, match="cannot be passed over"):
+    with pytest.raises(CorruptDataError, match="cannot be skipped"):
         read(reading)
 
 
@@ -231,8 +231,8 @@ def read_offsets(source):
 
 @pytest.mark.parametrize("bad_batches", ["error", "skip"])
 @pytest.mark.parametrize("change", [flip, no_magic, too_large, of_no_size, too_long])
-def test_seen_here_an_answer_that_is_damaged_once_is_no_damaged_log(batches, change, bad_batches):
-    """One bit on the way: what was there was passed over for good, or ended the job."""
+def test_an_answer_that_is_damaged_once_is_no_damaged_log(batches, change, bad_batches):
+    """One bit on the way: what was there was skipped for good, or ended the job."""
     spoilt = spoil(batches, 1, change, seal=False, times=1)
     reading = {"topics": ["t"], "stop": Latest(), "columns": ["offset"], "bad_batches": bad_batches}
     found = read_offsets(KafkaSource(batches.bootstrap, **reading))
@@ -240,7 +240,7 @@ def test_seen_here_an_answer_that_is_damaged_once_is_no_damaged_log(batches, cha
     assert spoilt.fired == 1
 
 
-def test_seen_here_a_leader_that_cannot_read_its_log_once_is_asked_again(batches):
+def test_a_leader_that_cannot_read_its_log_once_is_asked_again(batches):
     """CORRUPT_MESSAGE ended the read at the first answer, though Java's client has it as an error that passes."""
     refused = batches.fault("Fetch", Refuse(ErrorCode.CORRUPT_MESSAGE))
     assert read_offsets(KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"])) == list(range(9))
@@ -255,8 +255,8 @@ def test_one_that_never_can_is_told_by_its_answer(batches, bad_batches):
         read(reading)
 
 
-def test_seen_here_a_damaged_end_of_the_last_batch_of_a_fetch_takes_nothing_of_what_follows(kafka):
-    """Its last offset was believed: 50 batches behind it were passed over with it."""
+def test_a_damaged_end_of_the_last_batch_of_a_fetch_takes_nothing_of_what_follows(kafka):
+    """Its last offset was believed: 50 batches behind it were skipped with it."""
     kafka.create_topic("small")
     for number in range(60):
         kafka.append("small", b"%03d" % number * 50)
@@ -295,7 +295,7 @@ def test_where_the_leader_is_away_for_the_second_look_the_batch_is_fetched_again
     assert len(looks) == 2
 
 
-def test_seen_here_a_log_that_was_truncated_between_a_damaged_answer_and_the_second_look_is_data_loss(batches, monkeypatch):
+def test_a_log_that_was_truncated_between_a_damaged_answer_and_the_second_look_is_data_loss(batches, monkeypatch):
     """The second look asked without the last epoch, and read on in another log."""
     spoilt = spoil(batches, 1, flip, seal=False, times=1)
     fetch, cuts = reader.fetch_there, []
@@ -313,7 +313,7 @@ def test_seen_here_a_log_that_was_truncated_between_a_damaged_answer_and_the_sec
     assert spoilt.fired == len(cuts) == 1
 
 
-def test_seen_here_a_second_look_brings_little_more_than_the_batch(kafka, monkeypatch):
+def test_a_second_look_brings_little_more_than_the_batch(kafka, monkeypatch):
     """It asked for 8 MiB, for each damaged batch."""
     kafka.create_topic("large")
     for _ in range(30):
@@ -339,7 +339,7 @@ def flip_the_first(response):
 
 
 @pytest.mark.parametrize("spoilt", ["the marker", "what is behind it"])
-def test_what_a_producer_has_committed_after_an_abort_is_read_though_a_batch_between_is_passed_over(kafka, spoilt):
+def test_what_a_producer_has_committed_after_an_abort_is_read_though_a_batch_between_is_skipped(kafka, spoilt):
     """It must not be taken for a part of the transaction that was aborted."""
     kafka.create_topic("txn")
     sink = KafkaSink(kafka.bootstrap, topic="txn", commit_topic="commits")

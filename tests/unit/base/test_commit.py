@@ -15,6 +15,8 @@ from headrace.connectors.base.commit import (
     Check,
     Checked,
     ClaimRequested,
+    CleanedUp,
+    CleanUp,
     CommitCore,
     CommitPhase,
     CommitRequested,
@@ -31,8 +33,6 @@ from headrace.connectors.base.commit import (
     ReleaseRequested,
     StaleEpochError,
     SupersededError,
-    Sweep,
-    Swept,
     refuse_another,
     refuse_stale,
 )
@@ -63,28 +63,28 @@ ASKED = CommitRequested(5, (A, B))
 NEW: list[Any] = []
 FENCING: list[Any] = [RecoveryRequested()]
 CLEARING: list[Any] = [*FENCING, Fenced(LISTED)]
-READY: list[Any] = [RecoveryRequested(), Fenced(None), Swept()]
-READY_AT_5: list[Any] = [RecoveryRequested(), Fenced(DONE), Swept()]
+READY: list[Any] = [RecoveryRequested(), Fenced(None), CleanedUp()]
+READY_AT_5: list[Any] = [RecoveryRequested(), Fenced(DONE), CleanedUp()]
 CHECKING: list[Any] = [*READY, ASKED]
 RECORDING: list[Any] = [*CHECKING, Checked()]
 ENDING: list[Any] = [*RECORDING, Recorded()]
 COPYING: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.ABORTED)]
-SWEEPING: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED)]
-COMPLETING: list[Any] = [*SWEEPING, Swept()]
+CLEANING_UP: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED)]
+COMPLETING: list[Any] = [*CLEANING_UP, CleanedUp()]
 CONFIRMING: list[Any] = [*READY_AT_5, CommitRequested(5, (C,))]
 # Epoch 6 is asked for, of C or without rows, and the recovery before it has ended all of epoch 5.
-RECOVERY_OF_5: list[Any] = [Fenced(LISTED), Swept(), Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()]
+RECOVERY_OF_5: list[Any] = [Fenced(LISTED), CleanedUp(), Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), CleanedUp()]
 RECOVERED_6: list[Any] = [CommitRequested(6, (C,)), *RECOVERY_OF_5]
 RECOVERED_EMPTY_6: list[Any] = [CommitRequested(6, ()), *RECOVERY_OF_5]
 DONE_6 = CommitList(6, (), completed=True)
 # Of a supervised driver, "mine", and another one.
 MINE, HIS, NOBODYS = JobClaim(3, "mine"), JobClaim(2, "his"), JobClaim(4, None)
 CLAIMING: list[Any] = [ClaimRequested(), Fenced(replace(DONE, claim=HIS))]
-RELEASING: list[Any] = [ReleaseRequested(), Fenced(replace(DONE, claim=MINE)), Swept()]
+RELEASING: list[Any] = [ReleaseRequested(), Fenced(replace(DONE, claim=MINE)), CleanedUp()]
 CLAIMED_UNFINISHED: list[Any] = [ClaimRequested(), Fenced(replace(LISTED, claim=HIS))]
 RELEASED_UNFINISHED: list[Any] = [
-    *(ReleaseRequested(), Fenced(replace(LISTED, claim=MINE)), Swept()),
-    *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()),
+    *(ReleaseRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp()),
+    *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), CleanedUp()),
 ]
 GIVEN_BACK = replace(DONE, claim=JobClaim(3, None))
 PATHS = {
@@ -97,14 +97,14 @@ PATHS = {
     CommitPhase.RECORDING: RECORDING,
     CommitPhase.ENDING: ENDING,
     CommitPhase.COPYING: COPYING,
-    CommitPhase.SWEEPING: SWEEPING,
+    CommitPhase.CLEANING_UP: CLEANING_UP,
     CommitPhase.COMPLETING: COMPLETING,
     CommitPhase.CONFIRMING: CONFIRMING,
     CommitPhase.RELEASING: RELEASING,
 }
 EVENTS = [
     *(ClaimRequested(), ReleaseRequested(), RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded()),
-    *(Ended(A, Outcome.COMMITTED), Copied((C,)), Swept()),
+    *(Ended(A, Outcome.COMMITTED), Copied((C,)), CleanedUp()),
 ]
 
 
@@ -122,28 +122,30 @@ class Case:
 CASES = [
     Case("recovery fences first", NEW, RecoveryRequested(), [Fence()], CommitPhase.FENCING),
     Case("a commit fences first", NEW, ASKED, [Fence()], CommitPhase.FENCING),
-    Case("no list: only sweep", FENCING, Fenced(None), [Sweep(())], CommitPhase.SWEEPING),
-    Case("a completed list: only sweep", FENCING, Fenced(DONE), [Sweep(())], CommitPhase.SWEEPING),
-    Case("before an unfinished list all others are swept", FENCING, Fenced(LISTED), [Sweep((A, B))], CommitPhase.CLEARING),
-    Case("but not what is asked for", [CommitRequested(6, (C,))], Fenced(LISTED), [Sweep((A, B, C))], CommitPhase.CLEARING),
-    Case("of a replay it is", [CommitRequested(5, (C,))], Fenced(LISTED), [Sweep((A, B))], CommitPhase.CLEARING),
-    Case("then the list is completed", CLEARING, Swept(), [End(A), End(B)], CommitPhase.ENDING),
-    Case("the sweep keeps what is asked for", [ASKED], Fenced(None), [Sweep((A, B))], CommitPhase.SWEEPING),
-    Case("the sweep keeps no replay", [CommitRequested(5, (C,))], Fenced(DONE), [Sweep(())], CommitPhase.SWEEPING),
-    Case("ready after recovery", READY[:-1], Swept(), [], CommitPhase.READY),
-    Case("recovery again sweeps", READY, RecoveryRequested(), [Sweep(())], CommitPhase.SWEEPING),
+    Case("no list: only clean up", FENCING, Fenced(None), [CleanUp(())], CommitPhase.CLEANING_UP),
+    Case("a completed list: only clean up", FENCING, Fenced(DONE), [CleanUp(())], CommitPhase.CLEANING_UP),
+    Case(
+        "before an unfinished list all others are cleaned up", FENCING, Fenced(LISTED), [CleanUp((A, B))], CommitPhase.CLEARING
+    ),
+    Case("but not what is asked for", [CommitRequested(6, (C,))], Fenced(LISTED), [CleanUp((A, B, C))], CommitPhase.CLEARING),
+    Case("of a replay it is", [CommitRequested(5, (C,))], Fenced(LISTED), [CleanUp((A, B))], CommitPhase.CLEARING),
+    Case("then the list is completed", CLEARING, CleanedUp(), [End(A), End(B)], CommitPhase.ENDING),
+    Case("the clean-up keeps what is asked for", [ASKED], Fenced(None), [CleanUp((A, B))], CommitPhase.CLEANING_UP),
+    Case("the clean-up keeps no replay", [CommitRequested(5, (C,))], Fenced(DONE), [CleanUp(())], CommitPhase.CLEANING_UP),
+    Case("ready after recovery", READY[:-1], CleanedUp(), [], CommitPhase.READY),
+    Case("recovery again cleans up", READY, RecoveryRequested(), [CleanUp(())], CommitPhase.CLEANING_UP),
     Case("a commit is checked first", READY, ASKED, [Check((A, B))], CommitPhase.CHECKING),
     Case("a replay is confirmed first", READY_AT_5, CommitRequested(5, (C,)), [Record(DONE)], CommitPhase.CONFIRMING),
     Case("and so is a stale epoch", READY_AT_5, CommitRequested(4, (C,)), [Record(DONE)], CommitPhase.CONFIRMING),
     Case("an empty epoch is recorded first", READY, CommitRequested(5, ()), [Record(DONE)], CommitPhase.CONFIRMING),
-    Case("and swept then", CONFIRMING, Recorded(), [Sweep(())], CommitPhase.SWEEPING),
-    Case("then a commit after recovery is checked", [ASKED, Fenced(None)], Swept(), [Check((A, B))], CommitPhase.CHECKING),
-    Case("then a replay is done", [*CONFIRMING, Recorded()], Swept(), [], CommitPhase.READY),
-    Case("then an empty epoch is done", [*READY, CommitRequested(5, ()), Recorded()], Swept(), [], CommitPhase.READY),
+    Case("and cleaned up then", CONFIRMING, Recorded(), [CleanUp(())], CommitPhase.CLEANING_UP),
+    Case("then a commit after recovery is checked", [ASKED, Fenced(None)], CleanedUp(), [Check((A, B))], CommitPhase.CHECKING),
+    Case("then a replay is done", [*CONFIRMING, Recorded()], CleanedUp(), [], CommitPhase.READY),
+    Case("then an empty epoch is done", [*READY, CommitRequested(5, ()), Recorded()], CleanedUp(), [], CommitPhase.READY),
     Case(
         "an empty first epoch is recorded",
         [CommitRequested(5, ()), Fenced(None)],
-        Swept(),
+        CleanedUp(),
         [Record(DONE)],
         CommitPhase.COMPLETING,
     ),
@@ -153,8 +155,8 @@ CASES = [
     Case("what is aborted is copied", COPYING[:-1], Ended(B, Outcome.ABORTED), [Copy((B,))], CommitPhase.COPYING),
     Case("the copy takes its place on the list", COPYING, Copied((C,)), [Record(CommitList(5, (C,)))], CommitPhase.RECORDING),
     Case("and is committed then", [*COPYING, Copied((C,))], Recorded(), [End(C)], CommitPhase.ENDING),
-    Case("the losers are swept", SWEEPING[:-1], Ended(B, Outcome.COMMITTED), [Sweep(())], CommitPhase.SWEEPING),
-    Case("at last the list is completed", SWEEPING, Swept(), [Record(DONE)], CommitPhase.COMPLETING),
+    Case("the losers are cleaned up", CLEANING_UP[:-1], Ended(B, Outcome.COMMITTED), [CleanUp(())], CommitPhase.CLEANING_UP),
+    Case("at last the list is completed", CLEANING_UP, CleanedUp(), [Record(DONE)], CommitPhase.COMPLETING),
     Case("ready after the commit", COMPLETING, Recorded(), [], CommitPhase.READY),
     Case("a commit after a recovered one is checked", RECOVERED_6, Recorded(), [Check((C,))], CommitPhase.CHECKING),
     Case("an empty epoch after a recovered one", RECOVERED_EMPTY_6, Recorded(), [Record(DONE_6)], CommitPhase.COMPLETING),
@@ -166,13 +168,13 @@ CASES = [
         [Record(replace(LISTED, claim=MINE))],
         CommitPhase.CLAIMING,
     ),
-    Case("then an unfinished list is cleared", CLAIMED_UNFINISHED, Recorded(), [Sweep((A, B))], CommitPhase.CLEARING),
-    Case("a completed one is only swept", CLAIMING, Recorded(), [Sweep(())], CommitPhase.SWEEPING),
+    Case("then an unfinished list is cleared", CLAIMED_UNFINISHED, Recorded(), [CleanUp((A, B))], CommitPhase.CLEARING),
+    Case("a completed one is only cleaned up", CLAIMING, Recorded(), [CleanUp(())], CommitPhase.CLEANING_UP),
     Case("what is given back is fenced first", NEW, ReleaseRequested(), [Fence()], CommitPhase.FENCING),
     Case(
-        "it is swept, and then it is nobody's",
+        "it is cleaned up, and then it is nobody's",
         RELEASING[:-1],
-        Swept(),
+        CleanedUp(),
         [Record(replace(DONE, claim=JobClaim(3, None)))],
         CommitPhase.RELEASING,
     ),
@@ -184,7 +186,7 @@ CASES = [
 
 
 def driven(path: list[Any]) -> CommitCore[MemoryHandle]:
-    """A core that was told this. One that claims or gives back has an incarnation."""
+    """A core that was told this. One that claims or gives back has an driver id."""
     is_supervised = any(isinstance(event, ClaimRequested | ReleaseRequested) for event in path)
     core: CommitCore[MemoryHandle] = CommitCore("job", "mine" if is_supervised else None)
     for event in path:
@@ -236,7 +238,8 @@ def test_an_event_that_is_not_in_the_table_is_refused_and_changes_nothing(phase,
 
 
 @pytest.mark.parametrize(
-    "path", [[CommitRequested(4, (C,)), Fenced(DONE), Swept()], [*READY_AT_5, CommitRequested(4, (C,)), Recorded(), Swept()]]
+    "path",
+    [[CommitRequested(4, (C,)), Fenced(DONE), CleanedUp()], [*READY_AT_5, CommitRequested(4, (C,)), Recorded(), CleanedUp()]],
 )
 def test_a_stale_epoch_is_refused_after_its_transactions_are_swept(path):
     core = driven(path[:-1])
@@ -255,7 +258,7 @@ def test_what_is_to_be_done_about_a_stale_epoch_is_said_in_full():
         refuse_stale("job", 4, 5)
     assert str(raised.value) == (
         "job 'job' is to write epoch 4, and the sink has committed up to epoch 5 of it: the checkpoint is an older copy, and "
-        "its epochs need not hold the rows they held before. Go on from the newest checkpoint, or begin a new query with a new "
+        "its epochs need not hold the rows they held before. Continue from the newest checkpoint, or start a new query with a new "
         "checkpoint"
     )
 
@@ -266,11 +269,11 @@ def test_a_new_core_knows_of_no_list():
 
 def test_a_replay_from_another_plan_does_not_replace_what_is_recorded_before_it_is_refused():
     recorded = replace(DONE, content="sha256:recorded")
-    core = driven([RecoveryRequested(), Fenced(recorded), Swept()])
-    assert core.handle(CommitRequested(5, (), "sha256:planned anew")) == [Record(recorded)]
+    core = driven([RecoveryRequested(), Fenced(recorded), CleanedUp()])
+    assert core.handle(CommitRequested(5, (), "sha256:planned again")) == [Record(recorded)]
     core.handle(Recorded())
     with pytest.raises(StaleEpochError, match=r"'job' is to write epoch 5.*already, from another plan"):
-        core.handle(Swept())
+        core.handle(CleanedUp())
 
 
 def recorded_contents(path: list[Any]) -> list[str | None]:
@@ -283,9 +286,25 @@ def recorded_contents(path: list[Any]) -> list[str | None]:
 @pytest.mark.parametrize(
     "path",
     [
-        [CommitRequested(5, (A,), "c"), Fenced(None), Swept(), Checked(), Recorded(), Ended(A, Outcome.ABORTED), Copied((C,))],
-        [CommitRequested(5, (A,), "c"), Fenced(None), Swept(), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), Swept()],
-        [CommitRequested(5, (), "c"), Fenced(None), Swept()],
+        [
+            CommitRequested(5, (A,), "c"),
+            Fenced(None),
+            CleanedUp(),
+            Checked(),
+            Recorded(),
+            Ended(A, Outcome.ABORTED),
+            Copied((C,)),
+        ],
+        [
+            CommitRequested(5, (A,), "c"),
+            Fenced(None),
+            CleanedUp(),
+            Checked(),
+            Recorded(),
+            Ended(A, Outcome.COMMITTED),
+            CleanedUp(),
+        ],
+        [CommitRequested(5, (), "c"), Fenced(None), CleanedUp()],
         [*READY, CommitRequested(5, (), "c")],
     ],
     ids=["a copy", "a commit", "an empty epoch after recovery", "an empty epoch"],
@@ -299,28 +318,28 @@ def test_what_an_epoch_was_made_from_is_recorded_with_it_each_time(path):
 )
 def test_a_replay_of_the_same_plan_is_completed_and_so_is_one_whose_plan_is_not_known(asked, recorded):
     core = driven(
-        [RecoveryRequested(), Fenced(replace(DONE, content=recorded)), Swept(), CommitRequested(5, (), asked), Recorded()]
+        [RecoveryRequested(), Fenced(replace(DONE, content=recorded)), CleanedUp(), CommitRequested(5, (), asked), Recorded()]
     )
-    assert core.handle(Swept()) == []
+    assert core.handle(CleanedUp()) == []
     assert core.phase is CommitPhase.READY
 
 
 def test_a_replay_of_another_plan_is_refused_with_what_to_do():
-    path = [RecoveryRequested(), Fenced(replace(DONE, content="a")), Swept(), CommitRequested(5, (), "b"), Recorded()]
+    path = [RecoveryRequested(), Fenced(replace(DONE, content="a")), CleanedUp(), CommitRequested(5, (), "b"), Recorded()]
     with pytest.raises(StaleEpochError) as raised:
-        driven(path).handle(Swept())
+        driven(path).handle(CleanedUp())
     assert str(raised.value) == (
         "job 'job' is to write epoch 5, which the sink has committed already, from another plan of it: the checkpoint is an "
-        "older copy, or its last offsets were removed, and the epoch was planned anew. To skip it would lose or repeat rows. "
-        "Go on from the newest checkpoint, or begin a new query with a new checkpoint"
+        "older copy, or its last offsets were removed, and the epoch was planned again. To skip it would lose or repeat rows. "
+        "Continue from the newest checkpoint, or start a new query with a new checkpoint"
     )
 
 
 # --- whose the job is -------------------------------------------------------------------------------------------------
 
 
-def fenced(request: Any, incarnation: str | None, claim: JobClaim | None) -> CommitCore[MemoryHandle]:
-    core: CommitCore[MemoryHandle] = CommitCore("job", incarnation)
+def fenced(request: Any, driver_id: str | None, claim: JobClaim | None) -> CommitCore[MemoryHandle]:
+    core: CommitCore[MemoryHandle] = CommitCore("job", driver_id)
     core.handle(request)
     core.handle(Fenced(replace(DONE, claim=claim)))
     return core
@@ -340,23 +359,23 @@ def test_a_supervised_driver_whose_job_is_anothers_is_done_for_before_it_changes
 
 @pytest.mark.parametrize("request_", AS_OWNER, ids=lambda event: type(event).__name__)
 @pytest.mark.parametrize("claim", [MINE, JobClaim(3, numbered_content(content_number("mine")))])
-def test_whose_job_it_is_goes_on_also_where_only_a_number_is_kept(request_, claim):
-    assert fenced(request_, "mine", claim).phase is CommitPhase.SWEEPING
+def test_whose_job_it_is_continues_also_where_only_a_number_is_kept(request_, claim):
+    assert fenced(request_, "mine", claim).phase is CommitPhase.CLEANING_UP
 
 
 @pytest.mark.parametrize("request_", AS_ANY, ids=lambda event: type(event).__name__)
 def test_a_query_without_supervision_takes_no_job_that_is_claimed_and_says_the_way_out(request_):
     with pytest.raises(SupersededError, match=r"supervised driver, his \(claim 2\).*under supervision once and stop it there"):
         fenced(request_, None, HIS)
-    assert fenced(request_, None, None).phase is fenced(request_, None, NOBODYS).phase is CommitPhase.SWEEPING
+    assert fenced(request_, None, None).phase is fenced(request_, None, NOBODYS).phase is CommitPhase.CLEANING_UP
 
 
 def test_a_supervised_driver_claims_what_nobody_ever_has_before_it_does_anything_else():
     core: CommitCore[MemoryHandle] = CommitCore("job", "mine")
     core.handle(CommitRequested(0, (A,)))
     assert core.handle(Fenced(None)) == [Record(CommitList(None, (), completed=True, claim=JobClaim(1, "mine")))]
-    assert core.handle(Recorded()) == [Sweep((A,))]
-    core.handle(Swept())
+    assert core.handle(Recorded()) == [CleanUp((A,))]
+    core.handle(CleanedUp())
     assert core.handle(Checked()) == [Record(CommitList(0, (A,), claim=JobClaim(1, "mine")))]
     for request in (RecoveryRequested(), ReleaseRequested()):
         assert fenced(request, "mine", None).phase is CommitPhase.CLAIMING
@@ -364,24 +383,24 @@ def test_a_supervised_driver_claims_what_nobody_ever_has_before_it_does_anything
 
 def test_what_is_nobodys_is_given_back_without_a_record():
     core = fenced(ReleaseRequested(), None, None)
-    assert core.handle(Swept()) == []
+    assert core.handle(CleanedUp()) == []
     assert core.phase is CommitPhase.READY
 
 
 def test_a_claim_that_is_recorded_already_is_not_made_again():
-    assert fenced(ClaimRequested(), "mine", MINE).phase is CommitPhase.SWEEPING
+    assert fenced(ClaimRequested(), "mine", MINE).phase is CommitPhase.CLEANING_UP
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        [CommitRequested(6, (A,)), Fenced(replace(DONE, claim=MINE)), Swept(), Checked()],
-        [CommitRequested(6, ()), Fenced(replace(DONE, claim=MINE)), Swept()],
-        [CommitRequested(5, ()), Fenced(replace(DONE, claim=MINE)), Swept(), CommitRequested(6, ())],
-        [RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), Swept(), *COPYING[-2:], Copied((C,))],
+        [CommitRequested(6, (A,)), Fenced(replace(DONE, claim=MINE)), CleanedUp(), Checked()],
+        [CommitRequested(6, ()), Fenced(replace(DONE, claim=MINE)), CleanedUp()],
+        [CommitRequested(5, ()), Fenced(replace(DONE, claim=MINE)), CleanedUp(), CommitRequested(6, ())],
+        [RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp(), *COPYING[-2:], Copied((C,))],
         [
-            *(RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), Swept()),
-            *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()),
+            *(RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp()),
+            *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), CleanedUp()),
         ],
     ],
 )
@@ -394,7 +413,7 @@ def test_every_list_says_whose_the_job_is(path):
 # --- with a log in memory -----------------------------------------------------------------------------------------------
 
 
-def test_of_two_drivers_that_live_the_younger_goes_on_and_the_older_is_done_for():
+def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_for():
     log = MemoryTransactionLog()
     sink = MemorySink(log)
     old, young = (JobCommitter("job", sink.committer("job"), name) for name in ("old", "young"))
@@ -561,7 +580,7 @@ def test_the_golden_lists_are_read_and_written(name):
 
 @pytest.mark.parametrize("newer", [enveloped(LISTS.serialize(LISTED), version=2), changed(handle_version=2)])
 def test_a_newer_list_is_refused_and_says_what_it_is(newer):
-    with pytest.raises(StateError, match=r"over there: .*: a newer headrace wrote it: version 2, .* up to 1\. Go on with"):
+    with pytest.raises(StateError, match=r"over there: .*: a newer headrace wrote it: version 2, .* up to 1\. Continue with"):
         LISTS.deserialize(newer, "over there")
 
 
@@ -600,9 +619,9 @@ def test_something_else_is_refused():
         changed(targets=[1]),
         changed(targets=1),
         changed(content=7),
-        changed(claim={"number": "1", "incarnation": None}),
-        changed(claim={"number": 1, "incarnation": 7}),
-        changed(claim={"number": 1, "incarnation": None}, epoch=None),
+        changed(claim={"number": "1", "driver_id": None}),
+        changed(claim={"number": 1, "driver_id": 7}),
+        changed(claim={"number": 1, "driver_id": None}, epoch=None),
         changed(epoch=None, completed=True, handles=[]),
         *(without(LISTS.serialize(LISTED), field) for field in body_of(LISTS.serialize(LISTED))),
     ],
@@ -621,7 +640,7 @@ def test_before_any_call_a_job_is_not_known_to_be_new():
 
 
 @pytest.mark.parametrize(
-    ("incarnation", "said"),
+    ("driver_id", "said"),
     [
         (
             "mine",
@@ -635,15 +654,15 @@ def test_before_any_call_a_job_is_not_known_to_be_new():
         ),
     ],
 )
-def test_a_job_of_another_driver_is_refused_with_whose_it_is_and_what_to_do(incarnation, said):
+def test_a_job_of_another_driver_is_refused_with_whose_it_is_and_what_to_do(driver_id, said):
     with pytest.raises(SupersededError) as raised:
-        refuse_another("job", incarnation, HIS)
+        refuse_another("job", driver_id, HIS)
     assert str(raised.value) == said
 
 
 SKIPPED = (
     "tasks of epoch 5 of job 'job' have written nothing, as they found it recorded in the sink, and the driver finds that it "
-    "is not: what is recorded was forgotten, or its place was made anew, in between. Nothing was committed; the next try "
+    "is not: what is recorded was forgotten, or its place was recreated, in between. Nothing was committed; the next try "
     "writes the epoch"
 )
 
@@ -657,7 +676,7 @@ def test_an_epoch_that_tasks_have_skipped_and_that_is_not_recorded_is_refused(be
     for event in before:
         core.handle(event)
     with pytest.raises(PeerError) as raised:
-        core.handle(ASKED_SKIPPED if before is READY else Swept())
+        core.handle(ASKED_SKIPPED if before is READY else CleanedUp())
     assert str(raised.value) == SKIPPED
 
 
@@ -666,5 +685,5 @@ def test_a_recorded_epoch_that_tasks_have_skipped_is_done(before):
     core = CommitCore("job")
     for event in before:
         core.handle(event)
-    core.handle(ASKED_SKIPPED if before is READY_AT_5 else Swept())
+    core.handle(ASKED_SKIPPED if before is READY_AT_5 else CleanedUp())
     assert core.phase in (CommitPhase.CONFIRMING, CommitPhase.READY)

@@ -39,8 +39,8 @@ def test_one_of_this_source_is_used_whichever_is_newer(source):
     check_compiled(source)
 
 
-def test_seen_here_one_of_another_source_is_refused_and_the_way_out_is_said(source):
-    """After an edit or a pull it was imported in silence."""
+def test_one_of_another_source_is_refused_and_the_way_out_is_said(source):
+    """After an edit or a pull it was imported silently."""
     compiled(source, stamped(b"VALUE = 0\n"))
     with pytest.raises(ImportError, match=r"compiled from another decode\.py.*pip install -e"):
         check_compiled(source)

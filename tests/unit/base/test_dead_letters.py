@@ -56,7 +56,7 @@ class TestTheColumn:
         good, (key, value, headers) = letters_of(kept(kafka))
         assert (good, key, value, headers[:2]) == (None, b"\xfe", b"{", own)
         reason = told(headers[2:]).pop("__connect.errors.exception.message")
-        assert reason.startswith("value: is no JSON")
+        assert reason.startswith("value: is not JSON")
         assert told(headers[2:]) == {
             "__connect.errors.topic": "in",
             "__connect.errors.partition": "0",
@@ -243,7 +243,7 @@ class Job:
 
 STEPS = [
     ("task", "before"),
-    *((step, when) for step in ("fence", "check", "record", "end", "sweep") for when in ("before", "after")),
+    *((step, when) for step in ("fence", "check", "record", "end", "clean_up") for when in ("before", "after")),
 ]
 
 
@@ -270,7 +270,7 @@ def test_outputs_and_dead_letters_are_exact_whoever_is_killed_in_whichever_phase
 
 
 def test_the_oracle_finds_letters_that_are_written_outside_the_transaction(kafka):
-    """A planted bug: the letters of a batch go their own way, as a producer beside the sink would write them."""
+    """A injected bug: the letters of a batch go their own way, as a producer alongside the sink would write them."""
     kafka.append("in", b"bad")
     beside = AtLeastOnceKafkaSink(kafka.bootstrap)
     for _ in range(2):  # the second time after a kill

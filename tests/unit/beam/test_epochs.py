@@ -15,7 +15,7 @@ from headrace.connectors.tables.log import TableLog
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.iceberg import IcebergSink
-from headrace.runners.beam.table_committer import BEAT, EpochCommitter, TableWriter, _finalised, job_of
+from headrace.runners.beam.table_committer import HEARTBEAT, EpochCommitter, TableWriter, _finalised, job_of
 from headrace.runners.beam.table_epochs import CommitterState, CommitterStateSerializer
 from headrace.sinks import Attempt
 from tests.helpers.envelopes import enveloped, resealed, sealed
@@ -88,9 +88,9 @@ class Flink:
             self.tickets.append((life, returned.ticket))
 
     def write(self) -> None:
-        """A bundle with the next row, whose handle comes to the committer, or a beat when all are written."""
+        """A bundle with the next row, whose handle comes to the committer, or a heartbeat when all are written."""
         if self.position == ROWS:
-            self.call(BEAT)
+            self.call(HEARTBEAT)
             return
         writer = TableWriter(self.sink, self.run)
         writer.start_bundle()
@@ -181,7 +181,7 @@ def test_each_row_is_in_an_iceberg_table_once_whatever_step_a_process_is_killed_
     assert kills > 6
 
 
-def test_a_job_that_goes_on_from_a_savepoint_commits_what_it_has_whatever_step_it_is_killed_at(tmp_path):
+def test_a_job_that_continues_from_a_savepoint_commits_what_it_has_whatever_step_it_is_killed_at(tmp_path):
     kills = 0
     for nth in range(1, 1000, 2):
         folder = tmp_path / str(nth)
@@ -207,10 +207,10 @@ def test_what_is_durable_is_one_commit_and_nothing_before(tmp_path):
     for _ in range(3):
         flink.write()
     flink.checkpoint()
-    flink.call(BEAT)
+    flink.call(HEARTBEAT)
     assert values(sink, tmp_path) == []  # a bundle that ended after the barrier would be finalised, too
     flink.checkpoint()
-    flink.call(BEAT)
+    flink.call(HEARTBEAT)
     assert values(sink, tmp_path) == ALL[:3]
     versions = [path for path in (Path(sink.uri) / "_delta_log").glob("*.json") if '"add"' in path.read_text()]
     assert len(versions) == 1
@@ -226,9 +226,9 @@ def test_a_second_job_from_one_savepoint_is_refused_and_so_is_the_first_that_sti
     with pytest.raises(FencedError):
         first.work(9)
     first.replace_process()
-    with pytest.raises(StateError, match="another job has gone on from it"):
+    with pytest.raises(StateError, match="another job has continued from it"):
         first.work(9)
-    with pytest.raises(StateError, match="another job has gone on from it"):
+    with pytest.raises(StateError, match="another job has continued from it"):
         Flink(sink, "c" * 32, savepoint).work(1)
     assert values(sink, tmp_path) == ALL
 
@@ -261,15 +261,15 @@ def test_an_older_checkpoint_with_as_many_transactions_of_other_rows_is_refused(
             handle = transaction.prepare()
         state = state.adding(handle, serializer.unpack(serializer.pack(FIRST, handle))[2])
     with pytest.raises(StateError, match="or others"):
-        forked.committer.call(state, BEAT, 0.0)
+        forked.committer.call(state, HEARTBEAT, 0.0)
 
 
-def test_a_table_made_anew_is_refused(tmp_path):
+def test_a_table_recreated_is_refused(tmp_path):
     sink = sink_of("delta", tmp_path / "a")
     flink = Flink(sink)
     flink.work(9)
     other = sink_of("delta", tmp_path / "b")
-    with pytest.raises(StateError, match="the table says nothing: it was made anew"):
+    with pytest.raises(StateError, match="the table says nothing: it was recreated"):
         Flink(other, FIRST, flink.completed).work(1)
 
 
@@ -295,11 +295,11 @@ def test_what_a_writer_has_open_is_not_swept_while_it_may_still_be_handed_over(t
     def begin() -> None:
         writer.start_bundle()
         writer.process(batch_of(["slow"]))
-        flink.call(BEAT)  # it looks
+        flink.call(HEARTBEAT)  # it looks
         assert len(open_marks(sink.uri, job_of(FIRST))) == 1
 
-    flink.checkpoint(after_barrier=begin)  # finalises the look, though the checkpoint began before it
-    flink.call(BEAT)
+    flink.checkpoint(after_barrier=begin)  # finalises the look, though the checkpoint started before it
+    flink.call(HEARTBEAT)
     (handed,) = writer.finish_bundle()
     flink.call(handed.value[1])
     flink.work(9)
@@ -317,7 +317,7 @@ def test_what_a_process_knew_before_a_restore_proves_nothing_after_it(tmp_path):
     flink.checkpoint(after_barrier=write_two)
     flink.restore()
     flink.checkpoint(after_barrier=write_two)
-    flink.call(BEAT)
+    flink.call(HEARTBEAT)
     assert values(sink, tmp_path) == []
     flink.work(9)
     assert values(sink, tmp_path) == ALL

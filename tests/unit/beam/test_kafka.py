@@ -202,7 +202,7 @@ def _without_bad(names):
     assert not {"badValue", "badReason", "deadLetter"} & set(names)
 
 
-def test_discovery_goes_on_and_its_interval_can_be_chosen():
+def test_discovery_continues_and_its_interval_can_be_chosen():
     assert source_of().discovery_interval_s == 300
     assert source_of(dynamic_read_poll_interval_seconds=7).discovery_interval_s == 7
 

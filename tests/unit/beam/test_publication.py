@@ -81,20 +81,20 @@ def test_what_could_not_be_published_is_given_again():
     assert publication.finalised(publication.register(at(5), at(5))) == at(5)
 
 
-def test_seen_here_a_runner_that_never_finalises_keeps_so_many_bundles_and_no_more():
+def test_a_runner_that_never_finalises_keeps_so_many_bundles_and_no_more():
     """Beam keeps the whole bundle for each callback, 95 KB; without a checkpoint interval Flink has it keep all of them."""
     publication = Publication(most_outstanding=3)
     tickets = [publication.register(at(number), at(number + 1)) for number in range(10)]
     assert [ticket is not None for ticket in tickets] == [True] * 3 + [False] * 7
     for ticket in tickets[:3]:
         publication.finalised(ticket)
-    assert publication.finalised(publication.register(at(10), at(11))) == at(3)  # and goes on when it does finalise
+    assert publication.finalised(publication.register(at(10), at(11))) == at(3)  # and continues when it does finalise
     restored = [publication.register(at(0), at(1)), publication.register(at(1), at(2))]
     assert None not in restored  # those of before a restore are never finalised, and count no more
 
 
 @dataclass
-class World:
+class Simulation:
     """Flink as measured: barriers, completions that finalise every bundle that has ended, crashes; one checkpoint at a time."""
 
     make: type[Publication] = Publication
@@ -133,39 +133,39 @@ class World:
 class OnFlink(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.world = World()
+        self.simulation = Simulation()
 
     @rule(records=st.integers(0, 3))
     def bundle(self, records):
-        self.world.bundle(records)
+        self.simulation.bundle(records)
 
-    @precondition(lambda self: self.world.barrier is None)
+    @precondition(lambda self: self.simulation.barrier is None)
     @rule()
     def trigger(self):
-        self.world.barrier = self.world.position
+        self.simulation.barrier = self.simulation.position
 
-    @precondition(lambda self: self.world.barrier is not None)
+    @precondition(lambda self: self.simulation.barrier is not None)
     @rule()
     def complete(self):
-        self.world.complete()
+        self.simulation.complete()
 
-    @precondition(lambda self: self.world.barrier is not None)
+    @precondition(lambda self: self.simulation.barrier is not None)
     @rule()
     def abort(self):
-        self.world.barrier = None
+        self.simulation.barrier = None
 
     @rule(process_survives=st.booleans())
     def crash(self, process_survives):
-        self.world.crash(process_survives)
+        self.simulation.crash(process_survives)
 
     def teardown(self):
         """Left in peace, everything is published."""
-        self.world.barrier = None
+        self.simulation.barrier = None
         for _ in range(3):
-            self.world.bundle(0)
-            self.world.barrier = self.world.position
-            self.world.complete()
-        assert self.world.published == self.world.position
+            self.simulation.bundle(0)
+            self.simulation.barrier = self.simulation.position
+            self.simulation.complete()
+        assert self.simulation.published == self.simulation.position
 
 
 TestOnFlink = OnFlink.TestCase
@@ -173,9 +173,9 @@ TestOnFlink.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def test_the_world_above_catches_a_publication_that_trusts_finalisation_on_flink():
-    world = World(Trusting)
-    world.bundle(1)
-    world.barrier = world.position
-    world.bundle(1)
+    simulation = Simulation(Trusting)
+    simulation.bundle(1)
+    simulation.barrier = simulation.position
+    simulation.bundle(1)
     with pytest.raises(AssertionError, match="ahead of what a restore"):
-        world.complete()
+        simulation.complete()

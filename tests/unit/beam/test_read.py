@@ -130,16 +130,14 @@ def test_without_an_interval_it_looks_at_the_start_and_after_a_restore_only(open
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_seen_here_a_look_after_a_restore_that_fails_or_is_undecided_is_had_again_without_an_interval(
-    opened, monkeypatch, caplog, fails
-):
+def test_a_look_after_a_restore_that_fails_or_is_undecided_is_had_again_without_an_interval(opened, monkeypatch, caplog, fails):
     log, later, doubts = log_of(a="1"), MemoryDiscovery.later, [RetriableError("whether there is a c is not known")]
 
     def halting(self, known):
         if fails and doubts:
             raise doubts.pop()
         found = later(self, known)
-        return replace(found, undecided=doubts.pop(), added=[]) if doubts else found
+        return replace(found, inconclusive=doubts.pop(), added=[]) if doubts else found
 
     run = BeamRun(MemorySource(log), None, discovery_interval_s=None)
     opened.append(run)
@@ -159,13 +157,13 @@ def test_seen_here_a_look_after_a_restore_that_fails_or_is_undecided_is_had_agai
 
 @pytest.mark.parametrize(("interval_s", "longest_s"), [(None, 64e-9), (3e-9, 3e-9)])
 def test_the_pause_before_a_look_that_is_had_again_grows(opened, monkeypatch, interval_s, longest_s):
-    def undecided(self, known):
-        return Findings([], undecided=RetriableError("whether there is a c is not known"))
+    def inconclusive(self, known):
+        return Findings([], inconclusive=RetriableError("whether there is a c is not known"))
 
     enumerate_stage, _ = stages(MemorySource(log_of(a="1")), discovery_interval_s=interval_s)
     opened.append(enumerate_stage)
     (work,) = enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals
-    monkeypatch.setattr(MemoryDiscovery, "later", undecided)
+    monkeypatch.setattr(MemoryDiscovery, "later", inconclusive)
     monkeypatch.setattr(pauses, "DISCOVERY_RETRY_S", 1e-9)
     monkeypatch.setattr(pauses, "DISCOVERY_RETRY_MAX_S", 64e-9)
     worker, waits = enumerate_stage.fn._worker, []
@@ -205,7 +203,7 @@ def test_an_unbounded_source_is_asked_again_after_the_interval(opened):
 
 
 @pytest.mark.parametrize("interval_s", [0.25, 1.0, 3.0])
-def test_seen_here_flink_drops_the_fraction_of_a_pause_and_the_enumeration_still_pauses(opened, interval_s):
+def test_flink_drops_the_fraction_of_a_pause_and_the_enumeration_still_pauses(opened, interval_s):
     """Its runner takes whole seconds of what is left of the pause when the call has ended."""
     enumerate_stage, _ = stages(MemorySource(log_of(a="12")), discovery_interval_s=interval_s)
     opened.append(enumerate_stage)
@@ -213,7 +211,7 @@ def test_seen_here_flink_drops_the_fraction_of_a_pause_and_the_enumeration_still
     assert interval_s <= int(bundle.delay_s) <= interval_s + 1
 
 
-def test_seen_here_a_vanished_split_fails_every_attempt_of_the_job_and_not_only_the_first(opened, monkeypatch):
+def test_a_vanished_split_fails_every_attempt_of_the_job_and_not_only_the_first(opened, monkeypatch):
     """Flink starts the job again in the same worker process, which must not take the failure for said."""
     log, reports = log_of(a="1", b="1"), []
 
@@ -246,7 +244,7 @@ def test_a_vanished_split_that_may_be_gone_is_reported_once(opened, monkeypatch)
     assert reports == [["b"]]
 
 
-def test_seen_here_a_split_that_can_never_come_back_leaves_the_enumeration(opened, monkeypatch):
+def test_a_split_that_can_never_come_back_leaves_the_enumeration(opened, monkeypatch):
     """findings: Source 6. One that may come back stays, or it would be read twice."""
     log, gone = log_of(a="1", b="1"), set()
     monkeypatch.setattr(MemorySource, "gone", lambda self, splits: frozenset(s.split_id for s in splits) & gone)
@@ -295,7 +293,7 @@ def test_a_call_reads_for_so_long_and_hands_the_rest_on(opened):
     assert stage.decode(rest) == ReaderRestriction((MemorySplit("a", 2),))
 
 
-def test_seen_here_flink_drops_a_pause_of_a_quarter_second_so_a_call_without_records_waits_itself(opened):
+def test_flink_drops_a_pause_of_a_quarter_second_so_a_call_without_records_waits_itself(opened):
     """And asks for none: it is called again at once, whatever the runner makes of pauses."""
     stage, (work,) = begin(opened, MemorySource(log_of(a="")), read_s=0.2)
     begun_s = time.monotonic()
@@ -305,7 +303,7 @@ def test_seen_here_flink_drops_a_pause_of_a_quarter_second_so_a_call_without_rec
 
 
 def test_a_reader_that_has_nothing_just_now_is_asked_again(opened, monkeypatch):
-    """Between two batches, without having waited: that is no idleness."""
+    """Between two batches, without having waited: that is not an idleness."""
     pauses = iter([False, True] * 3)
     poll = MemoryReader.poll
     monkeypatch.setattr(MemoryReader, "poll", lambda self, timeout: None if next(pauses, False) else poll(self, timeout))
@@ -325,7 +323,7 @@ def test_the_reader_is_kept_from_call_to_call_and_the_last_call_closes_it(opened
     assert (work, made, closed) == (None, [1], [1])
 
 
-def test_seen_here_sixteen_busy_splits_have_one_reader_for_all_calls(opened, monkeypatch):
+def test_sixteen_busy_splits_have_one_reader_for_all_calls(opened, monkeypatch):
     """A reader for each was thrown away, with what it had fetched, before its split's next turn came."""
     made = []
     monkeypatch.setattr(MemorySource, "create_reader", lambda self: made.append(1) or MemoryReader(self))
@@ -418,7 +416,7 @@ def test_a_call_whose_work_the_runner_takes_away_ends_without_a_reader_for_each_
 
 
 def test_a_split_that_was_divided_while_it_is_read_ends_at_its_new_stop(opened):
-    """Not by chance in the test above: here the batch under way reaches beyond the stop, and is read anew."""
+    """Not by chance in the test above: here the batch under way reaches beyond the stop, and is read again."""
     source = MemorySource(log_of(a=[str(number) for number in range(10)]), bounded=True, batch_size=4)
     stage, (work,) = begin(opened, source)
     rest = []
@@ -514,7 +512,7 @@ def test_the_watermark_of_a_reader_is_that_of_its_slowest_split_that_is_not_idle
     assert bundle.watermark > minute(10)  # all are idle
 
 
-def test_seen_here_the_later_part_of_a_divided_split_is_not_caught_up_where_the_earlier_part_ends(opened, monkeypatch):
+def test_the_later_part_of_a_divided_split_is_not_caught_up_where_the_earlier_part_ends(opened, monkeypatch):
     """Its watermark was the clock's then, before it had read one record, and all of its records were late."""
     log = log_of(a=[str(number) for number in range(10)])
     source = TimedSource(log, bounded=True, batch_size=2)
@@ -653,7 +651,7 @@ def test_elements_with_one_coder_have_restrictions_with_one_coder():
 
 
 @pytest.mark.parametrize(("count", "positions"), [(3, {"a": 2, "b": 1}), (4, {"a": 2, "b": 2}), (100, {"a": 3, "b": 3})])
-def test_seen_here_a_limited_read_publishes_where_it_has_stopped_to_the_record(monkeypatch, count, positions):
+def test_a_limited_read_publishes_where_it_has_stopped_to_the_record(monkeypatch, count, positions):
     """It was asked to, and did not."""
     found = {}
 
@@ -670,7 +668,7 @@ def test_seen_here_a_limited_read_publishes_where_it_has_stopped_to_the_record(m
 
 @pytest.mark.parametrize("limit", [None, Limit(5, None)])
 @pytest.mark.parametrize(("runner", "refused"), [("FlinkRunner", True), ("PortableRunner", True), ("DirectRunner", False)])
-def test_seen_here_publishing_on_flink_without_a_checkpoint_interval_is_refused(runner, refused, limit):
+def test_publishing_on_flink_without_a_checkpoint_interval_is_refused(runner, refused, limit):
     """Never a position is published, and every call's bundle is kept until memory ends."""
 
     def read():
@@ -709,13 +707,13 @@ def test_how_many_readers_there_are_is_said_or_is_the_pipelines_parallelism(open
         ({"parallelism": 4, "maxParallelism": "2"}, "--max_parallelism=2 is less than --parallelism=4, which Flink refuses"),
     ],
 )
-def test_seen_here_options_of_the_pipeline_that_cannot_be_are_refused_by_name(options, message):
+def test_options_of_the_pipeline_that_cannot_be_are_refused_by_name(options, message):
     """They were bare ValueErrors, and with fewer key groups than subtasks the search for one never ended."""
     with pytest.raises(UsageError, match=message):
         ReadFromSource(MemorySource(log_of(a="1"))).stages(options)
 
 
-def test_seen_here_options_that_are_written_as_in_java_are_understood():
+def test_options_that_are_written_as_in_java_are_understood():
     options = {"parallelism": "4", "maxParallelism": "256", "checkpointingInterval": "3600000"}
     enumerate_fn, read_fn = ReadFromSource(MemorySource(log_of(a="1"))).stages(options)
     assert (enumerate_fn._subtasks, read_fn._reading.publish_patience_s) == (Subtasks(4, 256), 3 * 3600)
@@ -750,7 +748,7 @@ def test_what_cannot_be_is_refused(arguments, message):
 
 
 def test_a_source_without_an_end_is_refused_where_stages_run_one_after_the_other():
-    with pytest.raises(UsageError, match="FnApiRunner ends one stage before it begins the next"):
+    with pytest.raises(UsageError, match="FnApiRunner ends one stage before it starts the next"):
         _ = on_direct() | ReadFromSource(MemorySource(MemoryLog()))
 
 

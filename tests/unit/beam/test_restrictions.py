@@ -131,7 +131,7 @@ class TestRange:
         assert (progress.completed_work, progress.remaining_work) == (25, 75)
 
     @pytest.mark.parametrize("state", [reading("a", 0), reading("a", 7, 7)])
-    def test_seen_here_nothing_read_and_nothing_left_is_no_division_by_zero_in_beam_2_70(self, state, monkeypatch):
+    def test_nothing_read_and_nothing_left_is_no_division_by_zero_in_beam_2_70(self, state, monkeypatch):
         """Of nothing, all is done. Beam 2.70 divides what is done by all there is, where it is not told the fraction."""
 
         def as_in_2_70(progress):

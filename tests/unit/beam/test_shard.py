@@ -11,16 +11,16 @@ from uuid import UUID
 
 import pytest
 
-from headrace.connectors.base.commit import Copied, Copy, End, Ended, Sweep, Swept
+from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
 from headrace.connectors.base.sink import Outcome
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
 from headrace.enumerator.errors import ProtocolViolationError, StateError
 from headrace.runners.beam.flink_options import RULES
 from headrace.runners.beam.shard import (
+    CLEAN_UP_S,
     SHARD_TRANSITIONS,
     SPARE_SLOTS,
-    SWEEP_S,
     BundleFinalised,
     CallFailed,
     CallStarted,
@@ -38,7 +38,7 @@ from headrace.runners.beam.shard import (
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer
 from tests.helpers.envelopes import enveloped, resealed, sealed
 from tests.helpers.tables import arrows, arrows_followed
-from tests.simulation.bugs.shards import PLANTED
+from tests.simulation.bugs.shards import INJECTED
 from tests.simulation.checkpoints import BrokenPromiseError, Engine, history
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "beam_writer_v1.json"
@@ -53,7 +53,7 @@ _HANDLE = KafkaHandle(
 GOLDEN_STATE = ShardState("run", 9, (PreparedTransaction(8, _HANDLE), PreparedTransaction(9, _HANDLE, copied=True)))
 EVENTS: dict[type, Any] = {
     CallStarted: CallStarted(),
-    Swept: Swept(),
+    CleanedUp: CleanedUp(),
     Ended: Ended(MemoryHandle(0), Outcome.COMMITTED),
     Copied: Copied((MemoryHandle(0),)),
     RowsWritten: RowsWritten(None),
@@ -62,12 +62,12 @@ EVENTS: dict[type, Any] = {
 }
 TROUBLES = (
     "restore",
-    "died before Sweep",
+    "died before Clean up",
     "died before End",
     "died before Copy",
     "died before Write",
     "died in Write",
-    "failed Sweep",
+    "failed Clean up",
     "failed End",
     "failed Copy",
     "failed Write",
@@ -103,8 +103,8 @@ class Caller:
 
     def answer(self, command: Any) -> Any:
         match command:
-            case Sweep():
-                return Swept()
+            case CleanUp():
+                return CleanedUp()
             case End(handle):
                 return Ended(handle, Outcome.ABORTED if handle in self.aborted else Outcome.COMMITTED)
         handle = MemoryHandle(self.handles)
@@ -123,7 +123,7 @@ def durable(caller: Caller) -> None:
 def test_a_transaction_is_committed_once_a_later_bundle_is_finalised_and_then_forgotten() -> None:
     caller = Caller()
     commands, first = caller.call(has_rows=True)
-    assert commands == [Sweep(()), Write(0)]
+    assert commands == [CleanUp(()), Write(0)]
     first()
     commands, second = caller.call()
     assert commands == []  # Flink finalises bundles that no checkpoint covers
@@ -138,7 +138,7 @@ def test_a_restored_shard_sweeps_first_keeping_what_its_state_names() -> None:
     caller = Caller()
     caller.state = ShardState("run", 7, (PreparedTransaction(7, MemoryHandle(70)),))
     commands, _ = caller.call(has_rows=True)
-    assert commands == [Sweep((MemoryHandle(70),)), Write(0)]
+    assert commands == [CleanUp((MemoryHandle(70),)), Write(0)]
 
 
 def test_what_a_restored_state_names_is_committed_by_later_checkpoints_without_any_rows() -> None:
@@ -149,7 +149,7 @@ def test_what_a_restored_state_names_is_committed_by_later_checkpoints_without_a
     assert commands == [End(MemoryHandle(70))]
 
 
-def test_a_process_that_goes_on_after_an_older_savepoint_trusts_nothing_it_knew() -> None:
+def test_a_process_that_continues_after_an_older_savepoint_trusts_nothing_it_knew() -> None:
     caller = Caller()
     older = caller.state
     for _ in range(3):
@@ -158,7 +158,7 @@ def test_a_process_that_goes_on_after_an_older_savepoint_trusts_nothing_it_knew(
     durable(caller)
     caller.state = older
     commands, callback = caller.call(has_rows=True)
-    assert commands[0] == Sweep(())
+    assert commands[0] == CleanUp(())
     callback()
     commands, _ = caller.call()
     assert commands == []
@@ -204,9 +204,9 @@ def test_a_slot_that_wrote_nothing_or_failed_is_free_again(end: RowsWritten[Any]
     shard: Shard[Any] = Shard()
     slots = []
     for number in range(3 * SPARE_SLOTS):
-        call = shard.call(ShardState("run"), number * SWEEP_S, has_rows=True)
-        assert call.handle(CallStarted()) == [Sweep(())]
-        (write,) = call.handle(Swept())
+        call = shard.call(ShardState("run"), number * CLEAN_UP_S, has_rows=True)
+        assert call.handle(CallStarted()) == [CleanUp(())]
+        (write,) = call.handle(CleanedUp())
         slots.append(write.slot)
         call.handle(end)
     assert slots == [number % (SPARE_SLOTS + 1) for number in range(3 * SPARE_SLOTS)]
@@ -229,12 +229,12 @@ def test_what_timed_out_is_copied_and_the_copy_waits_for_its_checkpoint() -> Non
     assert commands == [End(MemoryHandle(1))]
 
 
-def test_a_shard_sweeps_again_and_again_for_what_a_zombie_worker_began() -> None:
+def test_a_shard_sweeps_again_and_again_for_what_a_zombie_worker_started() -> None:
     caller = Caller()
     caller.call()
-    caller.now_s = SWEEP_S
+    caller.now_s = CLEAN_UP_S
     commands, _ = caller.call()
-    assert commands == [Sweep(())]
+    assert commands == [CleanUp(())]
 
 
 def test_histories_with_every_trouble_keep_the_promise_and_follow_every_arrow_of_the_table() -> None:
@@ -260,11 +260,11 @@ def test_what_is_not_in_the_table_is_refused(phase: ShardPhase, event: type) -> 
     assert call.phase is phase
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)
-def test_the_checker_finds(planted: type[Shard[Any]]) -> None:
+@pytest.mark.parametrize("injected", INJECTED, ids=lambda injected: injected.__name__)
+def test_the_checker_finds(injected: type[Shard[Any]]) -> None:
     def play() -> None:
         for seed in range(2000):
-            history(seed, planted)
+            history(seed, injected)
 
     with pytest.raises(BrokenPromiseError):
         play()
@@ -278,7 +278,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("option", REFUSED)
-def test_seen_here_under_an_option_that_is_refused_the_promise_is_broken(option: str) -> None:
+def test_under_an_option_that_is_refused_the_promise_is_broken(option: str) -> None:
     assert option in {rule.option for rule in RULES}
 
     def play() -> None:
@@ -289,7 +289,7 @@ def test_seen_here_under_an_option_that_is_refused_the_promise_is_broken(option:
         play()
 
 
-def test_seen_here_a_shard_whose_calls_are_spread_over_processes_never_commits() -> None:
+def test_a_shard_whose_calls_are_spread_over_processes_never_commits() -> None:
     """Flink's --load_balance_bundles: none of them hears of two checkpoints in a row without a call in the other."""
     shards: list[Shard[MemoryHandle]] = [Shard(), Shard()]
     caller, callbacks = Caller(), []

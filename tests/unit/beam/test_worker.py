@@ -1,4 +1,4 @@
-"""What a worker process keeps between two calls: readers that go on fetching."""
+"""What a worker process keeps between two calls: readers that continue fetching."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from headrace.enumerator.errors import CorruptDataError, RetriableError
 from headrace.runners.beam import worker
 from headrace.runners.beam.end_offsets import Ends
-from headrace.runners.beam.worker import MOST_PARKED, Parked, ParkedReaders
+from headrace.runners.beam.worker import MOST_CACHED, Cached, CachedReaders
 from tests.helpers.driving import split
 
 
@@ -27,7 +27,7 @@ def positions(*splits):
 
 
 def standing(reader, *splits):
-    return Parked(reader, positions(*splits), {})
+    return Cached(reader, positions(*splits), {})
 
 
 @pytest.fixture
@@ -36,90 +36,90 @@ def now():
 
 
 @pytest.fixture
-def parked(now):
-    return ParkedReaders(lambda: now[0])
+def cached(now):
+    return CachedReaders(lambda: now[0])
 
 
-def test_a_reader_is_taken_over_at_the_position_where_it_stands(parked):
+def test_a_reader_is_taken_over_at_the_position_where_it_stands(cached):
     reader = FakeReader()
-    parked.park(standing(reader, split("a", 5)))
-    assert parked.take(positions(split("a", 5))).reader is reader
-    assert parked.take(positions(split("a", 5))) is None
+    cached.cache(standing(reader, split("a", 5)))
+    assert cached.take(positions(split("a", 5))).reader is reader
+    assert cached.take(positions(split("a", 5))) is None
     assert not reader.closed
 
 
-def test_a_reader_that_stands_elsewhere_is_closed(parked):
+def test_a_reader_that_stands_elsewhere_is_closed(cached):
     reader = FakeReader()
-    parked.park(standing(reader, split("a", 5)))
-    assert parked.take(positions(split("a", 3))) is None
+    cached.cache(standing(reader, split("a", 5)))
+    assert cached.take(positions(split("a", 3))) is None
     assert reader.closed
 
 
-def test_a_reader_with_another_stop_is_closed(parked):
+def test_a_reader_with_another_stop_is_closed(cached):
     reader = FakeReader()
-    parked.park(standing(reader, split("a", 5)))
-    assert parked.take(positions(split("a", 5, 9))) is None
+    cached.cache(standing(reader, split("a", 5)))
+    assert cached.take(positions(split("a", 5, 9))) is None
     assert reader.closed
 
 
-def test_a_second_reader_of_a_split_takes_the_place_of_the_first(parked):
+def test_a_second_reader_of_a_split_takes_the_place_of_the_first(cached):
     first, second = FakeReader(), FakeReader()
-    parked.park(standing(first, split("a", 5)))
-    parked.park(standing(second, split("a", 5)))
+    cached.cache(standing(first, split("a", 5)))
+    cached.cache(standing(second, split("a", 5)))
     assert first.closed
-    assert parked.take(positions(split("a", 5))).reader is second
+    assert cached.take(positions(split("a", 5))).reader is second
 
 
-def test_a_reader_of_many_splits_is_taken_over_when_all_of_them_stand_where_it_left_them(parked):
+def test_a_reader_of_many_splits_is_taken_over_when_all_of_them_stand_where_it_left_them(cached):
     first, second = FakeReader(), FakeReader()
-    parked.park(standing(first, split("a", 5), split("b", 7)))
-    parked.park(standing(second, split("b", 7)))
-    assert parked.take(positions(split("b", 7), split("a", 5))).reader is first
-    assert parked.take(positions(split("a", 5))) is None
-    parked.park(standing(first, split("a", 5), split("b", 7)))
-    assert parked.take(positions(split("a", 5), split("b", 8))) is None
+    cached.cache(standing(first, split("a", 5), split("b", 7)))
+    cached.cache(standing(second, split("b", 7)))
+    assert cached.take(positions(split("b", 7), split("a", 5))).reader is first
+    assert cached.take(positions(split("a", 5))) is None
+    cached.cache(standing(first, split("a", 5), split("b", 7)))
+    assert cached.take(positions(split("a", 5), split("b", 8))) is None
     assert (first.closed, second.closed) == (True, False)
 
 
-def test_seen_here_many_busy_readers_take_turns_and_each_is_there_when_its_turn_comes(parked, now):
+def test_many_busy_readers_take_turns_and_each_is_there_when_its_turn_comes(cached, now):
     """16 splits, each with a call of one second on one thread: a patience of 10 seconds threw every reader away, each round."""
     readers = [FakeReader() for _ in range(40)]
     for number, reader in enumerate(readers):
-        parked.park(standing(reader, split(str(number))))
+        cached.cache(standing(reader, split(str(number))))
         now[0] += 1.0
-        parked.sweep_late()
+        cached.clean_up_late()
     assert [reader.closed for reader in readers] == [False] * 40
     now[0] += 2.0 * 40
-    assert parked.sweep_late() == 0
+    assert cached.clean_up_late() == 0
 
 
-def test_over_many_calls_with_changing_splits_so_many_readers_are_kept_and_no_more(parked, now):
+def test_over_many_calls_with_changing_splits_so_many_readers_are_kept_and_no_more(cached, now):
     kept = []
     for number in range(3000):
         reader = FakeReader()
         kept.append(weakref.ref(reader))
-        parked.park(standing(reader, split(str(number % 500), number), split("always", number)))
+        cached.cache(standing(reader, split(str(number % 500), number), split("always", number)))
         now[0] += 0.01
         del reader
     gc.collect()
-    assert len([1 for reader in kept if reader() is not None]) == len(parked) == MOST_PARKED
+    assert len([1 for reader in kept if reader() is not None]) == len(cached) == MOST_CACHED
 
 
-def test_readers_that_nobody_takes_are_closed(parked, now):
+def test_readers_that_nobody_takes_are_closed(cached, now):
     old, young = FakeReader(), FakeReader()
-    parked.park(standing(old, split("a", 5)))
+    cached.cache(standing(old, split("a", 5)))
     now[0] = 8.0
-    parked.park(standing(young, split("b", 5)))
+    cached.cache(standing(young, split("b", 5)))
     now[0] = 11.0
-    assert parked.sweep(10.0) == 1
+    assert cached.clean_up(10.0) == 1
     assert (old.closed, young.closed) == (True, False)
 
 
-def test_so_many_are_parked_and_then_the_oldest_is_closed(parked, monkeypatch):
-    monkeypatch.setattr(parked, "_most", 2)
+def test_so_many_are_parked_and_then_the_oldest_is_closed(cached, monkeypatch):
+    monkeypatch.setattr(cached, "_most", 2)
     readers = [FakeReader() for _ in range(3)]
     for number, reader in enumerate(readers):
-        parked.park(standing(reader, split(str(number))))
+        cached.cache(standing(reader, split(str(number))))
     assert [reader.closed for reader in readers] == [True, False, False]
 
 
@@ -127,7 +127,7 @@ def test_the_last_user_of_a_transform_closes_what_is_parked():
     first, second = worker.join("t"), worker.join("t")
     assert first is second
     reader = FakeReader()
-    first.readers.park(standing(reader, split("a")))
+    first.readers.cache(standing(reader, split("a")))
     worker.leave("t")
     assert not reader.closed
     worker.leave("t")
@@ -135,11 +135,11 @@ def test_the_last_user_of_a_transform_closes_what_is_parked():
 
 
 def test_a_call_that_outlives_its_transform_leaves_no_reader_behind():
-    """A cancelled pipeline's DoFn is torn down while it still processes."""
+    """A cancelled pipeline's DoFn is partially committed down while it still processes."""
     orphaned = worker.join("t")
     worker.leave("t")
     reader = FakeReader()
-    orphaned.readers.park(standing(reader, split("a")))
+    orphaned.readers.cache(standing(reader, split("a")))
     assert reader.closed
 
 
@@ -151,7 +151,7 @@ def test_transforms_do_not_share():
 
 
 class TestEnds:
-    def test_seen_here_a_call_does_not_wait_for_what_is_only_a_hint(self):
+    def test_a_call_does_not_wait_for_what_is_only_a_hint(self):
         """The look-up of where splits end rides out an outage of 60 s, and a call stood still for it."""
         ends, may_answer = Ends(), threading.Event()
 

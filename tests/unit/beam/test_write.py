@@ -19,7 +19,7 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.write import PACK_BYTES, Shards, ShardsCoder, WriteExactlyOnce, _Beats, _Pack
+from headrace.runners.beam.write import PACK_BYTES, Shards, ShardsCoder, WriteExactlyOnce, _Heartbeats, _Pack
 from headrace.sinks import Changes
 from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
 
@@ -119,7 +119,7 @@ def test_a_column_of_another_type_is_named_before_it_is_sharded(column: str) -> 
 
 
 def test_shards_of_before_a_restore_are_called_though_there_are_fewer_now() -> None:
-    stage = _Beats(2)
+    stage = _Heartbeats(2)
     tracker = RestrictionTrackerView(ThreadsafeRestrictionTracker(stage.create_tracker(stage.initial_restriction(Shards(5)))))
     assert list(stage.process(Shards(5), tracker)) == [(shard, b"") for shard in range(5)]
     assert ShardsCoder().decode(ShardsCoder().encode(Shards(5))) == Shards(5)
@@ -206,7 +206,7 @@ def test_pairs_become_batches_of_a_bundle_and_batches_pass() -> None:
 
 
 @pytest.mark.parametrize("headers", [False, True])
-def test_seen_here_records_of_220_kb_are_batched_by_their_bytes_and_not_by_10000(headers: bool) -> None:
+def test_records_of_220_kb_are_batched_by_their_bytes_and_not_by_10000(headers: bool) -> None:
     """10,000 of them are 2.2 GB, which no column of Arrow's `binary` holds: TypeError."""
     stage = _ToBatches("t" if headers else None, {})
     stage.start_bundle()
@@ -218,8 +218,8 @@ def test_seen_here_records_of_220_kb_are_batched_by_their_bytes_and_not_by_10000
     assert max(batch.nbytes for batch in batches) < BATCH_BYTES + 300_000
 
 
-def test_seen_here_flink_drops_the_fraction_of_a_pause_and_shards_are_still_not_called_without_a_pause() -> None:
-    stage = _Beats(2)
+def test_flink_drops_the_fraction_of_a_pause_and_shards_are_still_not_called_without_a_pause() -> None:
+    stage = _Heartbeats(2)
     tracker = ThreadsafeRestrictionTracker(stage.create_tracker(stage.initial_restriction(Shards(2))))
     list(stage.process(Shards(2), RestrictionTrackerView(tracker)))
     _, pause = tracker.deferred_status()

@@ -1,4 +1,4 @@
-"""`headrace transactions accept-loss` and `forget` on a fake broker: the ways out of a job that cannot go on by itself."""
+"""`headrace transactions accept-loss` and `forget` on a fake broker: the ways out of a job that cannot continue by itself."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def lost(kafka, sink):
         committer(sink, JOB).recover()
 
 
-def test_seen_here_a_job_that_cannot_be_ended_holds_up_no_other_one_and_is_named(kafka, monkeypatch):
+def test_a_job_that_cannot_be_ended_holds_up_no_other_one_and_is_named(kafka, monkeypatch):
     """Its coordinator was busy with it for ever, and `commit --all` waited as long."""
     monkeypatch.setattr(sink_module, "_LONGEST_BOUNDED_MS", 500)
     kafka.create_topic("other")
@@ -107,7 +107,7 @@ CONCURRENT_TRANSACTIONS = 51
 
 
 class TestAcceptLoss:
-    def test_seen_here_what_is_left_is_committed_what_is_lost_is_named_and_the_job_goes_on(self, kafka, sink, lost, run):
+    def test_what_is_left_is_committed_what_is_lost_is_named_and_the_job_continues(self, kafka, sink, lost, run):
         """findings: Sinks 18. There was no way out of a DataLossError but to delete the list by hand."""
         result = run("accept-loss", "--yes")
         assert result.exit_code == 0, result.output
@@ -158,7 +158,7 @@ class TestAcceptLoss:
 
 
 class TestForget:
-    def test_a_job_whose_commit_topic_was_created_again_begins_anew(self, kafka, sink, run):
+    def test_a_job_whose_commit_topic_was_created_again_starts_over(self, kafka, sink, run):
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["a"]))
         left = prepared(sink, JOB, 1, ["b"])
         kafka.delete_topic("commits")

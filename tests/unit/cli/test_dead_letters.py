@@ -41,7 +41,7 @@ def kafka():
         yield kafka
 
 
-def letter(number, topic="orders", reason="value: is no JSON", replays=0, partition=1):
+def letter(number, topic="orders", reason="value: is not JSON", replays=0, partition=1):
     told = {
         "own": b"%d" % number,
         **({"headrace.replays": b"%d" % replays} if replays else {}),
@@ -82,7 +82,11 @@ def values(kafka, topic="orders"):
 class TestCommands:
     def test_list_counts_by_topic_and_reason_and_what_was_replayed(self, kafka):
         kafka.append("letters", letter(1), letter(2), letter(3, reason="no schema 7"), letter(4, "flights"), b"no letter")
-        json_, schema, flights = (["orders", "value: is no JSON"], ["orders", "no schema 7"], ["flights", "value: is no JSON"])
+        json_, schema, flights = (
+            ["orders", "value: is not JSON"],
+            ["orders", "no schema 7"],
+            ["flights", "value: is not JSON"],
+        )
         days = [f"1970-01-0{day}T00:00:00.000Z" for day in range(2, 6)]
         assert run(kafka, "list", "letters") == [
             ["letters", *flights, "1", "0", days[3], days[3]],
@@ -101,7 +105,7 @@ class TestCommands:
         kafka.append("letters", letter(1), letter(2), partition=1)
         record, *headers = run(kafka, "show", "letters", "1", "1")
         assert record == ["record", "1", "1", "1970-01-03T00:00:00.000Z", "k2", "bad 2", "-"]
-        assert ["header", "__connect.errors.exception.message", "value: is no JSON"] in headers
+        assert ["header", "__connect.errors.exception.message", "value: is not JSON"] in headers
         with pytest.raises(UsageError, match="letters-1 has"):
             run(kafka, "show", "letters", "1", "7")
         with pytest.raises(UsageError, match="letters-1 has no record at offset 2"):
@@ -145,7 +149,7 @@ class TestCommands:
         assert values(kafka) == {}
         assert run(kafka, "replay", "letters", "--from-topic", "orders") == [["replayed", "orders", "1"]]
 
-    def test_letters_of_a_topic_that_was_made_anew_are_other_letters(self, kafka):
+    def test_letters_of_a_topic_that_was_recreated_are_other_letters(self, kafka):
         kafka.append("letters", letter(1))
         run(kafka, "replay", "letters")
         kafka.delete_topic("letters")
@@ -164,10 +168,10 @@ class TestCommands:
         assert values(kafka) == {b"bad 1": 1}
 
     @pytest.mark.parametrize("topic", [REPLAYS_TOPIC, "headrace-commits", "my-lists", "letters"])
-    def test_seen_here_no_letter_is_written_among_our_own_records(self, kafka, topic):
+    def test_no_letter_is_written_among_our_own_records(self, kafka, topic):
         """A letter says where it came from; one of headrace-replays was taken for a note, and others were never replayed."""
         kafka.append("letters", letter(1), letter(2, topic))
-        where = rf"offset 1 of letters-0 says that it came from the topic '{topic}', which .*: leave it out with --from-topic"
+        where = rf"offset 1 of letters-0 states that it came from the topic '{topic}', which .*: leave it out with --from-topic"
         options = ["replay", "letters", "--commit-topic", "my-lists"]
         with pytest.raises(UsageError, match=where):
             run(kafka, *options)
@@ -176,23 +180,23 @@ class TestCommands:
             run(kafka, *options, "--to", topic)
         assert run(kafka, *options, "--from-topic", "orders") == [["replayed", "orders", "1"]]
 
-    def test_seen_here_letters_with_times_of_nanoseconds_are_counted_shown_and_replayed(self, kafka):
+    def test_letters_with_times_of_nanoseconds_are_counted_shown_and_replayed(self, kafka):
         far = NewRecord(b"x", headers=letter(1).headers, timestamp_ms=1_700_000_000_000_000_000)
         kafka.append("letters", far)
         kafka.append("letters", letter(1))
         day = "1970-01-02T00:00:00.000Z"
-        assert run(kafka, "list", "letters") == [["letters", "orders", "value: is no JSON", "2", "0", day, day]]
+        assert run(kafka, "list", "letters") == [["letters", "orders", "value: is not JSON", "2", "0", day, day]]
         assert run(kafka, "show", "letters", "0", "0")[0] == ["record", "0", "0", "-", "null", "x", "-"]
         assert run(kafka, "replay", "letters") == [["replayed", "orders", "2"]]
 
-    def test_seen_here_replay_tells_of_records_that_are_no_letters_and_of_what_it_cannot_read(self, kafka):
+    def test_replay_tells_of_records_that_are_no_letters_and_of_what_it_cannot_read(self, kafka):
         kafka.append("letters", letter(1), b"no letter")
         other = sink_of(kafka, topic="letters").begin(Attempt("other", 0, 0, 0))
         other.write(pa.record_batch({"value": [b"open"]}))
         assert other.prepare() is not None
         found = CliRunner().invoke(app, ["dead-letters", "replay", "letters", "--bootstrap", kafka.bootstrap])
         assert found.stdout.splitlines() == ["replayed\torders\t1"]
-        assert "1 records of letters are no dead letters" in found.stderr
+        assert "1 records of letters are not dead letters" in found.stderr
         assert "an open transaction hides 1 offsets from offset" in found.stderr
 
     def test_a_topic_that_one_broker_does_not_know_yet_is_asked_for_again(self, kafka):
@@ -208,7 +212,7 @@ class TestCommands:
             moment_ms("--since", "yesterday")
 
 
-STEPS = [(step, when) for step in ("fence", "check", "record", "end", "sweep") for when in ("before", "after")]
+STEPS = [(step, when) for step in ("fence", "check", "record", "end", "clean_up") for when in ("before", "after")]
 
 
 class TestKills:
@@ -258,13 +262,13 @@ class TestKills:
         assert values(kafka) == many
 
     def test_the_oracle_finds_a_note_that_is_not_in_the_transaction_of_the_records(self, kafka, many):
-        """A planted bug: nothing is noted, as if a kill had come before a note of its own."""
+        """A injected bug: nothing is noted, as if a kill had come before its own note."""
         with patch.object(Replayed, "with_these", lambda self, positions: {(0, 99): 1}):
             replayed(kafka)
         replayed(kafka)
         assert values(kafka) != many
 
-    def test_of_two_at_a_time_the_later_goes_on_and_the_earlier_ends_with_an_error(self, kafka, many):
+    def test_of_two_at_a_time_the_later_continues_and_the_earlier_ends_with_an_error(self, kafka, many):
         first = Replay(sink_of(kafka), "letters", Plan(LetterFilter(), 3))
         first.begin()
         batches = list(KafkaSource(kafka.bootstrap, topics=["letters"], stop=Latest(), columns=COLUMNS).batches())
@@ -293,7 +297,7 @@ class TestKills:
 class TestReplaysOfOthers:
     """Two replays whose names differ do not fence each other, and one partition has the notes of all."""
 
-    def test_seen_here_of_two_first_replays_with_other_prefixes_one_is_refused(self, kafka):
+    def test_of_two_first_replays_with_other_prefixes_one_is_refused(self, kafka):
         kafka.append("letters", letter(1))
         first, second = (Replay(sink_of(kafka, transactional_id_prefix=name), "letters", EVERYTHING) for name in "ab")
         first.begin()
@@ -305,7 +309,7 @@ class TestReplaysOfOthers:
             replayed(kafka, transactional_id_prefix="b")
         assert values(kafka) == {b"bad 1": 1}
 
-    def test_of_two_that_claim_at_the_same_time_the_first_in_the_log_goes_on(self, kafka, monkeypatch):
+    def test_of_two_that_claim_at_the_same_time_the_first_in_the_log_continues(self, kafka, monkeypatch):
         kafka.append("letters", letter(1))
         first, second = (Replay(sink_of(kafka, transactional_id_prefix=name), "letters", EVERYTHING) for name in "ab")
         claim = Replayed.claim
@@ -322,8 +326,8 @@ class TestReplaysOfOthers:
         with pytest.raises(StateError, match="--prefix b"):
             replayed(kafka, transactional_id_prefix="a")
 
-    def test_seen_here_a_reading_that_lacks_the_own_claim_is_no_permission(self, kafka):
-        """Of a leader that does not have it yet, as it may lack one that came before; both went on then."""
+    def test_a_reading_that_lacks_the_own_claim_is_no_permission(self, kafka):
+        """Of a leader that does not have it yet, as it may lack one that came before; both continued then."""
         kafka.append("letters", letter(1))
         first, second = (Replay(sink_of(kafka, transactional_id_prefix=name), "letters", EVERYTHING) for name in "ab")
         looks, read = [], replaying.read_replayed
@@ -346,7 +350,7 @@ class TestReplaysOfOthers:
             replayed(kafka)
         assert len([record for record in kafka.records(REPLAYS_TOPIC) if record.value is not None]) == 1
 
-    def test_seen_here_a_leader_of_the_notes_that_is_cut_off_from_the_others_is_not_believed(self):
+    def test_a_leader_of_the_notes_that_is_cut_off_from_the_others_is_not_believed(self):
         """It lacks what was replayed since: those letters were put back a second time."""
         quick = {"default.api.timeout.ms": "20000", "request.timeout.ms": "300", "retry.backoff.max.ms": "50"}
         with FakeKafka(brokers=3) as kafka:
@@ -363,7 +367,7 @@ class TestReplaysOfOthers:
             assert (report.written, report.already) == ({}, 1)
             assert len(kafka.records("orders")) == 1
 
-    def test_seen_here_a_killed_replay_of_one_topic_holds_up_nobody(self, kafka):
+    def test_a_killed_replay_of_one_topic_holds_up_nobody(self, kafka):
         kafka.append("letters", letter(1))
         kafka.create_topic("others")
         kafka.append("others", letter(2))
@@ -374,9 +378,9 @@ class TestReplaysOfOthers:
         with pytest.raises(Killed):
             replayed(kafka, committer=committer)
         day = "1970-01-03T00:00:00.000Z"
-        assert run(kafka, "list", "others") == [["letters", "orders", "value: is no JSON", "1", "0", day, day]]
+        assert run(kafka, "list", "others") == [["letters", "orders", "value: is not JSON", "1", "0", day, day]]
         assert run(kafka, "replay", "others") == [["replayed", "orders", "1"]]
-        assert run(kafka, "list", "others") == [["letters", "orders", "value: is no JSON", "1", "1", day, day]]
+        assert run(kafka, "list", "others") == [["letters", "orders", "value: is not JSON", "1", "1", day, day]]
         found = CliRunner().invoke(app, ["dead-letters", "list", "letters", "--bootstrap", kafka.bootstrap])
         assert found.stdout.split("\t")[3:5] == ["1", "0"]
         assert "a replay of letters is under way, or was killed" in found.stderr

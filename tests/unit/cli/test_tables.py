@@ -46,7 +46,7 @@ class Table:
         return done.exit_code, [line.split("\t") for line in done.stdout.splitlines()], done.stderr
 
     def begun(self, epoch: int, value: str, job: str = JOB, hours: float = 0.0) -> str:
-        """A transaction with a file that nobody prepares, begun so many hours ago; its id."""
+        """A transaction with a file that nobody prepares, started so many hours ago; its id."""
         before = open_marks(self.root, job)
         transaction = self.sink.begin(Attempt(job, epoch, 0, 0))
         transaction.write(batch_of([value]))

@@ -181,7 +181,7 @@ def test_a_job_is_completed_and_a_one_off_write_forgotten():
 
 
 @pytest.mark.parametrize("job", ["batch-orders", "batch-1", f"batch-{'0' * 32}"])
-def test_seen_here_the_list_of_a_repeated_write_whose_name_begins_with_batch_is_kept(job):
+def test_the_list_of_a_repeated_write_whose_name_starts_with_batch_is_kept(job):
     """findings: Sinks 6. Without it the write that is repeated would be written twice."""
     known = lists(**{job: CommitList(0, (handle(f"headrace.{job}.0a1b2c3d.0.0.0"),), destination="out")})
     assert plan_commit(known, [job], "headrace") == [Completion(job, 0, 1, forget=False, topic="out")]

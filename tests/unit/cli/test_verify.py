@@ -1,4 +1,4 @@
-"""`headrace verify`: the comparison, on records in memory, with every fault planted; and torn epochs."""
+"""`headrace verify`: the comparison, on records in memory, with every fault injected; and partially committed epochs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch(values, keys=None, headers=None):
 
 
 def compared(before, after):
-    """The tally and the findings in the output."""
+    """The comparison and the findings in the output."""
     tally, identity = Tally(), Identity()
     tally.add_input(identity.hashes(batch(before)))
     return tally, [finding for _, finding in tally.add_output(identity.hashes(batch(after)))]
@@ -99,7 +99,7 @@ def test_order_is_of_an_input_partition_within_an_output_partition():
         (0, origin(b"in", b"1", b"2"), False),  # another input partition
         (1, origin(b"in", b"0", b"3"), False),  # another output partition
         (0, origin(b"in", b"0", b"9"), False),
-        (0, origin(b"in", b"0", b"9"), False),  # a duplicate is no disorder
+        (0, origin(b"in", b"0", b"9"), False),  # a duplicate is not a disorder
         (0, origin(b"in", b"0", b"8"), True),
         (0, None, False),
         (0, origin(b"in", b"0", b"x"), False),
@@ -125,5 +125,5 @@ def test_origin_headers_are_three():
         ({Fate.COMMITTED: 1, Fate.ABORTED: 1, Fate.OPEN: 1}, True),
     ],
 )
-def test_an_epoch_is_torn_when_a_part_is_committed_and_a_part_aborted(fates, torn):
+def test_an_epoch_is_partially_committed_when_a_part_is_committed_and_a_part_aborted(fates, torn):
     assert EpochState("q", 1, fates).is_torn is torn

@@ -43,7 +43,7 @@ def test_the_golden_file_is_read_and_written():
 
 
 def test_newer_splits_are_refused_and_say_what_to_do():
-    with pytest.raises(StateError, match=r"a newer headrace wrote it: version 2, .* up to 1\. Go on with"):
+    with pytest.raises(StateError, match=r"a newer headrace wrote it: version 2, .* up to 1\. Continue with"):
         SERIALIZER.deserialize(with_body(split_version=MemorySplitSerializer.version + 1))
 
 
@@ -105,7 +105,7 @@ def test_what_is_no_checkpoint_is_refused_as_such(data):
         (
             envelope(version=2),
             f"{WHERE}a newer headrace wrote it: version 2, and this one reads up to 1. "
-            "Go on with the headrace that wrote it, or with a newer one",
+            "Continue with the headrace that wrote it, or with a newer one",
         ),
         (b'{"format": "flink"}', f"{WHERE}its format is 'flink', not 'headrace-checkpoint'. {PLACE}"),
         (

@@ -110,7 +110,7 @@ def test_the_checkpoint_that_is_under_way_is_said_when_another_ends():
         driver.send(e.CheckpointCompleted(2))
 
 
-@pytest.mark.parametrize("late", [(0, 1), (1, 2)], ids=["of another checkpoint", "once more"])
+@pytest.mark.parametrize("late", [(0, 1), (1, 2)], ids=["of another checkpoint", "again"])
 def test_an_answer_that_is_not_awaited_changes_nothing(late):
     driver = reading_job()
     driver.send(e.CheckpointTriggered(1), e.CheckpointAborted(1), e.CheckpointTriggered(2))
@@ -197,7 +197,7 @@ def test_positions_are_published_once_durable():
     assert publish.splits == (split("a", 4, 9), split("b", 2, 9), split("c", 1, 9))
 
 
-def test_a_split_assigned_after_the_trigger_is_in_the_checkpoint_where_it_begins():
+def test_a_split_assigned_after_the_trigger_is_in_the_checkpoint_where_it_starts():
     """FLINK-20290"""
     driver = Driver(discovery_interval_s=1.0)
     driver.discovered(split("a"))
@@ -275,7 +275,7 @@ def test_late_news_of_an_old_checkpoint_changes_nothing_while_the_next_is_persis
 
 
 @pytest.mark.parametrize("event", [e.CheckpointCompleted(2), e.CheckpointAborted(2)])
-def test_the_end_of_a_checkpoint_that_never_began_is_refused(event):
+def test_the_end_of_a_checkpoint_that_never_started_is_refused(event):
     driver = Driver()
     driver.discovered(split("a"))
     driver.checkpoint(1)
@@ -303,7 +303,7 @@ def lost_while_persisting() -> Driver:
     return driver
 
 
-def test_a_reader_lost_while_persisting_goes_on_from_the_checkpoint_when_it_completes():
+def test_a_reader_lost_while_persisting_continues_from_the_checkpoint_when_it_completes():
     assert assigned_splits(lost_while_persisting().send(e.CheckpointCompleted(1))) == [split("b", 2, 9)]
 
 

@@ -71,7 +71,7 @@ def test_new_splits_are_looked_for_when_the_time_has_come():
         assert read(run) == "2"
 
 
-def test_a_restored_run_goes_on():
+def test_a_restored_run_continues():
     log = log_of(a="1234", b="56")
     source = MemorySource(log)
     with run_of(source) as run:
@@ -103,7 +103,7 @@ def test_a_restored_run_looks_for_new_splits_when_the_time_has_come():
         assert read(run) == "2"
 
 
-def test_checkpoint_ids_go_on_after_a_restore():
+def test_checkpoint_ids_continue_after_a_restore():
     source = MemorySource(log_of(a="1"))
     with run_of(source) as run:
         data = run.checkpoint()
@@ -153,12 +153,12 @@ def test_a_reader_that_came_after_the_checkpoint_was_taken_has_reported_nothing(
 
 
 @pytest.mark.parametrize("end", [EmbeddedRun.checkpoint_completed, EmbeddedRun.checkpoint_aborted])
-def test_a_checkpoint_ends_only_if_it_began(end):
+def test_a_checkpoint_ends_only_if_it_started(end):
     with run_of(MemorySource(log_of(a="12"))) as run, pytest.raises(UsageError, match="no checkpoint is under way"):
         end(run)
 
 
-def test_a_lost_readers_splits_go_on_from_the_last_completed_checkpoint():
+def test_a_lost_readers_splits_continue_from_the_last_completed_checkpoint():
     with run_of(MemorySource(log_of(a="1234"), batch_size=1)) as run:
         run.poll(0.0)
         run.checkpoint()
@@ -281,7 +281,7 @@ def test_what_is_undecided_is_said_once_and_so_is_its_end(monkeypatch, caplog):
     def halting(self, known):
         if isinstance(error := answers.pop(0), TimeoutError):
             raise error
-        return replace(later(self, known), undecided=error)
+        return replace(later(self, known), inconclusive=error)
 
     monkeypatch.setattr(MemoryDiscovery, "later", halting)
     with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
@@ -376,7 +376,7 @@ def test_what_ends_a_run_at_its_start_is_what_discovery_raised(monkeypatch):
         run_of(MemorySource(log_of(a="12")))
 
 
-def test_why_there_is_no_checkpoint_now_is_said_and_how_one_is_begun():
+def test_why_there_is_no_checkpoint_now_is_said_and_how_one_is_started():
     with run_of(MemorySource(log_of(a="12"))) as run:
         for end in (run.checkpoint_completed, run.checkpoint_aborted):
             with pytest.raises(UsageError, match=r"^no checkpoint is under way: call checkpoint\(\) first$"):

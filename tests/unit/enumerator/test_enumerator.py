@@ -108,17 +108,17 @@ def test_a_later_discovery_that_fails_for_now_is_tried_again(interval_s, delay_s
 def test_what_a_discovery_could_decide_counts_and_the_rest_is_looked_for_again(interval_s, delay_s):
     driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=interval_s)
     error = RetriableError("whether there is a c is not known")
-    commands = driver.send(e.SplitsDiscovered(Findings([split("b")], frozenset({"a"}), undecided=error)))
+    commands = driver.send(e.SplitsDiscovered(Findings([split("b")], frozenset({"a"}), inconclusive=error)))
     assert only(commands, e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
     assert commands[-2:] == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
     assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3), "b": split("b")})]
 
 
-def test_the_pause_before_another_try_grows_to_a_minute_and_begins_anew_once_a_look_is_complete():
+def test_the_pause_before_another_try_grows_to_a_minute_and_starts_over_once_a_look_is_complete():
     driver = Driver(checkpoint_of(reading("a", 3)))
     error, pauses = RetriableError("whether there is a c is not known"), []
     for number in range(9):
-        event = e.DiscoveryFailed(error) if number % 2 else e.SplitsDiscovered(Findings([], undecided=error))
+        event = e.DiscoveryFailed(error) if number % 2 else e.SplitsDiscovered(Findings([], inconclusive=error))
         pauses += [item.delay_s for item in only(driver.send(event), e.ScheduleDiscovery)]
         driver.send(e.DiscoveryDue())
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
@@ -139,13 +139,13 @@ def test_an_outage_of_any_number_of_looks_is_ridden_out():
     assert only(commands, e.ScheduleDiscovery) == [e.ScheduleDiscovery(60.0)]
 
 
-def test_who_looks_once_is_told_of_what_is_undecided():
+def test_who_looks_once_is_notified_of_what_is_undecided():
     class Half(SplitDiscovery):
         def initial(self):
             raise AssertionError
 
         def later(self, known):
-            return Findings([split("b")], undecided=None if known else RetriableError("whether there is a c is not known"))
+            return Findings([split("b")], inconclusive=None if known else RetriableError("whether there is a c is not known"))
 
     assert Half().settled({"a": split("a", 3)}).added == [split("b")]
     with pytest.raises(RetriableError, match="whether there is a c"):
@@ -175,7 +175,7 @@ def test_proof_is_asked_for_while_a_split_is_missing_and_not_gone():
     assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"b": split("b", 1)})]
 
 
-def test_no_checkpoint_holds_a_split_that_is_gone_while_its_reader_may_go_on():
+def test_no_checkpoint_holds_a_split_that_is_gone_while_its_reader_may_continue():
     driver = Driver(checkpoint_of(reading("a", 3), reading("b", 1)), discovery_interval_s=1.0, parallelism=1)
     driver.register(0)
     driver.discovered(missing=["a"])
@@ -187,7 +187,7 @@ def test_no_checkpoint_holds_a_split_that_is_gone_while_its_reader_may_go_on():
     assert assigned_splits(driver.register(0)) == [split("a", 5), split("b", 4)]
 
 
-def test_a_split_that_was_gone_and_is_found_all_the_same_goes_on_where_it_was():
+def test_a_split_that_was_gone_and_is_found_all_the_same_continues_where_it_was():
     driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=1.0)
     driver.discovered(missing=["a"])
     driver.send(e.SplitsGone(frozenset({"a"})), e.DiscoveryDue())

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.base.lease import parse_beat
+from headrace.connectors.base.lease import parse_heartbeat
 from headrace.connectors.base.sink import CommitListSerializer, HandleSerializer
 from headrace.connectors.files.handles import FileHandleSerializer
 from headrace.connectors.kafka.write.commit_log import _split, _whole
@@ -39,7 +39,7 @@ BODY = {"name": "ünï", "number": 2**70, "share": 0.1, "parts": [None, True, {}
 PLACE = "Check that this is the place that was meant"
 COPY = "Put back a copy that is not damaged"
 EITHER = f"{PLACE}, or put back a copy that is not damaged"
-NEWER = "Go on with the headrace that wrote it, or with a newer one"
+NEWER = "Continue with the headrace that wrote it, or with a newer one"
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -138,7 +138,7 @@ STORED = {
     "kafka_commit_list_v1.json": list_of(KafkaHandleSerializer()),
     "sql_commit_list_v1.json": list_of(SqlHandleSerializer()),
     "table_commit_list_v1.json": list_of(TableHandleSerializer()),
-    "lease_v1.json": lambda data, where: parse_beat(data.decode(), where),
+    "lease_v1.json": lambda data, where: parse_heartbeat(data.decode(), where),
     "run-checkpoint-v1.json": run_checkpoint,
     "run-roster-v1.json": RUN.open,
     "run-savepoint-v1.json": Savepoint.deserialize,
@@ -168,7 +168,7 @@ DAMAGES = {
 
 
 def refused(noun: str, problem: str) -> str:
-    return rf"^/some/place: the {noun} cannot be read: .*{re.escape(problem)}.*\. (Put back|Check|Go on)"
+    return rf"^/some/place: the {noun} cannot be read: .*{re.escape(problem)}.*\. (Put back|Check|Continue)"
 
 
 @pytest.mark.parametrize("name", STORED)

@@ -243,7 +243,7 @@ def test_a_split_that_is_gone_is_known_and_stored_no_more_and_no_longer_missing(
     assert "a" in ledger
 
 
-def test_a_gone_split_that_is_found_again_goes_on_where_it_was_with_its_reader():
+def test_a_gone_split_that_is_found_again_continues_where_it_was_with_its_reader():
     ledger = ledger_of(split("a", 3))
     ledger.assign("a", 0)
     ledger.mark_gone(["a"])

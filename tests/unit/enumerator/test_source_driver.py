@@ -90,7 +90,7 @@ def warnings(caplog):
 
 def test_pauses_double_up_to_the_longest_and_are_short_again_after_a_success():
     pauses = DiscoveryPauses()
-    waits = [pauses.after_failure() if number % 2 else pauses.after_undecided() for number in range(10)]
+    waits = [pauses.after_failure() if number % 2 else pauses.after_inconclusive() for number in range(10)]
     assert (waits[0], waits[-1]) == (DISCOVERY_RETRY_S, DISCOVERY_RETRY_MAX_S)
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0]
     assert pauses.retry_s == DISCOVERY_RETRY_MAX_S
@@ -102,23 +102,23 @@ def test_pauses_double_up_to_the_longest_and_are_short_again_after_a_success():
 def test_a_thousand_rounds_in_vain_end_in_the_longest_pause():
     pauses = DiscoveryPauses()
     for _ in range(2000):
-        wait_s = pauses.after_undecided()
+        wait_s = pauses.after_inconclusive()
     assert wait_s == DISCOVERY_RETRY_MAX_S
 
 
 def test_what_is_undecided_is_asked_again_soon_and_what_failed_at_the_interval():
     pauses = DiscoveryPauses(interval_s=30.0)
     assert pauses.after_success() == 30.0
-    assert [pauses.after_undecided() for _ in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert [pauses.after_inconclusive() for _ in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert pauses.retry_s == DISCOVERY_RETRY_MAX_S  # for a runner that takes the shorter one, whatever the round ended in
     assert pauses.after_failure() == 30.0
     assert pauses.after_success() == 30.0
-    assert pauses.after_undecided() == 1.0
+    assert pauses.after_inconclusive() == 1.0
 
 
 def test_an_interval_shorter_than_a_retry_stays_the_pause():
     pauses = DiscoveryPauses(interval_s=0.5)
-    assert [pauses.after_undecided(), pauses.after_failure(), pauses.after_success()] == [0.5, 0.5, 0.5]
+    assert [pauses.after_inconclusive(), pauses.after_failure(), pauses.after_success()] == [0.5, 0.5, 0.5]
 
 
 # --- what is logged ---------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_repeats_are_for_debugging_only(caplog):
 
 
 def test_discovery_does_not_work_again_while_something_is_undecided(caplog):
-    driver = driver_of(Findings([A], undecided=DOUBT), LOST, Findings([], undecided=DOUBT), Findings([]))
+    driver = driver_of(Findings([A], inconclusive=DOUBT), LOST, Findings([], inconclusive=DOUBT), Findings([]))
     for error in (DOUBT, LOST, DOUBT):
         driver.perform(ev.DiscoverLater({}))
         driver.perform(ev.ReportDiscoveryFailure(error))

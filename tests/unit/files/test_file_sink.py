@@ -85,7 +85,7 @@ def test_an_unknown_version_of_a_handle_is_refused():
 
 def test_names_before_and_after():
     assert HANDLE.temporary == "7.3.1.0123456789abcdef.tmp"
-    assert HANDLE.swept == "7.3.1.0123456789abcdef.swept"
+    assert HANDLE.cleaned_up == "7.3.1.0123456789abcdef.swept"
     assert HANDLE.published == "part-query-1-000000007-00003-1-0123456789abcdef.parquet"
 
 
@@ -114,7 +114,7 @@ def test_a_path_means_the_same_in_every_process(path, normal):
 @pytest.mark.parametrize(
     "path", ["dbfs:/x", "hdfs:/x", "s3:/x", "s3a:bucket/x", "HDFS:/x", "s3:", "c:/x", "x://y", "simplecache::s3://b"]
 )
-def test_seen_here_an_address_without_two_slashes_is_no_local_folder(path):
+def test_an_address_without_two_slashes_is_no_local_folder(path):
     """findings: Sinks 9. Hadoop takes `dbfs:/x`; here it became the folder `dbfs:` of one machine."""
     with pytest.raises(UsageError, match=rf"^{path}: this names no filesystem.*/dbfs/folder"):
         FileSink(path)
@@ -123,11 +123,11 @@ def test_seen_here_an_address_without_two_slashes_is_no_local_folder(path):
 @pytest.mark.parametrize(
     ("name", "whose"), [("_delta_log", "Delta Lake"), ("_spark_metadata", "a streaming query's own file sink")]
 )
-def test_seen_here_rows_written_into_a_table_of_others_are_seen_by_nobody_so_it_is_refused(sink, name, whose):
+def test_rows_written_into_a_table_of_others_are_seen_by_nobody_so_it_is_refused(sink, name, whose):
     """findings: Sinks 9. Before any task, and at the latest by the driver's first look; nothing is published."""
     handle, store = prepared(sink, 0, 0, ROWS), open_store(sink.path, sink.storage_options)
     store.make_folder(name)
-    job_committer(sink).recover()  # an empty folder is no table
+    job_committer(sink).recover()  # an empty folder is not a table
     store.create(f"{name}/0", b"{}", f"{WORK}/scratch")
     for act in (sink.recorded_epochs, lambda: job_committer(sink).commit(0, (handle,))):
         with pytest.raises(UsageError, match=rf"is a table of {whose}: .* {name} lists"):
@@ -208,8 +208,8 @@ def test_a_local_filesystem_without_hard_links_is_refused(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["EINVAL", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EBADF"])
-def test_seen_here_a_filesystem_that_cannot_sync_folders_is_written_to(tmp_path, monkeypatch, name):
-    """findings: Sinks 23. CIFS and filesystems in user space; the fsync of files is not passed over."""
+def test_a_filesystem_that_cannot_sync_folders_is_written_to(tmp_path, monkeypatch, name):
+    """findings: Sinks 23. CIFS and filesystems in user space; the fsync of files is not skipped."""
     synced = syncing_folders_fails(monkeypatch, getattr(errno, name))
     sink = FileSink(str(tmp_path))
     job_committer(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
@@ -265,7 +265,7 @@ def test_after_an_error_a_file_takes_and_gives_no_rows(tmp_path, file_format):
     sink = FileSink(str(tmp_path), file_format)
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
     transaction.write(batch_of(ROWS))
-    with pytest.raises(UsageError, match="began with value string, and now come rows of other int64"):
+    with pytest.raises(UsageError, match="started with value string, and now come rows of other int64"):
         transaction.write(pa.RecordBatch.from_pydict({"other": [1]}))
     for act in (transaction.prepare, lambda: transaction.write(batch_of(ROWS))):
         with pytest.raises(UsageError, match="given up after an error"):
@@ -294,7 +294,7 @@ def test_a_commit_publishes_the_files_and_leaves_nothing(sink):
     assert sink.recorded_epochs() == {JOB: 0}
 
 
-def test_a_file_that_is_gone_or_torn_fails_the_epoch(sink):
+def test_a_file_that_is_gone_or_partially_committed_fails_the_epoch(sink):
     handles = (prepared(sink, 0, 0, ROWS), prepared(sink, 0, 1, ROWS))
     store = open_store(sink.path, {})
     store.remove(f"{WORK}/{JOB}/{handles[0].temporary}")
@@ -330,7 +330,7 @@ def test_an_older_driver_is_fenced(sink):
     assert old.fence() is None
     old.record(CommitList(0, (), completed=True))
     assert new.fence() == CommitList(0, (), completed=True)
-    for act in (lambda: old.record(CommitList(1, (), completed=True)), lambda: old.sweep(())):
+    for act in (lambda: old.record(CommitList(1, (), completed=True)), lambda: old.clean_up(())):
         with pytest.raises(FencedError, match="another driver of job 'job' has taken over"):
             act()
     new.record(CommitList(1, (), completed=True))
@@ -363,7 +363,7 @@ def test_jobs_do_not_touch_each_other(sink):
     assert sink.recorded_epochs() == {JOB: 3}
 
 
-def test_seen_here_two_writes_of_one_name_and_number_to_two_folders_both_write(sink):
+def test_two_writes_of_one_name_and_number_to_two_folders_both_write(sink):
     """findings: Sinks 1. Lists are in the folder that they are for, so that no name has to tell them apart."""
     other = FileSink(f"{sink.path}-other")
     for epoch in (0, 1, 1):
@@ -394,7 +394,7 @@ def test_a_damaged_list_is_refused_and_the_file_is_named(sink):
 
 
 @pytest.mark.parametrize("data", [b"{", b'{"format": "headrace-commit-list", "version": 99}', None], ids=str)
-def test_seen_here_a_list_of_another_job_that_cannot_be_read_stops_no_query_of_the_folder(sink, caplog, data, monkeypatch):
+def test_a_list_of_another_job_that_cannot_be_read_stops_no_query_of_the_folder(sink, caplog, data, monkeypatch):
     """findings: Sinks 11. It is damaged, a newer headrace wrote it, or it may not be read."""
     store = open_store(sink.path, {})
     store.make_folder(WORK)
@@ -418,7 +418,7 @@ def test_seen_here_a_list_of_another_job_that_cannot_be_read_stops_no_query_of_t
     assert name.rpartition("/")[2] in store.names(WORK)
 
 
-def test_seen_here_the_job_whose_own_list_is_damaged_ends_and_sweeps_nothing(sink):
+def test_the_job_whose_own_list_is_damaged_ends_and_sweeps_nothing(sink):
     """findings: Sinks 11. Its tasks may write, as they do not know; its driver stops before it touches what they prepared."""
     job_committer(sink).commit(0, (prepared(sink, 0, 0, ROWS),))
     store = open_store(sink.path, {})
@@ -499,7 +499,7 @@ def test_a_driver_killed_before_any_call_of_the_filesystem(sink):
 
 
 def test_a_driver_replaced_before_any_call_of_the_filesystem(sink):
-    """The other one commits the same epoch, and the next; then the first goes on, and may do no harm."""
+    """The other one commits the same epoch, and the next; then the first continues, and may do no harm."""
     fenced = 0
     count = calls_of_a_commit(sink)
     for number, folder in enumerate(folders_like(sink, count)):
@@ -522,12 +522,12 @@ def test_a_driver_replaced_before_any_call_of_the_filesystem(sink):
 
 @pytest.mark.parametrize("step", ["check", "record", "end"])
 def test_a_driver_whose_sweep_is_replaced_at_any_call(sink, step):
-    """The successor's files were prepared before: it has fenced, checked or recorded them when the old sweep goes on."""
+    """The successor's files were prepared before: it has fenced, checked or recorded them when the old clean up continues."""
     for number, folder in enumerate(folders_like(sink, 12)):
         commit_until_done(folder, 0, 1)
         old = WatchedStore(open_store(folder.path, {}), lambda _: None)
-        sweeper = committer_of(folder, old)
-        sweeper.fence()
+        cleaner = committer_of(folder, old)
+        cleaner.fence()
         handles, successor = write_epoch(folder, 1, 2), committer_of(folder)
         began, refused = old.calls, []
 
@@ -546,10 +546,10 @@ def test_a_driver_whose_sweep_is_replaced_at_any_call(sink, step):
 
         old._before = let_in
         with suppress(FencedError):
-            sweeper.sweep(())
+            cleaner.clean_up(())
         if old.calls <= began + number:
             assert number > 5
-            break  # the sweep makes no more calls
+            break  # the clean-up makes no more calls
         if not refused:
             if step == "check":
                 successor.record(CommitList(1, handles))
@@ -560,7 +560,7 @@ def test_a_driver_whose_sweep_is_replaced_at_any_call(sink, step):
 CAUGHT = (AssertionError, HeadraceError)
 
 
-@pytest.mark.parametrize("bug", files.IN_SWEEPING, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("bug", files.IN_CLEANING_UP, ids=lambda bug: bug.__name__)
 @pytest.mark.parametrize("step", ["check", "record"])
 def test_a_planted_bug_in_sweeping_is_caught(sink, bug, step):
     with bug(), pytest.raises(CAUGHT):

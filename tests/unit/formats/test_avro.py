@@ -190,7 +190,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_seen_here_a_good_value_that_its_neighbours_leave_no_room_for_is_not_a_bad_one():
+def test_a_good_value_that_its_neighbours_leave_no_room_for_is_not_a_bad_one():
     avro = AvroFormat('"string"')
     with pytest.raises(ColumnFullError, match="decode fewer values at once"):
         avro.decode(binary([b"\x0cabcdef", b"\x0cabcdef"]))
@@ -201,7 +201,7 @@ def test_seen_here_a_good_value_that_its_neighbours_leave_no_room_for_is_not_a_b
 
 
 @pytest.mark.usefixtures("small")
-def test_seen_here_a_good_value_is_not_bad_where_memory_is_short(monkeypatch):
+def test_a_good_value_is_not_bad_where_memory_is_short(monkeypatch):
     avro = AvroFormat('"string"')
     grow, short = DECODE_TWIN._Room.grow, [True]  # for the text, and not for the null that would stand in its place
     monkeypatch.setattr(DECODE_TWIN._Room, "grow", lambda room, size: not (short and short.pop()) and grow(room, size))
@@ -285,7 +285,7 @@ def test_a_fixed_decimal_is_read_within_its_precision_and_written_back(size, num
         {"type": "fixed", "name": "F", "size": 3, "logicalType": "duration"},
     ],
 )
-def test_a_logical_type_that_does_not_fit_is_passed_over(kind):
+def test_a_logical_type_that_does_not_fit_is_skipped(kind):
     plain_kind = AvroFormat(json.dumps({key: value for key, value in kind.items() if key in ("type", "name", "size")}))
     assert AvroFormat(json.dumps(kind)).arrow_type == plain_kind.arrow_type
 
@@ -415,7 +415,7 @@ def test_a_deeper_recursion_than_the_stack_holds_is_a_bad_value():
     assert bad == {0: "field 'next': recursive types are nested more than 100 deep"}
 
 
-def test_seen_here_a_chain_of_recursive_types_has_one_depth_and_not_one_for_each_type():
+def test_a_chain_of_recursive_types_has_one_depth_and_not_one_for_each_type():
     """Each of 60 types is nested 99 deep, and the last of them holds the first of the next: 5940 levels of the stack."""
     kinds = 60
     chain = {}
@@ -449,7 +449,7 @@ def test_a_field_that_contains_itself_is_json_text_if_that_is_asked_for():
         made.encode(column)
 
 
-def test_a_json_text_is_where_the_recursion_begins_and_its_neighbours_are_typed():
+def test_a_json_text_is_where_the_recursion_starts_and_its_neighbours_are_typed():
     node = record(("v", "double"), ("raw", "bytes"), ("kids", {"type": "array", "items": "Node"}), name="Node")
     inner = record(("at", {"type": "long", "logicalType": "timestamp-millis"}), ("tree", node), name="Inner")
     schema = record(("id", "int"), ("inner", ["null", inner]), ("trees", {"type": "map", "values": "Node"}), name="Top")
@@ -557,7 +557,7 @@ def test_fields_of_fields_are_asked_for_by_dotted_names():
         AvroFormat(json.dumps(schema), fields=["a.z"])
 
 
-def test_a_header_is_passed_over_and_the_array_may_be_a_slice():
+def test_a_header_is_skipped_and_the_array_may_be_a_slice():
     column, bad = AvroFormat('"string"', header_bytes=5).decode(
         binary([b"no", b"\0\0\0\0\7\2a", None, b"\0\0\0\0\7\2b", b"\0\0"])[1:]
     )
@@ -593,7 +593,7 @@ def test_a_count_that_the_bytes_cannot_hold_costs_nothing(items, count):
 
 
 @pytest.mark.parametrize("fields", [None, ["b"]], ids=["read", "skipped"])
-def test_seen_here_items_without_bytes_are_counted_by_value_and_not_by_array(fields):
+def test_items_without_bytes_are_counted_by_value_and_not_by_array(fields):
     """A hundred arrays of 4096 nulls, 4 bytes each, and each null is 1000 bytes of the reader's column."""
     before = pa.total_allocated_bytes()
     nulls = b"\x80\x40\x00"  # 4096 items, and no more
@@ -617,7 +617,7 @@ def test_a_length_that_is_not_there_is_bad_read_or_skipped(length):
 
 @pytest.mark.parametrize("size", ["4", -1, -5, 1 << 40, 1.5, True, None])
 @pytest.mark.parametrize("fields", [None, ["a"]], ids=["read", "skipped"])
-def test_seen_here_a_fixed_type_of_no_size_is_refused_and_never_taken_for_a_step_of_the_kernel(size, fields):
+def test_a_fixed_type_of_no_size_is_refused_and_never_taken_for_a_step_of_the_kernel(size, fields):
     fixed = {"type": "fixed", "name": "F", "size": size}
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "f", "type": fixed}]}
     with pytest.raises(UsageError, match=r"size|not an Avro schema"):
@@ -664,7 +664,7 @@ def test_a_structs_fields_are_found_by_name_and_cast():
         (record(("a", "int")), pa.array([{"b": 1}]), "lacks a and has b besides"),
         ("int", pa.array([1 << 40]), "takes int32"),
         (record(("a", "int")), pa.array([1]), "the value is int64"),
-        ({"type": "enum", "name": "E", "symbols": ["A"]}, pa.array(["A", "B"]), "value at 1 that is no symbol"),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, pa.array(["A", "B"]), "value at 1 that is not a symbol"),
         ({"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}, pa.array(["x"]), "row 0.*no UUID"),
         (
             {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"},
@@ -678,8 +678,8 @@ def test_what_avro_cannot_hold_is_refused_and_the_row_named(schema, column, word
         AvroFormat(json.dumps(schema)).encode(column)
 
 
-def test_seen_here_what_the_fields_of_a_null_record_hold_is_not_written_and_not_refused():
-    """Arrow's builder appends an empty text, which is no symbol."""
+def test_what_the_fields_of_a_null_record_hold_is_not_written_and_not_refused():
+    """Arrow's builder appends an empty text, which is not a symbol."""
     symbols = {"type": "enum", "name": "E", "symbols": ["x"]}
     schema = record(("inner", ["null", record(("e", symbols), ("deep", record(("f", "E"), name="D")), name="I")]))
     kind = pa.struct([("inner", pa.struct([("e", pa.string()), ("deep", pa.struct([("f", pa.string())]))]))])

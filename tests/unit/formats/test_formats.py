@@ -1,4 +1,4 @@
-"""Formats without a schema of their own, JSON, and formats by name. Avro has `test_avro.py`."""
+"""Formats without their own schema, JSON, and formats by name. Avro has `test_avro.py`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_json_values_are_what_python_parses_and_a_bad_one_costs_no_neighbour(ite
 
 
 @pytest.mark.parametrize("more", [',"x":{"a":2}', ',"v":{"a":2}', ',{"a":2}', '],"x":[{"a":2}', '] , "\\"]" :\n[{"a":2}'])
-def test_seen_here_a_value_that_ends_what_it_was_put_into_and_begins_more_is_no_json_value(more):
+def test_a_value_that_ends_what_it_was_put_into_and_starts_more_is_no_json_value(more):
     values = [b'{"a":1}', b'{"a":3}' + more.encode(), b'{"l":[1],"x":[2],"a":4}']
     column, bad = JsonFormat(ROW).decode(binary(values))
     assert [each.row for each in bad] == [1]
@@ -118,7 +118,7 @@ def test_a_bad_json_values_reason_says_what_is_wrong_and_quotes_nothing():
     _, bad = JsonFormat(ROW).decode(binary([b'{"a":"secret"}', b'{"b":secret}', b"\xffsecret"]))
     assert [each.reason for each in bad] == [
         "does not fit the type: JSON parse error: Column(/v/a) changed from number to string",
-        "is no JSON: Expecting value at character 5",
+        "is not JSON: Expecting value at character 5",
         "text is not UTF-8",
     ]
 

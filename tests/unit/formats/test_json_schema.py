@@ -85,7 +85,7 @@ def test_properties_are_columns(schema, kind):
     assert str(made(schema).arrow_type) == kind
 
 
-def test_seen_here_what_is_put_together_of_what_was_put_together_has_all_of_its_columns():
+def test_what_is_put_together_of_what_was_put_together_has_all_of_its_columns():
     definitions = {
         "base": {"allOf": [{"$ref": "#/$defs/root"}, obj(b=INTEGER, where=obj(city=STRING))]},
         "root": {"allOf": [obj(a=INTEGER), {"allOf": [obj(z=STRING)]}]},
@@ -112,7 +112,7 @@ def test_seen_here_what_is_put_together_of_what_was_put_together_has_all_of_its_
         (obj(a={"$ref": "#/no"}), "refers to '#/no' at field 'a', which there is not"),
         (obj(a={"$ref": "#anchor"}), "only paths such as #/definitions/x are followed"),
         (obj(a={"$ref": "other.json"}), "refers to 'other.json' at field 'a', which is not among its references"),
-        (obj(a={"$ref": 5}), "a \\$ref at field 'a' is no text"),
+        (obj(a={"$ref": 5}), "a \\$ref at field 'a' is not text"),
         (obj(a={"allOf": [STRING, obj(b=STRING)]}), "not all objects"),
         (obj(a={"allOf": [obj(b=STRING), {"oneOf": [obj(c=STRING), obj(d=STRING)]}]}), "not all objects"),
         (obj(a={"allOf": [{"allOf": [STRING, STRING]}, obj(b=STRING)]}), "not all objects"),
@@ -183,7 +183,7 @@ def test_a_header_names_the_schema_of_json_too(registry):
     there = RegisteredJsonFormat.of_subject(SchemaRegistry(registry.url), "flights-value", fields=["carrier"])
     values, bad = there.decode_records(pa.array([value, value]), rows)
     assert values.to_pylist() == [{"carrier": "UA"}, None]
-    assert [each.reason for each in bad] == ["the header that names its schema goes on after the id"]
+    assert [each.reason for each in bad] == ["the header that names its schema continues after the id"]
 
 
 def test_a_reference_is_found_by_the_own_id_of_a_schema_too():

@@ -288,10 +288,10 @@ def test_of_several_alternatives_the_last_one_counts_and_of_a_key_too():
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"\x08\xff", "is no message p.q.M: its bytes are not of Protobuf's wire format"),
-        (b"\x1a\x01\xff", "is no message p.q.M"),
-        (b"\x7b" * 200_000 + b"\x7c" * 200_000, "is no message p.q.M"),
-        (b"\x82\x02\x00" + b"\x22\x02\x08", "is no message p.q.M"),
+        (b"\x08\xff", "is not a message p.q.M: its bytes are not of Protobuf's wire format"),
+        (b"\x1a\x01\xff", "is not a message p.q.M"),
+        (b"\x7b" * 200_000 + b"\x7c" * 200_000, "is not a message p.q.M"),
+        (b"\x82\x02\x00" + b"\x22\x02\x08", "is not a message p.q.M"),
         (b"\x72\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "a time or a duration in it does not fit 64-bit microseconds"),
     ],
 )
@@ -322,8 +322,8 @@ def test_only_the_fields_that_are_asked_for_are_columns_and_the_format_is_pickle
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"e": "X"}, "row 1 cannot be written as Protobuf: field 'e' has a value that is no symbol of the enum p.q.E"),
-        ({"me": [(True, "X")]}, "field 'me{}' has a value that is no symbol"),
+        ({"e": "X"}, "row 1 cannot be written as Protobuf: field 'e' has a value that is not a symbol of the enum p.q.E"),
+        ({"me": [(True, "X")]}, "field 'me{}' has a value that is not a symbol"),
         ({"ca": 1, "cb": "x"}, "has more than one of ca, cb, cc, which are alternatives"),
         ({"ri": [1, None]}, r"row 1 .* field 'ri\[\]' is null, which no repeated field can hold"),
         ({"rn": [{"a": 1, "b": 1}]}, r"row 1 .* field 'rn\[\]' has more than one of a, b"),
@@ -372,7 +372,7 @@ def test_columns_are_cast_and_found_by_name_and_what_is_missing_is_not_set():
         (PROTO3, {"message": "p.q.X"}, "has no message type p.q.X; there are: .*p.q.In"),
         (PROTO3, {"fields": ["zz"]}, "message p.q.M has the fields i, .*; asked for: 'zz'"),
         (PROTO3, {"fields": ["i.x"]}, "field 'i' of message p.q.M has no fields; asked for: 'i.x'"),
-        (b"\x08", {}, "this is no FileDescriptorSet"),
+        (b"\x08", {}, "this is not a FileDescriptorSet"),
     ],
 )
 def test_what_is_no_schema_or_cannot_be_read_is_refused_by_name(text, options, words):

@@ -320,7 +320,7 @@ def test_values_of_several_schemas_stay_in_their_order_and_a_bad_one_costs_no_ne
         reasons,
         [
             *(
-                "begins with byte 123",
+                "starts with byte 123",
                 "is empty",
                 "a length is negative",
                 "has no schema 999",
@@ -385,7 +385,7 @@ def test_an_unknown_id_is_not_asked_for_by_every_batch_and_is_asked_for_again_la
     assert registry.by_id(1).id == 1
 
 
-def test_seen_here_a_followers_no_to_a_new_id_is_asked_again_and_costs_no_record(served, monkeypatch):
+def test_a_followers_no_to_a_new_id_is_asked_again_and_costs_no_record(served, monkeypatch):
     served.register("flights-value", FLIGHT)
     format_ = reading(served)
     served.register("flights-value", LATER)
@@ -414,7 +414,7 @@ def test_ids_that_stay_unknown_are_asked_for_again_together_and_then_once_in_a_w
 
 
 @pytest.mark.parametrize("value", [b"\0\xff\xff\xff\xff abc", b"\0\x80\0\0\0x"])
-def test_seen_here_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_of_nobody(served, value):
+def test_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_of_nobody(served, value):
     served.register("flights-value", FLIGHT)
     format_ = reading(served)
     asked = len(served.asked)
@@ -424,7 +424,7 @@ def test_seen_here_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_o
     assert served.asked[asked:] == ["GET /schemas/ids/1"] * (len(served.asked) - asked)
 
 
-def test_seen_here_a_guid_of_a_registry_that_knows_none_is_a_bad_value_if_the_registry_itself_says_so(served):
+def test_a_guid_of_a_registry_that_knows_none_is_a_bad_value_if_the_registry_itself_says_so(served):
     served.register("flights-value", FLIGHT)
     format_ = reading(served)
     served.answers = [(404, {}, json.dumps(NO_SUCH_PATH).encode())]
@@ -439,7 +439,7 @@ def test_seen_here_a_guid_of_a_registry_that_knows_none_is_a_bad_value_if_the_re
         format_.decode(binary([b"\0\0\0\0\7"]))
 
 
-def test_seen_here_a_registry_that_was_set_up_anew_is_believed_and_what_was_known_of_it_forgotten(served):
+def test_a_registry_that_was_set_up_again_is_believed_and_what_was_known_of_it_forgotten(served):
     registry = SchemaRegistry(served.url)
     for schema in (FLIGHT, LATER):
         served.register("flights-value", schema)
@@ -469,7 +469,7 @@ def test_a_registry_that_is_away_stops_only_what_needs_an_unknown_id_and_says_so
     assert "very-secret" not in str(raised.value) + repr(registry) + repr(registry.config)
 
 
-def test_seen_here_an_answer_that_trickles_is_held_to_the_deadline(monkeypatch):
+def test_an_answer_that_trickles_is_held_to_the_deadline(monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -493,7 +493,7 @@ def test_seen_here_an_answer_that_trickles_is_held_to_the_deadline(monkeypatch):
             thread.join()
 
 
-def test_seen_here_an_answer_that_is_too_long_is_not_read_to_its_end(served, monkeypatch):
+def test_an_answer_that_is_too_long_is_not_read_to_its_end(served, monkeypatch):
     served.register("flights-value", FLIGHT)
     monkeypatch.setattr(client, "_LONGEST_ANSWER", 100)
     monkeypatch.setattr(client, "_CHUNK", 64)
@@ -644,7 +644,7 @@ def test_a_secret_stands_in_the_environment_or_a_file_and_is_read_when_the_regis
             assert later == format_.decode(binary([b"\0\0\0\0\1\4UA\0"]))
 
 
-def test_a_secret_that_changes_is_read_anew_and_one_that_is_gone_is_named(tmp_path):
+def test_a_secret_that_changes_is_read_again_and_one_that_is_gone_is_named(tmp_path):
     secret = tmp_path / "token"
     secret.write_text("of-before")
     with FakeRegistry(token="of-now") as served:
@@ -705,7 +705,7 @@ def test_a_token_of_an_endpoint_is_asked_for_once_and_sent_with_each_request(end
         assert (endpoint.asked[1][0], endpoint.asked[1][1]["Authorization"]) == (form, headers["Authorization"])
 
 
-def test_a_token_that_the_registry_refuses_is_asked_for_anew(endpoint):
+def test_a_token_that_the_registry_refuses_is_asked_for_again(endpoint):
     endpoint.body = json.dumps({"access_token": "revoked", "expires_in": 3600})
     with FakeRegistry(token="good") as served:
         served.register("flights-value", FLIGHT)
@@ -750,7 +750,7 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
         "ssl.keystore.location": str(certificates.client),
         "ssl.keystore.type": "PEM",
     }
-    key, separator, chain = certificates.client.read_text().partition("-----BEGIN CERTIFICATE-----")
+    key, separator, chain = certificates.client.read_text().partition("-----Start CERTIFICATE-----")
     (tmp_path / "key.pem").write_text(key)
     (tmp_path / "chain.pem").write_text(separator + chain)
     apart = ours | {"ssl.certificate.location": str(tmp_path / "chain.pem"), "ssl.key.location": str(tmp_path / "key.pem")}

@@ -115,7 +115,7 @@ def test_a_header_names_the_schema_and_the_message_type(registry):
     assert [each.reason for each in bad] == [
         f"it is a message air.Flight.Seat of schema {UUID(bytes=frame[1:17])}, and not air.Flight",
         "the header that names its schema is damaged",
-        "the indices of its message type are no list of numbers",
+        "the indices of its message type are not list of numbers",
     ]
 
 
@@ -140,10 +140,10 @@ def test_values_of_several_versions_and_message_types_stand_side_by_side(registr
     assert rows == [("UA", ""), ("AA", "B"), None, None, None, None, None, ("AA", "B")]
     assert {each.row: each.reason for each in bad} == {
         2: f"it is a message air.Other of schema {later}, and not air.Flight",
-        3: "the indices of its message type are no list of numbers",
+        3: "the indices of its message type are not list of numbers",
         4: f"schema {later} cannot be used: the Protobuf schema has no message type at [9]",
-        5: "the indices of its message type are no list of numbers",
-        6: "is no message air.Flight: its bytes are not of Protobuf's wire format",
+        5: "the indices of its message type are not list of numbers",
+        6: "is not a message air.Flight: its bytes are not of Protobuf's wire format",
     }
 
 
@@ -162,13 +162,13 @@ def test_a_schema_of_another_kind_is_bad_and_as_the_readers_it_is_refused(regist
             of.of_subject(known, subject)
 
 
-def compiler_that(script, tmp_path, planted):
+def compiler_that(script, tmp_path, injected):
     """In place of Python with protoc: a shell script. `$REAL` is the real one; gives a file with a line for each start."""
     instead, starts = tmp_path / "python", tmp_path / "starts"
     instead.write_text(f"#!/bin/sh\nREAL={sys.executable}\necho >> {starts}\nN=$(wc -l < {starts})\n{script}\n")
     instead.chmod(0o755)
-    planted.setattr(compiler.sys, "executable", str(instead))
-    planted.setattr(compiler, "_PAUSES", wait_none())
+    injected.setattr(compiler.sys, "executable", str(instead))
+    injected.setattr(compiler, "_PAUSES", wait_none())
     return starts
 
 
@@ -184,7 +184,7 @@ def compiler_that(script, tmp_path, planted):
         "echo 'WARNING: All log messages before' >&2; exit 1",
     ],
 )
-def test_seen_here_a_compiler_that_dies_says_nothing_of_a_schema_and_is_tried_again(tmp_path, monkeypatch, fault):
+def test_a_compiler_that_dies_says_nothing_of_a_schema_and_is_tried_again(tmp_path, monkeypatch, fault):
     """Memory that is short for a moment makes no value bad."""
     starts = compiler_that(f'if [ $N -lt 3 ]; then {fault}; fi\nexec $REAL "$@"', tmp_path, monkeypatch)
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptor_set(f"{LEG} // {fault!r}"))
@@ -192,7 +192,7 @@ def test_seen_here_a_compiler_that_dies_says_nothing_of_a_schema_and_is_tried_ag
     assert files.file[-1].message_type
 
 
-def test_seen_here_a_compiler_that_is_killed_makes_no_value_bad(registry, tmp_path, monkeypatch):
+def test_a_compiler_that_is_killed_makes_no_value_bad(registry, tmp_path, monkeypatch):
     register(registry)
     made = RegisteredProtobufFormat.of_subject(SchemaRegistry(registry.url), "flights-value")
     later = register(registry, f"{LATER} // killed")

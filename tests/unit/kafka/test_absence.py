@@ -1,4 +1,4 @@
-"""Exhibits: what a client did not see taken for what is not there. Absence needs proof."""
+"""Regression tests: what a client did not see taken for what is not there. Absence needs proof."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_one_of_three_brokers_does_not_know_a_topic_for_long_and_its_partition_i
     known = {split.split_id: split for split in discovery.initial().added}
     stale = kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="t"), broker=1, times=None)
     rounds = 0
-    while stale.fired < 10:  # asked in random order, so that before this was mended one in 81 rounds was wrong
+    while stale.fired < 10:  # asked in random order, so that before this was fixed one in 81 rounds was wrong
         assert discovery.later(known).missing == frozenset()
         rounds += 1
     stale.stop()
@@ -145,7 +145,7 @@ def run(monkeypatch, script: list[tuple[float, BaseException | str]]) -> str:
     return runner.run("looking", attempt)
 
 
-def test_the_grace_of_an_unknown_topic_begins_with_the_first_answer_and_not_with_the_request(monkeypatch):
+def test_the_grace_of_an_unknown_topic_starts_with_the_first_answer_and_not_with_the_request(monkeypatch):
     assert run(monkeypatch, [(3.2, UNKNOWN), (0.1, "found")]) == "found"
 
 

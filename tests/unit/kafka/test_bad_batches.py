@@ -63,7 +63,7 @@ def test_at_the_end_of_an_answer_its_header_is_believed_where_something_agrees(d
     assert second_look(answer(with_end(THREE, delta), high_watermark, last_stable)).last == last
 
 
-def test_one_behind_it_that_begins_before_it_says_nothing():
+def test_one_behind_it_that_starts_before_it_says_nothing():
     assert second_look(answer(THREE + batch(numbered(1), base=4), 100)).last is None
 
 

@@ -38,7 +38,7 @@ def test_a_child_forked_while_a_thread_holds_the_locks_uses_the_cluster():
                 with pytest.raises(DeadlineExceededError):
                     cluster.topics(["t"])
                 os._exit(0)
-            except BaseException:  # noqa: BLE001 - a forked test process must not go on running tests
+            except BaseException:  # noqa: BLE001 - a forked test process must not continue running tests
                 os._exit(2)
         done.set()
         thread.join()

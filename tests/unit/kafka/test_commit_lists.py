@@ -90,8 +90,8 @@ def created_again(kafka, topic="commits"):
 
 
 class TestTopic:
-    def test_seen_here_a_commit_topic_that_was_created_again_is_not_taken_for_no_lists(self, kafka):
-        """findings: Sinks 2, once more. The epoch would have been written again."""
+    def test_a_commit_topic_that_was_created_again_is_not_taken_for_no_lists(self, kafka):
+        """findings: Sinks 2, again. The epoch would have been written again."""
         sink = sink_to(kafka, "a")
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         assert sink.recorded_epochs() == {JOB: 0}
@@ -109,7 +109,7 @@ class TestTopic:
             assert sink.recorded_epochs() == {JOB: 0}
             assert other.fired == 1
 
-    def test_seen_here_nor_by_a_new_process_that_has_not_read_it_before(self, kafka):
+    def test_nor_by_a_new_process_that_has_not_read_it_before(self, kafka):
         """The coordinator knows that the job's driver has written a list."""
         sink = sink_to(kafka, "a")
         handles = prepared(sink, JOB, 0, ["0"], ["1"])
@@ -122,7 +122,7 @@ class TestTopic:
                 committer(sink_to(kafka, "a"), JOB).recover()
         assert kafka.offsets("a")[1] < kafka.offsets("a")[2]  # what is prepared is not aborted
 
-    def test_a_job_that_was_forgotten_begins_anew(self, kafka):
+    def test_a_job_that_was_forgotten_starts_over(self, kafka):
         sink = sink_to(kafka, "a")
         driver = committer(sink, JOB)
         driver.commit(7, prepared(sink, JOB, 7, ["7"]))
@@ -130,7 +130,7 @@ class TestTopic:
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         assert values(kafka, "a") == ["0", "7"]
 
-    def test_seen_here_what_was_forgotten_is_not_remembered_by_who_has_missed_the_tombstone(self, kafka):
+    def test_what_was_forgotten_is_not_remembered_by_who_has_missed_the_tombstone(self, kafka):
         """Compaction removes it after a day. To a process that had not looked meanwhile the epoch was recorded still."""
         sink = sink_to(kafka, "a")
         driver = committer(sink, JOB)
@@ -144,7 +144,7 @@ class TestTopic:
         assert list(memory.decided()) == [sink.names("other").key]
 
     @pytest.mark.parametrize("written_since", [0, 5])
-    def test_seen_here_what_an_unclean_election_lost_is_not_remembered(self, kafka, written_since):
+    def test_what_an_unclean_election_lost_is_not_remembered(self, kafka, written_since):
         """To who had read it, it was recorded; and what others have written since, up to that place, was not."""
         sink = sink_to(kafka, "a")
         driver = committer(sink, JOB)
@@ -164,7 +164,7 @@ class TestTopic:
         assert epochs_in(memory) == ({JOB: 0, "other": 7} if written_since else {JOB: 0})
 
     @pytest.mark.parametrize(("brokers", "replicas", "in_sync"), [(1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (5, 3, "2")])
-    def test_seen_here_it_is_made_with_three_replicas_though_the_brokers_default_is_one(self, brokers, replicas, in_sync):
+    def test_it_is_made_with_three_replicas_though_the_brokers_default_is_one(self, brokers, replicas, in_sync):
         """findings: Sinks 16."""
         with FakeKafka(brokers=brokers) as kafka:
             requests = []
@@ -175,7 +175,7 @@ class TestTopic:
             assert {config.name: config.value for config in made.configs}["min.insync.replicas"] == in_sync
 
     @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
-    def test_seen_here_one_whose_records_go_by_time_is_refused(self, kafka, policy):
+    def test_one_whose_records_go_by_time_is_refused(self, kafka, policy):
         """findings: Sinks 16. After retention.ms the list of a job that had been stopped was gone."""
         kafka.create_topic("commits", configs={"cleanup.policy": policy})
         with pytest.raises(UsageError, match=f"cleanup.policy={policy}.*set it to compact"):
@@ -189,7 +189,7 @@ class TestTopic:
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         assert values(kafka, "a") == ["0"]
 
-    def test_seen_here_a_process_forked_while_the_lists_are_read_can_read_them(self, kafka):
+    def test_a_process_forked_while_the_lists_are_read_can_read_them(self, kafka):
         """A lock that a thread of the parent holds at the fork is never released in the child."""
         log = sink_to(kafka, "a").commit_log()
         with log._lock:
@@ -229,8 +229,8 @@ def not_authorised(code, response):
 
 
 class TestDestinations:
-    def test_seen_here_two_writes_of_one_name_and_number_to_two_topics_both_write(self, kafka, in_a_task):
-        """findings: Sinks 1. The second found the epoch recorded, and wrote nothing, in silence."""
+    def test_two_writes_of_one_name_and_number_to_two_topics_both_write(self, kafka, in_a_task):
+        """findings: Sinks 1. The second found the epoch recorded, and wrote nothing, silently."""
         for epoch in (0, 1, 1):
             written(sink_to(kafka, "a"), epoch, rows([f"a{epoch}"]))
             written(sink_to(kafka, "b"), epoch, rows([f"b{epoch}"]))
@@ -244,7 +244,7 @@ class TestDestinations:
                 list(threads.map(lambda sink, epoch=epoch: written(sink, epoch, rows([f"{epoch}"])), sinks))
         assert values(kafka, "a") == values(kafka, "b") == ["0", "1", "2", "3"]
 
-    def test_seen_here_an_application_with_another_prefix_writes_for_itself(self, kafka, in_a_task):
+    def test_an_application_with_another_prefix_writes_for_itself(self, kafka, in_a_task):
         written(sink_to(kafka, "a"), 0, rows(["blue"]))
         written(sink_to(kafka, "a", transactional_id_prefix="green"), 0, rows(["green"]))
         assert values(kafka, "a") == ["blue", "green"]
@@ -272,7 +272,7 @@ class TestDestinations:
 
 
 class TestEachRowsTopic:
-    def test_seen_here_rows_for_a_topic_that_the_recorded_epoch_lacks_are_not_skipped_in_silence(self, kafka, in_a_task):
+    def test_rows_for_a_topic_that_the_recorded_epoch_lacks_are_not_skipped_silently(self, kafka, in_a_task):
         """findings: Sinks 1. Both writes have one destination: that each row has its own topic."""
         sink = sink_to(kafka, None)
         written(sink, 0, rows(["1"], topic=["a"]))
@@ -286,7 +286,7 @@ class TestEachRowsTopic:
         assert (values(kafka, "a"), values(kafka, "b")) == (["1"], ["2"])
         assert sink.recorded() == {JOB: RecordedEpoch(0, ("a", "b"))}
 
-    def test_two_writes_at_once_that_find_out_at_their_commit_do_not_lose_one_in_silence(self, kafka):
+    def test_two_writes_at_once_that_find_out_at_their_commit_do_not_lose_one_silently(self, kafka):
         sink = sink_to(kafka, None)
         first, second = (to_topic(sink, task, topic) for task, topic in enumerate("ab"))
         committer(sink, JOB).commit(0, (first,))
@@ -332,7 +332,9 @@ def dies_in_its_write(monkeypatch, sink, job, epoch):
 def in_a_new_process(sink):
     """What no earlier reading is known to."""
     _commit_log.cache_clear()
-    return replace(sink, properties={"default.api.timeout.ms": "3000"})  # who waits for a transaction to end is told by then
+    return replace(
+        sink, properties={"default.api.timeout.ms": "3000"}
+    )  # who waits for a transaction to end is informed by then
 
 
 def marker_flipped(response):
@@ -352,7 +354,7 @@ def cut_in_the_first_batch(response):
 
 
 class TestWritesUnderWay:
-    def test_seen_here_what_a_dead_driver_has_under_way_is_not_waited_for(self, kafka, monkeypatch):
+    def test_what_a_dead_driver_has_under_way_is_not_waited_for(self, kafka, monkeypatch):
         """A restart looked first what was recorded, and waited for the timeout of that write: 10 s, and up to 10 more until
         the coordinator looks for what has timed out."""
         sink = sink_to(kafka, "a")
@@ -363,7 +365,7 @@ class TestWritesUnderWay:
         committer(successor, JOB).commit(1, prepared(successor, JOB, 1, ["1"]))
         assert values(kafka, "a") == ["0", "1"]
 
-    def test_seen_here_nor_is_what_another_jobs_dead_driver_has_under_way(self, kafka, monkeypatch):
+    def test_nor_is_what_another_jobs_dead_driver_has_under_way(self, kafka, monkeypatch):
         """All jobs of a commit topic waited at their next start."""
         sink = sink_to(kafka, "a")
         driver = committer(sink, JOB)
@@ -377,7 +379,7 @@ class TestWritesUnderWay:
         committer(successor, JOB).commit(2, prepared(successor, JOB, 2, ["2"]))
         assert values(kafka, "a") == ["0", "1", "2"]
 
-    def test_seen_here_nor_does_a_first_start_wait_for_what_another_job_has_under_way(self, kafka, monkeypatch):
+    def test_nor_does_a_first_start_wait_for_what_another_job_has_under_way(self, kafka, monkeypatch):
         """It waited 10.8 s, also in each one-off write; for ever behind one that hangs."""
         sink = sink_to(kafka, "a")
         committer(sink, JOB).recover()
@@ -387,7 +389,7 @@ class TestWritesUnderWay:
         assert values(kafka, "a") == ["0"]
         assert Transactions(sink.cluster()).ongoing(sink.names("other").driver) == [sink.names("other").driver]
 
-    def test_seen_here_what_stays_open_is_told_of_once(self, kafka, monkeypatch, caplog):
+    def test_what_stays_open_is_notified_of_once(self, kafka, monkeypatch, caplog):
         """All behind it was read again for each epoch, and nothing was said."""
         sink = sink_to(kafka, "a")
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
@@ -399,7 +401,7 @@ class TestWritesUnderWay:
             log.decided()
         assert "still open" not in caplog.text
         now[0] += 2
-        kafka.fault("ListTransactions", Refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))  # it is told by the next look
+        kafka.fault("ListTransactions", Refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))  # it is informed by the next look
         for _ in range(4):
             assert sink.names(JOB).key in log.decided()
         assert caplog.text.count("still open") == 1
@@ -412,7 +414,7 @@ class TestWritesUnderWay:
         log.decided()
         assert caplog.text.count("still open") == 2
 
-    def test_seen_here_nor_does_a_replay_of_dead_letters(self, kafka, monkeypatch):
+    def test_nor_does_a_replay_of_dead_letters(self, kafka, monkeypatch):
         sink = sink_to(kafka, "a")
         committer(sink, JOB).recover()
         dies_in_its_write(monkeypatch, sink, "other", 7)
@@ -429,9 +431,7 @@ class TestWritesUnderWay:
         assert in_a_new_process(sink).recorded_now() == {JOB: RecordedEpoch(0)}
 
     @pytest.mark.parametrize(("times", "damage"), [(1, "marker"), (1, "cut"), (None, "marker"), (None, "cut")])
-    def test_seen_here_one_bit_of_a_marker_behind_an_open_write_does_not_make_a_commit_an_abort(
-        self, kafka, monkeypatch, times, damage
-    ):
+    def test_one_bit_of_a_marker_behind_an_open_write_does_not_make_a_commit_an_abort(self, kafka, monkeypatch, times, damage):
         """No checksum of it was compared: the epoch was taken for not recorded, and written again."""
         sink = sink_to(kafka, "a")
         driver = committer(sink, JOB)
@@ -494,7 +494,7 @@ class TestSize:
         sink = sink_to(kafka, "orders")
         return DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB))
 
-    def test_seen_here_1000_tasks_that_wrote_to_200_partitions_are_recorded_and_recovered(self, kafka, driver):
+    def test_1000_tasks_that_wrote_to_200_partitions_are_recorded_and_recovered(self, kafka, driver):
         """findings: Sinks 4. It was one record, and MESSAGE_TOO_LARGE failed every commit and every restart."""
         commits = CommitList(0, many(1000, 200), destination="orders")
         driver.fence()

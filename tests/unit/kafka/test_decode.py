@@ -320,7 +320,7 @@ def test_a_timestamp_beyond_64_bit_microseconds_is_refused_only_where_it_is_aske
 
 
 @pytest.mark.parametrize("time", [9_223_372_036_854_776, -9_223_372_036_854_776])
-def test_a_timestamp_beyond_64_bit_microseconds_may_be_a_null_beside_all_else_of_its_record(
+def test_a_timestamp_beyond_64_bit_microseconds_may_be_a_null_alongside_all_else_of_its_record(
     records: ModuleType, time: int
 ) -> None:
     bad, _ = payload(numbered(2))
@@ -371,7 +371,7 @@ def test_the_aborted_list_counts_from_each_first_offset(records: ModuleType) -> 
     assert offsets(records, data, aborted=[]) == [0, 2, 4, 6]
 
 
-def test_a_transaction_aborted_before_the_response_begins(records: ModuleType) -> None:
+def test_a_transaction_aborted_before_the_response_starts(records: ModuleType) -> None:
     data = batch(numbered(3), base=20, flags=TRANSACTIONAL, producer=1) + marker(ABORT, base=23, producer=1)
     decoded = run(records, data, start=21, aborted=[(1, 4)])
     assert [(each.records.num_rows, each.next_offset) for each in decoded] == [(0, 24)]

@@ -165,7 +165,7 @@ def test_a_start_out_of_range_is_loss_or_a_warning(offset, caplog):
     with caplog.at_level(logging.WARNING):
         lax = discovery(cluster, start=At(offset), fail_on_data_loss=False).initial()
     assert of(lax) == {("t", 0): (2 if offset < 2 else 9, None)}
-    assert "going on at" in caplog.text
+    assert "continuing at" in caplog.text
 
 
 def test_a_stop_beyond_the_end_is_loss():
@@ -281,7 +281,7 @@ class OneForgets(PretendedCluster):
 @pytest.mark.parametrize("subscription", [Topics(("t", "u")), Pattern("[tu]"), Partitions((("t", 0), ("t", 1), ("u", 0)))])
 @pytest.mark.parametrize("forgetful_answers", [1, 2, 3])
 def test_one_look_that_misses_what_a_checkpoint_names_is_no_proof_that_it_is_gone(subscription, forgetful_answers):
-    """Seen here: a checkpoint of the JVM connector was taken over, and one broker's look lacked a topic that it names."""
+    """Regression: a checkpoint of the JVM connector was taken over, and one broker's look lacked a topic that it names."""
     cluster = OneForgets({"t": (A, 2), "u": (B, 1)})
     cluster.forgetful_answers = forgetful_answers
     found = discovery(cluster, subscription).topic_ids({("t", 0), ("t", 1), ("u", 0)})

@@ -1,4 +1,4 @@
-"""Exhibits: brokers differ on which topic bears a name, as one of them lags behind or is cut off from its controllers."""
+"""Regression tests: brokers differ on which topic bears a name, as one of them lags behind or is cut off from its controllers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def telling_of_deleted(name: str) -> Rewrite:
 
 
 def lags(kafka: FakeKafka, broker: int, name: str = "t", times: int | None = None):
-    """This broker tells of the deleted topic of that name."""
+    """This broker reports the deleted topic of that name."""
     return kafka.fault("Metadata", telling_of_deleted(name), broker=broker, times=times).optional()
 
 
@@ -97,7 +97,7 @@ def ids(splits) -> set[UUID]:
 
 
 @pytest.mark.parametrize("end", [{}, {"stop": Latest()}])
-def test_seen_here_a_broker_that_lags_behind_brings_no_deleted_topic_back(kafka, end):
+def test_a_broker_that_lags_behind_brings_no_deleted_topic_back(kafka, end):
     kafka.create_topic("u")
     discovery = source_of(kafka, topics=["t", "u"], **end).create_discovery()
     (t, u) = sorted(discovery.initial().added, key=lambda split: split.topic)
@@ -137,7 +137,7 @@ def test_what_is_new_is_found_also_while_one_broker_cannot_be_asked(kafka, fault
 
 
 @pytest.mark.parametrize("fault", [CutBefore(), REFUSED])
-def test_seen_here_what_one_broker_says_against_an_id_counts_whoever_else_cannot_be_asked(kafka, fault):
+def test_what_one_broker_says_against_an_id_counts_whoever_else_cannot_be_asked(kafka, fault):
     t = the_split(kafka)
     stale, away = lags(kafka, 1), out_of_reach(kafka, 3, fault)
     for _ in range(20):  # asked in random order
@@ -148,7 +148,7 @@ def test_seen_here_what_one_broker_says_against_an_id_counts_whoever_else_cannot
     assert away.fired
 
 
-def test_seen_here_a_broker_that_refuses_one_topic_is_heard_on_the_others(kafka):
+def test_a_broker_that_refuses_one_topic_is_heard_on_the_others(kafka):
     kafka.create_topic("x")
     lags(kafka, 1)
     refused = [out_of_reach(kafka, broker, Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="x"), "x") for broker in (2, 3)]
@@ -158,13 +158,13 @@ def test_seen_here_a_broker_that_refuses_one_topic_is_heard_on_the_others(kafka)
     assert all(each.fired for each in refused)
 
 
-def test_seen_here_a_topic_that_most_brokers_do_not_know_is_not_taken_from_one(kafka):
+def test_a_topic_that_most_brokers_do_not_know_is_not_taken_from_one(kafka):
     kafka.create_topic("u")
     kafka.isolate_broker(1)
     kafka.delete_topic("u")
     found = asking_first(kafka, 1, topics=None, pattern="[tu]").create_discovery().later({})
     assert {split.topic for split in found.added} == {"t"}
-    assert "one broker has told of topic u, which 2 others do not know" in str(found.undecided)
+    assert "one broker has told of topic u, which 2 others do not know" in str(found.inconclusive)
 
 
 def test_one_broker_that_does_not_know_a_new_topic_yet_does_not_hold_it_up(kafka):
@@ -174,32 +174,32 @@ def test_one_broker_that_does_not_know_a_new_topic_yet_does_not_hold_it_up(kafka
     assert unknown.fired
 
 
-def test_seen_here_a_topic_that_is_deleted_while_it_is_found_holds_up_no_other(kafka, monkeypatch):
+def test_a_topic_that_is_deleted_while_it_is_found_holds_up_no_other(kafka, monkeypatch):
     monkeypatch.setattr(retries, "_UNKNOWN_TOPIC_GRACE_S", 0.0)
     kafka.create_topic("u")
     deleted = kafka.fault("ListOffsets", Before(lambda: kafka.delete_topic("u")))
     found = source_of(kafka, topics=["t", "u"]).create_discovery().later({})
     assert {split.topic for split in found.added} == {"t"}
     assert deleted.fired
-    assert "told of topic u, and its leader does not know it" in str(found.undecided)
+    assert "told of topic u, and its leader does not know it" in str(found.inconclusive)
 
 
-def test_seen_here_an_added_partition_of_a_deleted_topic_is_not_taken(kafka):
+def test_an_added_partition_of_a_deleted_topic_is_not_taken(kafka):
     old = the_split(kafka)
     kafka.add_partitions("t", 2)
     kafka.isolate_broker(1)
     made_anew(kafka)
     found = asking_first(kafka, 1).create_discovery().later({old.split_id: old})
     assert found.added == []
-    assert "brokers differ on which topic t is" in str(found.undecided)
+    assert "brokers differ on which topic t is" in str(found.inconclusive)
 
 
-def test_seen_here_a_dispute_is_over_once_no_broker_knows_the_topic(kafka):
+def test_a_dispute_is_over_once_no_broker_knows_the_topic(kafka):
     kafka.create_topic("u")
     discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
     t = the_split(kafka)
     stale = lags(kafka, 1, "u")
-    assert "brokers differ on which topic u is" in str(discovery.later({t.split_id: t}).undecided)
+    assert "brokers differ on which topic u is" in str(discovery.later({t.split_id: t}).inconclusive)
     stale.stop()
     kafka.delete_topic("u")
     assert discovery.later({t.split_id: t}) == Findings([])
@@ -223,7 +223,7 @@ def test_a_topic_without_an_id_is_any_of_its_name(kafka, known):
     assert source_of(kafka).create_discovery().later({split.split_id: split}) == Findings([])
 
 
-def test_seen_here_brokers_are_asked_at_once_so_that_one_that_is_silent_holds_up_no_other(kafka):
+def test_brokers_are_asked_at_once_so_that_one_that_is_silent_holds_up_no_other(kafka):
     together = threading.Barrier(3, timeout=10.0)
     answers = [out_of_reach(kafka, broker, Rewrite(lambda _: together.wait())) for broker in kafka.brokers]
     views = shared_cluster(source_of(kafka).config).topic_views(["t"])
@@ -237,28 +237,28 @@ def test_a_successor_of_a_known_topic_waits_for_all_brokers_to_be_asked(kafka):
     away = out_of_reach(kafka, 3)
     found = discovery.later({t.split_id: t})
     assert (found.added, found.missing) == ([], frozenset())
-    assert "not every broker can be asked which topic t is now" in str(found.undecided)
+    assert "not every broker can be asked which topic t is now" in str(found.inconclusive)
     assert away.fired
     away.stop()
     found = discovery.later({t.split_id: t})
     assert ids(found.added) == {the_split(kafka).topic_id}
-    assert (found.missing, found.undecided) == ({t.split_id}, None)
+    assert (found.missing, found.inconclusive) == ({t.split_id}, None)
 
 
-def test_seen_here_a_dispute_is_not_over_because_a_connection_was_lost(kafka):
+def test_a_dispute_is_not_over_because_a_connection_was_lost(kafka):
     discovery = source_of(kafka).create_discovery()
     stale = lags(kafka, 1)
-    assert "brokers differ" in str(discovery.later({}).undecided)
+    assert "brokers differ" in str(discovery.later({}).inconclusive)
     away = [out_of_reach(kafka, broker) for broker in (2, 3)]
     found = discovery.later({})
     assert (found.added, stale.fired > 0, all(each.fired for each in away)) == ([], True, True)
-    assert "not every broker can be asked" in str(found.undecided)
+    assert "not every broker can be asked" in str(found.inconclusive)
     for each in (stale, *away):
         each.stop()
     assert ids(discovery.later({}).added) == {the_split(kafka).topic_id}
 
 
-def test_seen_here_the_ids_of_a_checkpoint_without_them_are_not_known_while_brokers_differ(kafka):
+def test_the_ids_of_a_checkpoint_without_them_are_not_known_while_brokers_differ(kafka):
     lags(kafka, 2)
     kafka.fault("Metadata", UNKNOWN, broker=1, times=None).optional()
     for _ in range(5):  # asked in random order
@@ -274,18 +274,18 @@ def test_brokers_that_tell_of_one_topic_now_and_of_its_successor_then_have_not_d
 
 
 def two_laggards(kafka: FakeKafka) -> None:
-    """A new topic u was deleted and made anew: broker 1 tells of the first, 2 of the second, and 3 of none."""
+    """A new topic u was deleted and recreated: broker 1 reports the first, 2 of the second, and 3 of none."""
     kafka.create_topic("u")
     kafka.append("u", b"of u")
     lags(kafka, 1, "u")
     kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="u"), broker=3, times=None).optional()
 
 
-def test_seen_here_who_waits_for_a_decision_is_not_told_by_a_broker_that_does_not_know_the_topic_that_there_is_none(kafka):
+def test_who_waits_for_a_decision_is_not_told_by_a_broker_that_does_not_know_the_topic_that_there_is_none(kafka):
     two_laggards(kafka)
     for _ in range(5):  # asked in random order
         discovery = source_of(kafka, topics=None, pattern="[tu]", **QUICK).create_discovery()
-        while discovery.later({}).undecided is None:
+        while discovery.later({}).inconclusive is None:
             pass  # brokers are asked in random order: one of them must be heard of it first
         for look in (discovery.initial, lambda: discovery.settled({})):  # noqa: B023 - called here
             with pytest.raises(DeadlineExceededError, match="topic u"):
@@ -295,33 +295,33 @@ def test_seen_here_who_waits_for_a_decision_is_not_told_by_a_broker_that_does_no
 def test_a_topic_that_was_in_doubt_is_undecided_until_it_is_known_or_gone(kafka):
     two_laggards(kafka)
     discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
-    while discovery.later({}).undecided is None:
+    while discovery.later({}).inconclusive is None:
         pass  # as above
-    assert all(discovery.later({}).undecided is not None for _ in range(10))
+    assert all(discovery.later({}).inconclusive is not None for _ in range(10))
     kafka.delete_topic("u")
-    assert discovery.later({}).undecided is None
+    assert discovery.later({}).inconclusive is None
 
 
-def test_seen_here_a_doubt_is_over_where_a_topic_is_made_anew_without_the_partition_that_is_selected(kafka):
+def test_a_doubt_is_over_where_a_topic_is_recreated_without_the_partition_that_is_selected(kafka):
     kafka.create_topic("u", partitions=2)
     discovery = source_of(kafka, topics=None, partitions={"u": [1]}).create_discovery()
     (first,) = discovery.initial().added
     stale = lags(kafka, 1, "u")
     kafka.delete_topic("u")
     kafka.create_topic("u", partitions=2)
-    assert discovery.later({first.split_id: first}).undecided is not None
+    assert discovery.later({first.split_id: first}).inconclusive is not None
     stale.stop()
     kafka.delete_topic("u")
     kafka.create_topic("u")
     assert discovery.later({first.split_id: first}) == Findings([], frozenset({first.split_id}))
 
 
-def test_seen_here_a_doubt_is_over_where_the_topic_is_deleted_with_the_right_to_it(kafka):
+def test_a_doubt_is_over_where_the_topic_is_deleted_with_the_right_to_it(kafka):
     kafka.create_topic("u")
     discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
     t = the_split(kafka)
     stale = lags(kafka, 1, "u")
-    assert discovery.later({t.split_id: t}).undecided is not None
+    assert discovery.later({t.split_id: t}).inconclusive is not None
     stale.stop()
     kafka.delete_topic("u")
     refused = out_of_reach(kafka, 1, Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="u"), "u")
@@ -349,7 +349,7 @@ def test_a_broker_that_refuses_the_whole_question_has_not_said_that_there_is_no_
     assert all(each.fired for each in refused)
 
 
-def test_seen_here_a_look_in_a_thread_that_outlives_the_main_one(kafka, tmp_path):
+def test_a_look_in_a_thread_that_outlives_the_main_one(kafka, tmp_path):
     """A pool's threads cannot be started any more by then: concurrent.futures ends with the main thread."""
     script = tmp_path / "job.py"
     script.write_text(
@@ -365,10 +365,10 @@ def test_seen_here_a_look_in_a_thread_that_outlives_the_main_one(kafka, tmp_path
     assert (done.stdout.strip(), done.stderr) == ("t", "")
 
 
-# --- what goes on meanwhile -------------------------------------------------------------------------------------------------
+# --- what continues meanwhile -------------------------------------------------------------------------------------------------
 
 
-def test_seen_here_the_others_are_read_while_brokers_differ_on_a_new_topic(kafka, caplog):
+def test_the_others_are_read_while_brokers_differ_on_a_new_topic(kafka, caplog):
     source = source_of(kafka, topics=None, pattern="[tu]", discovery_interval_s=0.01)
     with EmbeddedRun(source, clock=time.monotonic, discovery_interval_s=0.01) as run:
         kafka.create_topic("u")
@@ -406,7 +406,7 @@ def test_so_does_a_query_of_spark_which_says_so_once(kafka, caplog):
         at, before = planner.next_offsets(at, None, None), at
         assert at != before
         assert '"u"' not in at
-    assert caplog.text.count("goes on without what may be new until this is over: brokers differ on which topic u is") == 1
+    assert caplog.text.count("continues without what may be new until this is over: brokers differ on which topic u is") == 1
     stale.stop()
     assert '"u":{"0":0}' in planner.next_offsets(at, None, None)
 
@@ -426,7 +426,7 @@ def test_but_not_one_that_reads_what_is_available_now(kafka, brief_outages):
 # --- presence takes one, absence all ----------------------------------------------------------------------------------------
 
 
-def test_seen_here_where_a_found_partition_begins_is_its_first_record_also_while_a_broker_lags_behind(kafka):
+def test_where_a_found_partition_starts_is_its_first_record_also_while_a_broker_lags_behind(kafka):
     t, fired = the_split(kafka), 0
     for _ in range(10):  # asked in random order
         stale = lags(kafka, 1, times=3)
@@ -436,14 +436,14 @@ def test_seen_here_where_a_found_partition_begins_is_its_first_record_also_while
     assert fired
 
 
-def test_seen_here_that_a_partition_is_there_is_known_though_a_broker_cannot_be_asked(kafka):
+def test_that_a_partition_is_there_is_known_though_a_broker_cannot_be_asked(kafka):
     t = the_split(kafka)
     away = out_of_reach(kafka, 3)
     assert KafkaOffsets(source_of(kafka, **QUICK)).begins([replace(t, next_offset=3)], {}) == {t.split_id: 0}
     assert away.fired
 
 
-def test_where_a_found_partition_begins_is_not_known_while_a_broker_cannot_be_asked_whether_it_is_gone(kafka):
+def test_where_a_found_partition_starts_is_not_known_while_a_broker_cannot_be_asked_whether_it_is_gone(kafka):
     gone = KafkaSplit("t", DELETED, 0, 3)
     assert KafkaOffsets(source_of(kafka, **QUICK)).begins([gone], {}) == {gone.split_id: 3}
     away = out_of_reach(kafka, 3)

@@ -206,7 +206,7 @@ def test_compiled_and_uncompiled_agree_to_the_byte(job: Job, codec: str) -> None
 
 
 def built(rows: list[Row], partition: int, options: dict[str, Any]) -> list[tuple[int, bytes, int, int]]:
-    """What kafka-python's builder makes of a partition's rows, cut where it says that a batch is full."""
+    """What kafka-python's builder makes of a partition's rows, cut where it states that a batch is full."""
     out: list[tuple[int, bytes, int, int]] = []
     sequence = options["first_sequences"].get(partition, 0)
     while rows:
@@ -347,7 +347,7 @@ def test_the_header_of_a_transactional_batch(encode: ModuleType) -> None:
     }
 
 
-def test_sequences_are_counted_by_partition_and_go_on_after_a_flush(encode: ModuleType) -> None:
+def test_sequences_are_counted_by_partition_and_continue_after_a_flush(encode: ModuleType) -> None:
     made = encoder(encode, 2, producer_id=1, producer_epoch=0)
     seen = []
     for count in (3, 2, 4):
@@ -506,7 +506,7 @@ def test_a_large_arrow_batch_is_spread_by_whole_batches(encode: ModuleType) -> N
     assert len(full) >= 1000 // 100 - 4
 
 
-def test_where_an_encoder_begins_is_left_to_chance(encode: ModuleType) -> None:
+def test_where_an_encoder_starts_is_left_to_chance(encode: ModuleType) -> None:
     seen = set()
     for _ in range(200):
         made = encoder(encode, 3)

@@ -14,7 +14,7 @@ from headrace.testing.fake_kafka import FakeKafka, Refuse, Rewrite
 
 RETRIED = (Reaction.RETRY, Reaction.REFRESH)
 READING = ("FindCoordinator", "Fetch", "ListOffsets", "OffsetFetch", "OffsetCommit")
-LOOKED_AT_AGAIN = {("Fetch", ErrorCode.CORRUPT_MESSAGE), ("Fetch", ErrorCode.INVALID_RECORD)}  # one answer is no damaged log
+LOOKED_AT_AGAIN = {("Fetch", ErrorCode.CORRUPT_MESSAGE), ("Fetch", ErrorCode.INVALID_RECORD)}  # one answer is not a damaged log
 GOES_AWAY = {"Metadata": {ErrorCode.REBOOTSTRAP_REQUIRED}}  # of the whole answer, and not of a topic
 
 

@@ -191,7 +191,7 @@ def test_errors_without_a_success_between_end_at_the_deadline():
     assert (outcome.topic, outcome.partition, outcome.offset, len(plan)) == ("t", 0, 10, 0)
 
 
-def test_a_success_starts_the_deadline_anew():
+def test_a_success_starts_the_deadline_again():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
     for now in (0.0, 9.0, 18.0, 27.0):
@@ -324,8 +324,8 @@ def test_a_truncated_log_is_data_loss():
 
 
 @pytest.mark.parametrize("end", [10, 20])
-def test_seen_here_a_log_with_more_of_an_older_epoch_leaves_nothing_out(end):
-    """Reading went on at the end of that epoch, which lay above what was read, and what is between was left out."""
+def test_a_log_with_more_of_an_older_epoch_leaves_nothing_out(end):
+    """Reading continued at the end of that epoch, which lay above what was read, and what is between was left out."""
     plan = plan_of(FetchFrom("t", 0, 10, last_epoch=3))
     failed = plan.landed(*plan.take(ONE, 0.0, ROOM), answer(diverging=(2, end)), None, 0.0)
     assert isinstance(failed, FetchFailed)
@@ -464,7 +464,7 @@ def test_while_a_partition_is_in_flight_its_answer_tells_what_is_wrong():
     assert isinstance(plan.landed(asked, answer(batches(10, 5)), None, 6.0), FetchedData)
 
 
-def test_a_partition_in_flight_goes_on_at_the_leader_that_was_found_meanwhile():
+def test_a_partition_in_flight_continues_at_the_leader_that_was_found_meanwhile():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
     (asked,) = plan.take(ONE, 0.0, ROOM)
@@ -500,7 +500,7 @@ def test_a_doubt_stays_one_though_the_leader_is_found_again():
     assert plan.take(ONE, 1.0, ROOM) == []
 
 
-def test_a_ready_partition_of_a_topic_that_was_made_anew_is_fetched_no_more():
+def test_a_ready_partition_of_a_topic_that_was_recreated_is_fetched_no_more():
     source = FetchFrom("t", 0, 10, topic_id=ID)
     plan = plan_of(source)
     assert plan.lookup_failed(source, RECREATED, 300.0) is None
@@ -520,7 +520,7 @@ def test_a_topic_that_is_gone_is_told_by_its_id_where_the_error_is_about_it():
         assert (type(failed.error), str(failed.error)) == (type(expected), str(expected))
 
 
-def test_the_time_that_a_topic_is_unknown_begins_anew_after_any_other_answer():
+def test_the_time_that_a_topic_is_unknown_starts_over_after_any_other_answer():
     source, missing = FetchFrom("t", 0, 10), UnknownTopicError(frozenset({"t"}))
     plan = FetchPlan(CONFIG)
     plan.add(source)
@@ -597,7 +597,7 @@ def test_a_failure_is_waited_for_though_the_leader_is_known_again():
         (replace(CONFIG, retry_backoff_ms=300, retry_backoff_max_ms=200), [0.3, 0.3]),
     ],
 )
-def test_each_failure_in_a_row_waits_twice_as_long_up_to_a_limit_and_a_success_begins_anew(config, waits):
+def test_each_failure_in_a_row_waits_twice_as_long_up_to_a_limit_and_a_success_starts_over(config, waits):
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source, config=config)
     for wait in (*waits, None, *waits[:2]):
@@ -633,7 +633,7 @@ def test_all_that_an_answer_says_is_handed_on():
     assert {name: getattr(data, name) for name in said} == said
 
 
-def test_the_epoch_before_an_offset_is_that_of_the_last_batch_that_begins_before_it():
+def test_the_epoch_before_an_offset_is_that_of_the_last_batch_that_starts_before_it():
     plan = plan_of(FetchFrom("t", 0, 10))
     (asked,) = plan.take(ONE, 0.0, ROOM)
     data = plan.landed(asked, answer(bytes(batches(8, 5)) + bytes(batches(13, 2, epoch=4))), None, 0.0)
@@ -850,7 +850,7 @@ def asked_until(plan, reply, seconds):
     return None, asks, now
 
 
-def test_seen_here_a_batch_that_never_comes_whole_is_corrupt_data():
+def test_a_batch_that_never_comes_whole_is_corrupt_data():
     """It was asked for as fast as brokers answer, for ever."""
     plan = plan_of(FetchFrom("t", 0, 10))
     outcome, asks, now = asked_until(plan, answer(batches(10, 5)[:-1], high_watermark=50), 20.0)
@@ -873,7 +873,7 @@ def test_a_batch_of_which_only_the_length_comes_is_corrupt_data_after_three_seco
     assert f"a batch of {len(batches(10, 5))} bytes that never comes whole" in str(outcomes[-1].error)
 
 
-def test_seen_here_a_log_that_goes_on_and_brings_nothing_is_asked_again_ever_later_and_told_of():
+def test_a_log_that_continues_and_brings_nothing_is_asked_again_ever_later_and_told_of():
     plan = plan_of(FetchFrom("t", 0, 10))
     outcome, asks, now = asked_until(plan, answer(high_watermark=50), 60.0)
     assert outcome is None
@@ -887,7 +887,7 @@ def test_seen_here_a_log_that_goes_on_and_brings_nothing_is_asked_again_ever_lat
     assert "fetched again" in (plan.outages.news(now + 1.0) or "")
     (after,) = plan.take(ONE, now + 1.0, ROOM)
     plan.landed(after, answer(high_watermark=50), None, now + 1.0)
-    assert len(plan.take(ONE, now + 1.0, ROOM)) == 1  # anew: at once
+    assert len(plan.take(ONE, now + 1.0, ROOM)) == 1  # again: at once
 
 
 def test_a_partition_that_others_leave_no_room_for_waits_an_eighth_longer_at_most():

@@ -135,7 +135,7 @@ def test_a_length_that_cannot_be_is_corruption_and_no_endless_loop(size):
 
 
 @pytest.mark.parametrize("length", [b"\xff" * 9 + b"\x01", b"\x80" * 5 + b"\0", b"\xff" * 100_000])
-def test_seen_here_a_length_of_more_than_five_bytes_in_a_fetch_response_is_corrupt_data(length):
+def test_a_length_of_more_than_five_bytes_in_a_fetch_response_is_corrupt_data(length):
     head = bytes(10)
     with pytest.raises(CorruptDataError, match="varint at byte 10 is longer than 5 bytes"):
         parse_fetch_response(memoryview(head + length), 12)
@@ -173,7 +173,7 @@ def flexible_partition(index: int, records: bytes, tags: bytes, aborted: bytes =
     return head + aborted + struct.pack(">i", replica) + uvarint(len(records) + 1) + records + tags
 
 
-def test_tags_that_are_not_known_are_passed_over_wherever_they_are():
+def test_tags_that_are_not_known_are_skipped_wherever_they_are():
     aborted = uvarint(3) + struct.pack(">qq", 5, 6) + UNKNOWN + struct.pack(">qq", 7, 8) + NO_TAGS
     parts = [flexible_partition(0, b"abc", UNKNOWN, aborted, 3), flexible_partition(300, b"d" * 200, NO_TAGS)]
     answer = parse_fetch_response(memoryview(flexible(parts, tags=UNKNOWN)), 16)

@@ -1,4 +1,4 @@
-"""Exhibits: which threads and sockets fetching takes, what wakes them, and what must not hold up what."""
+"""Regression tests: which threads and sockets fetching takes, what wakes them, and what must not hold up what."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_thread_ends_when_nothing_is_fetched_from_its_broker_any_more_and_come
 
 
 def test_sockets_that_a_broker_has_closed_do_not_stay_half_closed(kafka, cluster, monkeypatch):
-    monkeypatch.setattr(pool, "_SWEEP_S", 0.0)
+    monkeypatch.setattr(pool, "_CLEAN_UP_S", 0.0)
     host, _, port = kafka.address(1).rpartition(":")
     gone = Broker(1, host, int(port))
     surplus = [cluster.lease(gone) for _ in range(3)]
@@ -121,7 +121,7 @@ def test_sockets_that_a_broker_has_closed_do_not_stay_half_closed(kafka, cluster
     assert [connection.usable for connection in surplus] == [False] * 3
 
 
-def test_seen_here_a_connection_whose_session_nears_its_end_does_not_stay_on_loan(cluster, monkeypatch):
+def test_a_connection_whose_session_nears_its_end_does_not_stay_on_loan(cluster, monkeypatch):
     """The pool kept it and its buffers for as long as there was one: one more at each session's end."""
     lease, leased = cluster.lease, []
 

@@ -1,4 +1,4 @@
-"""A lease's board in Kafka's protocol: what one supervisor writes another one sees, and what cannot be is an error soon."""
+"""A lease's lease store in Kafka's protocol: what one supervisor writes another one sees, and what cannot be is an error soon."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.connectors.base.lease import Beat, BeatState
+from headrace.connectors.base.lease import Heartbeat, HeartbeatState
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.kafka import KafkaLease
 from headrace.testing import FakeKafka
 
-BEAT = Beat(1, "a", 0, BeatState.LEADING, "host-a")
+HEARTBEAT = Heartbeat(1, "a", 0, HeartbeatState.LEADING, "host-a")
 
 
 @pytest.fixture
@@ -26,22 +26,22 @@ def test_what_one_host_writes_the_other_sees_and_only_the_last(kafka):
     one, other = (KafkaLease(kafka.bootstrap, "job") for _ in range(2))
     assert one.look() is other.look() is None
     for number in range(3):
-        one.write(Beat(1, "a", number, BeatState.LEADING, "host-a"))
-    assert other.look() == Beat(1, "a", 2, BeatState.LEADING, "host-a")
-    other.write(Beat(2, "b", 0, BeatState.LEADING, "host-b"))
-    assert one.look() == Beat(2, "b", 0, BeatState.LEADING, "host-b")
+        one.write(Heartbeat(1, "a", number, HeartbeatState.LEADING, "host-a"))
+    assert other.look() == Heartbeat(1, "a", 2, HeartbeatState.LEADING, "host-a")
+    other.write(Heartbeat(2, "b", 0, HeartbeatState.LEADING, "host-b"))
+    assert one.look() == Heartbeat(2, "b", 0, HeartbeatState.LEADING, "host-b")
 
 
 def test_jobs_are_apart(kafka):
-    KafkaLease(kafka.bootstrap, "one").write(BEAT)
+    KafkaLease(kafka.bootstrap, "one").write(HEARTBEAT)
     assert KafkaLease(kafka.bootstrap, "another").look() is None
 
 
 def test_a_board_that_is_away_is_said_to_be_long_before_the_timeout(kafka):
     lease = KafkaLease(kafka.bootstrap, "job", timeout_s=2.0)
-    lease.write(BEAT)
+    lease.write(HEARTBEAT)
     kafka.close()
-    for ask in (lease.look, lambda: lease.write(BEAT)):
+    for ask in (lease.look, lambda: lease.write(HEARTBEAT)):
         began = time.monotonic()
         with pytest.raises((RetriableError, DeadlineExceededError)):
             ask()
@@ -49,21 +49,21 @@ def test_a_board_that_is_away_is_said_to_be_long_before_the_timeout(kafka):
 
 
 def committed_by_another(kafka, metadata):
-    """The board after it was written to by a supervisor, and then by a program that knows nothing of leases."""
+    """The lease store after it was written to by a supervisor, and then by a program that knows nothing of leases."""
     lease = KafkaLease(kafka.bootstrap, "job")
-    lease.write(BEAT)
+    lease.write(HEARTBEAT)
     lease._cluster.commit_offsets("job", {("headrace-commits", 0): CommittedOffset(7, metadata=metadata)})
     return lease
 
 
-def test_seen_here_offsets_that_somebody_has_reset_are_as_none_and_the_next_beat_replaces_them(kafka):
-    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever: the leader wrote no beat, and nobody could
+def test_offsets_that_somebody_has_reset_are_as_none_and_the_next_beat_replaces_them(kafka):
+    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever: the leader wrote no heartbeat, and nobody could
     take over from it.
     """
     lease = committed_by_another(kafka, metadata="")
     assert lease.look() is None
-    lease.write(replace(BEAT, number=1))
-    assert lease.look() == replace(BEAT, number=1)
+    lease.write(replace(HEARTBEAT, number=1))
+    assert lease.look() == replace(HEARTBEAT, number=1)
 
 
 def test_a_group_of_another_program_is_no_board_and_the_error_says_what_to_do(kafka):

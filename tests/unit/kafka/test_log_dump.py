@@ -231,7 +231,7 @@ def test_values_are_shown_as_json_by_the_schema_that_each_names_in_a_registry(mo
         assert result.exit_code == 0, result.output
         shown = [line.split("\t")[5] for line in result.output.splitlines() if line.startswith("record")]
         assert shown[:2] == ['{"a": 1, "b": "\\x9b"}', '"x"']
-        assert shown[2].startswith("plain (the value begins with byte 112")
+        assert shown[2].startswith("plain (the value starts with byte 112")
         assert "(the schema registry" in shown[3]
         assert shown[3].endswith("has no schema 99)")
         assert shown[4].endswith("(field 'b': a length is negative, or runs past the end of the value)")
@@ -266,7 +266,7 @@ def test_a_value_that_contains_itself_is_shown_and_the_registrys_login_may_stand
         assert json.loads(shown) == {"n": 1, "next": '{"n":2,"next":null}'}
 
 
-def test_seen_here_records_with_many_headers_are_dumped_all_of_them():
+def test_records_with_many_headers_are_dumped_all_of_them():
     """Decoded, a batch of them comes in parts, and only the first was printed."""
     headers = [(f"h{number}", b"v") for number in range(9)]
     with FakeKafka() as kafka:
@@ -292,12 +292,12 @@ def test_protobuf_values_are_shown_by_the_message_type_that_each_names(monkeypat
         assert result.exit_code == 0, result.output
         shown = [line.split("\t")[5] for line in result.output.splitlines() if line.startswith("record")]
         assert shown[:2] == ['{"a": 1}', '{"b": "x"}']
-        assert shown[2].endswith("(is no message M: its bytes are not of Protobuf's wire format)")
+        assert shown[2].endswith("(is not a message M: its bytes are not of Protobuf's wire format)")
         assert shown[3].endswith(f"(schema {avro} of the registry is AVRO)")
         assert shown[4] == "null"
 
 
-def test_seen_here_a_leader_that_does_not_know_its_high_watermark_yet_is_no_loss():
+def test_a_leader_that_does_not_know_its_high_watermark_yet_is_no_loss():
     """It brings nothing, and says so of what it has (KAFKA-7703)."""
     empty = Rewrite(lambda response: [setattr(part, "records", b"") for each in response.responses for part in each.partitions])
     with FakeKafka() as kafka:

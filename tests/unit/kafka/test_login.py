@@ -97,7 +97,7 @@ def test_a_token_that_brokers_do_not_take_is_an_error_of_the_login_and_not_tried
         cluster.topics(["t"])
 
 
-def test_seen_here_a_kept_token_that_is_refused_is_asked_for_anew(kafka, endpoint):
+def test_a_kept_token_that_is_refused_is_asked_for_again(kafka, endpoint):
     """Its signer's keys were changed, or the machine slept: by its life it is good, and it was handed out until its end."""
     endpoint.body = json.dumps({"access_token": "of yesterday", "expires_in": 3600})
     config = config_of(by_token(endpoint.url) | JAVA, kafka.bootstrap)
@@ -299,7 +299,7 @@ def test_a_token_in_a_file_is_read_for_every_connection(kafka, tmp_path):
         config.sasl.token_provider.token()
 
 
-def test_seen_here_a_file_that_is_empty_while_it_is_rewritten_is_read_again(kafka, tmp_path):
+def test_a_file_that_is_empty_while_it_is_rewritten_is_read_again(kafka, tmp_path):
     path = tmp_path / "token"
     path.write_text("")
     config = config_of(by_token(path.as_uri()) | FILE, kafka.bootstrap)
@@ -309,7 +309,7 @@ def test_seen_here_a_file_that_is_empty_while_it_is_rewritten_is_read_again(kafk
     assert written.fired == 1
 
 
-def test_seen_here_a_file_that_holds_another_token_after_a_refusal_is_believed(kafka, tmp_path):
+def test_a_file_that_holds_another_token_after_a_refusal_is_believed(kafka, tmp_path):
     path = tmp_path / "token"
     path.write_text("of yesterday")
     config = config_of(by_token(path.as_uri()) | FILE, kafka.bootstrap)
@@ -501,7 +501,7 @@ REFUSED = {
         by_token("https://h/") | JAVA | {"sasl.oauthbearer.jwt.retriever.class": "com.example.Mine"},
         "'sasl.oauthbearer.jwt.retriever.class' names a Java class",
     ),
-    "a window that ends before it begins": (
+    "a window that ends before it starts": (
         by_token("https://h/") | JAVA | {"sasl.login.refresh.window.factor": "0.4"},
         "sasl.login.refresh.window.factor must be a number from 0.5 to 1, not '0.4'",
     ),

@@ -118,7 +118,7 @@ def test_what_is_not_acknowledged_is_sent_again_until_the_delivery_timeout():
     assert len(cluster.connection.sizes) > 1
 
 
-def test_seen_here_what_a_broker_says_of_too_few_replicas_is_kept(monkeypatch, caplog):
+def test_what_a_broker_says_of_too_few_replicas_is_kept(monkeypatch, caplog):
     """It may be none: a leader that cannot ask the transaction's coordinator answers so, and says it in words alone."""
     monkeypatch.setattr(retries, "_SILENCE_S", 0.0)
     cluster = OneBroker(ErrorCode.NOT_ENOUGH_REPLICAS, delivery_timeout_ms=50, request_timeout_ms=50)
@@ -130,7 +130,7 @@ def test_seen_here_what_a_broker_says_of_too_few_replicas_is_kept(monkeypatch, c
     assert caplog.text.count("Unable to verify the partition") == 1
 
 
-def test_seen_here_nothing_more_is_sent_on_a_connection_whose_session_nears_its_end_and_nothing_is_lost():
+def test_nothing_more_is_sent_on_a_connection_whose_session_nears_its_end_and_nothing_is_lost():
     """It was written to until the broker closed it: with tokens of some seconds, in the middle of requests."""
     cluster = OneBroker(max_request_size=1000)
     sender = cluster.sender()
@@ -146,7 +146,7 @@ def test_seen_here_nothing_more_is_sent_on_a_connection_whose_session_nears_its_
     assert sender.written["t", 0].records == 3
 
 
-def test_seen_here_nor_does_one_that_ends_in_a_failure_stay_on_loan(monkeypatch):
+def test_nor_does_one_that_ends_in_a_failure_stay_on_loan(monkeypatch):
     """The pool kept it and its buffers for as long as there was one."""
     cluster = OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     ended: list[AnsweringConnection] = []
@@ -172,7 +172,7 @@ class StoppedTime:
         return self.now
 
 
-def test_seen_here_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypatch):
+def test_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypatch):
     """findings: Sinks 8. The time counted from the last acknowledgement: the first passing error after a pause was the end."""
     clock, cluster = StoppedTime(), OneBroker(delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
@@ -245,7 +245,7 @@ def test_a_record_larger_than_max_request_size_is_refused_and_may_be_larger_than
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_seen_here_bytes_that_cannot_be_compressed_outgrow_neither_a_batch_nor_a_request(codec):
+def test_bytes_that_cannot_be_compressed_outgrow_neither_a_batch_nor_a_request(codec):
     """findings: Sinks 19. The bound was on the batch before its compression, which added to it."""
     noise = random.Random(7)
     table = pa.RecordBatch.from_pydict({"value": pa.array([noise.randbytes(100) for _ in range(2000)], pa.binary())})

@@ -21,12 +21,12 @@ from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import NewRecord
 
 AWAY = KafkaSource("127.0.0.1:1", topics=["t"], stop=Latest(), properties={"default.api.timeout.ms": "1"})
-"""No broker is there: who asks one is told so at once."""
+"""No broker is there: who asks one is informed so at once."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TOPICS = ("orders", "order", "returns")
 MARGIN = range(-1, 8)
-"""Offsets, partitions and milliseconds that are asked for: there are records at 0 to 6, and none beside."""
+"""Offsets, partitions and milliseconds that are asked for: there are records at 0 to 6, and none alongside."""
 
 
 class Record(NamedTuple):

@@ -51,14 +51,14 @@ def recorded_and_killed(sink, handles, epoch=0, job=JOB):
 
 
 class TestAbsence:
-    def test_seen_here_a_broker_that_does_not_know_the_commit_topic_does_not_undo_what_is_recorded(self, kafka, sink):
+    def test_a_broker_that_does_not_know_the_commit_topic_does_not_undo_what_is_recorded(self, kafka, sink):
         """findings: Sinks 2. Taken for "nothing is recorded", the committables were aborted."""
         recorded_and_killed(sink, prepared(sink, JOB, 0, ["a"], ["b"]))
         kafka.flap_metadata("commits", [1, None])  # it is there for `create`, and not for the look that follows
         committer(kafka_sink(kafka.bootstrap, "out", "commits"), JOB).recover()
         assert values(kafka) == ["a", "b"]
 
-    def test_seen_here_nor_does_a_task_write_an_epoch_again_because_of_it(self, kafka, sink):
+    def test_nor_does_a_task_write_an_epoch_again_because_of_it(self, kafka, sink):
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["a"]))
         kafka.flap_metadata("commits", [None, None])
         assert sink.recorded_epochs() == {JOB: 0}
@@ -88,7 +88,7 @@ class TestIsolatedLeader:
         sink.commit_log().create()
         return Isolated(kafka)
 
-    def test_seen_here_what_it_lacks_is_not_written_again(self, kafka, sink, isolated):
+    def test_what_it_lacks_is_not_written_again(self, kafka, sink, isolated):
         """A restart found the epoch before, and committed this one a second time."""
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         isolated.cut_off("out")
@@ -100,7 +100,7 @@ class TestIsolatedLeader:
         assert values(kafka) == ["0", "1"]
         assert ongoing(sink, JOB) == []
 
-    def test_seen_here_nor_is_what_is_recorded_there_aborted_by_a_start_that_only_recovers(self, kafka, sink, isolated):
+    def test_nor_is_what_is_recorded_there_aborted_by_a_start_that_only_recovers(self, kafka, sink, isolated):
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         isolated.cut_off("out")
         recorded_and_killed(sink, handles := prepared(sink, JOB, 1, ["1"]), epoch=1)
@@ -111,7 +111,7 @@ class TestIsolatedLeader:
         assert kafka.offsets("out")[2] == 4  # both with their markers, and no copy
         assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
 
-    def test_seen_here_nor_is_the_first_list_of_a_job_taken_for_lost(self, kafka, sink, isolated):
+    def test_nor_is_the_first_list_of_a_job_taken_for_lost(self, kafka, sink, isolated):
         isolated.cut_off("out")
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         with isolated.heard_by(sink) as restarted:
@@ -138,7 +138,7 @@ class TestIsolatedLeader:
         assert {record.key for record in said} == {b"/"}
         assert list(sink.commit_log().read()) == [sink.names(JOB).key]
 
-    def test_seen_here_records_that_it_lacks_are_not_taken_for_lost_where_they_are_to_be_copied(self, kafka, sink):
+    def test_records_that_it_lacks_are_not_taken_for_lost_where_they_are_to_be_copied(self, kafka, sink):
         """One OFFSET_OUT_OF_RANGE was a DataLossError, which advises to accept the loss of records that are there."""
         isolated = Isolated(kafka, "out", "Fetch")
         isolated.cut_off()
@@ -150,7 +150,7 @@ class TestIsolatedLeader:
             assert isolated.is_found_out
         assert values(kafka) == ["0", "1"]
 
-    def test_seen_here_nor_is_an_outcome_that_it_lacks_unknown_for_good(self, kafka, sink):
+    def test_nor_is_an_outcome_that_it_lacks_unknown_for_good(self, kafka, sink):
         isolated = Isolated(kafka, "out", "Fetch")
         isolated.cut_off()
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
@@ -193,8 +193,8 @@ class TestNames:
 
 
 class TestStragglers:
-    def test_seen_here_a_writer_whose_transaction_was_swept_opens_no_other_one(self, kafka, sink):
-        """findings: Sinks 15. Under version 1 EndTxn leaves the writer its epoch: it went on in the next partition."""
+    def test_a_writer_whose_transaction_was_swept_opens_no_other_one(self, kafka, sink):
+        """findings: Sinks 15. Under version 1 EndTxn leaves the writer its epoch: it continued in the next partition."""
         kafka.create_topic("two", partitions=2)
         sink = kafka_sink(kafka.bootstrap, "two", "commits")
         writer = sink.begin(Attempt(JOB, 0, 0, 0))
@@ -227,7 +227,7 @@ class TestStragglers:
         found = Transactions(sink.cluster()).describe([late.transactional_id])[late.transactional_id]
         assert (found.producer.epoch, found.state) == (late.epoch + 1, "CompleteAbort")
 
-    def test_seen_here_an_attempt_that_prepares_after_the_write_was_committed_leaves_nothing_open(self, kafka, sink):
+    def test_an_attempt_that_prepares_after_the_write_was_committed_leaves_nothing_open(self, kafka, sink):
         """findings: Sinks 14. Nobody comes after a batch write: readers waited 15 minutes for the timeout."""
         job = one_off_job()
         winners = prepared(sink, job, 0, ["a"])
@@ -253,7 +253,7 @@ class TestStragglers:
         assert ongoing(sink, job) == []
         assert values(kafka) == ["a"]
 
-    def test_seen_here_recovery_sweeps_its_own_stragglers_before_it_asks_the_log(self, kafka):
+    def test_recovery_sweeps_its_own_stragglers_before_it_asks_the_log(self, kafka):
         """findings: Sinks 17. The last stable offset stood at a straggler, and recovery waited for it until it gave up."""
         properties = {"default.api.timeout.ms": "4000"}
         sink = KafkaSink(kafka.bootstrap, topic="out", properties=properties, commit_topic="commits")
@@ -289,7 +289,7 @@ class TestTimeLeft:
 
     @pytest.mark.parametrize("handles", [0], indirect=True)
     @pytest.mark.parametrize("wrong_s", [-3600, 3600])
-    def test_seen_here_the_clock_of_a_writers_machine_does_not_matter(self, handles, wrong_s):
+    def test_the_clock_of_a_writers_machine_does_not_matter(self, handles, wrong_s):
         """findings: Sinks 22. The epoch of a writer whose clock was behind by the timeout was refused, at every try."""
         sink, (handle,) = handles
         committer(sink, JOB).commit(0, (replace(handle, started_ms=handle.started_ms + 1000 * wrong_s),))
@@ -317,7 +317,7 @@ class TestTimeLeft:
 
 
 class TestSpeed:
-    def test_seen_here_the_transactions_of_an_epoch_are_committed_at_once_and_sixteen_at_a_time_at_most(self, kafka, sink):
+    def test_the_transactions_of_an_epoch_are_committed_at_once_and_sixteen_at_a_time_at_most(self, kafka, sink):
         """findings: Sinks 20. One after the other, 200 tasks were seconds in which readers saw a part of the epoch."""
         handles = prepared(sink, JOB, 0, *[[f"{task:02}"] for task in range(40)])
         tasks = {handle.transactional_id for handle in handles}
@@ -327,7 +327,7 @@ class TestSpeed:
             now.append(None)
             most.append(len(now))
             if len(most) <= 16:
-                together.wait(30)  # nobody goes on before sixteen are there
+                together.wait(30)  # nobody continues before sixteen are there
             now.pop()
 
         ends = kafka.fault("EndTxn", Before(arrive), times=None, when=lambda request: request.transactional_id in tasks)
@@ -353,8 +353,8 @@ TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 
 
 class TestErrors:
-    def test_seen_here_a_partition_that_cannot_be_added_yet_is_waited_for_though_others_were_not_attempted(self, kafka):
-        """findings: Sinks 12. The first error was taken, which says that another partition's is the reason."""
+    def test_a_partition_that_cannot_be_added_yet_is_waited_for_though_others_were_not_attempted(self, kafka):
+        """findings: Sinks 12. The first error was taken, which states that another partition's is the reason."""
         kafka.set_transaction_version(1)
         kafka.create_topic("two", partitions=2)
         passing = kafka.fault("AddPartitionsToTxn", Rewrite(codes(OPERATION_NOT_ATTEMPTED, UNKNOWN_TOPIC_OR_PARTITION)))
@@ -363,14 +363,14 @@ class TestErrors:
         assert passing.fired == 1
         assert values(kafka, "two") == ["a" * 30, "b" * 30, "c" * 30]
 
-    def test_seen_here_and_the_one_that_is_refused_is_named(self, kafka):
+    def test_and_the_one_that_is_refused_is_named(self, kafka):
         kafka.set_transaction_version(1)
         kafka.create_topic("two", partitions=2)
         kafka.fault("AddPartitionsToTxn", Rewrite(codes(OPERATION_NOT_ATTEMPTED, TOPIC_AUTHORIZATION_FAILED)))
         with pytest.raises(RefusedByBrokerError, match="adding two-1 to a transaction"):
             to_both(kafka_sink(kafka.bootstrap, "two", "commits"))
 
-    def test_seen_here_a_copy_that_fails_leaves_no_transaction_open(self, kafka, sink):
+    def test_a_copy_that_fails_leaves_no_transaction_open(self, kafka, sink):
         """findings: Sinks 10. At every restart one more stood open for 15 minutes, and readers saw nothing behind it."""
         kafka.create_topic("two", partitions=2)
         properties = {"max.request.size": "100"}  # so that the first partition is copied before the second is looked at
@@ -409,8 +409,8 @@ class TestDamageOnTheWay:
         topic = sink.cluster().topic_id("out")
         return lambda request: request.isolation_level == 0 and asks(request, topic)
 
-    def test_seen_here_a_copy_of_an_aborted_transaction_has_the_bytes_that_were_written(self, kafka, sink):
-        """It was sealed with a checksum of its own, whatever had come, and `amount=9000` was committed."""
+    def test_a_copy_of_an_aborted_transaction_has_the_bytes_that_were_written(self, kafka, sink):
+        """It was sealed with its own checksum, whatever had come, and `amount=9000` was committed."""
         spoilt = kafka.fault("Fetch", Rewrite(one_bit_of(b"1000")), times=1, when=self.timed_out(kafka, sink))
         committer(sink, JOB).recover()
         assert values(kafka) == ["amount=1000"]
@@ -437,7 +437,7 @@ def brought_nothing(topic):
 class TestNewLeader:
     """It brings nothing of what it has until it knows its high watermark, for some milliseconds after an outage."""
 
-    def test_seen_here_what_is_to_be_copied_is_not_taken_for_lost_when_a_new_leader_brings_nothing_yet(self, kafka, sink):
+    def test_what_is_to_be_copied_is_not_taken_for_lost_when_a_new_leader_brings_nothing_yet(self, kafka, sink):
         handles = prepared(sink, JOB, 0, ["a"])
         recorded_and_killed(sink, handles)
         take_over(sink, handles[0])
@@ -447,7 +447,7 @@ class TestNewLeader:
         assert values(kafka) == ["a"]
         assert nothing.fired == 2
 
-    def test_seen_here_nor_does_it_end_the_reading_of_the_lists(self, kafka, sink):
+    def test_nor_does_it_end_the_reading_of_the_lists(self, kafka, sink):
         handles = prepared(sink, JOB, 0, ["a"])
         recorded_and_killed(sink, handles)
         other = replace(sink, properties={**sink.properties, "client.id": "another"})
@@ -485,7 +485,7 @@ def to_both(sink):
 
 class TestSmallTopics:
     @pytest.mark.parametrize("codec", ["none", "gzip"])
-    def test_seen_here_a_topic_that_takes_small_batches_only_gets_small_ones(self, kafka, codec):
+    def test_a_topic_that_takes_small_batches_only_gets_small_ones(self, kafka, codec):
         """findings: Sinks 19 (KIP-126). Records of 100 bytes were refused, in a batch of 900 kB."""
         kafka.create_topic("small", partitions=2, configs={"max.message.bytes": "4000"})
         properties = {"compression.type": codec}

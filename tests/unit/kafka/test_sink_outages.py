@@ -137,8 +137,8 @@ class Outage:
             self._waiting.start()
 
     def _back(self):
-        wait_for(lambda: "trying on" in self._caplog.text, "nobody says that the brokers are away")
-        self._monkeypatch.setattr(retries, "_SILENCE_S", 60.0)  # what comes now is no outage, on however slow a machine
+        wait_for(lambda: "trying on" in self._caplog.text, "nobody states that the brokers are away")
+        self._monkeypatch.setattr(retries, "_SILENCE_S", 60.0)  # what comes now is not an outage, on however slow a machine
         for broker in self._kafka.brokers:
             self._kafka.start_broker(broker)
 
@@ -151,7 +151,7 @@ class TestRidingOut:
     """Longer than any one call may take, in a task and in the driver: an engine would end the job for its error."""
 
     @pytest.mark.parametrize("moment", ["begin", "prepare", "check", "record", "end"])
-    def test_seen_here_a_write_rides_out_an_outage_and_says_so_once_and_once_that_it_is_over(
+    def test_a_write_rides_out_an_outage_and_says_so_once_and_once_that_it_is_over(
         self, kafka, sink, caplog, monkeypatch, moment
     ):
         outage = Outage(kafka, moment, caplog, monkeypatch)
@@ -167,9 +167,7 @@ class TestRidingOut:
         assert caplog.text.count("trying on") == 1
         assert caplog.text.count("the brokers answer again") == 1
 
-    def test_seen_here_an_outage_between_the_last_acknowledgement_and_the_handle_is_ridden_out(
-        self, kafka, sink, caplog, monkeypatch
-    ):
+    def test_an_outage_between_the_last_acknowledgement_and_the_handle_is_ridden_out(self, kafka, sink, caplog, monkeypatch):
         """The ids of topics were looked up without another try."""
         transaction = sink.begin(Attempt(JOB, 0, 0, 0))
         transaction.write(rows(["a"]))
@@ -183,7 +181,7 @@ class TestRidingOut:
         JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
         assert values(kafka) == ["a"]
 
-    def test_seen_here_a_coordinator_that_has_moved_is_looked_up_again_while_partitions_are_added(self, kafka, sink):
+    def test_a_coordinator_that_has_moved_is_looked_up_again_while_partitions_are_added(self, kafka, sink):
         """findings: an attacker's coord. The old one is there, and answers NOT_COORDINATOR as long as it is asked."""
         transaction = sink.begin(Attempt(JOB, 0, 0, 0))
         transaction.write(rows(["a"]))
@@ -201,7 +199,7 @@ class TestRidingOut:
         JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
         assert values(kafka) == ["a"]
 
-    def test_seen_here_a_partition_without_a_leader_ends_the_write_when_its_transaction_has_timed_out(self, kafka):
+    def test_a_partition_without_a_leader_ends_the_write_when_its_transaction_has_timed_out(self, kafka):
         """findings: an attacker's nl1 and nl2. Its only replica is gone; nothing is answered that would tell of the timeout."""
         sink = KafkaSink(kafka.bootstrap, topic="out", properties=QUICK, commit_topic="commits", transaction_timeout_ms=100)
         transaction = sink.begin(Attempt(JOB, 0, 0, 0))
@@ -216,7 +214,7 @@ class TestRidingOut:
             ended(transaction.prepare)
         assert leaderless.fired
 
-    def test_one_that_its_coordinator_still_has_open_goes_on(self, kafka, sink):
+    def test_one_that_its_coordinator_still_has_open_continues(self, kafka, sink):
         transaction = sink.begin(Attempt(JOB, 0, 0, 0))
         transaction.write(rows(["a"]))
         transaction._rows.flush(transaction._sender)
@@ -228,7 +226,7 @@ class TestRidingOut:
         assert (busy.fired, asked.fired) == (3, 3)
 
     @pytest.mark.parametrize("api", ["Produce", "InitProducerId"])
-    def test_seen_here_an_answer_that_is_no_outage_is_not_waited_on_for_ever(self, kafka, sink, api):
+    def test_an_answer_that_is_no_outage_is_not_waited_on_for_ever(self, kafka, sink, api):
         """findings: an attacker's unknown. The broker is there, and answers UNKNOWN_SERVER_ERROR each time."""
         sink.cluster().brokers()
         sink.reached()
@@ -248,7 +246,7 @@ class TestRidingOut:
         assert longest_ms(**{"delivery.timeout.ms": "90000"}) == 90_000
 
     @pytest.mark.parametrize("limit", ["default.api.timeout.ms", "delivery.timeout.ms"])
-    def test_seen_here_a_delivery_ends_at_the_limit_that_was_set(self, kafka, limit):
+    def test_a_delivery_ends_at_the_limit_that_was_set(self, kafka, limit):
         """findings: an attacker's R. The leader is there and takes nothing: no call fails, and only a delivery waits."""
         sink = sink_of(kafka, **{limit: "600", "request.timeout.ms": "500"})
         transaction = sink.begin(Attempt(JOB, 0, 0, 0))
@@ -258,9 +256,7 @@ class TestRidingOut:
             transaction.prepare()
 
     @pytest.mark.parametrize("may_ask", [True, False])
-    def test_seen_here_who_waits_for_replicas_is_told_how_many_there_are_and_have_to_be(
-        self, kafka, monkeypatch, caplog, may_ask
-    ):
+    def test_who_waits_for_replicas_is_told_how_many_there_are_and_have_to_be(self, kafka, monkeypatch, caplog, may_ask):
         """It said NOT_ENOUGH_REPLICAS and nothing else, for as long as it took."""
         monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
         kafka.create_topic("three", replicas=3, configs={"min.insync.replicas": "3"})
@@ -284,7 +280,7 @@ class TestRidingOut:
         assert ("three-0 has 3 replicas, 2 of them in sync, and min.insync.replicas=3" in told) is may_ask
         assert asked.fired == 1
 
-    def test_seen_here_the_next_outage_is_told_by_figures_of_its_own(self, kafka, monkeypatch):
+    def test_the_next_outage_is_told_by_figures_of_its_own(self, kafka, monkeypatch):
         """Those of the first one were kept for as long as the transaction lasted."""
         monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
         kafka.create_topic("three", replicas=3, configs={"min.insync.replicas": "3"})
@@ -306,7 +302,7 @@ class TestRidingOut:
             transaction.write(rows(["b"]))
         transaction.abort()
 
-    def test_seen_here_more_replicas_in_sync_than_there_are_replicas_end_no_write(self, kafka, monkeypatch, caplog):
+    def test_more_replicas_in_sync_than_there_are_replicas_end_no_write(self, kafka, monkeypatch, caplog):
         """Brokers from 3.7 on take such a write, and answer so too while the coordinator of its transaction is away."""
         monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
         kafka.create_topic("one", replicas=1, configs={"min.insync.replicas": "2"})
@@ -332,7 +328,7 @@ class TestRidingOut:
             transaction.prepare()
         assert refused.fired
 
-    def test_seen_here_one_that_outlasts_the_transaction_is_told_by_what_limits_it(self, kafka, sink, monkeypatch):
+    def test_one_that_outlasts_the_transaction_is_told_by_what_limits_it(self, kafka, sink, monkeypatch):
         """It was "fenced", as if another producer had taken over."""
         clock = LateClock()
         monkeypatch.setattr(sink_module, "time", clock)
@@ -348,7 +344,7 @@ class TestRidingOut:
         with pytest.raises(DeadlineExceededError, match=r"transaction\.max\.timeout\.ms, by default 15 minutes"):
             JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
 
-    def test_seen_here_one_that_outlasts_what_was_prepared_is_mended_by_the_drivers_next_start(self, kafka, sink):
+    def test_one_that_outlasts_what_was_prepared_is_fixed_by_the_drivers_next_start(self, kafka, sink):
         """It ended a supervised job of Spark for good, as one whose checkpoint cannot be used."""
         handles = prepared(sink, JOB, 0, ["a"])
         kafka.clock.advance(1000)
@@ -378,7 +374,7 @@ class LateClock:
 
 
 class TestDeletedTopic:
-    def test_seen_here_a_topic_that_is_deleted_while_it_is_written_to_ends_the_write(self, kafka, sink):
+    def test_a_topic_that_is_deleted_while_it_is_written_to_ends_the_write(self, kafka, sink):
         transaction = sink.begin(Attempt(JOB, 0, 0, 0))
         transaction.write(rows(["a"]))
         kafka.delete_topic("out")
@@ -398,7 +394,7 @@ class TestDeletedTopic:
         assert flaps[0].fired
         assert values(kafka) == ["a"]
 
-    def test_seen_here_a_commit_topic_that_is_deleted_before_its_settings_are_looked_at_is_not_waited_for(self, kafka, sink):
+    def test_a_commit_topic_that_is_deleted_before_its_settings_are_looked_at_is_not_waited_for(self, kafka, sink):
         """findings: an attacker's policy."""
         deleted = []
 
@@ -434,14 +430,14 @@ def kafka_version(sink):
 class TestFirstContact:
     """As the JVM's client, whose first call ends after max.block.ms."""
 
-    def test_seen_here_a_wrong_address_is_an_error_and_no_outage(self):
+    def test_a_wrong_address_is_an_error_and_no_outage(self):
         sink = KafkaSink("127.0.0.1:1", topic="out", properties=QUICK, commit_topic="commits")
         with pytest.raises(DeadlineExceededError, match=r"has not reached the cluster once: is 127\.0\.0\.1:1 its address"):
             JobCommitter(JOB, sink.committer(JOB)).recover()
         with pytest.raises(DeadlineExceededError, match="has not reached the cluster once"):
             sink.begin(Attempt(JOB, 0, 0, 0)).write(rows(["a"]))
 
-    def test_seen_here_so_are_brokers_whose_advertised_addresses_lead_nowhere(self, kafka, sink):
+    def test_so_are_brokers_whose_advertised_addresses_lead_nowhere(self, kafka, sink):
         """The bootstrap address answers; what it names cannot be reached from here."""
         named = kafka.fault("Metadata", Rewrite(lead_nowhere), times=None)
         kafka.fault("FindCoordinator", Rewrite(lead_nowhere), times=None).optional()
@@ -449,7 +445,7 @@ class TestFirstContact:
             JobCommitter(JOB, sink.committer(JOB)).recover()
         assert named.fired
 
-    def test_seen_here_so_is_a_cluster_that_never_has_a_coordinator(self, kafka, sink):
+    def test_so_is_a_cluster_that_never_has_a_coordinator(self, kafka, sink):
         """One broker, and transaction.state.log.replication.factor=3: the brokers are there, and it stays so for ever."""
         kafka.fault("FindCoordinator", Refuse(COORDINATOR_NOT_AVAILABLE), times=None)
         with pytest.raises(DeadlineExceededError, match=r"transaction\.state\.log\.replication\.factor"):
@@ -465,7 +461,7 @@ class TestFirstContact:
         waiting.join(LONGEST_S)
         assert not waiting.is_alive()
 
-    def test_seen_here_so_is_one_that_others_had_though_this_process_has_found_none(self, kafka, sink, caplog):
+    def test_so_is_one_that_others_had_though_this_process_has_found_none(self, kafka, sink, caplog):
         """A new task in the outage of its coordinator alone: "there never is one" was said after a minute."""
         JobCommitter(JOB, sink.committer(JOB)).recover()
         lost = kafka.fault("FindCoordinator", Refuse(COORDINATOR_NOT_AVAILABLE), times=None)
@@ -478,7 +474,7 @@ class TestFirstContact:
         lost.stop()
         assert len(found.result(LONGEST_S)) == 1
 
-    def test_seen_here_so_is_one_whose_topic_may_not_be_described(self, kafka, sink, caplog):
+    def test_so_is_one_whose_topic_may_not_be_described(self, kafka, sink, caplog):
         """That a broker may not say whether the topic is there was taken for its absence."""
         lost = kafka.fault("FindCoordinator", Refuse(COORDINATOR_NOT_AVAILABLE), times=None)
         hidden = kafka.fault("Metadata", Refuse(TOPIC_AUTHORIZATION_FAILED, STATE_TOPIC), times=None, when=asks_for_state)
@@ -501,7 +497,7 @@ class TestFirstContact:
         with pytest.raises(DeadlineExceededError, match=r"not known, as that needs the right to Describe __transaction_state"):
             ended(lambda: Transactions(sink.cluster()).describe(["one"]))
 
-    def test_seen_here_one_answer_that_there_is_no_coordinator_ends_no_call_that_has_waited_for_long(self):
+    def test_one_answer_that_there_is_no_coordinator_ends_no_call_that_has_waited_for_long(self):
         """An outage of hours, and brokers that are just back: the time of the whole call counted."""
         began = time.monotonic()
         answers = iter([NoCoordinatorError(COORDINATOR_NOT_AVAILABLE, "looking"), RetriableError("again"), None])
@@ -527,7 +523,7 @@ class TestFirstContact:
         assert values(kafka) == ["a"]
 
     @pytest.mark.parametrize("reachable", ["nothing", "the bootstrap address"])
-    def test_seen_here_but_not_for_ever_where_it_is_itself_never_answered(self, kafka, sink, monkeypatch, caplog, reachable):
+    def test_but_not_for_ever_where_it_is_itself_never_answered(self, kafka, sink, monkeypatch, caplog, reachable):
         """findings: an attacker's vouched. Executors behind a firewall waited without limit, as their driver had reached it."""
         monkeypatch.setattr(retries, "_LEAST_VOUCHED_S", 1.0)
         sink = replace(sink, transaction_timeout_ms=1)
@@ -585,7 +581,7 @@ class TestBounded:
             assert sink.bounded().bounded() == sink.bounded()
             assert pickle.loads(pickle.dumps(sink.bounded())).config == config
 
-    def test_seen_here_an_abort_needs_nothing_of_where_the_sink_was_made(self, kafka, monkeypatch, tmp_path):
+    def test_an_abort_needs_nothing_of_where_the_sink_was_made(self, kafka, monkeypatch, tmp_path):
         """The sink is made on the driver, and aborts on an executor, which has neither its environment nor its files."""
         monkeypatch.setenv("KAFKA_CLIENT", "me")
         (tmp_path / "client").write_text("rack=here\n")
@@ -614,7 +610,7 @@ class TestBounded:
         assert (bounded.client_id, bounded.client_rack) == ("me", "here")
 
     @pytest.mark.parametrize("kind", ["stream", "batch", "repeatable"])
-    def test_seen_here_an_abort_in_an_outage_ends(self, kafka, sink, monkeypatch, caplog, kind):
+    def test_an_abort_in_an_outage_ends(self, kafka, sink, monkeypatch, caplog, kind):
         monkeypatch.setattr("headrace.runners.spark.writers.STRAGGLERS_S", 0)
         sink = sink_of(kafka, **{"request.timeout.ms": "2000"})
         messages = [PreparedMessage(JOB, 0, handle) for handle in prepared(sink, JOB, 0, ["a"])]
@@ -639,7 +635,7 @@ class TestListOfTheDriver:
     """It is written in a transaction of 10 s, which an outage outlasts: its coordinator aborts it, and fences the driver."""
 
     @pytest.mark.parametrize("moment", ["writing", "ending"])
-    def test_seen_here_its_own_timeout_is_not_taken_for_another_driver(self, kafka, sink, caplog, moment):
+    def test_its_own_timeout_is_not_taken_for_another_driver(self, kafka, sink, caplog, moment):
         driver = JobCommitter(JOB, sink.committer(JOB))
         driver.commit(0, prepared(sink, JOB, 0, ["a"]))
         handles = prepared(sink, JOB, 1, ["b"])
@@ -717,9 +713,7 @@ TRANSACTION_ABORTABLE = 120
 
 
 class TestCommitLog:
-    def test_seen_here_who_waits_for_an_open_transaction_in_the_commit_topic_holds_up_nobody_who_need_not(
-        self, kafka, sink, caplog
-    ):
+    def test_who_waits_for_an_open_transaction_in_the_commit_topic_holds_up_nobody_who_need_not(self, kafka, sink, caplog):
         """It waited with the lock held, and said so again after every call of anybody that succeeded."""
         sink.commit_log().create()
         transactions, producer, sender = hanging_write(sink, "commits")
@@ -741,9 +735,7 @@ class TestCommitLog:
 
 class TestOutcome:
     @pytest.mark.parametrize("known", ["known", "forgotten", "not to be asked for"])
-    def test_seen_here_who_waits_behind_anothers_transaction_is_told_whose_it_is_and_what_ends_it(
-        self, kafka, sink, caplog, known
-    ):
+    def test_who_waits_behind_anothers_transaction_is_told_whose_it_is_and_what_ends_it(self, kafka, sink, caplog, known):
         """findings: an attacker's hang. It said that our own transaction was still open, which had been committed."""
         transactions, producer, sender = hanging_write(sink, "out")
         (handle,) = prepared(sink, JOB, 0, ["a"])
@@ -780,7 +772,7 @@ def hanging_write(sink, topic, transactional_id="foreign"):
 
 
 class TestSayingSo:
-    def test_seen_here_calls_that_succeed_meanwhile_do_not_end_an_outage_for_the_log(self, caplog):
+    def test_calls_that_succeed_meanwhile_do_not_end_an_outage_for_the_log(self, caplog):
         """Each success of any thread let the next failure be told again, and again."""
         outage = Waiting()
         long_ago = time.monotonic() - 1
@@ -805,11 +797,11 @@ class TestSayingSo:
 
 
 class TestInterruption:
-    def test_seen_here_ctrl_c_ends_what_waits_for_brokers_in_several_threads(self, kafka, sink):
+    def test_ctrl_c_ends_what_waits_for_brokers_in_several_threads(self, kafka, sink):
         """The threads of an executor are waited for, by whoever asked and at the end of the process."""
         transactions = Transactions(sink.cluster())
         transactions.describe(["a"])
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it runs beside
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it runs alongside
         main = threading.main_thread().ident
         try:
             with away(kafka):
@@ -834,7 +826,7 @@ class TestInterruption:
             in_parallel(ask, range(40))
         assert sorted(done) == [0, *range(2, 40)]
 
-    def test_seen_here_an_error_that_waiting_does_not_mend_is_told_though_others_wait(self):
+    def test_an_error_that_waiting_does_not_mend_is_told_though_others_wait(self):
         """It was raised when the outage of the others was over."""
         runner, waits = (
             Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: Contact.ANSWERED),

@@ -1,4 +1,4 @@
-"""Exhibits of the Kafka source, on a fake broker: faults that once ended a job, lost records or read them twice."""
+"""Regression tests of the Kafka source, on a fake broker: faults that once ended a job, lost records or read them twice."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _without_partitions(response) -> None:
     response.responses = []
 
 
-def test_a_fetch_quota_empties_the_answer_and_the_reader_waits_as_told_and_goes_on(kafka):
+def test_a_fetch_quota_empties_the_answer_and_the_reader_waits_as_told_and_continues(kafka):
     for number in range(10):
         kafka.append("t", b"%d" % number)
     kafka.fault("Fetch", Rewrite(_without_partitions), times=2)
@@ -220,7 +220,7 @@ def poll_until(run, condition) -> list[bytes]:
     return values
 
 
-def test_every_broker_is_away_for_longer_than_a_minute_and_the_reader_goes_on(kafka, monkeypatch, caplog):
+def test_every_broker_is_away_for_longer_than_a_minute_and_the_reader_continues(kafka, monkeypatch, caplog):
     monkeypatch.setattr(fetcher, "time", _FastClock(100))
     kafka.append("t", b"before")
     run = source_of(kafka, stop=None).batches()._run
@@ -258,7 +258,7 @@ def test_the_limit_of_an_outage_is_the_one_that_was_set(kafka):
     run.close()
 
 
-def test_discovery_is_due_while_every_broker_is_away_and_the_run_goes_on(kafka, monkeypatch, caplog):
+def test_discovery_is_due_while_every_broker_is_away_and_the_run_continues(kafka, monkeypatch, caplog):
     monkeypatch.setattr(retries, "_LONGEST_CALL_S", 0.3)
     kafka.append("t", b"before")
     run = source_of(kafka, stop=None, discovery_interval_s=0.05).batches()._run
@@ -394,7 +394,7 @@ def test_nothing_is_assigned_and_a_poll_waits(kafka):
     reader.close()
 
 
-def test_seen_here_one_that_was_closed_starts_no_thread_when_it_is_collected(kafka, monkeypatch):
+def test_one_that_was_closed_starts_no_thread_when_it_is_collected(kafka, monkeypatch):
     """Each did, whenever that came: in the worker of an engine one for every task."""
     begun = []
     monkeypatch.setattr(reader_module, "_close_beside", begun.append)

@@ -89,7 +89,7 @@ class TestALogThatWasTruncatedBelowTheCheckpoint:
     """Offsets 0 to 9 were read, the log was cut to 7, and 7 and 8 were written since."""
 
     @pytest.mark.parametrize("read", [embedded, beam])
-    def test_seen_here_goes_on_where_it_is_no_more_what_was_read_at_every_restart(self, kafka, read):
+    def test_continues_where_it_is_no_more_what_was_read_at_every_restart(self, kafka, read):
         source = KafkaSource(kafka.bootstrap, topics=["t"], start=Earliest(), fail_on_data_loss=False)
         offsets, checkpoint = read(source, None, upto=9)
         assert offsets == list(range(10))
@@ -100,7 +100,7 @@ class TestALogThatWasTruncatedBelowTheCheckpoint:
 
     @pytest.mark.parametrize("written", [2, 9], ids=["to before the position", "beyond it"])
     @pytest.mark.parametrize("available_now", [False, True])
-    def test_seen_here_a_spark_query_leaves_out_nothing_that_was_written_since(self, kafka, written, available_now):
+    def test_a_spark_query_leaves_out_nothing_that_was_written_since(self, kafka, written, available_now):
         query = Spark(kafka, failOnDataLoss="false", commitOffsetsToGroup="g")
         assert query.all() == list(range(10))
         query.planner.committed(query.offset_log[-1])
@@ -113,14 +113,14 @@ class TestALogThatWasTruncatedBelowTheCheckpoint:
         query.planner.committed(query.offset_log[-1])
         assert kafka.committed("g") == {("t", 0): 7 + written}
         query.restart(failOnDataLoss="true")
-        assert query.plan() is None, "what was let pass is past"
+        assert query.plan() is None, "what was tolerated is past"
 
 
 class TestAReadWithAStop:
     """Of a log that is truncated below the stop after the read was planned."""
 
     @pytest.mark.parametrize("restarts", [False, True])
-    def test_seen_here_a_batch_of_a_query_that_is_cut_is_data_loss_and_does_not_wait_for_ever(self, kafka, restarts):
+    def test_a_batch_of_a_query_that_is_cut_is_data_loss_and_does_not_wait_for_ever(self, kafka, restarts):
         query = Spark(kafka)
         tasks = query.plan()
         kafka.lose_records("t", from_offset=5)
@@ -132,7 +132,7 @@ class TestAReadWithAStop:
             query.offsets_of(tasks)
         assert "failOnDataLoss=false" in "".join(raised.value.__notes__)
 
-    def test_seen_here_or_ends_with_what_is_there_and_the_next_batch_goes_on_there(self, kafka, caplog):
+    def test_or_ends_with_what_is_there_and_the_next_batch_continues_there(self, kafka, caplog):
         query = Spark(kafka, failOnDataLoss="false")
         tasks = query.plan()
         kafka.lose_records("t", from_offset=5)
@@ -142,7 +142,7 @@ class TestAReadWithAStop:
         kafka.append("t", b"new", b"new")
         assert query.all() == [5, 6]
 
-    def test_seen_here_no_piece_of_a_partition_begins_before_its_own_start(self, kafka):
+    def test_no_piece_of_a_partition_starts_before_its_own_start(self, kafka):
         query = Spark(kafka, failOnDataLoss="false", minPartitions="2")
         first, second = query.plan()
         assert [split.next_offset for split in (*first, *second)] == [0, 5]
@@ -167,8 +167,8 @@ class TestAReadWithAStop:
             run.close()
 
 
-def test_seen_here_a_topic_that_was_deleted_leaves_the_checkpoint_of_an_embedded_run(kafka):
-    """findings: Source 6. Afterwards no loss need be let pass any more, and topics that come and go leave nothing behind."""
+def test_a_topic_that_was_deleted_leaves_the_checkpoint_of_an_embedded_run(kafka):
+    """findings: Source 6. Afterwards no loss need be tolerated any more, and topics that come and go leave nothing behind."""
     kafka.create_topic("t-old")
     kafka.append("t-old", b"a")
     quick = {"retry.backoff.ms": "1", "retry.backoff.max.ms": "1"}
@@ -186,8 +186,8 @@ def test_seen_here_a_topic_that_was_deleted_leaves_the_checkpoint_of_an_embedded
         assert next(batches).column("value").to_pylist() == [b"last"]
 
 
-def test_seen_here_a_reader_tells_of_a_topic_made_anew_up_to_where_each_partition_was_read(kafka, caplog):
-    """It said no partition and no offset; what is told of missing partitions has the positions of the last checkpoint."""
+def test_a_reader_tells_of_a_topic_recreated_up_to_where_each_partition_was_read(kafka, caplog):
+    """It said no partition and no offset; what is notified of missing partitions has the positions of the last checkpoint."""
     source = KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False, discovery_interval_s=0.05)
     (old,) = source.create_discovery().initial().added
     with source.batches() as batches:
@@ -195,13 +195,13 @@ def test_seen_here_a_reader_tells_of_a_topic_made_anew_up_to_where_each_partitio
         made_anew(kafka)
         assert next(batches).num_rows > 0
     (told,) = re.findall(
-        r"t-0 \(topic id (\S+), read up to offset (\d+)\): topic 't' was .*; going on without the rest", caplog.text
+        r"t-0 \(topic id (\S+), read up to offset (\d+)\): topic 't' was .*; continuing without the rest", caplog.text
     )
     assert told == (str(old.topic_id), "10")
     assert f"t-0 (topic id {old.topic_id}, checkpoint at offset 0): the topic was deleted" in caplog.text
 
 
-def test_seen_here_so_does_the_error(kafka):
+def test_so_does_the_error(kafka):
     source = KafkaSource(kafka.bootstrap, topics=["t"])
     (split,) = source.create_discovery().initial().added
     reader = source.create_reader()
@@ -223,7 +223,7 @@ def read_to(reader, offset):
 
 
 def planned(source, read):
-    """A checkpoint of a read that has begun and delivered nothing."""
+    """A checkpoint of a read that has started and delivered nothing."""
     if read is embedded:
         with source.batches() as batches:
             return batches.checkpoint()
@@ -259,7 +259,7 @@ def cut(kafka):
         (made_anew, "partitions are gone: t-0"),
         (cut, "the partition ends at 2, but was already read up to 3"),
     ],
-    ids=["retention", "made anew", "cut"],
+    ids=["retention", "recreated", "cut"],
 )
 def test_what_is_gone_after_a_position_is_told_before_anybody_reads(kafka, caplog, loses, story):
     source = KafkaSource(kafka.bootstrap, topics=["t"], properties={"retry.backoff.ms": "1", "retry.backoff.max.ms": "1"})

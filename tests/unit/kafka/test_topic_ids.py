@@ -1,4 +1,4 @@
-"""Exhibits: a topic is deleted and made anew under its name, and one broker lags behind: what is said by name is judged."""
+"""Regression tests: a topic is deleted and recreated under its name, and one broker lags behind: what is said by name is judged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def about_t(request) -> bool:
 
 @pytest.fixture
 def lagging(kafka):
-    """The old split of a topic that was made anew; every broker but the group's coordinator lags behind."""
+    """The old split of a topic that was recreated; every broker but the group's coordinator lags behind."""
     source = source_of(kafka, group="g")
     old = the_split(source)
     make_anew(kafka)
@@ -78,7 +78,7 @@ def lagging(kafka):
 
 def test_positions_of_a_topic_are_not_committed_for_its_successor_while_other_brokers_lag_behind(kafka, lagging):
     source, old = lagging
-    for _ in range(20):  # before this was mended, two of three brokers were wrong
+    for _ in range(20):  # before this was fixed, two of three brokers were wrong
         source.checkpoint_completed([old.between(10, None)])
     assert kafka.committed("g") == {}
 
@@ -126,7 +126,7 @@ def test_a_topic_that_all_brokers_know_under_another_id_is_gone(kafka, monkeypat
 
 
 def test_a_partition_that_no_broker_has_under_its_topics_id_is_gone_and_not_waited_for(kafka, monkeypatch):
-    """Seen here: a topic was made anew with fewer partitions, and the reader waited for the others as for a leader."""
+    """Regression: a topic was recreated with fewer partitions, and the reader waited for the others as for a leader."""
     monkeypatch.setattr(fetch_plan, "_UNKNOWN_TOPIC_GRACE_S", 0.0)
     kafka.add_partitions("t", 2)
     source = source_of(kafka)
@@ -136,10 +136,10 @@ def test_a_partition_that_no_broker_has_under_its_topics_id_is_gone_and_not_wait
         read_one(source, second)
 
 
-# --- verdicts by offsets ----------------------------------------------------------------------------------------------------
+# --- results by offsets ----------------------------------------------------------------------------------------------------
 
 
-def test_offsets_of_a_topic_that_was_made_anew_while_they_were_asked_for_are_no_proof_of_a_truncation(kafka, monkeypatch):
+def test_offsets_of_a_topic_that_was_recreated_while_they_were_asked_for_are_no_proof_of_a_truncation(kafka, monkeypatch):
     monkeypatch.setattr(fetch_plan, "_UNKNOWN_TOPIC_GRACE_S", 0.0)
     source = source_of(kafka)
     split = the_split(source).between(5, None)

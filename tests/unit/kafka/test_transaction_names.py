@@ -25,7 +25,7 @@ NUMBERS = st.integers(0, 2**63 - 1)
 
 
 @given(JOBS, JOBS, NUMBERS, NUMBERS, NUMBERS)
-@example("headrace", "job", 0, 0, 2**62)  # seen here: a worker of Beam's, whose numbers are random
+@example("headrace", "job", 0, 0, 2**62)  # regression: a worker of Beam's, whose numbers are random
 def test_names_are_read_as_the_sink_writes_them(prefix, job, epoch, task, number):
     names = KafkaSink("h:1", topic="out", transactional_id_prefix=prefix).names(job)
     made = names.task(epoch, task, number)
@@ -57,7 +57,7 @@ def test_names_of_others_are_not_ours(other):
     assert parse_name(other) is None
 
 
-def test_no_job_begins_as_another_does():
+def test_no_job_starts_as_another_does():
     assert not JobNames("p", "q10", "t").task(0, 0, 0).startswith(JobNames("p", "q1", "t").of_job)
 
 

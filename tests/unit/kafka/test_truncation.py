@@ -40,7 +40,7 @@ class PretendedCluster:
         }
 
     def epoch_ends(self, epochs):
-        """As a leader answers: where the records of this epoch and of those before it end."""
+        """As a leader answers: where the records of this epoch and of the previous ones end."""
         self.asked += epochs.values()
         return {tp: sum(1 for record in self.log if record <= epoch) for tp, epoch in epochs.items()}
 
@@ -112,18 +112,18 @@ def test_a_leader_whose_epoch_wrote_nothing_yet_is_believed(source, lead):
 
 @pytest.mark.parametrize("log", [[3] * 7 + [5] * 3, [3] * 7 + [5] * 9], ids=["to the same end", "beyond it"])
 def test_a_log_that_was_truncated_and_grew_again_between_two_batches_is_data_loss(source, lead, log):
-    """Seen here: the offsets alone say that nothing happened, and 7 to 9 of the new leader were never read."""
+    """Regression: the offsets alone say that nothing happened, and 7 to 9 of the new leader were never read."""
     lead(log, leads=5)
     with pytest.raises(LogTruncatedError, match=r"t-0: the log was truncated; offsets 7 to 9 were read already") as raised:
         look(source, READ_TO_10)
     assert "failOnDataLoss" in "".join(raised.value.__notes__)
 
 
-def test_or_a_warning_once_and_the_query_goes_on_where_the_logs_part(lead, caplog):
+def test_or_a_warning_once_and_the_query_continues_where_the_logs_part(lead, caplog):
     lead([3] * 7 + [5] * 9, leads=5)
     lax = KafkaSource("nobody:1", topics=["t"], fail_on_data_loss=False)
     end = look(lax, READ_TO_10)
-    assert end == replace(READ_TO_10, next_offset=7, last_epoch=5), "where the new leader's own records begin"
+    assert end == replace(READ_TO_10, next_offset=7, last_epoch=5), "where the new leader's own records start"
     assert look(lax, end).next_offset == 16
     assert caplog.text.count("the log was truncated") == 1
 
@@ -179,7 +179,7 @@ class TestASparkQuery:
         with pytest.raises(LogTruncatedError, match="offsets 7 to 9"):
             (planner() if restarts else run).next_offsets(end, None, None)
 
-    def test_goes_on_under_another_leader_that_lost_nothing(self, planner, lead):
+    def test_continues_under_another_leader_that_lost_nothing(self, planner, lead):
         lead([3] * 10, leads=3)
         run = planner()
         end = run.next_offsets(run.initial_offsets(), None, None)
@@ -196,7 +196,7 @@ def one_bit(response):
 
 
 class TestATask:
-    """It reads what was planned, or says that it is gone: the next look at the ends may never come (AvailableNow)."""
+    """It reads what was planned, or states that it is gone: the next look at the ends may never come (AvailableNow)."""
 
     @staticmethod
     def planned(kafka, source):
@@ -241,10 +241,10 @@ class TestATask:
         allowed = KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False)
         assert self.read(allowed, task) == []
 
-    def test_seen_here_so_is_one_of_which_a_damaged_batch_is_asked_for_again(self, kafka, monkeypatch):
+    def test_so_is_one_of_which_a_damaged_batch_is_asked_for_again(self, kafka, monkeypatch):
         """The second look did not know up to which epoch the read was planned."""
         source = KafkaSource(kafka.bootstrap, topics=["t"])
-        task = replace(self.planned(kafka, source), last_epoch=None)  # as where it begins with the log
+        task = replace(self.planned(kafka, source), last_epoch=None)  # as where it starts with the log
         spoilt = kafka.fault("Fetch", Rewrite(one_bit), times=1)
         fetch, cuts = reader.fetch_there, []
 
@@ -280,8 +280,8 @@ class TestATask:
 class TestAReaderThatGoesBack:
     """What an unclean election leaves to be read is in a log that may lose more."""
 
-    def test_seen_here_notices_a_second_election_before_it_has_read_anything_of_the_first_ones_leader(self, ten, caplog):
-        """It had forgotten the epoch of what it had read: 4 to 6 of the last leader were left out, in silence."""
+    def test_notices_a_second_election_before_it_has_read_anything_of_the_first_ones_leader(self, ten, caplog):
+        """It had forgotten the epoch of what it had read: 4 to 6 of the last leader were left out, silently."""
         source = KafkaSource(ten.bootstrap, topics=["t"], fail_on_data_loss=False)
         (split,) = source.create_discovery().initial().added
         reader = source.create_reader()
@@ -298,7 +298,7 @@ class TestAReaderThatGoesBack:
             reader.close()
         assert "offsets 4 to 6 were read already" in caplog.text
 
-    def test_seen_here_leaves_nothing_out_where_the_leader_has_more_of_an_older_epoch(self, ten, caplog):
+    def test_leaves_nothing_out_where_the_leader_has_more_of_an_older_epoch(self, ten, caplog):
         """The records of epoch 0 end at 10, above the six that were read of another leader's; 6 to 9 were left out."""
         for _ in range(2):
             ten.move_leader("t", to=ten.leader("t")[0] % 3 + 1)

@@ -1,4 +1,4 @@
-"""Typed keys and values of `KafkaSource`, in a script: formats, bad records, and where a reader goes on."""
+"""Typed keys and values of `KafkaSource`, in a script: formats, bad records, and where a reader continues."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_bad_keys_and_values_of_one_record_have_one_reason(kafka):
     )
     first, second, third = rows(kept, "key", "value", "badKey", "badValue", "badReason")
     assert first[:4] == (None, None, b"\xff", b"{")
-    assert first[4].startswith("key: text is not UTF-8; value: is no JSON")
+    assert first[4].startswith("key: text is not UTF-8; value: is not JSON")
     assert second == ("k", {"a": 1}, None, None, None)
     assert third[:4] == ("k", None, None, b"]")
 
@@ -88,7 +88,7 @@ class OfTwoAtMost(StringFormat):
 
 
 @pytest.mark.parametrize("on_bad_record", ["fail", "skip", "keep"])
-def test_seen_here_a_batch_that_one_column_cannot_hold_comes_in_parts_and_loses_nothing(kafka, on_bad_record):
+def test_a_batch_that_one_column_cannot_hold_comes_in_parts_and_loses_nothing(kafka, on_bad_record):
     kafka.append("t", *(b"%d" % number for number in range(7)))
     reading = source(kafka, value=OfTwoAtMost(), on_bad_record=on_bad_record, columns=["value", "offset"])
     with reading.create_reader() as reader:
@@ -126,7 +126,10 @@ def test_what_is_not_asked_for_is_not_decoded_unless_bad_records_are_left_out(ka
         ({"value": "avro"}, "value must be a format of headrace.formats"),
         ({"on_bad_record": "drop"}, "on_bad_record must be 'fail', 'keep' or 'skip'"),
         ({"columns": ["offset", "badValue"]}, "columns must be some of"),
-        ({"columns": ["badValue"], "value": JSON, "on_bad_record": "keep"}, "badValue can only be read beside other columns"),
+        (
+            {"columns": ["badValue"], "value": JSON, "on_bad_record": "keep"},
+            "badValue can only be read alongside other columns",
+        ),
         ({"columns": ["offset", "badKey"], "value": JSON, "on_bad_record": "keep"}, "columns must be some of"),
     ],
 )

@@ -115,12 +115,12 @@ def opened(folder, retained=1):
     return CheckpointStore(str(folder), SERIALIZER, retained)
 
 
-def test_seen_here_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused(tmp_path, caplog):
+def test_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused(tmp_path, caplog):
     """By somebody who cleans up. The coordinator looks each second."""
     store = opened(tmp_path)
     (tmp_path / "lock").unlink()
     store.keep_lock()
-    assert "lock was removed while this run is at work" in caplog.text
+    assert "lock was removed while this run is running" in caplog.text
     with pytest.raises(FencedError, match="another run works with these checkpoints"):
         opened(tmp_path)
     store.keep_lock()
@@ -141,14 +141,14 @@ def test_seen_here_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_
     ],
     ids=["write", "enlist", "strike", "take back", "remove", "look"],
 )
-def test_seen_here_of_two_runs_that_both_had_the_lock_the_first_changes_nothing_any_more(tmp_path, changes):
+def test_of_two_runs_that_both_had_the_lock_the_first_changes_nothing_any_more(tmp_path, changes):
     """The second one has come before the first has looked."""
     first = opened(tmp_path)
     first.write(checkpoint(1))
     (tmp_path / "lock").unlink()
     second = opened(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(FencedError, match=r"lock was removed .* another run has made it anew"):
+    with pytest.raises(FencedError, match=r"lock was removed .* another run has made it again"):
         changes(first)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     second.write(checkpoint(2))
@@ -162,7 +162,7 @@ def test_the_coordinator_looks_after_its_lock(tmp_path):
 
     def looked():
         looks.append("looked")
-        raise FencedError("planted")
+        raise FencedError("injected")
 
     coordination._store = SimpleNamespace(keep_lock=looked)
     coordination._asked_s = float("-inf")
@@ -172,7 +172,7 @@ def test_the_coordinator_looks_after_its_lock(tmp_path):
     assert looks == ["looked"]
 
 
-def test_seen_here_a_reason_with_lone_surrogates_reaches_the_coordinator():
+def test_a_reason_with_lone_surrogates_reaches_the_coordinator():
     reason = os.fsdecode(b"no file \xff.csv")
     with pytest.raises(UnicodeEncodeError):
         reason.encode()
@@ -197,7 +197,7 @@ def ends_what_it_has_started(said):
     said.send(ends)
 
 
-def test_seen_here_a_function_can_end_the_processes_that_it_has_started_by_sigterm():
+def test_a_function_can_end_the_processes_that_it_has_started_by_sigterm():
     """Which a worker itself leaves to its supervisor."""
     heard, said = multiprocessing.Pipe()
     worker = multiprocessing.get_context("fork").Process(target=ends_what_it_has_started, args=(said,))
@@ -210,7 +210,7 @@ def test_seen_here_a_function_can_end_the_processes_that_it_has_started_by_sigte
         worker.join()
 
 
-def test_seen_here_a_port_that_is_taken_ends_a_run_that_begins_and_is_tried_again_by_one_that_goes_on():
+def test_a_port_that_is_taken_ends_a_run_that_starts_and_is_tried_again_by_one_that_continues():
     pytest.importorskip("prometheus_client")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -225,7 +225,7 @@ def test_seen_here_a_port_that_is_taken_ends_a_run_that_begins_and_is_tried_agai
     assert kinds == [(UsageError, True), (RetriableError, False)]
 
 
-def test_a_login_that_a_store_refuses_ends_a_run_that_begins_and_is_tried_again_by_one_that_goes_on(monkeypatch):
+def test_a_login_that_a_store_refuses_ends_a_run_that_starts_and_is_tried_again_by_one_that_continues(monkeypatch):
     def refuse(location):
         raise AuthenticationError(f"{location}: the store refuses the login")
 
@@ -263,8 +263,8 @@ def test_a_folder_has_one_coordinator_at_a_time(tmp_path):
     opened(tmp_path).close()
 
 
-def test_seen_here_who_only_looks_whether_a_run_is_at_work_does_not_end_one_that_starts(tmp_path, monkeypatch):
-    """`headrace top` shares the lock for a moment: a coordinator that started just then was told that another has it."""
+def test_who_only_looks_whether_a_run_is_running_does_not_end_one_that_starts(tmp_path, monkeypatch):
+    """`headrace top` shares the lock for a moment: a coordinator that started just then was informed that another has it."""
     opened(tmp_path).close()
     looker, tries, flock = (tmp_path / LOCK).open(), [], fcntl.flock
     flock(looker, fcntl.LOCK_SH)
@@ -291,7 +291,7 @@ def test_a_frozen_looker_is_waited_for_only_so_long(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data.replace(b"memory", b"memoru"), lambda data: b""])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, caplog, damage):
     store = opened(tmp_path, retained=2)
     for number in (1, 2):
         store.write(checkpoint(number))
@@ -330,7 +330,7 @@ def test_a_checkpoint_takes_the_place_of_another_when_it_is_committed(tmp_path):
     store.close()
 
 
-def test_seen_here_a_damaged_checkpoint_does_not_push_out_the_one_that_the_run_may_go_back_to(tmp_path):
+def test_a_damaged_checkpoint_does_not_push_out_the_one_that_the_run_may_go_back_to(tmp_path):
     """It counts as retained, and an uncommitted one had nothing before it any more."""
     store = opened(tmp_path)
     store.write(checkpoint(1, completed=True, epoch=7))
@@ -361,7 +361,7 @@ def test_a_run_goes_back_to_the_last_good_checkpoint_after_which_nothing_was_com
     store.close()
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
+def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one(tmp_path):
     store = opened(tmp_path)
     store.write(checkpoint(1))
     (tmp_path / "checkpoint-000000000002.writing").mkdir()  # as a full disk: the file cannot be made
@@ -371,8 +371,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
     store.close()
 
 
-def test_seen_here_what_a_full_disk_took_of_a_checkpoint_does_not_stay_there(tmp_path, monkeypatch):
-    """Each checkpoint that failed left a part of itself under a name of its own, which kept the disk full."""
+def test_what_a_full_disk_took_of_a_checkpoint_does_not_stay_there(tmp_path, monkeypatch):
+    """Each checkpoint that failed left a part of itself under its own name, which kept the disk full."""
     store = opened(tmp_path)
     store.write(checkpoint(1))
     before, refused = sorted(os.listdir(tmp_path)), []
@@ -381,8 +381,8 @@ def test_seen_here_what_a_full_disk_took_of_a_checkpoint_does_not_stay_there(tmp
         refused.append(os.fstat(file).st_size)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as planted:
-        planted.setattr("os.fsync", full)
+    with monkeypatch.context() as injected:
+        injected.setattr("os.fsync", full)
         for number in (2, 3):
             with pytest.raises(CheckpointNotStoredError, match="No space left on device"):
                 store.write(checkpoint(number))
@@ -395,7 +395,7 @@ def test_seen_here_what_a_full_disk_took_of_a_checkpoint_does_not_stay_there(tmp
 
 
 @pytest.mark.parametrize("below", ["", "/below/it"])
-def test_seen_here_a_place_that_can_be_no_folder_is_refused_by_name(tmp_path, below):
+def test_a_place_that_can_be_no_folder_is_refused_by_name(tmp_path, below):
     """It was a traceback of Python's, or tried again for ever."""
     (tmp_path / "file").touch()
     place = f"{tmp_path}/file{below}"
@@ -409,10 +409,10 @@ def test_what_the_disk_refuses_for_good_is_an_error_of_use_and_a_full_one_may_ha
     tmp_path, monkeypatch, number, kind
 ):
     def refused(*_):
-        raise OSError(number, "planted")
+        raise OSError(number, "injected")
 
     monkeypatch.setattr("headrace.runners.local.checkpoints.FolderLock", refused)
-    with pytest.raises(kind, match="planted"):
+    with pytest.raises(kind, match="injected"):
         opened(tmp_path)
 
 
@@ -434,7 +434,7 @@ def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are
     store.strike([0])
     store.close()
     again = opened(tmp_path)
-    assert (again.roster.next_number, again.roster.unswept) == (2, (1,))
+    assert (again.roster.next_number, again.roster.not_cleaned_up) == (2, (1,))
     assert again.roster.job(1) == f"{again.roster.run}-1"
     again.close()
 
@@ -448,7 +448,7 @@ def test_checkpoints_without_their_run_are_refused(tmp_path):
         opened(tmp_path)
 
 
-def test_seen_here_a_run_whose_checkpoints_are_gone_does_not_begin_anew_though_its_run_json_is_there(tmp_path):
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over_though_its_run_json_is_there(tmp_path):
     """A sink that is a function has no epoch by which the run could be refused."""
     store = opened(tmp_path)
     store.write(checkpoint(1))
@@ -464,7 +464,7 @@ def test_seen_here_a_run_whose_checkpoints_are_gone_does_not_begin_anew_though_i
     again.close()
 
 
-def test_a_run_that_has_stored_no_checkpoint_yet_begins(tmp_path):
+def test_a_run_that_has_stored_no_checkpoint_yet_starts(tmp_path):
     store = opened(tmp_path)
     store.enlist(0)
     store.close()
@@ -473,7 +473,7 @@ def test_a_run_that_has_stored_no_checkpoint_yet_begins(tmp_path):
     again.close()
 
 
-def test_a_removal_that_a_crash_cuts_short_leaves_a_folder_that_begins_anew(tmp_path, monkeypatch):
+def test_a_removal_that_a_crash_cuts_short_leaves_a_folder_that_starts_over(tmp_path, monkeypatch):
     store = opened(tmp_path)
     store.write(checkpoint(1, completed=True))
     monkeypatch.setattr(store.files, "remove", dies)
@@ -503,7 +503,7 @@ def test_the_golden_run_json_is_read(tmp_path):
         lambda data: data.replace(b"[1,2]", b"[1,3]"),
         lambda data: enveloped(data, version=2),
         lambda data: enveloped(data, format="headrace-savepoint"),
-        lambda data: resealed(data, unswept=[-1]),
+        lambda data: resealed(data, not_cleaned_up=[-1]),
         lambda data: resealed(data, checkpointed=1),
         lambda data: without(data, "outputs"),
     ],
@@ -549,7 +549,7 @@ def stored_and_aborted(log, store):
     return epoch
 
 
-def test_seen_here_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_followed_at_once(tmp_path, monkeypatch):
+def test_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_followed_at_once(tmp_path, monkeypatch):
     """Its successor looked first what was recorded, and waited until that write timed out: 10 to 20 s."""
     with FakeKafka() as kafka:
         kafka.create_topic("out")
@@ -630,17 +630,17 @@ def lives(folder, count, each_s, start_s=0.0):
 
 
 def test_a_loop_of_short_lives_does_not_pile_up_what_is_to_be_swept(tmp_path):
-    """Each began with all of them anew, and none lived for the minute that it takes until they are struck."""
+    """Each started with all of them again, and none lived for the minute that it takes until they are struck."""
     settles_s, each_s = SETTLE_S[-1], 5.0
-    assert len(lives(tmp_path, 100, each_s).unswept) <= 2 * (settles_s / each_s + 2)
+    assert len(lives(tmp_path, 100, each_s).not_cleaned_up) <= 2 * (settles_s / each_s + 2)
 
 
 def test_what_was_swept_is_struck_a_minute_after_the_first_time_and_not_before(tmp_path):
     first = lives(tmp_path, 1, 5.0)
-    assert first.unswept == (0, 1)
-    assert first.swept_s == {1: 0.0}
-    assert lives(tmp_path, 1, 5.0, SETTLE_S[-1] - 1).unswept == (0, 1, 2, 3)
-    assert lives(tmp_path, 1, 5.0, SETTLE_S[-1] + 1).unswept == (0, 2, 3, 4, 5)
+    assert first.not_cleaned_up == (0, 1)
+    assert first.cleaned_up_s == {1: 0.0}
+    assert lives(tmp_path, 1, 5.0, SETTLE_S[-1] - 1).not_cleaned_up == (0, 1, 2, 3)
+    assert lives(tmp_path, 1, 5.0, SETTLE_S[-1] + 1).not_cleaned_up == (0, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("elsewhere", ["another boot", None])
@@ -648,28 +648,28 @@ def test_when_something_was_swept_by_another_machines_clock_says_nothing(tmp_pat
     lives(tmp_path, 1, 5.0)
     monkeypatch.setattr(checkpoints, "_clock_of_boot", lambda: elsewhere)
     found = lives(tmp_path, 1, 5.0, 1000.0)
-    assert 1 in found.unswept
-    assert found.swept_s[1] == 1000.0
+    assert 1 in found.not_cleaned_up
+    assert found.cleaned_up_s[1] == 1000.0
 
 
 def test_a_time_that_is_still_to_come_says_nothing(tmp_path):
     lives(tmp_path, 1, 5.0, 1000.0)
-    assert lives(tmp_path, 1, 5.0, 10.0).swept_s[1] == 10.0
+    assert lives(tmp_path, 1, 5.0, 10.0).cleaned_up_s[1] == 10.0
 
 
-@pytest.mark.parametrize("swept", [[[1]], [[1, "x"]], [["1", 2.0]], [[1, 1e999]], 7, None])
-def test_a_damaged_note_of_what_was_swept_is_named(tmp_path, swept):
+@pytest.mark.parametrize("cleaned_up", [[[1]], [[1, "x"]], [["1", 2.0]], [[1, 1e999]], 7, None])
+def test_a_damaged_note_of_what_was_swept_is_named(tmp_path, cleaned_up):
     lives(tmp_path, 1, 5.0)
-    (tmp_path / "run.json").write_bytes(resealed((tmp_path / "run.json").read_bytes(), swept=swept))
+    (tmp_path / "run.json").write_bytes(resealed((tmp_path / "run.json").read_bytes(), cleaned_up=cleaned_up))
     with pytest.raises(StateError, match=r"run.json: the state of a run cannot be read: it is damaged"):
         opened(tmp_path)
 
 
-def test_seen_here_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_over(tmp_path):
-    """A worker of who has started an older copy dies before that is refused: its name is that of a worker at work elsewhere."""
+def test_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_over(tmp_path):
+    """A worker of who has started an older copy dies before that is refused: its name is that of a worker running elsewhere."""
     log, store = MemoryTransactionLog(), opened(tmp_path)
     store.enlist(1)
-    prepared(log, store, 1, "of the run that goes on")
+    prepared(log, store, 1, "of the run that continues")
     run = committer(store, log)
     run.retire(1)
     assert len(log.unended(store.roster.job(1))) == 1
@@ -678,7 +678,7 @@ def test_seen_here_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_ove
     store.close()
 
 
-def test_seen_here_a_look_that_lacks_what_is_decided_and_not_marked_yet_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
+def test_a_look_that_lacks_what_is_decided_and_not_marked_yet_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
     """The sink's log leaves out what is decided and not marked in it: that says nothing, and the fence says it all."""
     log, store = MemoryTransactionLog(), opened(tmp_path)
     run = committer(store, log)
@@ -697,7 +697,7 @@ def test_seen_here_a_look_that_lacks_what_is_decided_and_not_marked_yet_makes_no
     store.close()
 
 
-def test_seen_here_a_look_that_shows_what_copies_have_replaced_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
+def test_a_look_that_shows_what_copies_have_replaced_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
     """Both epochs are of one checkpoint, and the folder has moved on by another one since."""
     log, store = MemoryTransactionLog(), opened(tmp_path)
     first = stored_and_aborted(log, store)
@@ -744,7 +744,7 @@ def test_an_older_copy_of_a_folder_and_another_branch_are_refused(tmp_path):
         copy = opened(folder)
         if has_number_1:
             copy.write(checkpoint(1))
-        with pytest.raises(StaleEpochError, match="Going on would write rows twice"):
+        with pytest.raises(StaleEpochError, match="Continuing would write rows twice"):
             JobCommitter("x", committer(copy, log)).recover()
         copy.close()
 
@@ -766,8 +766,8 @@ def test_a_coordinator_that_was_replaced_commits_nothing(tmp_path):
     copy.close()
 
 
-def test_seen_here_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_was_aborted(tmp_path):
-    """Both had the checkpoint whose rows an older copy had aborted, and each wrote them anew: twice."""
+def test_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_was_aborted(tmp_path):
+    """Both had the checkpoint whose rows an older copy had aborted, and each wrote them again: twice."""
     log, store = MemoryTransactionLog(), opened(tmp_path / "first")
     first = stored_and_aborted(log, store)
     shutil.copytree(tmp_path / "first", tmp_path / "second")
@@ -778,7 +778,7 @@ def test_seen_here_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_wa
     assert stored == replace(checkpoint(1, (), True, epoch=stored.epoch), replaced=(first,))
     store.close()
     second = opened(tmp_path / "second")
-    with pytest.raises(StaleEpochError, match="Going on would write rows twice"):
+    with pytest.raises(StaleEpochError, match="Continuing would write rows twice"):
         JobCommitter("x", committer(second, log, draw=lambda: 4)).recover()
     assert log.rows() == ["row"]
     second.close()
@@ -797,10 +797,10 @@ def as_it_is(positions):
     return positions
 
 
-def test_a_savepoint_has_the_newest_committed_positions_and_another_run_begins_with_it(tmp_path):
+def test_a_savepoint_has_the_newest_committed_positions_and_another_run_starts_with_it(tmp_path):
     store = opened(tmp_path / "old")
     store.write(checkpoint(7, completed=True, epoch=9, before=8))
-    path = take_savepoint(run_files(str(tmp_path / "old")), tmp_path / "made" / "savepoints")  # the run is at work
+    path = take_savepoint(run_files(str(tmp_path / "old")), tmp_path / "made" / "savepoints")  # the run is running
     assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.roster.run}-000000000007.json"
     new = opened(tmp_path / "new")
     begin_with(read_savepoint(path), new, POSITIONS, as_it_is)
@@ -811,7 +811,7 @@ def test_a_savepoint_has_the_newest_committed_positions_and_another_run_begins_w
     new.close()
 
 
-def test_seen_here_a_run_that_begins_with_a_savepoint_ends_where_its_own_source_says():
+def test_a_run_that_starts_with_a_savepoint_ends_where_its_own_source_says():
     """Positions were taken with their stops: a run without one read nothing and ended, one with a stop never ended."""
     log = MemoryLog()
     for name in "ab":
@@ -828,7 +828,7 @@ def test_seen_here_a_run_that_begins_with_a_savepoint_ends_where_its_own_source_
         assert (found.exhausted, found.checkpoint_id, any(each.finished for each in found.splits)) == (exhausted, 1, False)
 
 
-def test_seen_here_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
+def test_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
     """A start that is out of range, or that does not name a partition which was added since, kept the run from beginning."""
     with FakeKafka() as kafka:
         kafka.create_topic("in", partitions=2)
@@ -853,7 +853,7 @@ def test_seen_here_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
             begun(source(stop={("in", 0): At(60)}), saved)
 
 
-def test_a_bounded_run_does_not_begin_with_a_savepoint_whose_splits_are_gone():
+def test_a_bounded_run_does_not_start_with_a_savepoint_whose_splits_are_gone():
     class Strict(MemorySource):
         def splits_missing(self, splits):
             raise DataLossError(str([split.split_id for split in splits]))
@@ -863,7 +863,7 @@ def test_a_bounded_run_does_not_begin_with_a_savepoint_whose_splits_are_gone():
         begun(Strict(MemoryLog(), bounded=True), gone)
 
 
-def test_a_restart_with_the_same_savepoint_goes_on_from_its_own_checkpoints(tmp_path):
+def test_a_restart_with_the_same_savepoint_continues_from_its_own_checkpoints(tmp_path):
     savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
     store = opened(tmp_path)
     for written in (None, checkpoint(2)):
@@ -872,12 +872,12 @@ def test_a_restart_with_the_same_savepoint_goes_on_from_its_own_checkpoints(tmp_
             store.write(written)
             begin_with(savepoint, store, POSITIONS, as_it_is)
             assert store.latest() == written
-    with pytest.raises(UsageError, match="this run began with another savepoint"):
+    with pytest.raises(UsageError, match="this run started with another savepoint"):
         begin_with(Savepoint("run-a", 8, savepoint.source), store, POSITIONS, as_it_is)
     store.close()
 
 
-def test_a_crash_between_the_copy_of_the_savepoint_and_its_checkpoint_is_mended(tmp_path):
+def test_a_crash_between_the_copy_of_the_savepoint_and_its_checkpoint_is_fixed(tmp_path):
     savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
     (tmp_path / "savepoint.json").write_bytes(savepoint.serialize())
     store = opened(tmp_path)
@@ -886,25 +886,25 @@ def test_a_crash_between_the_copy_of_the_savepoint_and_its_checkpoint_is_mended(
     store.close()
 
 
-def test_seen_here_a_run_that_died_before_its_savepoint_became_a_checkpoint_begins_there_without_being_told_again(tmp_path):
-    """Started without --from-savepoint it began where its source does, and wrote again what came before the savepoint."""
+def test_a_run_that_died_before_its_savepoint_became_a_checkpoint_starts_there_without_being_told_again(tmp_path):
+    """Started without --from-savepoint it started where its source does, and wrote again what came before the savepoint."""
     savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
 
     def dies(_):
-        raise RetriableError("planted")
+        raise RetriableError("injected")
 
     store = opened(tmp_path)
-    with pytest.raises(RetriableError, match="planted"):
+    with pytest.raises(RetriableError, match="injected"):
         begin_with(savepoint, store, POSITIONS, dies)
     assert store.latest() is None
     begin_with(None, store, POSITIONS, as_it_is)
     assert store.latest().positions.splits == checkpoint(7).positions.splits
     (tmp_path / "savepoint.json").write_bytes(b"{")
-    begin_with(None, store, POSITIONS, as_it_is)  # it goes on from its checkpoint, whatever the copy is
+    begin_with(None, store, POSITIONS, as_it_is)  # it continues from its checkpoint, whatever the copy is
     store.close()
 
 
-def test_seen_here_a_run_goes_on_though_the_savepoint_that_it_began_with_is_gone(tmp_path):
+def test_a_run_continues_though_the_savepoint_that_it_started_with_is_gone(tmp_path):
     """The same command, started again when the savepoint had been removed, ended at once."""
     path, folder = tmp_path / "savepoint.json", tmp_path / "run"
     with pytest.raises(UsageError, match="there is no such savepoint"):
@@ -919,14 +919,14 @@ def test_seen_here_a_run_goes_on_though_the_savepoint_that_it_began_with_is_gone
     store.close()
 
 
-def test_a_run_without_a_savepoint_begins_where_its_source_does(tmp_path):
+def test_a_run_without_a_savepoint_starts_where_its_source_does(tmp_path):
     store = opened(tmp_path)
     begin_with(given_savepoint(None, store.files), store, POSITIONS, as_it_is)
     assert (store.latest(), list(tmp_path.glob("savepoint*"))) == (None, [])
     store.close()
 
 
-def test_a_folder_with_checkpoints_does_not_begin_with_a_savepoint(tmp_path):
+def test_a_folder_with_checkpoints_does_not_start_with_a_savepoint(tmp_path):
     store = opened(tmp_path)
     store.write(checkpoint(1))
     with pytest.raises(UsageError, match="there are checkpoints already"):
@@ -971,7 +971,7 @@ def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_i
     assert len(list((tmp_path / "run").glob("checkpoint-*.json"))) == 2
 
 
-def test_seen_here_a_folder_that_is_of_no_run_is_refused_and_nothing_is_made_in_it(tmp_path):
+def test_a_folder_that_is_of_no_run_is_refused_and_nothing_is_made_in_it(tmp_path):
     log, folder = MemoryTransactionLog(), tmp_path / "wrong"
     folder.mkdir()
     for wrong in (folder, tmp_path / "none"):
@@ -1012,7 +1012,7 @@ def test_a_file_that_is_no_savepoint_is_named(tmp_path):
         ("gs://bucket/a@b.json", "gs://bucket/a@b.json"),
     ],
 )
-def test_seen_here_a_savepoints_location_is_shown_without_its_secrets(location, place):
+def test_a_savepoints_location_is_shown_without_its_secrets(location, place):
     """They were in messages, and in a line of the log at each start of a query."""
     assert shown(location) == place
     with pytest.raises(UsageError, match=r"nowhere://bucket/x\.json: no savepoint can be read") as refused:
@@ -1020,7 +1020,7 @@ def test_seen_here_a_savepoints_location_is_shown_without_its_secrets(location, 
     assert "hush" not in str(refused.value)
 
 
-def test_a_savepoint_of_another_source_is_refused_and_nothing_is_begun(tmp_path):
+def test_a_savepoint_of_another_source_is_refused_and_nothing_is_started(tmp_path):
     other = CheckpointSerializer("kafka", MemorySplitSerializer()).serialize(checkpoint(7).positions).decode()
     store = opened(tmp_path)
     with pytest.raises(StateError, match="kafka"):
@@ -1036,11 +1036,11 @@ def test_a_request_to_rescale_is_read_until_it_is_withdrawn(tmp_path):
     (first,) = read_requests(tmp_path)
     assert (first.workers, is_requested(tmp_path)) == (3, True)
     request_rescale(tmp_path, 3)
-    assert read_requests(tmp_path) != (first,)  # who passes over the one does not pass over the other
+    assert read_requests(tmp_path) != (first,)  # who skips the one does not skip the other
     wrongs = (b'{"workers": true, "name": "x"}', b'{"workers": 0, "name": "x"}', b'{"workers": "3", "name": "x"}')
     for wrong in (b"", b"[]", b'{"workers": 3}', *wrongs):
         (tmp_path / "rescale.json").write_bytes(wrong)
-        with pytest.raises(StateError, match=r"rescale\.json is no request to rescale"):
+        with pytest.raises(StateError, match=r"rescale\.json is not a request to rescale"):
             read_requests(tmp_path)
     assert withdraw_request(tmp_path)
     assert not withdraw_request(tmp_path / "no folder")
@@ -1065,7 +1065,7 @@ def test_a_request_that_is_taken_up_cannot_be_withdrawn_and_is_there_until_it_is
     settle_request(tmp_path, later)
     assert not is_requested(tmp_path)
     (tmp_path / "rescale-taken-up.json").write_bytes(b"")
-    with pytest.raises(StateError, match=r"rescale-taken-up\.json is no request to rescale"):
+    with pytest.raises(StateError, match=r"rescale-taken-up\.json is not a request to rescale"):
         take_up_request(tmp_path)
     drop_requests(tmp_path)
     assert not is_requested(tmp_path)
@@ -1075,13 +1075,13 @@ def test_a_request_that_is_taken_up_cannot_be_withdrawn_and_is_there_until_it_is
     ("meanwhile", "workers", "said"),
     [
         (lambda folder: None, 3, "rescaling from 2 to 3 workers"),
-        (withdraw_request, 2, "was withdrawn meanwhile: the run goes on with 2 workers"),
+        (withdraw_request, 2, "was withdrawn meanwhile: the run continues with 2 workers"),
         (lambda folder: request_rescale(folder, 5), 5, "rescaling from 2 to 3 workers"),
-        (lambda folder: (folder / "rescale.json").write_bytes(b""), 2, "is passed over"),
+        (lambda folder: (folder / "rescale.json").write_bytes(b""), 2, "is skipped"),
     ],
     ids=["as it was", "withdrawn", "another", "damaged"],
 )
-def test_seen_here_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
+def test_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
     tmp_path, monkeypatch, caplog, meanwhile, workers, said
 ):
     coordination = object.__new__(coordinator._Coordination)
@@ -1105,7 +1105,7 @@ def test_seen_here_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not
     assert not withdraw_request(tmp_path)
 
 
-def test_seen_here_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeypatch):
+def test_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeypatch):
     """What an earlier life has left is for the coordinator to remove, which has the folder's lock."""
     orders = []
 
@@ -1136,8 +1136,8 @@ class Dead:
         """It has ended."""
 
 
-def test_seen_here_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monkeypatch):
-    """Each coordinator had a count of its own: a worker that fails, and takes its coordinator along, was restarted for ever."""
+def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monkeypatch):
+    """Each coordinator had its own count: a worker that fails, and takes its coordinator along, was restarted for ever."""
     lives = []
 
     def live(self, order, _):
@@ -1146,7 +1146,7 @@ def test_seen_here_failures_of_workers_count_on_when_their_coordinator_dies(tmp_
         restarts = pickle.loads(pickle.dumps(order.restarts))
         coordination = object.__new__(coordinator._Coordination)
         coordination._order, coordination._tell_supervisor = SimpleNamespace(restarts=restarts), its.send
-        coordination._ended = lambda number, status: WorkerDied(number, "planted", 0.0, 0.5)
+        coordination._ended = lambda number, status: WorkerDied(number, "injected", 0.0, 0.5)
         decisions = []
         coordination._handle = lambda event: decisions.append(restarts.failed(event.now_s, event.chance))
         coordination._look_for_silent_ones = lambda: None
@@ -1154,17 +1154,17 @@ def test_seen_here_failures_of_workers_count_on_when_their_coordinator_dies(tmp_
         coordination._take(coordinator._ProcessEnded(7, 1))
         its.close()
         if isinstance(decisions[0], GiveUp):
-            return RunOutcome(error="planted; not restarted", kinds=("RunFailedError",), is_final=True)
+            return RunOutcome(error="injected; not restarted", kinds=("RunFailedError",), is_final=True)
         return self._outcome(ours, Dead())
 
     monkeypatch.setattr("headrace.runners.local.supervisor._Life.live", live)
     pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
-    with pytest.raises(RunFailedError, match="planted; not restarted"):
+    with pytest.raises(RunFailedError, match="injected; not restarted"):
         supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
     assert len(lives) == 3  # of a worker and a coordinator each, and the fifth failure is one too many
 
 
-def test_seen_here_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_strategy_decides(tmp_path, monkeypatch):
+def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_strategy_decides(tmp_path, monkeypatch):
     """Without room for its socket, or a process, the run ended at once, with what Python raises."""
     tried = []
 
@@ -1210,11 +1210,11 @@ def test_a_rescale_that_is_given_up_too_late_says_that_it_comes(tmp_path, monkey
     monkeypatch.setattr(rescale, "request_rescale", taken_up)
     done = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
     assert isinstance(done.exception, DeadlineExceededError)
-    assert "goes on with 3 workers" in done.stderr
+    assert "continues with 3 workers" in done.stderr
     assert is_requested(tmp_path)
 
 
-def test_removed_checkpoints_leave_a_folder_that_begins_anew(tmp_path):
+def test_removed_checkpoints_leave_a_folder_that_starts_over(tmp_path):
     store = opened(tmp_path)
     begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS, as_it_is)
     run = store.roster.run
@@ -1270,7 +1270,7 @@ def test_settings_have_flinks_names_and_defaults():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"execution.checkpointing.mode": "EXACTLY_ONCE"}, "'execution.checkpointing.mode' is no setting of a run"),
+        ({"execution.checkpointing.mode": "EXACTLY_ONCE"}, "'execution.checkpointing.mode' is not a setting of a run"),
         ({"execution.checkpointing.externalized-checkpoint-retention": "NO"}, "must be one of RETAIN_ON_CANCELLATION, DELETE"),
         ({"execution.checkpointing.num-retained": "few"}, "must be a whole number, not 'few'"),
     ],
@@ -1306,7 +1306,7 @@ def test_settings_that_make_no_sense_are_refused(arguments, message):
 
 @pytest.mark.parametrize("value", [2.5, True, "4", None, float("nan")])
 @pytest.mark.parametrize("name", ["workers", "retained", "tolerable_failed_checkpoints", "metrics_port"])
-def test_seen_here_what_is_no_whole_number_is_refused_by_the_name_of_its_setting(name, value):
+def test_what_is_no_whole_number_is_refused_by_the_name_of_its_setting(name, value):
     if (name, value) == ("metrics_port", None):
         assert RunSettings("x", metrics_port=None).metrics_port is None
         return
@@ -1316,7 +1316,7 @@ def test_seen_here_what_is_no_whole_number_is_refused_by_the_name_of_its_setting
 
 @pytest.mark.parametrize("value", [True, "4", None, float("inf")])
 @pytest.mark.parametrize("name", ["interval_s", "min_pause_s", "timeout_s", "heartbeat_interval_s", "heartbeat_timeout_s"])
-def test_seen_here_what_is_no_number_of_seconds_is_refused_by_the_name_of_its_setting(name, value):
+def test_what_is_no_number_of_seconds_is_refused_by_the_name_of_its_setting(name, value):
     with pytest.raises(UsageError, match=f"^{name} must be a number of seconds, not "):
         RunSettings("x", **{name: value})
 
@@ -1327,7 +1327,7 @@ def test_a_setting_of_another_kind_is_refused_by_its_name(name, value):
         RunSettings("x", **{name: value})
 
 
-def test_seen_here_paths_are_of_the_folder_in_which_the_run_is_started_though_the_users_file_changes_it(tmp_path, monkeypatch):
+def test_paths_are_of_the_folder_in_which_the_run_is_started_though_the_users_file_changes_it(tmp_path, monkeypatch):
     """Its processes put checkpoints elsewhere than where top, rescale and savepoint look, and where another start does."""
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()

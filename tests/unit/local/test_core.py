@@ -132,7 +132,7 @@ def test_execution_checkpointing_interval_counts_on_while_a_checkpoint_is_under_
     assert TakeSnapshot(5, 9) in run.handle(CheckpointCommitted(8))
 
 
-def test_execution_checkpointing_min_pause_begins_when_a_checkpoint_ends():
+def test_execution_checkpointing_min_pause_starts_when_a_checkpoint_ends():
     run, assigned = running(RunSchedule(1.0, min_pause_s=5.0))
     run.handle(IntervalOver())
     collected(run, assigned, 8)

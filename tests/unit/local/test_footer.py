@@ -22,7 +22,7 @@ def terminal():
 
 
 @pytest.mark.parametrize("before", [0, 5, LINES - 1, LINES + 9])
-def test_what_others_write_goes_on_whole_above_the_table(terminal, before):
+def test_what_others_write_continues_whole_above_the_table(terminal, before):
     footer, written = Footer(terminal.end), [f"before {number}" for number in range(before)]
     terminal.write("".join(f"{line}\n" for line in written))
     terminal.write("half of ")

@@ -180,8 +180,8 @@ def test_who_dies_with_a_number_that_was_free_again_leaves_nothing_that_counts()
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_seen_here_a_claim_that_comes_too_late_under_a_number_that_is_free_again_takes_nothing_away(dies):
-    """Its manifest was the highest, and named what had been deleted: all checkpoints of the run at work went with it."""
+def test_a_claim_that_comes_too_late_under_a_number_that_is_free_again_takes_nothing_away(dies):
+    """Its manifest was the highest, and named what had been deleted: all checkpoints of the run running went with it."""
     objects = {}
     at_work = opened(objects)
     at_work.write("run.json", b"r")
@@ -225,7 +225,7 @@ def test_a_claim_that_another_writer_comes_between_reads_again():
 
 
 def test_a_manifest_whose_number_another_gets_while_it_is_read_is_not_taken_for_lost():
-    """The reader has listed it; then a later one replaces it, and who stood still since before it was written goes on."""
+    """The reader has listed it; then a later one replaces it, and who stood still since before it was written continues."""
     objects = {}
     stale = opened(objects)
     opened(objects).write("a", b"1")
@@ -313,7 +313,7 @@ def of_s3(code):
     ],
 )
 @pytest.mark.parametrize("request_", ["names", "create"])
-def test_seen_here_a_store_that_refuses_the_login_is_no_outage(refusal, request_, monkeypatch):
+def test_a_store_that_refuses_the_login_is_no_outage(refusal, request_, monkeypatch):
     monkeypatch.setattr(object_log, "PATIENCE_S", 600.0)  # it is not asked again
     asked = []
 
@@ -331,7 +331,7 @@ def test_seen_here_a_store_that_refuses_the_login_is_no_outage(refusal, request_
 
 
 def test_a_login_that_was_good_and_is_refused_later_is_an_outage():
-    """It may be renewed, as those of a metadata service are: a run at work does not end for it."""
+    """It may be renewed, as those of a metadata service are: a run running does not end for it."""
     store = MemoryStore()
     log = ObjectLog("mem://x", store)
     log.claim()
@@ -340,7 +340,7 @@ def test_a_login_that_was_good_and_is_refused_later_is_an_outage():
         raise PermissionError("ExpiredToken")
 
     store.around = refuse
-    with pytest.raises(RetriableError, match="refuses what it let pass before"):
+    with pytest.raises(RetriableError, match="refuses what it tolerated before"):
         log.write("a.json", b"a")
 
 
@@ -438,7 +438,7 @@ def test_the_files_of_an_fsspec_store_are_those_of_the_next_process(tmp_path):
 # --- histories ----------------------------------------------------------------------------------------------------------
 
 
-class World:
+class Simulation:
     """Lives that stop at any request for as long as others do anything. What was acknowledged has to be there, and no more.
 
     `said`: what the log holds, as the last who changed it was told. `maybe`: after changes without an answer.
@@ -471,7 +471,7 @@ class World:
             self.change(self.draw.choice(idle))
 
     def go_on(self):
-        """The life at work changes much, while another stands still."""
+        """The life running changes much, while another stands still."""
         for _ in range(5):
             if self.owner in self.lives and not self.owner._lock.locked():
                 self.change(self.owner)
@@ -551,10 +551,10 @@ class World:
 
 
 def play(seed):
-    world = World(seed)
+    simulation = Simulation(seed)
     for _ in range(30):
-        world.act()
-    return world.happened
+        simulation.act()
+    return simulation.happened
 
 
 def play_all():
@@ -643,7 +643,7 @@ def the_highest_manifest_counts():
         yield
 
 
-PLANTED = (
+INJECTED = (
     nobody_looks_for_higher_numbers,
     what_is_there_is_taken_for_ones_own,
     every_entry_counts,
@@ -654,10 +654,10 @@ PLANTED = (
 
 
 @pytest.mark.parametrize(
-    "planted",
-    PLANTED,
+    "injected",
+    INJECTED,
     ids=lambda bug: bug.__name__,
 )
-def test_the_histories_find_a_planted_bug(planted):
-    with planted(), pytest.raises((AssertionError, StateError)):
+def test_the_histories_find_a_planted_bug(injected):
+    with injected(), pytest.raises((AssertionError, StateError)):
         play_all()

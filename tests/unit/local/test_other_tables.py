@@ -1,4 +1,4 @@
-"""A run whose table is another one than its folder is of, or is older: nothing is left out, and nothing taken back."""
+"""A run whose table is another one than its folder is of, or is older: nothing is left out, and nothing rolled back."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def versions(sink: DeltaSink) -> int:
     return len(list((Path(sink.uri) / "_delta_log").glob("*.json")))
 
 
-def test_seen_here_a_table_that_was_made_anew_between_two_lives_is_refused(folder):
-    """The run went on in it, without what was committed before. It gets no marker of the run."""
+def test_a_table_that_was_recreated_between_two_lives_is_refused(folder):
+    """The run continued in it, without what was committed before. It gets no marker of the run."""
     run, job = folder.living()
     commit(run, job, 1, wrote(folder, 0, "x"))
     shutil.rmtree(folder.sink.uri)
@@ -73,7 +73,7 @@ def test_seen_here_a_table_that_was_made_anew_between_two_lives_is_refused(folde
     assert folder.checkpoints() == [(1, True)]
 
 
-def test_seen_here_a_table_that_was_restored_as_it_was_a_checkpoint_before_is_refused(folder):
+def test_a_table_that_was_restored_as_it_was_a_checkpoint_before_is_refused(folder):
     run, job = folder.living()
     commit(run, job, 1, wrote(folder, 0, "x"))
     shutil.copytree(folder.sink.uri, f"{folder.sink.uri}-copy")
@@ -85,7 +85,7 @@ def test_seen_here_a_table_that_was_restored_as_it_was_a_checkpoint_before_is_re
     assert folder.checkpoints() == [(2, True)]
 
 
-def test_seen_here_an_iceberg_table_that_was_made_anew_between_two_lives_is_refused(tmp_path):
+def test_an_iceberg_table_that_was_recreated_between_two_lives_is_refused(tmp_path):
     properties = catalog_of(str(tmp_path))
     sink = IcebergSink(TABLE, properties)
     sink.create_table(VALUES)
@@ -104,7 +104,7 @@ def test_seen_here_an_iceberg_table_that_was_made_anew_between_two_lives_is_refu
     transaction.write(batch_of(["x"]))
     commit(run, job, 1, WorkerHandle(1, transaction.prepare()))
     assert iceberg_values(str(tmp_path)) == ["x"]
-    life()  # the table as it was goes on
+    life()  # the table as it was continues
     load_catalog(**properties).drop_table(TABLE)
     sink.create_table(VALUES)
     with pytest.raises(StateError, match="another table, or an older state of it"):
@@ -112,8 +112,8 @@ def test_seen_here_an_iceberg_table_that_was_made_anew_between_two_lives_is_refu
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["nothing committed before", "a checkpoint committed before"])
-def test_seen_here_a_checkpoint_that_is_committed_is_not_taken_back_by_a_start_that_names_another_table(folder, before):
-    """That table knows nothing of it, which says nothing. With the right name the run goes on."""
+def test_a_checkpoint_that_is_committed_is_not_taken_back_by_a_start_that_names_another_table(folder, before):
+    """That table knows nothing of it, which says nothing. With the right name the run continues."""
     run, job = folder.living()
     commit(run, job, 1, *(wrote(folder, 0, "x") for _ in range(before)))
     committed_and_dead(folder, 2)
@@ -131,7 +131,7 @@ def test_seen_here_a_checkpoint_that_is_committed_is_not_taken_back_by_a_start_t
     assert folder.left_open() == set()
 
 
-def test_seen_here_a_run_goes_on_after_an_operator_has_completed_what_it_had_recorded(folder):
+def test_a_run_continues_after_an_operator_has_completed_what_it_had_recorded(folder):
     """`headrace transactions commit --delta` after a death: every start was refused, for good."""
     run, job = folder.living()
     commit(run, job, 1, wrote(folder, 0, "x"))
@@ -150,15 +150,15 @@ def test_an_operator_who_completes_a_list_completes_nothing_that_is_not_recorded
     commit(run, job, 1, wrote(folder, 0, "x"))
     run, job = folder.coordinator(None, refusing(2, lambda: None))
     job.recover()
-    with pytest.raises(PeerError, match="planted"):
+    with pytest.raises(PeerError, match="injected"):
         commit(run, job, 2, wrote(folder, 1, "y"))
     commit_to_table(NamedTable(folder.sink, folder.sink.uri, "--delta x"), None)
     folder.living()
     assert [name for _, name in folder.rows()] == ["x", "y"]
 
 
-def test_seen_here_a_driver_that_was_replaced_is_told_so_though_its_files_are_gone(folder):
-    """Its successor has swept them, and it was told to write the epoch again."""
+def test_a_driver_that_was_replaced_is_told_so_though_its_files_are_gone(folder):
+    """Its successor has cleaned up them, and it was instructed to write the epoch again."""
     run, job = folder.living()
     commit(run, job, 1, wrote(folder, 0, "x"))
     folder.store.enlist(1)
@@ -172,7 +172,7 @@ def test_seen_here_a_driver_that_was_replaced_is_told_so_though_its_files_are_go
     copy.close()
 
 
-def test_seen_here_a_coordinator_that_dies_while_its_run_is_removed_leaves_a_folder_that_can_be_used(folder):
+def test_a_coordinator_that_dies_while_its_run_is_removed_leaves_a_folder_that_can_be_used(folder):
     """What the table has recorded was removed first, and the checkpoints that were left were of a table that knew nothing."""
     run, job = folder.living()
     commit(run, job, 1, wrote(folder, 0, "x"))
@@ -189,7 +189,7 @@ def test_seen_here_a_coordinator_that_dies_while_its_run_is_removed_leaves_a_fol
 def test_a_table_that_cannot_be_reached_any_more_does_not_fail_a_run_that_is_over(folder, caplog):
     run, _ = folder.living()
     name = folder.store.roster.run
-    with patch.object(run._outputs[0].driver, "forget", side_effect=PeerError("planted: no rights")):
+    with patch.object(run._outputs[0].driver, "forget", side_effect=PeerError("injected: no rights")):
         run.forget()
-    assert f"recorded of {name} stays there: planted: no rights" in caplog.text
+    assert f"recorded of {name} stays there: injected: no rights" in caplog.text
     assert folder.checkpoints() == []

@@ -243,7 +243,7 @@ class TestOneDecision:
 
     @pytest.mark.parametrize("dies_after", range(1, 6))
     def test_copies_of_what_was_aborted_are_committed_once_whenever_the_coordinator_dies(self, tmp_path, dies_after):
-        """Under an epoch that every sink is told which knew the one before, also one whose rows were not aborted."""
+        """Under an epoch that every sink is informed which knew the previous one, also one whose rows were not aborted."""
         log, steps = MemoryTransactionLog(), iter(range(dies_after))
         sink = {"bad": MemorySink(log), "good": MemorySink(log)}
         store, _run, job = self.life(tmp_path, sink, 0)

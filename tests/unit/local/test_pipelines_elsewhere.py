@@ -82,7 +82,7 @@ def savepoint_of(kafka, path, offsets, serializer=None, topic="in"):
 
 
 class TestOnSpark:
-    def test_a_topic_is_copied_once_and_the_query_goes_on(self, kafka, spark, tmp_path):
+    def test_a_topic_is_copied_once_and_the_query_continues(self, kafka, spark, tmp_path):
         produce(kafka, 0, 90)
         copying(kafka).start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable().stop()
         assert seen(kafka) == Counter(range(90))
@@ -191,7 +191,7 @@ class TestOnSpark:
 
 
 class TestAQueryThatBeginsWithASavepoint:
-    def test_goes_on_where_it_stands_and_reads_what_has_appeared_since_from_its_first_record(self, kafka, spark, tmp_path):
+    def test_continues_where_it_stands_and_reads_what_has_appeared_since_from_its_first_record(self, kafka, spark, tmp_path):
         produce(kafka, 0, 30)
         savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
         for topic in ("in", "out"):
@@ -218,7 +218,7 @@ class TestAQueryThatBeginsWithASavepoint:
         assert len(seen(kafka)) == 16 + 30
         assert caplog.text.count("is not looked at") == 1
 
-    def test_begins_at_the_same_positions_when_it_was_killed_before_its_first_batch_was_planned(self, kafka, spark, tmp_path):
+    def test_starts_at_the_same_positions_when_it_was_killed_before_its_first_batch_was_planned(self, kafka, spark, tmp_path):
         produce(kafka, 0, 30)
         savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
         for _ in range(2):
@@ -262,7 +262,7 @@ def append_lines(path, batch):
 
 
 class TestResumed:
-    """A source that begins where a checkpoint of another job stands."""
+    """A source that starts where a checkpoint of another job stands."""
 
     @staticmethod
     def found(source, offsets, *, finished=(), exhausted=False):
@@ -282,7 +282,7 @@ class TestResumed:
             log.append(name, ["x"] * 10)
         return log
 
-    def test_without_an_end_also_what_was_read_to_its_stop_goes_on(self):
+    def test_without_an_end_also_what_was_read_to_its_stop_continues(self):
         found = self.found(MemorySource(self.log()), {"a": 3, "b": 10}, finished={"b"}, exhausted=True)
         assert {s.split_id: (s.next_offset, s.stop_offset) for s in found.added} == {"a": (3, None), "b": (10, None)}
         assert not found.complete
@@ -336,7 +336,7 @@ class TestOnBeam:
             self.expanded(copying(kafka, sink=AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")))
 
     @pytest.mark.parametrize("limit", [{"stop": Latest()}, {"max_num_records": 16}])
-    def test_read_from_kafka_begins_where_a_savepoint_stands_whatever_else_says_where(self, kafka, tmp_path, limit):
+    def test_read_from_kafka_starts_where_a_savepoint_stands_whatever_else_says_where(self, kafka, tmp_path, limit):
         produce(kafka, 0, 30)
         savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
         config = {"bootstrap.servers": kafka.bootstrap, "auto.offset.reset": "latest"}

@@ -63,7 +63,7 @@ pipeline = Pipeline(
 )
 """
 NO_TEXT = b"\xff"
-"""What a bad record begins with."""
+"""What a bad record starts with."""
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ COMMAND = "from headrace.cli import main; main()"
 
 
 class Run:
-    """`headrace run` in a process of its own."""
+    """`headrace run` in its own process."""
 
     def __init__(self, kafka, folder, *options, workers, job=JOB, checkpoints=None, environment=None, program=COMMAND):
         """`checkpoints`: by default a folder in `folder`."""
@@ -190,7 +190,7 @@ class Run:
 
 
 def test_killed_and_frozen_processes_neither_lose_a_record_or_a_dead_letter_nor_write_one_twice(kafka, tmp_path):
-    """A worker is killed, another frozen, the coordinator killed, then everything; it goes on with fewer workers."""
+    """A worker is killed, another frozen, the coordinator killed, then everything; it continues with fewer workers."""
     bad = range(0, 6000, 4)
     run = Run(kafka, tmp_path, workers=2)
     try:
@@ -297,7 +297,7 @@ def test_two_outputs_are_committed_together_though_workers_and_coordinators_are_
         run.kill()
 
 
-def test_of_two_runs_on_copies_of_one_folder_one_goes_on_and_the_other_ends_with_an_error(kafka, tmp_path):
+def test_of_two_runs_on_copies_of_one_folder_one_continues_and_the_other_ends_with_an_error(kafka, tmp_path):
     """An older copy is refused, and disturbs nobody; one that has all that was committed takes over, and fences the other."""
     checkpoints = [tmp_path / name / "checkpoints" for name in ("first", "older", "copy")]
     for folder in checkpoints:
@@ -327,7 +327,7 @@ def test_of_two_runs_on_copies_of_one_folder_one_goes_on_and_the_other_ends_with
             run.kill()
 
 
-def test_seen_here_a_coordinator_that_stood_still_goes_on_with_its_workers(kafka, tmp_path):
+def test_a_coordinator_that_stood_still_continues_with_its_workers(kafka, tmp_path):
     """It took them for silent, killed all of them, and counted each as a failure: with few restarts the run was over."""
     run = Run(kafka, tmp_path, workers=2)
     try:
@@ -350,7 +350,7 @@ def test_seen_here_a_coordinator_that_stood_still_goes_on_with_its_workers(kafka
 
 
 def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another_machine_takes_over(kafka, tmp_path):
-    """A temporary folder of its own makes a machine: nothing else of it keeps two runs apart."""
+    """its own temporary folder makes a machine: nothing else of it keeps two runs apart."""
     url, runs = "s3://bucket/copies/of-in", []
     with ExitStack() as machines_of_this_test, object_store() as store:
         # A socket's path is short.
@@ -436,14 +436,14 @@ def health(folder):
             return None
 
 
-def test_a_run_at_work_is_rescaled_and_neither_loses_a_record_nor_writes_one_twice(kafka, tmp_path):
+def test_a_run_running_is_rescaled_and_neither_loses_a_record_nor_writes_one_twice(kafka, tmp_path):
     """1 worker, 8, 1, under load; a coordinator that dies with the request before it finds it again; then it is stopped."""
     run = Run(kafka, tmp_path, "--savepoints", str(tmp_path / "savepoints"), workers=1)
     folder, produced = tmp_path / "checkpoints", 0
     try:
         for workers in (8, 1):
             run.group(9 - workers)
-            run.wait(lambda: health(folder) == health_pb2.HealthCheckResponse.SERVING, "a run that says that it serves")
+            run.wait(lambda: health(folder) == health_pb2.HealthCheckResponse.SERVING, "a run that states that it serves")
             written = len(kafka.records("out"))
             produce(kafka, produced, 600)
             produced += 600
@@ -505,7 +505,7 @@ Pipeline(source, KafkaSink({0!r}, topic="out")).run(checkpoints={1!r})
 """
 
 
-def test_seen_here_a_script_that_calls_run_at_its_top_is_told_so_and_not_run_again_and_again(kafka, tmp_path):
+def test_a_script_that_calls_run_at_its_top_is_told_so_and_not_run_again_and_again(kafka, tmp_path):
     """Each start of the coordinator imports the script, which did all again that it does, and was started again for ever."""
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED.format(kafka.bootstrap, str(tmp_path / "checkpoints")))
@@ -549,7 +549,7 @@ def nursery():
     made.close(0.0)
 
 
-def test_seen_here_a_process_that_cannot_be_started_is_one_worker_that_failed_and_takes_no_other_along(nursery):
+def test_a_process_that_cannot_be_started_is_one_worker_that_failed_and_takes_no_other_along(nursery):
     """It ended the process that all are forked from, and with it every worker, without a reason."""
     told, gone = queue.SimpleQueue(), queue.SimpleQueue()
     nursery.watch(lambda number, how: told.put((number, how)), gone.put)

@@ -1,4 +1,4 @@
-"""What a table refuses of a run: before its checkpoint is stored, or the checkpoint is taken back. No folder is stuck."""
+"""What a table refuses of a run: before its checkpoint is stored, or the checkpoint is rolled back. No folder is stuck."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ def altered(folder: ChangesFolder) -> list[WorkerHandle[Any]]:
     ],
     ids=["a key twice", "an empty partition", "altered, rows", "altered, changes"],
 )
-def test_seen_here_what_a_table_refuses_is_refused_before_the_checkpoint_is_stored(
-    tmp_path, changes, partition_by, refused, message
-):
+def test_what_a_table_refuses_is_refused_before_the_checkpoint_is_stored(tmp_path, changes, partition_by, refused, message):
     folder = ChangesFolder(tmp_path, IDS, changes, partition_by)
     run, job = folder.living()
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
@@ -115,24 +113,24 @@ def refusing(number: int, then: Callable[[], None]) -> Callable[[int, Callable[[
     def around(at: int, doing: Callable[[], None]) -> None:
         if at == number:
             then()
-            raise PeerError("planted: refused")
+            raise PeerError("injected: refused")
         doing()
 
     return around
 
 
 @pytest.mark.parametrize("changes", [None, Changes(("id",), ())], ids=["rows", "changes"])
-def test_seen_here_a_stored_checkpoint_that_the_table_refuses_is_taken_back(tmp_path, changes):
-    """Somebody alters the table between check and commit: the run goes on from the checkpoint before, with what it is now."""
+def test_a_stored_checkpoint_that_the_table_refuses_is_taken_back(tmp_path, changes):
+    """Somebody alters the table between check and commit: the run continues from the checkpoint before, with what it is now."""
     folder = ChangesFolder(tmp_path, IDS, changes)
     run, job = folder.living()
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
     run, job = folder.coordinator(None, refusing(2, folder.alter))
     job.recover()
-    with pytest.raises(PeerError, match="planted"):
+    with pytest.raises(PeerError, match="injected"):
         commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
     assert folder.checkpoints() == [(1, True), (2, False)]
-    with pytest.raises(RetriableError, match=r"checkpoint 2 cannot be committed: .*\(name\).* goes on from checkpoint 1$"):
+    with pytest.raises(RetriableError, match=r"checkpoint 2 cannot be committed: .*\(name\).* continues from checkpoint 1$"):
         folder.coordinator()[1].recover()
     assert folder.checkpoints() == [(1, True)]
     run, job = folder.living()
@@ -147,7 +145,7 @@ def test_a_stored_checkpoint_whose_table_is_as_it_was_again_is_committed(tmp_pat
     folder = ChangesFolder(tmp_path)
     run, job = folder.coordinator(None, refusing(2, lambda: None))
     job.recover()
-    with pytest.raises(PeerError, match="planted"):
+    with pytest.raises(PeerError, match="injected"):
         commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
     folder.living()
     assert folder.rows() == [(1, "x")]
@@ -161,9 +159,9 @@ def test_a_refusal_that_only_the_commit_itself_makes_takes_the_checkpoint_back_t
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
     run, job = folder.coordinator(None, refusing(2, lambda: None))
     job.recover()
-    with pytest.raises(PeerError, match="planted"):
+    with pytest.raises(PeerError, match="injected"):
         commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
-    with pytest.raises(RetriableError, match="checkpoint 2 cannot be committed: planted: refused"):
+    with pytest.raises(RetriableError, match="checkpoint 2 cannot be committed: injected: refused"):
         folder.coordinator(None, refusing(2, lambda: None))[1].recover()
     folder.living()
     assert folder.checkpoints() == [(1, True)]
@@ -177,7 +175,7 @@ def test_a_commit_that_has_succeeded_though_it_was_said_to_be_refused_is_not_tak
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
     run, job = folder.coordinator(None, refusing(2, lambda: None))
     job.recover()
-    with pytest.raises(PeerError, match="planted"):
+    with pytest.raises(PeerError, match="injected"):
         commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
     run, job = folder.coordinator()
     driver = run._outputs[0].driver
@@ -185,7 +183,7 @@ def test_a_commit_that_has_succeeded_though_it_was_said_to_be_refused_is_not_tak
 
     def recorded_and_refused(commits: Any) -> None:
         record(commits)
-        raise PeerError("planted: the answer is a refusal")
+        raise PeerError("injected: the answer is a refusal")
 
     with (
         patch.object(driver, "record", recorded_and_refused),
@@ -208,24 +206,22 @@ def closed_to_changes(folder: ChangesFolder) -> None:
     [(ChangesFolder.alter, RetriableError, r"\(name\)"), (closed_to_changes, DataLossError, "appendOnly")],
     ids=["as the table is now", "until the caller changes something"],
 )
-def test_seen_here_a_first_checkpoint_that_the_table_refuses_is_kept_and_tried_again_where_that_may_pass(
-    tmp_path, refuses, kind, why
-):
-    """There is none to go back to: where a run began that starts at the latest record nobody else knows."""
+def test_a_first_checkpoint_that_the_table_refuses_is_kept_and_tried_again_where_that_may_pass(tmp_path, refuses, kind, why):
+    """There is none to go back to: where a run started that starts at the latest record nobody else knows."""
     folder = ChangesFolder(tmp_path, IDS, Changes(("id",), ()))
     run, job = folder.coordinator(None, refusing(2, lambda: refuses(folder)))
     job.recover()
-    with pytest.raises(PeerError, match="planted"):
+    with pytest.raises(PeerError, match="injected"):
         commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
     with pytest.raises(
-        kind, match=f"checkpoint 1 .*{why}.* no earlier one .* start again, or begin anew with another"
+        kind, match=f"checkpoint 1 .*{why}.* no earlier one .* start again, or start over with another"
     ) as refused:
         folder.coordinator()[1].recover()
     assert isinstance(refused.value, _FINAL) is (kind is DataLossError)
     assert folder.checkpoints() == [(1, False)]
 
 
-def test_seen_here_a_checkpoint_is_not_taken_back_where_the_source_has_removed_what_would_be_read_again(tmp_path, monkeypatch):
+def test_a_checkpoint_is_not_taken_back_where_the_source_has_removed_what_would_be_read_again(tmp_path, monkeypatch):
     """Its rows are in the files that it lists, and nowhere else: they are there when the table is as it was."""
     folder = ChangesFolder(tmp_path)
     run, job = folder.living()
@@ -233,18 +229,18 @@ def test_seen_here_a_checkpoint_is_not_taken_back_where_the_source_has_removed_w
     before = DeltaTable(folder.sink.uri).version()
     run, job = folder.coordinator(None, refusing(2, folder.alter))
     job.recover()
-    with pytest.raises(PeerError, match="planted"):
+    with pytest.raises(PeerError, match="injected"):
         commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
     asked = []
 
     def removed(splits: Any) -> None:
         asked.append(splits)
-        raise DataLossError("planted: a: offsets 1 to 4 were deleted")
+        raise DataLossError("injected: a: offsets 1 to 4 were deleted")
 
     monkeypatch.setattr(folder, "check_readable", removed)
     with pytest.raises(
         RetriableError,
-        match=r"checkpoint 2 .*\(name\).* checkpoint 1, is no way back, .*planted: a: offsets 1 to 4 .* kept.* mend",
+        match=r"checkpoint 2 .*\(name\).* checkpoint 1, is no way back, .*injected: a: offsets 1 to 4 .* kept.* fix",
     ):
         folder.coordinator()[1].recover()
     assert asked == [[MemorySplit("a", 1)]]
@@ -261,11 +257,11 @@ def test_a_source_that_cannot_be_asked_now_has_nothing_taken_back(tmp_path, monk
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
     run, job = folder.coordinator(None, refusing(2, folder.alter))
     job.recover()
-    with pytest.raises(PeerError, match="planted"):
+    with pytest.raises(PeerError, match="injected"):
         commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
 
     def away(splits: Any) -> None:
-        raise OutageError("planted: the source is away")
+        raise OutageError("injected: the source is away")
 
     monkeypatch.setattr(folder, "check_readable", away)
     with pytest.raises(OutageError, match="the source is away"):
@@ -279,7 +275,7 @@ def test_a_coordinator_that_dies_while_it_takes_a_checkpoint_back_is_followed_by
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
     run, job = folder.coordinator(None, refusing(2, folder.alter))
     job.recover()
-    with pytest.raises(PeerError, match="planted"):
+    with pytest.raises(PeerError, match="injected"):
         commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
     deaths = 0
     for nth in range(1, 60):
@@ -312,11 +308,11 @@ def test_a_changelog_through_kills_of_workers_and_coordinators_gives_the_same_ta
 def test_a_merge_that_takes_the_first_change_for_the_last_is_seen(tmp_path):
     last = merging.last_of_each_key
 
-    def planted(changes: Changes, staged: pa.Table, where: str) -> Any:
+    def injected(changes: Changes, staged: pa.Table, where: str) -> Any:
         at = staged.schema.get_field_index("_headrace_sequence_0")
         return last(changes, staged.set_column(at, "_headrace_sequence_0", pc.negate(staged.column(at))), where)
 
-    with patch.object(merging, "last_of_each_key", planted):
+    with patch.object(merging, "last_of_each_key", injected):
         found, wanted, _ = replayed(ChangesFolder(tmp_path, ROWS, BY_ID), 0)
     assert found != wanted
 

@@ -57,8 +57,8 @@ def test_exponential_delay_grows_to_its_maximum():
     assert delays(ExponentialDelay(backoff_multiplier=4.0), *times) == [1.0, 4.0, 16.0, 60.0, 60.0]
 
 
-def test_exponential_delay_begins_anew_after_a_quiet_time():
-    # the quiet time begins when the job was restarted, which is 1 s after its failure
+def test_exponential_delay_starts_over_after_a_quiet_time():
+    # the quiet time starts when the job was restarted, which is 1 s after its failure
     assert delays(ExponentialDelay(backoff_multiplier=2.0), 0, 3600.9, 7300.0) == [1.0, 2.0, 1.0]
 
 

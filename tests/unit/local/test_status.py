@@ -1,4 +1,4 @@
-"""What a run at work shows: its status beside the checkpoints, the page for Prometheus, `headrace top`."""
+"""What a run running shows: its status alongside the checkpoints, the page for Prometheus, `headrace top`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ METRIC = re.compile(r"\bheadrace_run_\w+")
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of a run that is at work: its lock is held."""
+    """Of a run that is running: its lock is held."""
     with (tmp_path / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield tmp_path
@@ -78,7 +78,7 @@ def shown(folder, clock, checkpoints=1):
     return status
 
 
-def test_the_status_of_a_run_is_in_its_folder_as_long_as_it_is_at_work(folder):
+def test_the_status_of_a_run_is_in_its_folder_as_long_as_it_is_running(folder):
     shown(folder, Clock())
     found = read_status(folder)
     assert (found["records_in"], found["records_out"], found["workers_lost"]) == (10, 8, 1)
@@ -188,8 +188,10 @@ def test_the_file_has_the_splits_that_are_furthest_behind_and_the_page_all(folde
 def test_the_dashboard_is_about_metrics_that_there_are(folder):
     status = shown(folder, Clock())
     there = set(re.findall(r"^(headrace_run_\w+)", got(page(lambda: status.shown).port, "/metrics"), re.MULTILINE))
-    board = json.loads((MONITORING / "run-dashboard.json").read_text())
-    shown_there = {name for panel in board["panels"] for target in panel["targets"] for name in METRIC.findall(target["expr"])}
+    lease_store = json.loads((MONITORING / "run-dashboard.json").read_text())
+    shown_there = {
+        name for panel in lease_store["panels"] for target in panel["targets"] for name in METRIC.findall(target["expr"])
+    }
     assert {name for name in there if not name.endswith("_created")} - shown_there == {"headrace_run_lastCheckpointId"}
     assert shown_there <= there
 
@@ -230,7 +232,7 @@ class TestLag:
         watch.moved(Checkpoint(2, (SplitState(MemorySplit("a", 10), finished=True),), exhausted=True))
         assert (self.answer(), watch.lag.splits) == (0, {})
 
-    def test_a_run_that_goes_on_is_behind_by_its_restored_positions(self):
+    def test_a_run_that_continues_is_behind_by_its_restored_positions(self):
         watch = self.watch(restored=self.positions(3, 9))
         assert not self.waiting  # its start is not disturbed
         watch.look()
@@ -276,7 +278,7 @@ def test_a_run_is_well_while_its_last_checkpoint_is_not_too_long_ago(folder):
     port = page(lambda: status).port
     with pytest.raises(urllib.error.HTTPError, match="503") as refused:
         got(port, "/healthz")
-    assert "has not begun" in refused.value.read().decode()
+    assert "has not started" in refused.value.read().decode()
     assert "headrace_run" not in got(port, "/metrics")
     status = shown(folder, clock).shown
     with pytest.raises(urllib.error.HTTPError, match="503") as refused:  # the clock's time is long ago
@@ -286,7 +288,7 @@ def test_a_run_is_well_while_its_last_checkpoint_is_not_too_long_ago(folder):
     assert json.loads(got(port, "/healthz")) == {"healthy": True, "problem": None}
 
 
-def test_seen_here_a_run_that_starts_again_and_again_is_not_well_for_having_just_started(folder):
+def test_a_run_that_starts_again_and_again_is_not_well_for_having_just_started(folder):
     clock = Clock()
     # the last checkpoint was committed by a coordinator before
     again = RunStatus("run-x", folder, clock.now_s - 100, ADDRESS, {}.get, clock)
@@ -295,7 +297,7 @@ def test_seen_here_a_run_that_starts_again_and_again_is_not_well_for_having_just
     assert shown(folder, clock).shown["progress_at"] == again.shown["since"] + 0.5
 
 
-def test_seen_here_a_checkpoint_whose_time_is_yet_to_come_is_no_progress():
+def test_a_checkpoint_whose_time_is_yet_to_come_is_no_progress():
     """Written by a machine whose clock is ahead, it had a run that hangs be well for so long."""
     assert last_progress_s(1000.0, None, 1001.0) == 1000.0
     assert last_progress_s(1000.0, 900.0, 1001.0) == 1000.0
@@ -303,7 +305,7 @@ def test_seen_here_a_checkpoint_whose_time_is_yet_to_come_is_no_progress():
     assert last_progress_s(1000.0, 9000.0, 1001.0) == 1000.0
 
 
-def test_seen_here_a_run_is_well_while_a_minimum_pause_lasts():
+def test_a_run_is_well_while_a_minimum_pause_lasts():
     assert RunSchedule(10, min_pause_s=1800, timeout_s=600).longest_gap_s == 2400
     assert RunSchedule(10, timeout_s=600).longest_gap_s == 610
 
@@ -359,7 +361,7 @@ def test_the_table_has_what_the_run_tells(folder):
     assert "none yet" in printed_table({**status, "checkpoints": {"completed": 0, "failed": 0, "last": None}})
 
 
-def test_seen_here_a_rate_is_of_what_came_between_two_checkpoints_though_looks_are_more_often(folder):
+def test_a_rate_is_of_what_came_between_two_checkpoints_though_looks_are_more_often(folder):
     """It was of what came between two looks: 0 in nine of ten seconds, and ten times too high in the other."""
     first = shown(folder, Clock()).shown
     second = after(first, 10, 20_000)
@@ -373,7 +375,7 @@ def test_seen_here_a_rate_is_of_what_came_between_two_checkpoints_though_looks_a
     assert "/s" not in printed_table(first)
 
 
-def test_seen_here_names_are_shown_as_they_are_and_not_taken_for_markup_or_codes_of_the_terminal(folder):
+def test_names_are_shown_as_they_are_and_not_taken_for_markup_or_codes_of_the_terminal(folder):
     status = shown(folder, Clock()).shown
     text = printed_table({**status, "run": "[bold]x[/bold]", "lag": {"at": 1000, "records": 9, "splits": {"[/]\x1b[2J": 9}}})
     assert "[bold]x[/bold]" in text
@@ -396,7 +398,7 @@ def restarting(tmp_path):
         yield tmp_path
 
 
-def test_seen_here_between_two_coordinators_a_run_is_restarting_and_not_over(restarting):
+def test_between_two_coordinators_a_run_is_restarting_and_not_over(restarting):
     """`headrace top` ended with the first coordinator that died."""
     status = read_status(restarting)
     assert (status["phase"], status["workers"], status["records_in"]) == ("RESTARTING", [], 10)
@@ -420,7 +422,7 @@ def test_a_second_supervisor_is_not_the_first_one_and_leaves_its_file_alone(rest
 
 
 def answer_and_wait(connection):
-    connection.send("it has begun")
+    connection.send("it has started")
     connection.recv()
 
 
@@ -447,7 +449,7 @@ def test_a_folder_that_cannot_be_made_is_for_the_coordinator_to_name(tmp_path):
         assert not is_first
 
 
-def test_seen_here_a_status_that_is_damaged_is_one_error_after_some_seconds_and_not_a_traceback(folder, monkeypatch):
+def test_a_status_that_is_damaged_is_one_error_after_some_seconds_and_not_a_traceback(folder, monkeypatch):
     shown(folder, Clock())
     text = (folder / "status.json").read_text()
     (folder / "status.json").write_text(text[:40])
@@ -474,9 +476,9 @@ def test_a_status_that_is_whole_again_is_shown(folder):
         assert next(looks)["phase"] == "RUNNING"
 
 
-def test_seen_here_a_status_of_another_version_is_named(folder):
+def test_a_status_of_another_version_is_named(folder):
     (folder / "status.json").write_text("[]")
-    with pytest.raises(StateError, match="is no status of a run, but a JSON list"):
+    with pytest.raises(StateError, match="is not a status of a run, but a JSON list"):
         read_status(folder)
     shown(folder, Clock())
     other = json.loads((folder / "status.json").read_text())
@@ -485,9 +487,9 @@ def test_seen_here_a_status_of_another_version_is_named(folder):
         read_status(folder)
 
 
-def test_seen_here_a_status_that_may_not_be_read_is_named(folder):
+def test_a_status_that_may_not_be_read_is_named(folder):
     shown(folder, Clock())
     (folder / "status.json").unlink()
     (folder / "status.json").mkdir()
-    with pytest.raises(StateError, match=r"what the run tells of itself cannot be read: .*status\.json"):
+    with pytest.raises(StateError, match=r"what the run reports itself cannot be read: .*status\.json"):
         read_status(folder)

@@ -50,7 +50,7 @@ STEP = 4
 
 
 class Folder:
-    """A run's folder and its table. `around` and `calling` are told of what its coordinators do, as `WatchedLog` has it."""
+    """A run's folder and its table. `around` and `calling` are notified of what its coordinators do, as `WatchedLog` has it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -178,7 +178,7 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     commit(run, job, 3)
     with pytest.raises(PeerError, match="given up by a driver"):
         late.prepare()
-    assert 2 not in folder.store.roster.unswept
+    assert 2 not in folder.store.roster.not_cleaned_up
 
 
 def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypatch):
@@ -232,7 +232,7 @@ def test_a_coordinator_that_was_replaced_commits_nothing(folder):
 def test_files_that_somebody_removes_before_a_stored_checkpoint_is_committed_are_said_to_be_lost(folder):
     def refused(number: int, commit: Callable[[], None]) -> None:
         if number == 2:
-            raise PeerError("planted: no rights")
+            raise PeerError("injected: no rights")
         commit()
 
     run, job = folder.coordinator(None, refused)

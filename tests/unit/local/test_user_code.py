@@ -164,7 +164,7 @@ def test_a_file_that_ends_its_process_when_it_is_loaded_is_an_error_and_not_star
         run.kill()
 
 
-@pytest.mark.parametrize(("tolerable", "said"), [("1000", "the run goes on"), ("0", "starts again")])
+@pytest.mark.parametrize(("tolerable", "said"), [("1000", "the run continues"), ("0", "starts again")])
 def test_a_disk_that_is_full_is_said_and_when_it_has_room_the_run_has_lost_nothing(kafka, tmp_path, tolerable, said):
     options = ("--config", f"execution.checkpointing.tolerable-failed-checkpoints={tolerable}")
     run = Run(kafka, tmp_path, *options, workers=1, job=job(FULL, kafka, tmp_path))
@@ -186,7 +186,7 @@ def test_a_disk_that_is_full_is_said_and_when_it_has_room_the_run_has_lost_nothi
         run.kill()
 
 
-def test_seen_here_a_run_whose_checkpoints_are_removed_ends_and_does_not_begin_anew(kafka, tmp_path):
+def test_a_run_whose_checkpoints_are_removed_ends_and_does_not_start_over(kafka, tmp_path):
     """Its next coordinator found an empty folder, and wrote all records again."""
     run, checkpoints = Run(kafka, tmp_path, workers=1, job=job(COPY, kafka, tmp_path)), tmp_path / "checkpoints"
     try:
@@ -196,7 +196,7 @@ def test_seen_here_a_run_whose_checkpoints_are_removed_ends_and_does_not_begin_a
         checkpoints.rename(tmp_path / "elsewhere")
         written.produce()
         assert run.process.wait(PATIENCE_S) == 1
-        gone = r"checkpoints: the checkpoints of this run, run-\w+, were removed while it was at work"
+        gone = r"checkpoints: the checkpoints of this run, run-\w+, were removed while it was running"
         assert re.search(gone, run.log.read_text())
         assert not checkpoints.exists()
         shutil.move(tmp_path / "elsewhere", checkpoints)
@@ -212,7 +212,7 @@ def test_seen_here_a_run_whose_checkpoints_are_removed_ends_and_does_not_begin_a
 @pytest.mark.long
 @pytest.mark.parametrize("api", ["Produce", "EndTxn"])
 def test_an_outage_of_the_broker_longer_than_every_timeout_loses_nothing(kafka, tmp_path, api):
-    """It begins while a transaction is written, and while one is committed that a checkpoint lists."""
+    """It starts while a transaction is written, and while one is committed that a checkpoint lists."""
     options = ("--config", f"execution.checkpointing.timeout={LONGEST_TIMEOUT_S:g} s")
     run = Run(kafka, tmp_path, *options, workers=2, job=job(COPY, kafka, tmp_path, QUICK))
     try:

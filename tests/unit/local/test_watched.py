@@ -74,13 +74,13 @@ class Copy(Run):
 
 
 def headrace(*arguments, **streams):
-    """The command in a process of its own, which leads a session."""
+    """The command in its own process, which leads a session."""
     command = [sys.executable, "-c", "from headrace.cli import main; main()", *arguments]
     environment = os.environ | {"PYTHONPATH": python_path(), "TERM": "xterm"}
     return subprocess.Popen(command, env=environment, start_new_session=True, **streams)
 
 
-def test_seen_here_top_goes_on_while_a_coordinator_that_was_killed_is_replaced(kafka, tmp_path):
+def test_top_continues_while_a_coordinator_that_was_killed_is_replaced(kafka, tmp_path):
     """It ended with the first coordinator."""
     run = Copy(kafka, tmp_path)
     try:
@@ -224,13 +224,13 @@ def test_in_a_pipe_a_run_tells_nothing_unless_it_is_asked_to_and_then_lines_of_j
             run.process.stdout.close()
 
 
-def test_a_run_whose_reader_of_lines_has_gone_goes_on(kafka, tmp_path):
+def test_a_run_whose_reader_of_lines_has_gone_continues(kafka, tmp_path):
     run = Copy(kafka, tmp_path, "--progress", "json", stdout=subprocess.PIPE)
     try:
         run.process.stdout.readline()
         run.process.stdout.close()
         viewer = run.viewer()
-        run.more("records that are told to nobody")
+        run.more("records that are instructed to nobody")
         wait_until(lambda: check_gone(viewer), "the end of the viewer", PATIENCE_S)
         run.more("more records")
         run.stop()

@@ -84,7 +84,7 @@ def test_health_of_a_service_that_there_is_not_is_not_found(coordinator):
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_who_watches_health_is_told_of_changes_alone(coordinator):
+def test_who_watches_health_is_notified_of_changes_alone(coordinator):
     watched = coordinator.health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
     assert next(watched).status == NOT_SERVING
     for value in (False, True, True, False):
@@ -280,7 +280,7 @@ def test_an_address_for_other_machines_is_warned_of_and_workers_use_the_loopback
     assert "which other machines may reach" in caplog.text
 
 
-def test_seen_here_a_socket_in_a_folder_with_too_long_a_name_is_an_error_and_not_tried_for_ever(tmp_path):
+def test_a_socket_in_a_folder_with_too_long_a_name_is_an_error_and_not_tried_for_ever(tmp_path):
     folder = tmp_path / ("x" * 100)
     with pytest.raises(UsageError, match=r"a socket's path has at most 107 bytes. Set TMPDIR .* or use --listen tcp"):
         Coordinator(folder / "coordinator")

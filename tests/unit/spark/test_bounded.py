@@ -23,22 +23,22 @@ def source():
     return MemorySource(log, bounded=True)
 
 
-class Planted:
+class Injected:
     """Unpickling it would show."""
 
     unpickled = False
 
     def __reduce__(self):
-        return setattr, (Planted, "unpickled", True)
+        return setattr, (Injected, "unpickled", True)
 
 
 @pytest.mark.parametrize("option", ["source", "SOURCE", "pickled", "PICKLED"])
 def test_no_option_is_ever_unpickled(source, option):
-    """Seen here: the source was an option, so whoever could set one ran code in the driver and in the workers."""
-    planted = base64.b64encode(pickle.dumps(Planted())).decode()
-    made = format_of(source)({option: planted})
+    """Regression: the source was an option, so whoever could set one ran code in the driver and in the workers."""
+    injected = base64.b64encode(pickle.dumps(Injected())).decode()
+    made = format_of(source)({option: injected})
     assert made.schema().names == ["split", "offset", "value"]
-    assert not Planted.unpickled
+    assert not Injected.unpickled
 
 
 def test_the_format_travels_with_its_source_and_reads_it(source):

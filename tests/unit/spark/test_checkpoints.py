@@ -171,7 +171,7 @@ def test_a_source_that_is_not_kafkas_has_no_positions():
         stored_positions('{"t":{"0":-3}}')
 
 
-def test_seen_here_offsets_of_another_source_that_are_objects_in_an_object_are_no_damage(checkpoint):
+def test_offsets_of_another_source_that_are_objects_in_an_object_are_no_damage(checkpoint):
     kinesis = '{"metadata":{"streamName":"s"},"shardId-0":{"iteratorType":"AFTER_SEQUENCE_NUMBER","iteratorPosition":"49"}}'
     damage(checkpoint, "offsets/5", f"v1\n{{}}\n{kinesis}".encode())
     assert kinds(checkpoint) == {}
@@ -184,7 +184,7 @@ def test_seen_here_offsets_of_another_source_that_are_objects_in_an_object_are_n
 def test_a_checkpoint_whose_batches_are_all_committed_is_good(checkpoint):
     assert kinds(checkpoint) == {}
     done = command("verify", checkpoint)
-    assert (done.exit_code, "the query can go on" in done.output) == (0, True)
+    assert (done.exit_code, "the query can continue" in done.output) == (0, True)
 
 
 def test_a_batch_that_is_planned_and_not_committed_is_run_again(checkpoint):
@@ -208,7 +208,7 @@ def test_what_keeps_a_query_from_going_on_is_named(checkpoint, gone, where):
         (checkpoint / name).unlink()
     assert kinds(checkpoint)[where] is FindingKind.REFUSED
     done = command("verify", checkpoint)
-    assert (done.exit_code, "cannot go on" in done.output) == (1, True)
+    assert (done.exit_code, "cannot continue" in done.output) == (1, True)
 
 
 def test_damage_within_a_sources_offsets_is_named(checkpoint):
@@ -281,7 +281,7 @@ def test_an_offset_behind_the_end_of_the_log_is_refused(kafka, checkpoint):
 
 
 def begins_of(kafka, checkpoint, *firsts):
-    """What keeps the query from going on where the partitions' logs begin at these offsets."""
+    """What keeps the query from continuing where the partitions' logs start at these offsets."""
     for partition, first in enumerate(firsts):
         kafka.delete_records(TOPIC, partition, before=first)
     done = command("verify", checkpoint, "--bootstrap", kafka.bootstrap, "--json")
@@ -290,7 +290,7 @@ def begins_of(kafka, checkpoint, *firsts):
     return found
 
 
-def test_seen_here_what_is_gone_of_a_batch_that_is_to_be_run_again_keeps_the_query_from_going_on(kafka, checkpoint):
+def test_what_is_gone_of_a_batch_that_is_to_be_run_again_keeps_the_query_from_going_on(kafka, checkpoint):
     for number in (4, 5):
         forget_ids(checkpoint, number)
     assert against(kafka, checkpoint, 16, 10, 6).exit_code == 0
@@ -299,12 +299,12 @@ def test_seen_here_what_is_gone_of_a_batch_that_is_to_be_run_again_keeps_the_que
     assert begins_of(kafka, checkpoint, 13, 10, 3) == []
     lost = "what is between is lost"
     assert begins_of(kafka, checkpoint, 14, 10, 4) == [
-        f"offset 13 is next, and the log begins at 14: {lost}",
-        f"offset 3 is next, and the log begins at 4: {lost}",
+        f"offset 13 is next, and the log starts at 14: {lost}",
+        f"offset 3 is next, and the log starts at 4: {lost}",
     ]
 
 
-def test_a_batch_after_one_of_the_jvm_connectors_begins_where_that_has_ended_and_new_partitions_where_they_were_found(
+def test_a_batch_after_one_of_the_jvm_connectors_starts_where_that_has_ended_and_new_partitions_where_they_were_found(
     kafka, checkpoint
 ):
     for name in ("offsets/5", "commits/5", "commits/4"):
@@ -360,7 +360,7 @@ def test_diff_shows_what_differs_and_nothing_else(checkpoint, tmp_path):
     assert (done.exit_code, done.stdout) == (1, f"offset\t0\t{TOPIC}\t{TOPIC_ID}\t1\t10\t3\t-7\n")
 
 
-def test_seen_here_a_source_that_is_not_kafkas_and_has_read_on_is_a_difference(tmp_path):
+def test_a_source_that_is_not_kafkas_and_has_read_on_is_a_difference(tmp_path):
     text = 'v1\n{"batchTimestampMs":7,"batchWatermarkMs":0}\n{"logOffset":%d}'
     first, second = (planned_at_memory(f"other-{at}", text % at) for at in (3, 9))
     assert command("diff", first, first).exit_code == 0
@@ -394,7 +394,7 @@ def test_a_fork_may_be_made_of_a_batch_that_is_not_committed(checkpoint, tmp_pat
 
 
 @pytest.mark.parametrize("batch", [2, 3, 4, 5])
-def test_a_rewound_copy_goes_on_where_that_batch_has_ended_and_is_of_a_new_query(checkpoint, tmp_path, batch):
+def test_a_rewound_copy_continues_where_that_batch_has_ended_and_is_of_a_new_query(checkpoint, tmp_path, batch):
     copy = copied(checkpoint, tmp_path, lambda found: rewind(found, batch))
     assert read_checkpoint(str(copy)).query_id != read_checkpoint(str(checkpoint)).query_id
     assert [positions(copy, number) for number in (2, 3, 4, 5)] == [
@@ -405,8 +405,8 @@ def test_a_rewound_copy_goes_on_where_that_batch_has_ended_and_is_of_a_new_query
     assert kinds(copy) == {}
 
 
-def test_seen_here_a_rewound_query_goes_on_with_a_number_that_no_sink_has_written(checkpoint, tmp_path):
-    """Spark's file sinks know no query, and pass over the batches whose numbers they have; so do writes by `txnAppId`."""
+def test_a_rewound_query_continues_with_a_number_that_no_sink_has_written(checkpoint, tmp_path):
+    """Spark's file sinks know no query, and skip the batches whose numbers they have; so do writes by `txnAppId`."""
     found = read_checkpoint(str(copied(checkpoint, tmp_path, lambda found: rewind(found, 3))))
     assert (found.last_planned, found.last_committed) == (5, 5)
 
@@ -477,7 +477,7 @@ CHANGES = {
 
 
 def write_epoch(sink, location, epoch):
-    """As a query of this checkpoint does it, with a sink that keeps the batch's entry in the offset log beside its number."""
+    """As a query of this checkpoint does it, with a sink that keeps the batch's entry in the offset log alongside its number."""
     job = read_checkpoint(str(location)).query_id
     with sink.begin(Attempt(job, epoch, 0, 0)) as transaction:
         transaction.write(pa.RecordBatch.from_pydict({"value": [epoch]}))
@@ -486,7 +486,7 @@ def write_epoch(sink, location, epoch):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_seen_here_a_supervised_query_goes_on_from_a_copy_whose_last_offsets_were_changed(checkpoint, tmp_path, name):
+def test_a_supervised_query_continues_from_a_copy_whose_last_offsets_were_changed(checkpoint, tmp_path, name):
     """A supervised driver compares the last batch with what the sink has recorded of it, before the query starts."""
     sink, job = MemorySink(log := MemoryTransactionLog()), read_checkpoint(str(checkpoint)).query_id
     write_epoch(sink, checkpoint, 5)
@@ -595,9 +595,7 @@ def test_a_topic_that_is_stored_twice_is_not_exported(checkpoint):
         export_to_jvm(read_checkpoint(str(checkpoint)))
 
 
-def test_seen_here_an_older_batch_with_a_topic_that_is_stored_twice_does_not_stand_in_the_way_of_an_export(
-    checkpoint, tmp_path
-):
+def test_an_older_batch_with_a_topic_that_is_stored_twice_does_not_stand_in_the_way_of_an_export(checkpoint, tmp_path):
     """Spark keeps a hundred batches: "read on until the older one is dropped" took as many."""
     store_topic_twice(checkpoint, "offsets/4")
     copy = copied(checkpoint, tmp_path, export_to_jvm)
@@ -627,9 +625,7 @@ def test_a_checkpoint_that_was_just_written_to_is_a_running_querys(checkpoint, t
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
-def test_seen_here_a_supervised_query_that_has_found_nothing_to_read_for_long_is_noticed_and_keeps_its_lock(
-    checkpoint, tmp_path
-):
+def test_a_supervised_query_that_has_found_nothing_to_read_for_long_is_noticed_and_keeps_its_lock(checkpoint, tmp_path):
     script = "import sys\nfrom headrace.runners.spark.supervision import lock, process_tree\n" + (
         "lock.CheckpointLock(sys.argv[1]).take(process_tree.new_family())\nprint(flush=True)\nsys.stdin.read()"
     )
@@ -640,7 +636,7 @@ def test_seen_here_a_supervised_query_that_has_found_nothing_to_read_for_long_is
         assert driver.stdout.readline() == "\n"
         for name, words in {**COMMANDS, "export": ("--to", "run")}.items():
             done = command(name, checkpoint, tmp_path / "savepoints" / name, *words)
-            assert "a supervised driver is at work with" in str(done.exception), name
+            assert "a supervised driver is running with" in str(done.exception), name
         assert is_held(str(checkpoint))
         assert command("fork", checkpoint, tmp_path / "fork", "--stopped").exit_code == 0
         driver.communicate()
@@ -648,7 +644,7 @@ def test_seen_here_a_supervised_query_that_has_found_nothing_to_read_for_long_is
     assert command("fork", checkpoint, tmp_path / "copy").exit_code == 0
 
 
-def test_a_query_that_goes_on_meanwhile_is_noticed_though_it_is_said_to_be_stopped(checkpoint, tmp_path, monkeypatch):
+def test_a_query_that_continues_meanwhile_is_noticed_though_it_is_said_to_be_stopped(checkpoint, tmp_path, monkeypatch):
     read = LocalStore.open_to_read
 
     def goes_on(store, name):
@@ -884,7 +880,7 @@ def test_a_copy_into_another_store_that_fails_is_taken_away(checkpoint, bucket, 
     assert stored(memory, "copy") == {}
 
 
-def test_seen_here_a_checkpoint_that_is_said_to_be_stopped_is_copied_though_the_stores_clock_seems_to_lag(checkpoint, tmp_path):
+def test_a_checkpoint_that_is_said_to_be_stopped_is_copied_though_the_stores_clock_seems_to_lag(checkpoint, tmp_path):
     found = read_checkpoint(str(checkpoint))
     soon = time.time() + 3600
     os.utime(checkpoint / "commits" / "5", (soon, soon))
@@ -925,7 +921,7 @@ def test_a_checkpoint_is_rewound_to_a_time(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-11-22T10:00:00", "-5", ""])
 def test_what_is_no_time_is_refused(text):
-    with pytest.raises(UsageError, match="is no time"):
+    with pytest.raises(UsageError, match="is not a time"):
         epoch_ms(text)
 
 
@@ -944,7 +940,7 @@ def test_a_copy_goes_into_a_new_folder(checkpoint, tmp_path):
             write_copy(found, str(to), fork(found))
 
 
-def test_seen_here_a_link_leads_no_copy_into_the_checkpoint_itself(checkpoint, tmp_path):
+def test_a_link_leads_no_copy_into_the_checkpoint_itself(checkpoint, tmp_path):
     (tmp_path / "link").symlink_to(checkpoint)
     for location, to in ((tmp_path / "link", checkpoint / "x"), (checkpoint, tmp_path / "link" / "x")):
         found = read_checkpoint(str(location))
@@ -953,8 +949,8 @@ def test_seen_here_a_link_leads_no_copy_into_the_checkpoint_itself(checkpoint, t
     assert not (checkpoint / "x").exists()
 
 
-def test_seen_here_a_folder_behind_a_link_is_named_and_not_left_out_of_the_copy(checkpoint, tmp_path):
-    """State on a disk of its own, say: the copy had none."""
+def test_a_folder_behind_a_link_is_named_and_not_left_out_of_the_copy(checkpoint, tmp_path):
+    """State on its own disk, say: the copy had none."""
     (tmp_path / "disk").mkdir()
     (checkpoint / "state").symlink_to(tmp_path / "disk")
     found = read_checkpoint(str(checkpoint))
@@ -964,7 +960,7 @@ def test_seen_here_a_folder_behind_a_link_is_named_and_not_left_out_of_the_copy(
 
 
 def test_the_lock_of_a_supervised_query_is_not_taken_over(checkpoint, tmp_path):
-    (checkpoint / LOCK_NAME).write_text("a family")
+    (checkpoint / LOCK_NAME).write_text("a process tree")
     found = read_checkpoint(str(checkpoint))
     write_copy(found, str(tmp_path / "copy"), fork(found), quiet_s=0)
     assert (tmp_path / "copy" / "metadata").exists()
@@ -979,7 +975,7 @@ SCHEMAS = (
 """As Spark 4.3 writes it for `transformWithState`, but for the path."""
 
 
-def test_seen_here_a_copy_names_the_schemas_of_its_own_state_and_not_those_of_the_checkpoint_that_it_was_made_of(
+def test_a_copy_names_the_schemas_of_its_own_state_and_not_those_of_the_checkpoint_that_it_was_made_of(
     checkpoint, tmp_path, bucket
 ):
     named = "state/0/_metadata/v2/0"

@@ -29,7 +29,7 @@ def kafka():
 
 @dataclass
 class Query:
-    """A checkpoint and what Spark does with it; `run` starts the query anew, with other options if need be."""
+    """A checkpoint and what Spark does with it; `run` starts the query again, with other options if need be."""
 
     bootstrap: str
     options: dict[str, str]
@@ -103,7 +103,7 @@ def test_source_24_a_leader_that_moves_and_loses_nothing_is_no_loss(kafka, query
     assert read.ranges() == [("t-0", 10, 11)]
 
 
-def test_source_6_a_topic_is_deleted_and_its_loss_let_pass(kafka, query):
+def test_source_6_a_topic_is_deleted_and_its_loss_tolerated(kafka, query):
     for name in ("a", "b"):
         kafka.create_topic(name, partitions=1)
         kafka.append(name, *TEN)
@@ -184,7 +184,7 @@ def test_spark_4_a_jvm_checkpoint_is_taken_over_while_brokers_do_not_know_a_topi
 
 
 @pytest.mark.parametrize("of_new", ["latest", "earliest"])
-def test_seen_here_a_batch_of_the_jvm_connector_is_replayed_with_all_of_a_partition_that_it_had_found(kafka, query, of_new):
+def test_a_batch_of_the_jvm_connector_is_replayed_with_all_of_a_partition_that_it_had_found(kafka, query, of_new):
     """That connector reads every new partition from its first record; what we are to do with ours is another matter."""
     kafka.create_topic("t", partitions=2)
     for partition in (0, 1):

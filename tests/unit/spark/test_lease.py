@@ -1,4 +1,4 @@
-"""Who leads of a job's supervisors: the core, transition by transition; and a beat, byte by byte."""
+"""Who leads of a job's supervisors: the core, transition by transition; and a heartbeat, byte by byte."""
 # ruff: noqa: E501 - a case is a line
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from typing import Any
 
 import pytest
 
-from headrace.connectors.base.lease import Beat, BeatState, parse_beat
+from headrace.connectors.base.lease import Heartbeat, HeartbeatState, parse_heartbeat
 from headrace.enumerator.errors import ProtocolViolationError, StateError, UsageError
 from headrace.runners.spark.supervision.core import DriverEnd, Ending
 from headrace.runners.spark.supervision.lease.core import (
     LEASE_TRANSITIONS,
-    BeatWritten,
-    BoardFailed,
-    BoardRefused,
     CallWanted,
     DriverHeard,
     DriverLost,
     EndLease,
     Follow,
+    HeartbeatWritten,
     JobEnded,
     Lead,
     LeaseCore,
     LeasePhase,
     LeaseStarted,
+    LeaseStoreFailed,
+    LeaseStoreRefused,
     LeaveRequested,
-    LookAtBoard,
+    LookAtLeaseStore,
     LookDue,
     Looked,
     MayCall,
-    WriteBeat,
+    WriteHeartbeat,
 )
 from tests.helpers.envelopes import enveloped, resealed, without
 from tests.helpers.tables import arrows
@@ -48,16 +48,16 @@ FAILED, DONE = DriverEnd(Ending.FAILED, "too often"), DriverEnd(Ending.COMPLETED
 LOST_RECORDS = DriverEnd(Ending.DATA_LOSS, "gone")
 
 
-def beat(term=1, supervisor="other", number=0, state=BeatState.LEADING, ending="", reason=""):
-    return Beat(term, supervisor, number, state, "there" if supervisor != ME else "here", ending, reason)
+def heartbeat(term=1, supervisor="other", number=0, state=HeartbeatState.LEADING, ending="", reason=""):
+    return Heartbeat(term, supervisor, number, state, "there" if supervisor != ME else "here", ending, reason)
 
 
-OWN = beat(1, ME)
-FOUND = Looked(NOW, beat(1, "other", 7))
-HIGHER = Looked(NOW, beat(2, "other", 0))
+OWN = heartbeat(1, ME)
+FOUND = Looked(NOW, heartbeat(1, "other", 7))
+HIGHER = Looked(NOW, heartbeat(2, "other", 0))
 NOTHING = Looked(NOW, None)
-FAILS, REFUSED = BoardFailed(NOW, "away"), BoardRefused(NOW, "no right")
-WRITTEN, HEARD, LOST, DUE = BeatWritten(NOW), DriverHeard(NOW), DriverLost(NOW), LookDue(NOW)
+FAILS, REFUSED = LeaseStoreFailed(NOW, "away"), LeaseStoreRefused(NOW, "no right")
+WRITTEN, HEARD, LOST, DUE = HeartbeatWritten(NOW), DriverHeard(NOW), DriverLost(NOW), LookDue(NOW)
 LEAVE, WANTED = LeaveRequested(NOW), CallWanted(NOW, 7)
 
 NEW: list[Any] = []
@@ -81,25 +81,25 @@ PATHS = {
 }
 EVENTS = [LeaseStarted(NOW), DUE, FOUND, WRITTEN, FAILS, REFUSED, HEARD, LOST, WANTED, JobEnded(NOW, DONE), LEAVE]
 DOUBTED: list[Any] = [*DOUBTING, *[DUE, Looked(NOW, OWN)] * (LOOKS - 1), DUE]
-AGAIN = beat(2, ME)
+AGAIN = heartbeat(2, ME)
 
 
 def fenced_again(path, own, then):
-    """In doubt, where that is its own beat on the board, it leads as `then`, and is in doubt once more."""
+    """In doubt, where that is its own heartbeat on the lease store, it leads as `then`, and is in doubt again."""
     led = [*path, Looked(NOW, own), WRITTEN, Looked(NOW, then), JobEnded(NOW, FENCED)]
     return [*led, *[DUE, Looked(NOW, then)] * (LOOKS - 1), DUE]
 
 
-ONCE_MORE = beat(3, ME)
+ONCE_MORE = heartbeat(3, ME)
 DOUBTED_TWICE = fenced_again(DOUBTED, OWN, AGAIN)
 DOUBTED_THRICE = fenced_again(DOUBTED_TWICE, AGAIN, ONCE_MORE)
 TAKEN_OVER: list[Any] = [*FOLLOWING, *[DUE, FOUND] * LOOKS]
-LAST = beat(1, "other", 8, BeatState.OVER, "COMPLETED", "all read")
-SAID = beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read")
+LAST = heartbeat(1, "other", 8, HeartbeatState.OVER, "COMPLETED", "all read")
+SAID = heartbeat(1, ME, 1, HeartbeatState.OVER, "COMPLETED", "all read")
 LATE = NOW + TIMEOUT_S
 HELD: list[Any] = [*LEADING, LOST, CallWanted(LATE, 7)]
 LOOKED_LATE: list[Any] = [*HELD, LookDue(LATE)]
-BEATING: list[Any] = [*LEADING, HEARD, DUE, Looked(NOW, OWN)]
+HEARTBEATING: list[Any] = [*LEADING, HEARD, DUE, Looked(NOW, OWN)]
 FOUND_OWN = Looked(NOW, OWN)
 OVER_IN_2 = replace(LAST, term=2)
 
@@ -117,88 +117,88 @@ class Case:
 
 _P = LeasePhase
 CASES = [
-    Case("it begins with a warm driver, and a look", NEW, LeaseStarted(NOW), [Follow("it has just started"), LookAtBoard()], _P.LOOKING),
-    Case("whoever finds nothing leads", LOOKING, NOTHING, [WriteBeat(OWN)], _P.CLAIMING),
-    Case("and who finds that the last one has left", LOOKING, Looked(NOW, beat(4, state=BeatState.LEFT)), [WriteBeat(beat(5, ME))], _P.CLAIMING),
+    Case("it starts with a warm driver, and a look", NEW, LeaseStarted(NOW), [Follow("it has just started"), LookAtLeaseStore()], _P.LOOKING),
+    Case("whoever finds nothing leads", LOOKING, NOTHING, [WriteHeartbeat(OWN)], _P.CLAIMING),
+    Case("and who finds that the last one has left", LOOKING, Looked(NOW, heartbeat(4, state=HeartbeatState.LEFT)), [WriteHeartbeat(heartbeat(5, ME))], _P.CLAIMING),
     Case("who finds a leader follows", LOOKING, FOUND, [], _P.FOLLOWING),
-    Case("who cannot see the board waits", LOOKING, FAILS, [], _P.LOOKING),
-    Case("and looks again", [*LOOKING, FAILS], DUE, [LookAtBoard()], _P.LOOKING),
+    Case("who cannot see the lease store waits", LOOKING, FAILS, [], _P.LOOKING),
+    Case("and looks again", [*LOOKING, FAILS], DUE, [LookAtLeaseStore()], _P.LOOKING),
     Case("who may not see it ends", LOOKING, REFUSED, [EndLease(DriverEnd(Ending.WRONG_USE, "no right"))], _P.OVER),
     Case("one that is stopped before it sees it ends", LOOKING, LEAVE, [EndLease(STOPPED)], _P.OVER),
-    Case("a follower looks", FOLLOWING, DUE, [LookAtBoard()], _P.FOLLOWING),
-    Case("what is new is that the leader lives", [*FOLLOWING, DUE], Looked(NOW, beat(1, "other", 8)), [], _P.FOLLOWING),
+    Case("a follower looks", FOLLOWING, DUE, [LookAtLeaseStore()], _P.FOLLOWING),
+    Case("what is new is that the leader lives", [*FOLLOWING, DUE], Looked(NOW, heartbeat(1, "other", 8)), [], _P.FOLLOWING),
     Case("what is not says nothing yet", [*FOLLOWING, DUE], FOUND, [], _P.FOLLOWING),
-    Case("too often, and it leads", [*FOLLOWING, *[DUE, FOUND] * (LOOKS - 1), DUE], FOUND, [WriteBeat(AGAIN)], _P.CLAIMING),
-    Case("a follower takes over at once from one that has left", FOLLOWING, Looked(NOW, beat(1, "other", 8, BeatState.LEFT)), [WriteBeat(AGAIN)], _P.CLAIMING),
-    Case("a follower ends with the job", FOLLOWING, Looked(NOW, beat(1, "other", 8, BeatState.OVER, "COMPLETED", "all read")), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
+    Case("too often, and it leads", [*FOLLOWING, *[DUE, FOUND] * (LOOKS - 1), DUE], FOUND, [WriteHeartbeat(AGAIN)], _P.CLAIMING),
+    Case("a follower takes over at once from one that has left", FOLLOWING, Looked(NOW, heartbeat(1, "other", 8, HeartbeatState.LEFT)), [WriteHeartbeat(AGAIN)], _P.CLAIMING),
+    Case("a follower ends with the job", FOLLOWING, Looked(NOW, heartbeat(1, "other", 8, HeartbeatState.OVER, "COMPLETED", "all read")), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
     Case("a follower that is stopped leaves the leader alone", FOLLOWING, LEAVE, [EndLease(STOPPED)], _P.OVER),
-    *(Case(f"a follower goes on: {type(event).__name__}", FOLLOWING, event, [], _P.FOLLOWING) for event in (FAILS, REFUSED, WRITTEN)),
-    Case("a claim is looked at after it is written", CLAIMING, WRITTEN, [LookAtBoard()], _P.CLAIMING),
+    *(Case(f"a follower continues: {type(event).__name__}", FOLLOWING, event, [], _P.FOLLOWING) for event in (FAILS, REFUSED, WRITTEN)),
+    Case("a claim is looked at after it is written", CLAIMING, WRITTEN, [LookAtLeaseStore()], _P.CLAIMING),
     Case("the only one leads", CLAIMED, Looked(NOW, OWN), [Lead()], _P.LEADING),
-    Case("of two that claim the one of the lower rank follows", CLAIMED, Looked(NOW, beat(1, "z")), [], _P.FOLLOWING),
-    Case("and the other says it again", CLAIMED, Looked(NOW, beat(1, "a")), [WriteBeat(replace(OWN, number=1))], _P.CLAIMING),
+    Case("of two that claim the one of the lower rank follows", CLAIMED, Looked(NOW, heartbeat(1, "z")), [], _P.FOLLOWING),
+    Case("and the other says it again", CLAIMED, Looked(NOW, heartbeat(1, "a")), [WriteHeartbeat(replace(OWN, number=1))], _P.CLAIMING),
     Case("one that claims ends with the job of the one that led", [*TAKEN_OVER, WRITTEN], Looked(NOW, LAST), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
-    Case("but not with one that had ended before it came", [*LOOKING, Looked(NOW, LAST), WRITTEN], Looked(NOW, LAST), [WriteBeat(replace(AGAIN, number=1))], _P.CLAIMING),
+    Case("but not with one that had ended before it came", [*LOOKING, Looked(NOW, LAST), WRITTEN], Looked(NOW, LAST), [WriteHeartbeat(replace(AGAIN, number=1))], _P.CLAIMING),
     Case("a claim that may not have been written is none", CLAIMING, FAILS, [], _P.FOLLOWING),
     Case("who may never write ends", CLAIMING, REFUSED, [EndLease(DriverEnd(Ending.WRONG_USE, "no right"))], _P.OVER),
-    Case("who could once goes on", [*FOLLOWING, *[DUE, FOUND] * LOOKS], REFUSED, [], _P.FOLLOWING),
-    Case("one that is stopped while it claims says that it has left", CLAIMED, LEAVE, [], _P.LEAVING),
+    Case("who could once continues", [*FOLLOWING, *[DUE, FOUND] * LOOKS], REFUSED, [], _P.FOLLOWING),
+    Case("one that is stopped while it claims states that it has left", CLAIMED, LEAVE, [], _P.LEAVING),
     Case("a claim in doubt is not looked at twice", CLAIMED, DUE, [], _P.CLAIMING),
-    Case("a leader looks", LEADING, DUE, [LookAtBoard()], _P.LEADING),
-    Case("and then beats", [*LEADING, DUE], Looked(NOW, OWN), [WriteBeat(replace(OWN, number=1))], _P.LEADING),
-    Case("whatever one of a lower rank has written there", [*LEADING, DUE], Looked(NOW, beat(1, "a", 9)), [WriteBeat(replace(OWN, number=1))], _P.LEADING),
-    Case("a leader stands down for one of a higher rank, and says who it was", [*LEADING, DUE], HIGHER, [WriteBeat(replace(OWN, number=1)), Follow("there leads, in term 2")], _P.FOLLOWING),
-    Case("and for one that has left, whose place it takes", [*LEADING, DUE], Looked(NOW, beat(2, state=BeatState.LEFT)), [Follow("there leads, in term 2"), WriteBeat(beat(3, ME))], _P.CLAIMING),
+    Case("a leader looks", LEADING, DUE, [LookAtLeaseStore()], _P.LEADING),
+    Case("and then heartbeats", [*LEADING, DUE], Looked(NOW, OWN), [WriteHeartbeat(replace(OWN, number=1))], _P.LEADING),
+    Case("whatever one of a lower rank has written there", [*LEADING, DUE], Looked(NOW, heartbeat(1, "a", 9)), [WriteHeartbeat(replace(OWN, number=1))], _P.LEADING),
+    Case("a leader stands down for one of a higher rank, and says who it was", [*LEADING, DUE], HIGHER, [WriteHeartbeat(replace(OWN, number=1)), Follow("there leads, in term 2")], _P.FOLLOWING),
+    Case("and for one that has left, whose place it takes", [*LEADING, DUE], Looked(NOW, heartbeat(2, state=HeartbeatState.LEFT)), [Follow("there leads, in term 2"), WriteHeartbeat(heartbeat(3, ME))], _P.CLAIMING),
     Case("and it ends with the job of one of a higher rank", [*LEADING, DUE], Looked(NOW, OVER_IN_2), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
-    *(Case(f"a leader goes on: {type(event).__name__}", LEADING, event, [], _P.LEADING) for event in (WRITTEN, FAILS, REFUSED, HEARD, LOST)),
+    *(Case(f"a leader continues: {type(event).__name__}", LEADING, event, [], _P.LEADING) for event in (WRITTEN, FAILS, REFUSED, HEARD, LOST)),
     Case("a leader calls the driver that its job wants", LEADING, WANTED, [MayCall(7)], _P.LEADING),
     Case("but not one that may have been taken for dead", LEADING, CallWanted(LATE, 7), [], _P.LEADING),
-    Case("before it has seen the board", LOOKED_LATE, BoardFailed(LATE, "away"), [], _P.LEADING),
+    Case("before it has seen the lease store", LOOKED_LATE, LeaseStoreFailed(LATE, "away"), [], _P.LEADING),
     Case("and that nobody leads in its place", LOOKED_LATE, Looked(LATE, OWN), [MayCall(7)], _P.LEADING),
-    Case("then it also says that it leads, as soon as that driver lives", [*LOOKED_LATE, DriverHeard(LATE)], Looked(LATE, OWN), [MayCall(7), WriteBeat(replace(OWN, number=1))], _P.LEADING),
+    Case("then it also states that it leads, as soon as that driver lives", [*LOOKED_LATE, DriverHeard(LATE)], Looked(LATE, OWN), [MayCall(7), WriteHeartbeat(replace(OWN, number=1))], _P.LEADING),
     Case("it calls it once", [*LOOKED_LATE, Looked(LATE, OWN), LookDue(LATE)], Looked(LATE, OWN), [], _P.LEADING),
     Case("nobody calls one that has ended", [*LOOKED_LATE, DriverLost(LATE)], Looked(LATE, OWN), [], _P.LEADING),
-    Case("what was seen before its host was paused proves nothing", LOOKED_LATE, Looked(LATE + TIMEOUT_S, OWN), [LookAtBoard()], _P.LEADING),
-    Case("nor may it beat on that: another one may have led meanwhile, and said its last word", [*LEADING, HEARD, DUE], Looked(LATE, OWN), [LookAtBoard()], _P.LEADING),
-    Case("a beat counts from when it was asked for: whoever was paused since may have been taken for dead", [*BEATING, BeatWritten(LATE), LOST], CallWanted(LATE, 7), [], _P.LEADING),
-    Case("an answer that has waited for its supervisor proves no more than when it came", [*LEADING, DUE, LOST, CallWanted(LATE, 7)], FOUND_OWN, [LookAtBoard()], _P.LEADING),
-    Case("one in whose place another one leads calls none", LOOKED_LATE, Looked(LATE, HIGHER.found), [WriteBeat(replace(OWN, number=1)), Follow("there leads, in term 2")], _P.FOLLOWING),
-    Case("a leader whose job is done says so", LEADING, JobEnded(NOW, DONE), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
-    Case("a driver that fails while its supervisor is stopped is no end of the job: that is handed over", LEADING, JobEnded(NOW, FAILED, was_to_stop=True), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, "FAILED", "too often"))], _P.LEAVING),
-    Case("as against one that fails too often", LEADING, JobEnded(NOW, FAILED), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "FAILED", "too often"))], _P.LEAVING),
-    Case("nor does a stop hide that the job is done", LEADING, JobEnded(NOW, DONE, was_to_stop=True), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
-    *(Case(f"what is refused may be so on this host alone, and is handed over: {ending.name}", LEADING, JobEnded(NOW, DriverEnd(ending, "it is so")), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, ending.name, "it is so"))], _P.LEAVING) for ending in (Ending.WRONG_USE, Ending.BAD_CHECKPOINT)),
-    *(Case(f"records that are lost are so for all: {was_to_stop=}", LEADING, JobEnded(NOW, LOST_RECORDS, was_to_stop), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "DATA_LOSS", "gone"))], _P.LEAVING) for was_to_stop in (False, True)),
+    Case("what was seen before its host was paused proves nothing", LOOKED_LATE, Looked(LATE + TIMEOUT_S, OWN), [LookAtLeaseStore()], _P.LEADING),
+    Case("nor may it heartbeat on that: another one may have led meanwhile, and said its last word", [*LEADING, HEARD, DUE], Looked(LATE, OWN), [LookAtLeaseStore()], _P.LEADING),
+    Case("a heartbeat counts from when it was asked for: whoever was paused since may have been taken for dead", [*HEARTBEATING, HeartbeatWritten(LATE), LOST], CallWanted(LATE, 7), [], _P.LEADING),
+    Case("an answer that has waited for its supervisor proves no more than when it came", [*LEADING, DUE, LOST, CallWanted(LATE, 7)], FOUND_OWN, [LookAtLeaseStore()], _P.LEADING),
+    Case("one in whose place another one leads calls none", LOOKED_LATE, Looked(LATE, HIGHER.found), [WriteHeartbeat(replace(OWN, number=1)), Follow("there leads, in term 2")], _P.FOLLOWING),
+    Case("a leader whose job is done says so", LEADING, JobEnded(NOW, DONE), [WriteHeartbeat(heartbeat(1, ME, 1, HeartbeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("a driver that fails while its supervisor is stopped is not an end of the job: that is handed over", LEADING, JobEnded(NOW, FAILED, was_to_stop=True), [WriteHeartbeat(heartbeat(1, ME, 1, HeartbeatState.LEFT, "FAILED", "too often"))], _P.LEAVING),
+    Case("as against one that fails too often", LEADING, JobEnded(NOW, FAILED), [WriteHeartbeat(heartbeat(1, ME, 1, HeartbeatState.OVER, "FAILED", "too often"))], _P.LEAVING),
+    Case("nor does a stop hide that the job is done", LEADING, JobEnded(NOW, DONE, was_to_stop=True), [WriteHeartbeat(heartbeat(1, ME, 1, HeartbeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    *(Case(f"what is refused may be so on this host alone, and is handed over: {ending.name}", LEADING, JobEnded(NOW, DriverEnd(ending, "it is so")), [WriteHeartbeat(heartbeat(1, ME, 1, HeartbeatState.LEFT, ending.name, "it is so"))], _P.LEAVING) for ending in (Ending.WRONG_USE, Ending.BAD_CHECKPOINT)),
+    *(Case(f"records that are lost are so for all: {was_to_stop=}", LEADING, JobEnded(NOW, LOST_RECORDS, was_to_stop), [WriteHeartbeat(heartbeat(1, ME, 1, HeartbeatState.OVER, "DATA_LOSS", "gone"))], _P.LEAVING) for was_to_stop in (False, True)),
     Case("one whose driver was fenced keeps another one warm, and looks by whom", LEADING, JobEnded(NOW, FENCED), [Follow("its driver was fenced")], _P.DOUBTING),
-    Case("it looks", DOUBTING, DUE, [LookAtBoard()], _P.DOUBTING),
+    Case("it looks", DOUBTING, DUE, [LookAtLeaseStore()], _P.DOUBTING),
     Case("it follows who leads", DOUBTING, HIGHER, [], _P.FOLLOWING),
-    Case("and who does so with a lower term, if that is news", DOUBTING, Looked(NOW, beat(0, "other", 3)), [], _P.FOLLOWING),
+    Case("and who does so with a lower term, if that is news", DOUBTING, Looked(NOW, heartbeat(0, "other", 3)), [], _P.FOLLOWING),
     Case("it ends with the job of whoever has fenced it", DOUBTING, Looked(NOW, OVER_IN_2), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
-    Case("it takes the place of one that has left", DOUBTING, Looked(NOW, beat(2, state=BeatState.LEFT)), [WriteBeat(beat(3, ME))], _P.CLAIMING),
-    Case("its own beat tells nothing", DOUBTING, Looked(NOW, OWN), [], _P.DOUBTING),
-    *(Case(f"it goes on looking: {type(event).__name__}", DOUBTING, event, [], _P.DOUBTING) for event in (WRITTEN, FAILS, REFUSED)),
-    Case("it leads once more where nobody does", DOUBTED, Looked(NOW, OWN), [WriteBeat(AGAIN)], _P.CLAIMING),
-    Case("also fenced again: one that is cut off can do that twice", DOUBTED_TWICE, Looked(NOW, AGAIN), [WriteBeat(ONCE_MORE)], _P.CLAIMING),
+    Case("it takes the place of one that has left", DOUBTING, Looked(NOW, heartbeat(2, state=HeartbeatState.LEFT)), [WriteHeartbeat(heartbeat(3, ME))], _P.CLAIMING),
+    Case("its own heartbeat tells nothing", DOUBTING, Looked(NOW, OWN), [], _P.DOUBTING),
+    *(Case(f"it continues looking: {type(event).__name__}", DOUBTING, event, [], _P.DOUBTING) for event in (WRITTEN, FAILS, REFUSED)),
+    Case("it leads again where nobody does", DOUBTED, Looked(NOW, OWN), [WriteHeartbeat(AGAIN)], _P.CLAIMING),
+    Case("also fenced again: one that is cut off can do that twice", DOUBTED_TWICE, Looked(NOW, AGAIN), [WriteHeartbeat(ONCE_MORE)], _P.CLAIMING),
     Case("fenced by nobody for the third time it ends", DOUBTED_THRICE, Looked(NOW, ONCE_MORE), [EndLease(FENCED)], _P.OVER),
     Case("it ends if it is stopped", DOUBTING, LEAVE, [EndLease(STOPPED)], _P.OVER),
-    Case("the last word waits for an answer to the one before", [*LEADING, DUE, JobEnded(NOW, STOPPED)], Looked(NOW, OWN), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, "STOPPED", "it was stopped"))], _P.LEAVING),
-    Case("whatever that is: a look that fails", [*LEADING, DUE, JobEnded(NOW, DONE)], FAILS, [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
-    Case("a beat that was written", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], WRITTEN, [WriteBeat(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
-    Case("one that was refused", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], REFUSED, [WriteBeat(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("the last word waits for an answer to the previous one", [*LEADING, DUE, JobEnded(NOW, STOPPED)], Looked(NOW, OWN), [WriteHeartbeat(heartbeat(1, ME, 1, HeartbeatState.LEFT, "STOPPED", "it was stopped"))], _P.LEAVING),
+    Case("whatever that is: a look that fails", [*LEADING, DUE, JobEnded(NOW, DONE)], FAILS, [WriteHeartbeat(heartbeat(1, ME, 1, HeartbeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("a heartbeat that was written", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], WRITTEN, [WriteHeartbeat(heartbeat(1, ME, 2, HeartbeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("one that was refused", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], REFUSED, [WriteHeartbeat(heartbeat(1, ME, 2, HeartbeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
     Case("it ends where it may not say it", LEAVING, REFUSED, [EndLease(DONE)], _P.OVER),
     Case("it waits whether its last word stands", LEAVING, WRITTEN, [], _P.LEAVING),
-    Case("and says it again where one that stands down has written later", [*LEAVING, WRITTEN, DUE], Looked(NOW, beat(0, "other", 8)), [WriteBeat(replace(SAID, number=2))], _P.LEAVING),
-    Case("or where the board has forgotten it", [*LEAVING, WRITTEN, DUE], NOTHING, [WriteBeat(replace(SAID, number=2))], _P.LEAVING),
-    Case("but not for ever", [*LEAVING, WRITTEN, DUE], Looked(NOW + TIMEOUT_S, beat(0, "other", 8)), [EndLease(DONE)], _P.OVER),
-    Case("nor does it wait so long", LEAVING, BeatWritten(NOW + TIMEOUT_S), [EndLease(DONE)], _P.OVER),
+    Case("and says it again where one that stands down has written later", [*LEAVING, WRITTEN, DUE], Looked(NOW, heartbeat(0, "other", 8)), [WriteHeartbeat(replace(SAID, number=2))], _P.LEAVING),
+    Case("or where the lease store has forgotten it", [*LEAVING, WRITTEN, DUE], NOTHING, [WriteHeartbeat(replace(SAID, number=2))], _P.LEAVING),
+    Case("but not for ever", [*LEAVING, WRITTEN, DUE], Looked(NOW + TIMEOUT_S, heartbeat(0, "other", 8)), [EndLease(DONE)], _P.OVER),
+    Case("nor does it wait so long", LEAVING, HeartbeatWritten(NOW + TIMEOUT_S), [EndLease(DONE)], _P.OVER),
     Case("and where another one leads", LEAVING, FOUND, [EndLease(DONE)], _P.OVER),
     Case("a last word that may not have been written is tried again", LEAVING, FAILS, [], _P.LEAVING),
-    Case("it looks first", [*LEAVING, FAILS], DUE, [LookAtBoard()], _P.LEAVING),
-    Case("and says it once more", [*LEAVING, FAILS, DUE], Looked(NOW, OWN), [WriteBeat(replace(SAID, number=2))], _P.LEAVING),
+    Case("it looks first", [*LEAVING, FAILS], DUE, [LookAtLeaseStore()], _P.LEAVING),
+    Case("and says it again", [*LEAVING, FAILS, DUE], Looked(NOW, OWN), [WriteHeartbeat(replace(SAID, number=2))], _P.LEAVING),
     Case("unless it stands there", [*LEAVING, FAILS, DUE], Looked(NOW, SAID), [EndLease(DONE)], _P.OVER),
     Case("or another one leads", [*LEAVING, FAILS, DUE], HIGHER, [EndLease(DONE)], _P.OVER),
-    Case("or nobody waits for it any more", [*LEAVING, FAILS, DUE], BoardFailed(NOW + TIMEOUT_S, "away"), [EndLease(DONE)], _P.OVER),
-    Case("or it is told to end without", [*LEAVING, FAILS], LEAVE, [EndLease(DONE)], _P.OVER),
+    Case("or nobody waits for it any more", [*LEAVING, FAILS, DUE], LeaseStoreFailed(NOW + TIMEOUT_S, "away"), [EndLease(DONE)], _P.OVER),
+    Case("or it is instructed to end without", [*LEAVING, FAILS], LEAVE, [EndLease(DONE)], _P.OVER),
     Case("the last word of one that was overtaken is not said", [*LEADING, DUE, JobEnded(NOW, DONE)], HIGHER, [EndLease(DONE)], _P.OVER),
     *(Case(f"an answer that comes late: {type(event).__name__}", OVER, event, [], _P.OVER) for event in (FOUND, WRITTEN, FAILS, REFUSED)),
 ]  # fmt: skip
@@ -242,9 +242,9 @@ def looks(core, *answers):
     """One look for each answer, at the times that the core asks for; what it commands."""
     commands = []
     for answer in answers:
-        assert core.handle(LookDue(core.wake_at_s)) == [LookAtBoard()]
+        assert core.handle(LookDue(core.wake_at_s)) == [LookAtLeaseStore()]
         commands += core.handle(answer)
-        if any(isinstance(command, WriteBeat) for command in commands):
+        if any(isinstance(command, WriteHeartbeat) for command in commands):
             commands += core.handle(WRITTEN)
     return commands
 
@@ -252,11 +252,11 @@ def looks(core, *answers):
 def test_no_look_is_counted_while_the_board_is_away_and_the_leader_has_the_whole_time_after_it():
     core = driven(FOLLOWING)
     assert looks(core, FOUND, FOUND, FAILS, FOUND, FOUND, *[FAILS] * 100, FOUND, FOUND) == []
-    assert looks(core, FOUND)[0] == WriteBeat(AGAIN)
+    assert looks(core, FOUND)[0] == WriteHeartbeat(AGAIN)
 
 
 @pytest.mark.parametrize("path", [LEADING, DOUBTING], ids=["leading", "doubting"])
-def test_seen_here_a_job_that_has_ended_elsewhere_is_not_begun_again(path):
+def test_a_job_that_has_ended_elsewhere_is_not_started_again(path):
     """By one that was paused meanwhile, or whose driver was fenced: it followed who had ended, and led when nothing more came."""
     core = driven(path)
     assert looks(core, Looked(NOW, OVER_IN_2)) == [
@@ -265,25 +265,25 @@ def test_seen_here_a_job_that_has_ended_elsewhere_is_not_begun_again(path):
     assert core.phase is LeasePhase.OVER
 
 
-@pytest.mark.parametrize("state", [BeatState.OVER, BeatState.LEFT])
-def test_seen_here_the_last_word_of_one_that_was_paused_is_not_taken_for_that_of_who_leads_now(state):
-    core = driven([*LOOKING, Looked(NOW, beat(5, "young", 3))])
-    late = Looked(NOW, beat(4, "old", 9, state, "FAILED", "too often"))
-    assert looks(core, late, Looked(NOW, beat(5, "young", 4)), late) == []
+@pytest.mark.parametrize("state", [HeartbeatState.OVER, HeartbeatState.LEFT])
+def test_the_last_word_of_one_that_was_paused_is_not_taken_for_that_of_who_leads_now(state):
+    core = driven([*LOOKING, Looked(NOW, heartbeat(5, "young", 3))])
+    late = Looked(NOW, heartbeat(4, "old", 9, state, "FAILED", "too often"))
+    assert looks(core, late, Looked(NOW, heartbeat(5, "young", 4)), late) == []
     assert core.phase is LeasePhase.FOLLOWING
 
 
-def test_seen_here_a_claim_is_above_all_terms_that_were_seen_and_not_only_the_last():
-    core = driven([*LOOKING, Looked(NOW, beat(5, "young", 3))])
-    late = Looked(NOW, beat(1, "old", 9))
+def test_a_claim_is_above_all_terms_that_were_seen_and_not_only_the_last():
+    core = driven([*LOOKING, Looked(NOW, heartbeat(5, "young", 3))])
+    late = Looked(NOW, heartbeat(1, "old", 9))
     assert looks(core, *[late] * LOOKS) == []
-    assert looks(core, late)[0] == WriteBeat(beat(6, ME))
+    assert looks(core, late)[0] == WriteHeartbeat(heartbeat(6, ME))
 
 
 def test_a_host_that_was_paused_has_looked_once():
     core = driven(FOLLOWING)
     looks(core, FOUND)
-    assert core.handle(LookDue(3600.0)) == [LookAtBoard()]
+    assert core.handle(LookDue(3600.0)) == [LookAtLeaseStore()]
     assert core.handle(Looked(3600.0, FOUND.found)) == []
     assert core.phase is LeasePhase.FOLLOWING
 
@@ -292,67 +292,67 @@ def test_a_leader_does_not_beat_without_a_word_of_its_driver_and_does_again_with
     core = driven(LEADING)
     core.handle(HEARD)
     own = Looked(NOW, OWN)
-    assert len([command for command in looks(core, *[own] * 10) if isinstance(command, WriteBeat)]) == 3
+    assert len([command for command in looks(core, *[own] * 10) if isinstance(command, WriteHeartbeat)]) == 3
     core.handle(HEARD)
-    assert any(isinstance(command, WriteBeat) for command in looks(core, own))
+    assert any(isinstance(command, WriteHeartbeat) for command in looks(core, own))
     core.handle(LOST)
     assert looks(core, own, own) == []
     core.handle(HEARD)
-    assert any(isinstance(command, WriteBeat) for command in looks(core, own))
+    assert any(isinstance(command, WriteHeartbeat) for command in looks(core, own))
 
 
 def test_a_leader_beats_while_its_first_driver_starts_but_not_for_ever():
     core = driven(LEADING)
-    written = [command for command in looks(core, *[Looked(NOW, OWN)] * 200) if isinstance(command, WriteBeat)]
+    written = [command for command in looks(core, *[Looked(NOW, OWN)] * 200) if isinstance(command, WriteHeartbeat)]
     assert 50 <= len(written) <= 70
 
 
-def test_seen_here_who_was_fenced_long_ago_and_led_since_leads_once_more():
+def test_who_was_fenced_long_ago_and_led_since_leads_again():
     """Two fences months apart ended the only supervisor with status 67."""
     core = driven([*DOUBTED_TWICE, Looked(NOW, AGAIN), WRITTEN, Looked(NOW, ONCE_MORE)])
     core.handle(HEARD)
     looks(core, *[Looked(NOW, ONCE_MORE)] * (2 * 3600))
     core.handle(JobEnded(NOW, FENCED))
-    assert looks(core, *[Looked(NOW, ONCE_MORE)] * LOOKS)[0] == WriteBeat(beat(4, ME))
+    assert looks(core, *[Looked(NOW, ONCE_MORE)] * LOOKS)[0] == WriteHeartbeat(heartbeat(4, ME))
     assert core.phase is LeasePhase.CLAIMING
 
 
 @pytest.mark.parametrize("later", [0, 2, 20])
-def test_seen_here_who_was_fenced_by_a_rival_that_it_has_seen_is_not_fenced_by_nobody(later):
-    """The rival's last beat is gone when the driver comes to its next commit: its supervisor ended after the second time."""
+def test_who_was_fenced_by_a_rival_that_it_has_seen_is_not_fenced_by_nobody(later):
+    """The rival's last heartbeat is gone when the driver comes to its next commit: its supervisor ended after the second time."""
     core, own = driven(LEADING), OWN
     for term in (1, 2, 3, 4):
         core.handle(HEARD)
-        looks(core, Looked(NOW, beat(0, f"rival {term}", 3)), *[Looked(NOW, own)] * later)
+        looks(core, Looked(NOW, heartbeat(0, f"rival {term}", 3)), *[Looked(NOW, own)] * later)
         core.handle(JobEnded(NOW, FENCED))
-        doubted, own = own, beat(term + 1, ME)
-        assert looks(core, *[Looked(NOW, doubted)] * LOOKS)[0] == WriteBeat(own)
+        doubted, own = own, heartbeat(term + 1, ME)
+        assert looks(core, *[Looked(NOW, doubted)] * LOOKS)[0] == WriteHeartbeat(own)
         core.handle(Looked(NOW, own))
         assert core.phase is LeasePhase.LEADING
 
 
 def test_a_rival_of_an_earlier_claim_is_no_excuse():
     core = driven(LEADING)
-    looks(core, Looked(NOW, beat(0, "rival", 3)))
-    last = beat(4, ME)
+    looks(core, Looked(NOW, heartbeat(0, "rival", 3)))
+    last = heartbeat(4, ME)
     for own, then in [(OWN, AGAIN), (AGAIN, ONCE_MORE), (ONCE_MORE, last)]:
         core.handle(JobEnded(NOW, FENCED))
-        assert looks(core, *[Looked(NOW, own)] * LOOKS)[0] == WriteBeat(then)
+        assert looks(core, *[Looked(NOW, own)] * LOOKS)[0] == WriteHeartbeat(then)
         core.handle(Looked(NOW, then))
     core.handle(JobEnded(NOW, FENCED))
     assert looks(core, *[Looked(NOW, last)] * LOOKS) == [EndLease(FENCED)]
 
 
 def test_a_leader_knows_by_its_own_clock_that_it_may_be_taken_for_dead():
-    core = driven([*LEADING, DUE, BoardFailed(0.9, "away"), LookDue(1.4)])
+    core = driven([*LEADING, DUE, LeaseStoreFailed(0.9, "away"), LookDue(1.4)])
     assert not core.is_suspect
     core.handle(Looked(1.5, OWN))
     assert (core.is_suspect, core.phase) == (True, LeasePhase.LEADING)
-    core.handle(BeatWritten(1.6))
+    core.handle(HeartbeatWritten(1.6))
     assert not core.is_suspect
 
 
-def test_seen_here_also_while_it_waits_for_an_answer_of_the_board():
+def test_also_while_it_waits_for_an_answer_of_the_board():
     """Looks were counted by their answers: with one in 2.5 s, as where no broker answers, that took five times as long."""
     core = driven([*LEADING, DUE])
     for now_s in (0.5, 1.0):
@@ -362,7 +362,7 @@ def test_seen_here_also_while_it_waits_for_an_answer_of_the_board():
     assert core.is_suspect
 
 
-def test_seen_here_a_leader_that_was_paused_for_longer_may_have_been_taken_for_dead():
+def test_a_leader_that_was_paused_for_longer_may_have_been_taken_for_dead():
     core = driven(LEADING)
     core.handle(DriverHeard(3600.0))
     assert core.is_suspect
@@ -380,8 +380,8 @@ def test_a_driver_waits_from_the_time_that_it_is_wanted_until_it_is_called_or_it
     assert (again.phase, again.waiting) == (LeasePhase.LEADING, None)
 
 
-def test_seen_here_a_leader_that_is_cut_off_takes_the_job_from_who_has_taken_over_with_none_of_its_next_drivers():
-    """Each of them fenced the healthy one, which saw no beat of another: fenced twice by nobody it ended with status 67."""
+def test_a_leader_that_is_cut_off_takes_the_job_from_who_has_taken_over_with_none_of_its_next_drivers():
+    """Each of them fenced the healthy one, which saw no heartbeat of another: fenced twice by nobody it ended with status 67."""
     core = driven(LEADING)
     for number in range(2, 6):
         core.handle(DriverLost(number * 10.0))
@@ -412,13 +412,13 @@ def test_a_timeout_that_makes_no_sense_is_refused(timeout_s):
         LeaseCore(ME, "here", timeout_s)
 
 
-# --- a beat -------------------------------------------------------------------------------------------------------------
+# --- a heartbeat -------------------------------------------------------------------------------------------------------------
 
-STORED = beat(3, "ab12", 41, BeatState.OVER, "COMPLETED", "all its queries have ended")
+STORED = heartbeat(3, "ab12", 41, HeartbeatState.OVER, "COMPLETED", "all its queries have ended")
 
 
 def test_the_golden_beat_is_read_and_written():
-    assert parse_beat(GOLDEN.read_text(), "here") == STORED
+    assert parse_heartbeat(GOLDEN.read_text(), "here") == STORED
     assert STORED.serialize() == GOLDEN.read_text()
 
 
@@ -439,4 +439,4 @@ def test_the_golden_beat_is_read_and_written():
 )
 def test_what_is_no_beat_is_refused_and_the_place_is_named(text, says):
     with pytest.raises(StateError, match=f"^over there: the lease cannot be read: .*{says}"):
-        parse_beat(text, "over there")
+        parse_heartbeat(text, "over there")

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from headrace.runners.spark.supervision.process_tree import family_of, members
+from headrace.runners.spark.supervision.process_tree import members, tree_of
 from headrace.testing import FakeKafka
 from tests.helpers import supervised_job
 from tests.helpers.python_path import python_path
@@ -62,8 +62,8 @@ class Host:
         status = self.status()
         drivers = [driver for driver in (status["active"], *status["standbys"]) if driver]
         os.kill(self.process.pid, number)
-        for family in {family_of(driver["pid"]) for driver in drivers} - {None}:
-            for pid in members(family):
+        for tree in {tree_of(driver["pid"]) for driver in drivers} - {None}:
+            for pid in members(tree):
                 os.kill(pid, number)
 
     def end(self):
@@ -109,7 +109,7 @@ def test_a_host_that_was_paused_finds_another_one_in_its_place_kills_its_driver_
         other.wait_for("LEADING", runs=True)
         one.signal_all(signal.SIGCONT)
         one.wait_for("FOLLOWING")
-        assert family_of(driver) is None
+        assert tree_of(driver) is None
         assert other.status()["lease"]["state"] == "LEADING"
         assert ran_on(tmp_path) == ["one", "other"]  # before they are ended, one after the other
 

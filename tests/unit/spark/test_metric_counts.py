@@ -93,7 +93,7 @@ def page(served):
 
 
 def eventually(read, name, wanted):
-    """The page once it has this value: reports come in a thread of their own."""
+    """The page once it has this value: reports come in their own thread."""
     waiting = threading.Event()
     for _ in range(LONG_S * 100):
         found = read()
@@ -150,7 +150,7 @@ def test_bad_records_commits_and_throttling_are_on_the_page_after_a_known_load(m
     assert 0 < found["headrace_sink_commit_seconds_total"] < LONG_S
 
 
-def test_what_was_lost_and_let_pass_is_on_the_page(monkeypatch, kafka):
+def test_what_was_lost_and_tolerated_is_on_the_page(monkeypatch, kafka):
     monkeypatch.setattr(readers, "TaskContext", Context)
     kafka.append("in", *[b"%d" % number for number in range(10)])
     source = DefaultSource({"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "failOnDataLoss": "false",
@@ -178,7 +178,7 @@ def test_open_transactions_of_a_destination_are_listed_with_their_ages(kafka):
     found = KafkaSink(kafka.bootstrap, topic="out").open_transactions()
     assert {job: len(ages) for job, ages in found.items()} == {"job": 2}
     assert all(0 <= age < LONG_S for age in found["job"])
-    sink.committer("job").sweep(())
+    sink.committer("job").clean_up(())
     assert sink.open_transactions() == {}
 
 
@@ -294,15 +294,15 @@ def test_what_nobody_hears_is_kept_for_the_next_time(request):
 
 
 def test_what_was_counted_for_one_query_is_never_told_of_another(request):
-    """As of a standby's rehearsals, which nobody hears: when it takes over, its workers go on with the job's own query."""
+    """As of a standby's dry runs, which nobody hears: when it takes over, its workers continue with the job's own query."""
     COUNTERS.add(Counted.RECORDS_SKIPPED, 2)
-    report("rehearsal")
+    report("dry_run")
     heard = request.getfixturevalue("heard")
     COUNTERS.add(Counted.RECORDS_SKIPPED)
     report("q")
     for _ in range(2):
         assert heard.arrived.acquire(timeout=LONG_S)
-    assert heard.taken == [("rehearsal", {"records_skipped": 2}), ("q", {"records_skipped": 1})]
+    assert heard.taken == [("dry_run", {"records_skipped": 2}), ("q", {"records_skipped": 1})]
 
 
 def test_counts_of_queries_that_nobody_hears_of_are_not_kept_without_end(request):
@@ -316,7 +316,7 @@ def test_counts_of_queries_that_nobody_hears_of_are_not_kept_without_end(request
     "said",
     [
         *(b"", b"{", b"[]", b'"x"', b'{"secret": 3}', json.dumps({"secret": "guessed", "query": "q", "counts": {}}).encode()),
-        pytest.param(b"[" * 60_000, id="seen here: nested too deep"),
+        pytest.param(b"[" * 60_000, id="regression: nested too deep"),
     ],
 )
 def test_what_others_say_to_the_socket_is_left_out(heard, said):

@@ -72,7 +72,7 @@ def page(queries):
 
 
 def samples(queries):
-    """Of queries. By name and the labels beside the query's, as Prometheus' own parser reads them."""
+    """Of queries. By name and the labels alongside the query's, as Prometheus' own parser reads them."""
     found = {}
     for family in text_string_to_metric_families(page(queries)):
         for sample in family.samples:
@@ -131,7 +131,7 @@ def test_every_metric_has_the_value_of_a_known_load(queries):
     }
 
 
-def test_seen_here_a_counter_is_there_before_it_counts_as_prometheus_sees_no_increase_in_one_that_begins_with_it(queries):
+def test_a_counter_is_there_before_it_counts_as_prometheus_sees_no_increase_in_one_that_starts_with_it(queries):
     queries.started("q", "1", "flights")
     first = samples(queries)
     queries.counted("q", {Counted.OFFSETS_LOST.value: 37.0})
@@ -140,7 +140,7 @@ def test_seen_here_a_counter_is_there_before_it_counts_as_prometheus_sees_no_inc
         assert (first[key], samples(queries)[key]) == (0, value)
 
 
-def test_seen_here_a_query_that_hangs_after_it_has_caught_up_is_silent_though_it_is_not_behind(queries, clock):
+def test_a_query_that_hangs_after_it_has_caught_up_is_silent_though_it_is_not_behind(queries, clock):
     def silent_s():
         return samples(queries).get(("headrace_query_silent_seconds",))
 
@@ -160,8 +160,8 @@ def test_seen_here_a_query_that_hangs_after_it_has_caught_up_is_silent_though_it
     assert silent_s() == 0
 
 
-def test_seen_here_the_end_of_a_run_that_is_told_late_is_not_that_of_the_run_which_has_begun_since(queries):
-    """Spark tells of a start at once, and of an end by a queue."""
+def test_the_end_of_a_run_that_is_told_late_is_not_that_of_the_run_which_has_started_since(queries):
+    """Spark reports a start at once, and of an end by a queue."""
     queries.started("q", "1", "flights")
     queries.started("q", "2", "flights")
     queries.progressed(progress())
@@ -220,7 +220,7 @@ def test_partitions_that_are_gone_are_no_longer_shown(queries):
 
 
 @pytest.mark.parametrize("offset", [None, "", "17", "{", '{"logOffset":3}', '{"t":{"0":"x"}}', {"t": {"0": 4}}])
-def test_offsets_of_any_form_are_taken_or_passed_over(queries, offset):
+def test_offsets_of_any_form_are_taken_or_skipped(queries, offset):
     queries.progressed(progress(0, sources=[{"endOffset": offset, "latestOffset": offset}]))
     shown = [key for key in samples(queries) if key[0] == "headrace_source_position"]
     assert shown == ([("headrace_source_position", "0", "t", "0")] if isinstance(offset, dict) else [])
@@ -307,8 +307,8 @@ def test_the_alert_rules_are_about_metrics_that_there_are():
 
 
 def test_the_dashboard_is_about_metrics_that_there_are():
-    board = json.loads((MONITORING / "dashboard.json").read_text())
-    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    lease_store = json.loads((MONITORING / "dashboard.json").read_text())
+    expressions = [target["expr"] for panel in lease_store["panels"] for target in panel["targets"]]
     shown = set().union(*map(named, expressions))
     assert shown == known_names() - {"headrace_source_end", "headrace_source_position", "headrace_query_batch_id"}
 
@@ -327,7 +327,7 @@ def test_promtool_accepts_the_page_and_the_rules(queries):
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="Prometheus' promtool is not on the path (Debian: the package prometheus)")
-def test_seen_here_the_alerts_fire_when_they_should_and_not_otherwise():
+def test_the_alerts_fire_when_they_should_and_not_otherwise():
     cases = Path(__file__).with_name("alerts_test.yml")
     done = subprocess.run([PROMTOOL, "test", "rules", cases], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

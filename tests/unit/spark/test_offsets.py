@@ -34,7 +34,7 @@ B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 
 
 def offsets(*lines, initial=False):
-    """Of (split, where it began)."""
+    """Of (split, where it started)."""
     return LogOffsets(
         {split.split_id: split for split, _ in lines}, {split.split_id: began for split, began in lines}, initial=initial
     )
@@ -113,7 +113,7 @@ def test_the_golden_offsets_with_formats_are_read_and_written():
         FORMAT.from_json(text)
 
 
-def test_offsets_without_formats_go_on_with_formats():
+def test_offsets_without_formats_continue_with_formats():
     assert TYPED.from_json(GOLDEN.read_text()) == GOLDEN_OFFSETS
 
 
@@ -121,13 +121,13 @@ def test_formats_that_are_no_objects_are_damage():
     text = GOLDEN_TYPED.read_text()
     with pytest.raises(
         StateError,
-        match=r"^the query's checkpoint: the offset of a batch cannot be read: it is damaged .*formats are no objects",
+        match=r"^the query's checkpoint: the offset of a batch cannot be read: it is damaged .*formats are not objects",
     ):
         FORMAT.from_json(with_rest(text, rest(text) | {"formats": {"value": "avro"}}))
 
 
 def test_offsets_in_progress_reports_are_read_as_the_jvm_connectors_are():
-    """Seen here: they were an object of ours, and listeners that compute a lag from it fell over.
+    """Regression: they were an object of ours, and listeners that compute a lag from it fell over.
 
     What these do with `endOffset`: topics to partitions to offsets, all of it, as maps of numbers.
     """
@@ -170,7 +170,7 @@ def test_a_recreated_topic_has_two_ids_under_one_name():
 def test_a_newer_version_is_refused_with_advice(version):
     text = GOLDEN.read_text()
     with pytest.raises(
-        StateError, match=rf": a newer headrace wrote it: version {version}, .* up to 1\. Go on with .* newer one$"
+        StateError, match=rf": a newer headrace wrote it: version {version}, .* up to 1\. Continue with .* newer one$"
     ):
         read(with_own(text, enveloped(own(text), version=version).decode()))
 
@@ -343,7 +343,7 @@ def test_an_offset_that_is_no_object_is_shown_by_its_first_200_characters(text, 
 
 def test_damage_is_said_with_the_kind_of_error_and_its_place():
     text = GOLDEN.read_text()
-    with pytest.raises(StateError, match=r"^the query's checkpoint: .*it is damaged \(KeyError: 'began'\)\. Put back a copy"):
+    with pytest.raises(StateError, match=r"^the query's checkpoint: .*it is damaged \(KeyError: 'started'\)\. Put back a copy"):
         read(with_rest(text, {key: value for key, value in rest(text).items() if key != "began"}))
 
 
@@ -420,7 +420,7 @@ def test_a_checkpoint_of_which_nothing_is_subscribed_to_is_refused_though_loss_i
         over(kafka, fail_on_data_loss=False).from_json('{"u":{"1":1,"0":3}}')
 
 
-def test_what_the_jvm_connector_found_while_it_planned_began_at_its_first_record(kafka):
+def test_what_the_jvm_connector_found_while_it_planned_started_at_its_first_record(kafka):
     """And at its end if that lies before the first record by now, or if the partition is gone."""
     t, u = id_of(kafka, "t"), id_of(kafka, "u")
     found = [KafkaSplit("t", t, 0, 5), KafkaSplit("u", u, 0, 0), KafkaSplit("gone", A, 0, 9)]

@@ -174,7 +174,7 @@ def test_an_option_like_no_other_is_refused_with_all_there_are():
 
 
 @pytest.mark.parametrize("option", ["path", "checkpointLocation"])
-def test_what_spark_adds_is_let_pass(option):
+def test_what_spark_adds_is_tolerated(option):
     assert read(**{option: "/x"}) == read()
 
 
@@ -337,7 +337,7 @@ def test_a_strategy_without_a_timestamp_is_ignored_as_in_sparks_connector_and_th
 AT_LEAST_ONCE = {"kafka.bootstrap.servers": "localhost:9092", "topic": "t", "delivery": "at-least-once"}
 
 
-def test_seen_here_a_write_that_is_not_to_be_written_again_is_refused_without_transactions():
+def test_a_write_that_is_not_to_be_written_again_is_refused_without_transactions():
     """It was written again."""
     with pytest.raises(UsageError, match="'txnAppId' needs transactions, and delivery=at-least-once has none"):
         kafka_write({**AT_LEAST_ONCE, "txnAppId": "a", "txnVersion": "1"})
@@ -390,7 +390,7 @@ class Colour(StrEnum):
 
 
 def parsers():
-    """Made in the test: what is made before it begins is no mutant's."""
+    """Made in the test: what is made before it starts is not a mutant's."""
     return {
         "verbatim": verbatim,
         "text": text,

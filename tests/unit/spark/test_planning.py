@@ -86,7 +86,7 @@ def test_ranges_are_packed_evenly():
 
 
 def test_sixteen_partitions_of_4000_records_are_no_single_task_where_the_cores_are_not_known():
-    """Seen here: they were one task, where the JVM connector runs sixteen."""
+    """Regression: they were one task, where the JVM connector runs sixteen."""
     ranges = [OffsetRange(f"s{number:02}", 0, 4000) for number in range(16)]
     assert plan_tasks(ranges) == [[item] for item in ranges]
 

@@ -33,7 +33,7 @@ def untouched(monkeypatch):
     """Nothing set, and what the builders set is gone after the test."""
     ours = (PARALLELISM_VARIABLE, session.ZYGOTE_VARIABLE)
     for name in (WORKERS, DRIVER, GATEWAY, SPARK_HOME, LAUNCHER_OPTIONS, SUBMIT_ARGUMENTS, *ours):
-        monkeypatch.setenv(name, "to be taken back")
+        monkeypatch.setenv(name, "to be rolled back")
         monkeypatch.delenv(name)
 
 
@@ -64,7 +64,7 @@ def bare_python(program):
 
 @pytest.fixture
 def notebook(program):
-    """What a notebook's PYSPARK_DRIVER_PYTHON names: it can import headrace, and is no Python."""
+    """What a notebook's PYSPARK_DRIVER_PYTHON names: it can import headrace, and is not a Python."""
     return program("ipython", f'shift; echo "$1" > "$0.py"; exec {sys.executable} "$0.py"')
 
 
@@ -85,7 +85,7 @@ def test_what_is_set_and_has_headrace_is_left_alone(monkeypatch, other_python):
 
 
 def test_a_deployment_with_archives_keeps_the_python_of_its_executors_and_that_of_its_driver(monkeypatch, caplog):
-    """Seen here: the driver's became that of the executors, which is not there; as in Spark's guide to Python packages."""
+    """Regression: the driver's became that of the executors, which is not there; as in Spark's guide to Python packages."""
     monkeypatch.setenv(WORKERS, "./environment/bin/python")
     monkeypatch.setenv(DRIVER, "python")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -214,8 +214,8 @@ class TestLaunch:
 
 class TestWarm:
     @pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "k8s://https://host", "local-cluster[2,1,1024]"])
-    def test_seen_here_a_master_that_is_not_local_is_refused_and_leaves_nothing_behind(self, master, sparks):
-        """The launcher stayed Spark's Python, and a cluster's executors were told to run it."""
+    def test_a_master_that_is_not_local_is_refused_and_leaves_nothing_behind(self, master, sparks):
+        """The launcher stayed Spark's Python, and a cluster's executors were instructed to run it."""
         before = dict(os.environ)
         with pytest.raises(UsageError, match=r"one machine.*session_builder\(\)"):
             warm_session_builder().master(master).getOrCreate()
@@ -225,7 +225,7 @@ class TestWarm:
     @pytest.mark.parametrize(
         ("master", "is_warm"), [("local[2]", True), ("local-cluster[2,1,1024]", False), ("spark://host:7077", False)]
     )
-    def test_seen_here_a_supervised_drivers_session_is_a_warm_one_where_it_may_be(self, master, is_warm, sparks):
+    def test_a_supervised_drivers_session_is_a_warm_one_where_it_may_be(self, master, is_warm, sparks):
         """That of a `local-cluster` was refused."""
         driver._session({"spark.master": master})
         ((python, _),) = sparks.started
@@ -238,9 +238,7 @@ class TestWarm:
         assert os.access(launcher, os.X_OK)
 
     @pytest.mark.parametrize("fails", [False, True])
-    def test_seen_here_a_session_that_comes_after_a_warm_one_starts_as_it_is_told(
-        self, sparks, monkeypatch, other_python, fails
-    ):
+    def test_a_session_that_comes_after_a_warm_one_starts_as_it_is_told(self, sparks, monkeypatch, other_python, fails):
         monkeypatch.setenv(WORKERS, other_python)
         monkeypatch.setenv(DRIVER, other_python)
         sparks.fails = fails
@@ -336,12 +334,12 @@ class TestParallelism:
         session_builder().master("local[2]").getOrCreate()
         assert (sparks.told, sparks.registered) == ("2", [])
 
-    def test_seen_here_a_second_session_in_the_same_jvm_is_told_its_own(self, sparks):
+    def test_a_second_session_in_the_same_jvm_is_told_its_own(self, sparks):
         session_builder().master("local[2]").getOrCreate()
         session_builder().master("local[8]").getOrCreate()
         assert (sparks.told, len(sparks.registered)) == ("8", 1)
 
-    def test_seen_here_of_a_master_that_is_known_only_afterwards_is_told_too(self, sparks):
+    def test_of_a_master_that_is_known_only_afterwards_is_told_too(self, sparks):
         session_builder().getOrCreate()
         assert (sparks.told, len(sparks.registered)) == (str(os.cpu_count()), 1)
 

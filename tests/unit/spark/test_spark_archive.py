@@ -40,7 +40,7 @@ def test_without_a_file_nothing_is_changed():
     assert options() == ""
 
 
-def test_the_file_is_used_beside_what_the_user_has_set_and_named_once(monkeypatch):
+def test_the_file_is_used_alongside_what_the_user_has_set_and_named_once(monkeypatch):
     archive_file().parent.mkdir()
     archive_file().touch()
     monkeypatch.setenv(SUBMIT_OPTIONS, "-Dmine=1")
@@ -89,7 +89,7 @@ def archive_of(jars: Path) -> ClassArchive:
     return ClassArchive("program-1", jars, lambda made: Sample(["touch", str(made)], os.environ))
 
 
-def test_seen_here_jars_that_were_installed_anew_have_a_file_of_their_own_and_the_one_before_is_removed(tmp_path):
+def test_jars_that_were_installed_again_have_a_file_of_their_own_and_the_previous_one_is_removed(tmp_path):
     """Java takes only the very jars that a file was made of, by size and time, and starts as slowly as ever without a word."""
     jars, others = tmp_path / "jars", tmp_path / "others"
     for folder in (jars, others):

@@ -1,4 +1,4 @@
-"""Exhibits: an older copy of a checkpoint whose next batch ends elsewhere is no replay, and is refused by name."""
+"""Regression tests: an older copy of a checkpoint whose next batch ends elsewhere is not a replay, and is refused by name."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def messages(sink, epoch, values):
 
 
 def skipped(epoch):
-    """What a task says that finds its epoch recorded."""
+    """What a task states that finds its epoch recorded."""
     return [PreparedMessage(JOB, epoch, None)]
 
 
@@ -107,7 +107,7 @@ def any_sink(request, tmp_path):
         yield sink
 
 
-def test_seen_here_a_copy_that_has_planned_the_last_batch_anew_is_refused_before_the_healthy_query_is_fenced(
+def test_a_copy_that_has_planned_the_last_batch_again_is_refused_before_the_healthy_query_is_fenced(
     checkpoint, monkeypatch, any_sink
 ):
     own, copy = checkpoint("own", 0, 5), checkpoint("copy", 0, 9)
@@ -125,9 +125,7 @@ def test_seen_here_a_copy_that_has_planned_the_last_batch_anew_is_refused_before
     assert any_sink.recorded_epochs() == {JOB: 1}
 
 
-def test_seen_here_a_driver_that_a_younger_one_has_left_behind_is_superseded_and_its_checkpoint_no_older_copy(
-    monkeypatch, any_sink
-):
+def test_a_driver_that_a_younger_one_has_left_behind_is_superseded_and_its_checkpoint_no_older_copy(monkeypatch, any_sink):
     """It was paused before it asked what is recorded. Status 66 is final, and a lease tells it to all hosts."""
     JobCommitter(JOB, any_sink.committer(JOB), "old").commit(0, prepared(any_sink, 0))
     young = JobCommitter(JOB, any_sink.committer(JOB), "young")
@@ -136,11 +134,11 @@ def test_seen_here_a_driver_that_a_younger_one_has_left_behind_is_superseded_and
         young.commit(epoch, prepared(any_sink, epoch))
     new_run(monkeypatch)
     with pytest.raises(SupersededError, match=r"\(claim 2\): this one has stopped") as refused:
-        of_spark(StreamWriter(any_sink, ["value"], incarnation="old")).commit(skipped(1), 1)
+        of_spark(StreamWriter(any_sink, ["value"], driver_id="old")).commit(skipped(1), 1)
     assert end_by(RuntimeError("".join(traceback.format_exception(refused.value)))).ending is Ending.FENCED
     for driver in ("young", None):
         with pytest.raises(StaleEpochError):
-            of_spark(StreamWriter(any_sink, ["value"], incarnation=driver)).commit(skipped(1), 1)
+            of_spark(StreamWriter(any_sink, ["value"], driver_id=driver)).commit(skipped(1), 1)
     young.commit(3, prepared(any_sink, 3))
 
 
@@ -169,7 +167,7 @@ def test_a_replay_of_the_same_offsets_is_completed_whatever_rows_and_tasks_it_ha
     assert visible(log) == ["a", "b", "c"]
 
 
-def test_a_copy_that_plans_the_batch_anew_is_refused_though_its_sources_log_the_same(log, checkpoint, monkeypatch):
+def test_a_copy_that_plans_the_batch_again_is_refused_though_its_sources_log_the_same(log, checkpoint, monkeypatch):
     """Spark's file source logs a counter, whatever files the batch has; timers make rows of the time alone."""
     sink = MemorySink(log)
     StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(messages(sink, 0, ["a"]), 0)

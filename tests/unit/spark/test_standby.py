@@ -18,7 +18,7 @@ from headrace.runners.spark.supervision.core import (
 )
 from headrace.runners.spark.supervision.lock import (
     AskAgain,
-    KillFamily,
+    KillProcessTree,
     LooksAlive,
     ReadLast,
     SayUnseen,
@@ -49,7 +49,7 @@ from headrace.runners.spark.supervision.standby import (
 )
 from tests.helpers.tables import arrows, arrows_followed
 from tests.simulation.bugs import standby
-from tests.simulation.standby import TwoAtWorkError, World
+from tests.simulation.standby import Simulation, TwoAtWorkError
 
 EVEN = 0.5
 KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
@@ -74,7 +74,7 @@ def armed(standbys=1, **settings):
 
 
 def gets_on(core, number, now_s):
-    """It begins, ends its first batch, and some more."""
+    """It starts, ends its first batch, and some more."""
     assert core.handle(DriverReported(number, now_s, DriverReport.BEGAN)) == []
     assert core.handle(DriverReported(number, now_s, DriverReport.BATCHES)) == []
     return core.handle(DriverReported(number, now_s + 5.0, DriverReport.BATCHES))
@@ -96,7 +96,7 @@ def test_the_first_driver_is_called_at_once_and_standbys_start_when_it_gets_on()
     assert phases(core) == {1: "ACTIVE", 2: "WARMING", 3: "WARMING"}
 
 
-def test_seen_here_a_job_that_finds_nothing_to_read_gets_its_standby_too_also_after_a_takeover():
+def test_a_job_that_finds_nothing_to_read_gets_its_standby_too_also_after_a_takeover():
     core = started(1)
     for number, begun in ((1, 5.0), (2, 50.0)):
         assert core.handle(DriverReported(number, begun, DriverReport.BEGAN)) == []
@@ -191,7 +191,7 @@ def test_a_stop_ends_the_standbys_at_once_and_the_job_after_its_batch():
     assert core.handle(DriverDied(1, 15.0, STOPPED, EVEN)) == [Finish(STOPPED)]
 
 
-def test_a_standby_that_dies_is_replaced_after_a_delay_and_the_job_goes_on():
+def test_a_standby_that_dies_is_replaced_after_a_delay_and_the_job_continues():
     core = armed()
     assert core.handle(DriverDied(2, 10.0, DriverEnd(Ending.WRONG_USE, "no memory"), EVEN)) == []
     assert core.standby_failure == "no memory"
@@ -246,7 +246,7 @@ def test_limits_that_cannot_be_are_refused(limits):
         StandbyLimits(**limits)
 
 
-def test_seen_here_without_a_limit_no_driver_is_killed_for_its_silence_and_nothing_is_waited_for():
+def test_without_a_limit_no_driver_is_killed_for_its_silence_and_nothing_is_waited_for():
     core = started(0, silence_s=None)
     assert core.wake_at_s is None
     assert looks(core, 10 * FIRST_LOOKS) == []
@@ -277,7 +277,7 @@ def steps(answers):
 
 
 def test_a_free_lock_is_taken_when_the_family_before_is_dead():
-    assert steps({TryLock: [True], ReadLast: [OTHER]}) == [TryLock(), ReadLast(), KillFamily(OTHER), WriteLast(ME)]
+    assert steps({TryLock: [True], ReadLast: [OTHER]}) == [TryLock(), ReadLast(), KillProcessTree(OTHER), WriteLast(ME)]
     assert steps({TryLock: [True], ReadLast: [None]}) == [TryLock(), ReadLast(), WriteLast(ME)]
 
 
@@ -291,17 +291,17 @@ def test_a_lock_of_a_living_supervisor_is_refused_and_that_of_a_dead_one_taken()
     with pytest.raises(FencedError, match="another supervisor, process 20, runs this job"):
         steps({TryLock: [False], WhoHolds: [OTHER], LooksAlive: [True]})
     taken = steps({TryLock: [False, True], WhoHolds: [OTHER], LooksAlive: [False], ReadLast: [None]})
-    killed = [WhoHolds(), LooksAlive(Process(20, 1)), KillFamily(OTHER), AskAgain()]
+    killed = [WhoHolds(), LooksAlive(Process(20, 1)), KillProcessTree(OTHER), AskAgain()]
     assert taken == [TryLock(), *killed, TryLock(), ReadLast(), WriteLast(ME)]
 
 
 def test_a_driver_of_the_same_supervisor_that_holds_the_lock_is_killed():
     """Only one is called at a time, so the other is to be dead."""
     taken = steps({TryLock: [False, True], WhoHolds: ["10-1-7-c"], ReadLast: ["10-1-7-c"]})
-    assert taken[1:4] == [WhoHolds(), KillFamily("10-1-7-c"), AskAgain()]
+    assert taken[1:4] == [WhoHolds(), KillProcessTree("10-1-7-c"), AskAgain()]
 
 
-def test_seen_here_a_driver_of_another_container_is_no_orphan_though_its_supervisors_pid_is_nobodys_here():
+def test_a_driver_of_another_container_is_no_orphan_though_its_supervisors_pid_is_nobodys_here():
     """Nothing is killed: whether that supervisor lives cannot be seen from here."""
     with pytest.raises(FencedError, match="a supervisor of another container"):
         steps({TryLock: [False], WhoHolds: ["1-1-8-b"], LooksAlive: [False]})
@@ -312,15 +312,15 @@ def test_seen_here_a_driver_of_another_container_is_no_orphan_though_its_supervi
 SEEDS = 120
 
 
-def test_whatever_is_killed_or_stopped_there_are_never_two_at_work_and_the_job_gets_on():
+def test_whatever_is_killed_or_stopped_there_are_never_two_running_and_the_job_gets_on():
     with arrows_followed(DriverLife) as followed, arrows_followed(SupervisionCore) as of_jobs:
-        worlds = [World(seed) for seed in range(SEEDS)]
-        for number, world in enumerate(worlds):
-            world.run(standbys=number % 3)
-    happened = {what for world in worlds for what in world.happened}
+        simulations = [Simulation(seed) for seed in range(SEEDS)]
+        for number, simulation in enumerate(simulations):
+            simulation.run(standbys=number % 3)
+    happened = {what for simulation in simulations for what in simulation.happened}
     of_supervisors = {"supervisor killed", "supervisor stopped", "second supervisor"}
     assert happened == {"killed", "stopped", "continued", "jumped", *of_supervisors}
-    assert sum(world.takeovers for world in worlds) > 5 * SEEDS
+    assert sum(simulation.takeovers for simulation in simulations) > 5 * SEEDS
     late = {DriverPhase.DYING, DriverPhase.TAKING_OVER}  # what was under way, which only tests above hit upon
     assert {
         arrow for arrow in arrows(DRIVER_TRANSITIONS) - followed if arrow[0] is not arrow[2] or arrow[0] not in late
@@ -334,9 +334,9 @@ def test_a_supervisor_that_calls_too_early_is_no_harm_as_the_lock_keeps_drivers_
 
 
 def is_seen(seed):
-    """Whether two are at work. That it gets on is not to be had with this bug."""
+    """Whether two are running. That it gets on is not to be had with this bug."""
     try:
-        World(seed).run(standbys=1 + seed % 2)
+        Simulation(seed).run(standbys=1 + seed % 2)
     except TwoAtWorkError:
         return True
     except AssertionError:

@@ -1,4 +1,4 @@
-"""What a standby does and what it may not: the lock with real processes, rehearsals on PySpark's own classes. No JVM here."""
+"""What a standby does and what it may not: the lock with real processes, dry runs on PySpark's own classes. No JVM here."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.pipeline import PipelineWrite, sink_format
 from headrace.runners.spark.supervision import driver as drivers
-from headrace.runners.spark.supervision import dry_run as rehearsals
+from headrace.runners.spark.supervision import dry_run as dry_runs
 from headrace.runners.spark.supervision import dry_run_source, process_tree
 from headrace.runners.spark.supervision import lock as locks
 from headrace.runners.spark.supervision.core import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.supervision.driver import DriverOrder, refuse_connect
-from headrace.runners.spark.supervision.dry_run import Rehearsal
-from headrace.runners.spark.supervision.dry_run_source import RehearsalWriter
+from headrace.runners.spark.supervision.dry_run import DryRun
+from headrace.runners.spark.supervision.dry_run_source import DryRunWriter
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.lock import CheckpointLock
-from headrace.runners.spark.supervision.process_tree import FAMILY_VARIABLE, Process, family_of, new_family, supervisor_of
+from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, Process, new_tree, supervisor_of, tree_of
 from headrace.runners.spark.supervision.query_hooks import StartedQuery, intercepted
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.status import StatusFile
@@ -105,11 +105,11 @@ def _cache(tmp_path, monkeypatch):
 
 
 @contextmanager
-def holder(location, family, **environment):
+def holder(location, tree, **environment):
     """A driver's process that has the lock."""
     held = subprocess.Popen(
-        [sys.executable, "-c", HOLD, location, family],
-        env={**os.environ, "PYTHONPATH": python_path(), FAMILY_VARIABLE: family, **environment},
+        [sys.executable, "-c", HOLD, location, tree],
+        env={**os.environ, "PYTHONPATH": python_path(), TREE_VARIABLE: tree, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -130,9 +130,9 @@ def ended():
     return was
 
 
-def family_by(supervisor):
-    """A family's name that this supervisor of this host would give."""
-    return "-".join([str(supervisor.pid), str(supervisor.started), *new_family().split("-")[2:]])
+def tree_by(supervisor):
+    """A process tree's name that this supervisor of this host would give."""
+    return "-".join([str(supervisor.pid), str(supervisor.started), *new_tree().split("-")[2:]])
 
 
 @pytest.fixture
@@ -143,60 +143,60 @@ def place(tmp_path):
 
 def test_a_checkpoint_that_a_living_supervisor_has_is_refused_by_its_name(place):
     supervisor = subprocess.Popen(["sleep", "600"])
-    family = family_by(Process.of(supervisor.pid))
-    with holder(place, family):
+    tree = tree_by(Process.of(supervisor.pid))
+    with holder(place, tree):
         with pytest.raises(FencedError, match=f"another supervisor, process {supervisor.pid}, runs this job"):
-            CheckpointLock(place).take(new_family())
-        CheckpointLock(f"{place}-another").take(new_family())  # another checkpoint
+            CheckpointLock(place).take(new_tree())
+        CheckpointLock(f"{place}-another").take(new_tree())  # another checkpoint
     supervisor.kill()
     supervisor.wait()
 
 
-def test_an_orphan_that_is_stopped_loses_the_lock_with_its_life_and_never_goes_on(place):
-    family = family_by(ended())
-    with holder(place, family) as held:
+def test_an_orphan_that_is_stopped_loses_the_lock_with_its_life_and_never_continues(place):
+    tree = tree_by(ended())
+    with holder(place, tree) as held:
         held.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, held.pid, os.WSTOPPED | os.WNOWAIT)
         lock = CheckpointLock(place)
-        lock.take(new_family())
+        lock.take(new_tree())
         assert held.wait() == -signal.SIGKILL
 
 
 def test_of_a_family_whose_driver_is_dead_the_rest_is_killed_before_the_lock_counts(place):
-    family = family_by(ended())
-    with holder(place, family):
+    tree = tree_by(ended())
+    with holder(place, tree):
         pass  # and is killed
-    settings = {"env": {**os.environ, FAMILY_VARIABLE: family}, "start_new_session": True}
+    settings = {"env": {**os.environ, TREE_VARIABLE: tree}, "start_new_session": True}
     with subprocess.Popen(
         ["sh", "-c", "echo there; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **settings
     ) as jvm:
-        assert jvm.stdout.readline() == b"there\n"  # so it has its environment, which a program that just begins has not
-        CheckpointLock(place).take(new_family())
+        assert jvm.stdout.readline() == b"there\n"  # so it has its environment, which a program that just starts has not
+        CheckpointLock(place).take(new_tree())
         assert jvm.wait() == -signal.SIGKILL
 
 
 def test_a_lock_of_a_process_that_is_no_driver_is_refused(place):
     with holder(place, ""), pytest.raises(FencedError, match="no driver"):
-        CheckpointLock(place).take(new_family())
+        CheckpointLock(place).take(new_tree())
 
 
 def test_a_family_says_who_has_started_it_and_a_process_of_it_says_its_family(place):
-    family = new_family()
-    assert supervisor_of(family).process == Process.of(os.getpid())
-    assert supervisor_of(family).process.is_alive
+    tree = new_tree()
+    assert supervisor_of(tree).process == Process.of(os.getpid())
+    assert supervisor_of(tree).process.is_alive
     assert not Process(os.getpid(), 0).is_alive
-    with holder(place, family) as child:  # which has said something, so it has its environment
-        assert family_of(child.pid) == family
-    assert family_of(child.pid) is None
+    with holder(place, tree) as child:  # which has said something, so it has its environment
+        assert tree_of(child.pid) == tree
+    assert tree_of(child.pid) is None
 
 
 def test_one_that_is_just_being_replaced_by_another_program_is_killed_too(monkeypatch):
     """For a moment it has no environment."""
-    family = new_family()
+    tree = new_tree()
     looks = [[], [Process(7, 1)], [], []]
     monkeypatch.setattr(process_tree, "_living", lambda *_: looks.pop(0))
     monkeypatch.setattr(process_tree, "_kill", lambda process: None)
-    assert process_tree.kill_family(family) == 1
+    assert process_tree.kill_tree(tree) == 1
     assert looks == []
 
 
@@ -214,10 +214,10 @@ sys.stdin.read()
 """
 
 
-def loses_its_environment(family):
+def loses_its_environment(tree):
     return subprocess.Popen(
         [sys.executable, "-c", LOSES_ITS_ENVIRONMENT],
-        env={**os.environ, FAMILY_VARIABLE: family},
+        env={**os.environ, TREE_VARIABLE: tree},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -225,15 +225,15 @@ def loses_its_environment(family):
     )
 
 
-def test_seen_here_a_driver_that_has_written_over_its_environment_is_still_of_its_family():
+def test_a_driver_that_has_written_over_its_environment_is_still_of_its_family():
     """And so is what it has started without one."""
-    family = new_family()
-    with loses_its_environment(family) as driver:
+    tree = new_tree()
+    with loses_its_environment(tree) as driver:
         child, bare = map(int, driver.stdout.readline().split())
-        assert FAMILY_VARIABLE.encode() not in Path(f"/proc/{driver.pid}/environ").read_bytes()
-        assert sorted(process_tree.members(family)) == sorted([driver.pid, child, bare])
-        assert family_of(driver.pid) == family
-        assert process_tree.kill_family(family) == 3
+        assert TREE_VARIABLE.encode() not in Path(f"/proc/{driver.pid}/environ").read_bytes()
+        assert sorted(process_tree.members(tree)) == sorted([driver.pid, child, bare])
+        assert tree_of(driver.pid) == tree
+        assert process_tree.kill_tree(tree) == 3
         assert driver.wait() == -signal.SIGKILL
 
 
@@ -246,26 +246,26 @@ def is_dead(pid: int) -> bool:
 
 
 def test_a_driver_without_environment_and_children_is_killed_by_who_knows_it():
-    family = new_family()
-    with loses_its_environment(family) as driver:
+    tree = new_tree()
+    with loses_its_environment(tree) as driver:
         children = [int(pid) for pid in driver.stdout.readline().split()]
         for pid in children:
             os.kill(pid, signal.SIGKILL)
         while not all(map(is_dead, children)):
             os.sched_yield()
-        assert process_tree.kill_family(family) == 0
-        assert process_tree.kill_family(family, Process.of(driver.pid)) == 1
+        assert process_tree.kill_tree(tree) == 0
+        assert process_tree.kill_tree(tree, Process.of(driver.pid)) == 1
         assert driver.wait() == -signal.SIGKILL
 
 
-def test_seen_here_a_process_that_is_killed_and_does_not_end_is_waited_for_and_named(monkeypatch, caplog):
-    """As one that waits for a server of files. Nothing may go on meanwhile, and nobody knew why."""
+def test_a_process_that_is_killed_and_does_not_end_is_waited_for_and_named(monkeypatch, caplog):
+    """As one that waits for a server of files. Nothing may continue meanwhile, and nobody knew why."""
     stuck = Process.of(os.getpid())
     looks = [[stuck]] * 5 + [[], []]
     monkeypatch.setattr(process_tree, "_living", lambda *_: looks.pop(0))
     monkeypatch.setattr(process_tree, "_kill", lambda process: None)
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert process_tree.kill_family("a family") == 1
+    assert process_tree.kill_tree("a process tree") == 1
     assert [f"for {waited} s so far" in record.message for waited, record in zip((2, 4), caplog.records, strict=True)] == [
         True,
         True,
@@ -285,19 +285,19 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 
 
-def test_seen_here_a_process_whose_main_thread_has_ended_lives_while_another_thread_does():
+def test_a_process_whose_main_thread_has_ended_lives_while_another_thread_does():
     """As a JVM that was killed while one of its threads waits for a server of files."""
-    family = new_family()
-    command, environment = [sys.executable, "-c", MAIN_THREAD_ENDS], {**os.environ, FAMILY_VARIABLE: family}
+    tree = new_tree()
+    command, environment = [sys.executable, "-c", MAIN_THREAD_ENDS], {**os.environ, TREE_VARIABLE: tree}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as jvm:
         try:
             assert jvm.stdout.readline() == b"it has ended\n"
             was = Process.of(jvm.pid)
             assert was.is_alive
             assert process_tree._states(was) not in ("Z", "ended")
-            assert process_tree.members(family) == [jvm.pid]
-            assert family_of(jvm.pid) == family
-            assert process_tree.kill_family(family) == 1
+            assert process_tree.members(tree) == [jvm.pid]
+            assert tree_of(jvm.pid) == tree
+            assert process_tree.kill_tree(tree) == 1
             assert not was.is_alive  # though nobody has waited for it yet
         finally:
             jvm.kill()
@@ -305,8 +305,8 @@ def test_seen_here_a_process_whose_main_thread_has_ended_lives_while_another_thr
 
 
 def test_a_process_that_ends_and_has_the_lock_still_is_waited_for_and_not_taken_for_one_that_is_no_driver(place, monkeypatch):
-    """It has given its environment back, and its files not yet: nobody can tell its family."""
-    command, environment = [sys.executable, "-c", MAIN_THREAD_ENDS], {**os.environ, FAMILY_VARIABLE: ""}
+    """It has given its environment back, and its files not yet: nobody can tell its process tree."""
+    command, environment = [sys.executable, "-c", MAIN_THREAD_ENDS], {**os.environ, TREE_VARIABLE: ""}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as ending:
         try:
             assert ending.stdout.readline() == b"it has ended\n"
@@ -317,9 +317,9 @@ def test_a_process_that_ends_and_has_the_lock_still_is_waited_for_and_not_taken_
             ending.kill()
 
 
-def test_seen_here_what_was_killed_is_waited_for_though_it_has_no_environment_any_more(monkeypatch):
+def test_what_was_killed_is_waited_for_though_it_has_no_environment_any_more(monkeypatch):
     """The kernel takes that away before the last thread has ended."""
-    family, kill, killed = new_family(), process_tree._kill, []
+    tree, kill, killed = new_tree(), process_tree._kill, []
 
     def loses_its_environment_first(process):
         killed.append(process)
@@ -328,19 +328,19 @@ def test_seen_here_what_was_killed_is_waited_for_though_it_has_no_environment_an
         monkeypatch.setattr(process_tree, "_environment", lambda pid: b"")
 
     monkeypatch.setattr(process_tree, "_kill", loses_its_environment_first)
-    with subprocess.Popen(["sleep", "600"], env={FAMILY_VARIABLE: family}, start_new_session=True) as stuck:
+    with subprocess.Popen(["sleep", "600"], env={TREE_VARIABLE: tree}, start_new_session=True) as stuck:
         try:
-            assert process_tree.kill_family(family) == 1
+            assert process_tree.kill_tree(tree) == 1
             assert killed == [Process(stuck.pid, killed[0].started)] * 2
             assert not killed[0].is_alive
         finally:
             stuck.kill()
 
 
-def test_seen_here_a_process_of_another_user_is_left_alone_with_a_warning_and_the_others_are_killed(monkeypatch, caplog):
+def test_a_process_of_another_user_is_left_alone_with_a_warning_and_the_others_are_killed(monkeypatch, caplog):
     """As a program of root's that the job has started."""
-    family, send = new_family(), signal.pidfd_send_signal
-    start = partial(subprocess.Popen, ["sleep", "600"], env={FAMILY_VARIABLE: family}, start_new_session=True)
+    tree, send = new_tree(), signal.pidfd_send_signal
+    start = partial(subprocess.Popen, ["sleep", "600"], env={TREE_VARIABLE: tree}, start_new_session=True)
     with start() as roots, start() as own:
 
         def refuse(descriptor, number):
@@ -350,7 +350,7 @@ def test_seen_here_a_process_of_another_user_is_left_alone_with_a_warning_and_th
 
         monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
         try:
-            assert process_tree.kill_family(family) == 1
+            assert process_tree.kill_tree(tree) == 1
             assert own.wait() == -signal.SIGKILL
             assert roots.poll() is None
         finally:
@@ -359,45 +359,45 @@ def test_seen_here_a_process_of_another_user_is_left_alone_with_a_warning_and_th
     assert caplog.text.count(f"process {roots.pid} of a driver runs as another user and is left alone") == 1
 
 
-def test_seen_here_a_pid_that_has_become_anothers_since_it_was_looked_at_is_not_killed():
+def test_a_pid_that_has_become_anothers_since_it_was_looked_at_is_not_killed():
     with subprocess.Popen(["sleep", "600"]) as another:
         process_tree._kill(Process(another.pid, 1))
         assert another.poll() is None
         another.kill()
 
 
-def test_seen_here_two_users_with_caches_of_their_own_have_one_lock(place, monkeypatch, tmp_path):
-    with holder(place, new_family()):
+def test_two_users_with_caches_of_their_own_have_one_lock(place, monkeypatch, tmp_path):
+    with holder(place, new_tree()):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another cache"))
         with pytest.raises(FencedError, match="another supervisor"):
-            CheckpointLock(place).take(family_by(ended()))
+            CheckpointLock(place).take(tree_by(ended()))
     assert CheckpointLock(place).path == Path(place, ".headrace.lock")
     assert CheckpointLock("hdfs://n/c").path.is_relative_to(tmp_path / "another cache")
 
 
-def test_seen_here_a_lock_whose_file_was_removed_is_worth_nothing_and_the_one_in_its_place_is_taken(place):
+def test_a_lock_whose_file_was_removed_is_worth_nothing_and_the_one_in_its_place_is_taken(place):
     first, second = CheckpointLock(place), CheckpointLock(place)
     Path(place, ".headrace.lock").unlink()
-    first.take(new_family())
+    first.take(new_tree())
     assert os.path.samestat(os.stat(place + "/.headrace.lock"), os.fstat(first._file))
     locks._close(first._file)
-    second.take(new_family())
+    second.take(new_tree())
     assert os.path.samestat(os.stat(place + "/.headrace.lock"), os.fstat(second._file))
 
 
-def test_seen_here_a_driver_whose_lock_was_removed_takes_it_again_and_a_second_driver_is_refused(place, caplog):
+def test_a_driver_whose_lock_was_removed_takes_it_again_and_a_second_driver_is_refused(place, caplog):
     """By somebody who cleans up, or restores the checkpoint in place."""
     lock, file = CheckpointLock(place), Path(place, ".headrace.lock")
-    family = new_family()
-    lock.take(family)
+    tree = new_tree()
+    lock.take(tree)
     lock.keep()
     assert caplog.text == ""
     file.unlink()
     lock.keep()
-    assert "was removed while this driver is at work, and is made anew" in caplog.text
-    assert file.read_text().startswith(f"{family} ")
+    assert "was removed while this driver is running, and is recreated" in caplog.text
+    assert file.read_text().startswith(f"{tree} ")
     second = subprocess.run(
-        [sys.executable, "-c", HOLD, place, family_by(ended())],
+        [sys.executable, "-c", HOLD, place, tree_by(ended())],
         env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
@@ -405,14 +405,14 @@ def test_seen_here_a_driver_whose_lock_was_removed_takes_it_again_and_a_second_d
     )
     assert re.search(rf"FencedError: .*{os.getpid()}", second.stderr)  # it is named
     with pytest.raises(UsageError, match="by another name"):
-        CheckpointLock(place).take(family)
+        CheckpointLock(place).take(tree)
 
 
-def test_seen_here_of_two_drivers_that_both_had_the_lock_the_first_one_is_told_to_end(place):
+def test_of_two_drivers_that_both_had_the_lock_the_first_one_is_told_to_end(place):
     lock = CheckpointLock(place)
-    lock.take(new_family())
+    lock.take(new_tree())
     Path(place, ".headrace.lock").unlink()
-    with holder(place, new_family()):  # which has come before the first one has looked
+    with holder(place, new_tree()):  # which has come before the first one has looked
         for _ in range(2):
             with pytest.raises(FencedError, match=rf"{place}/.headrace.lock, was removed .* another one has taken it since"):
                 lock.keep()
@@ -420,73 +420,73 @@ def test_seen_here_of_two_drivers_that_both_had_the_lock_the_first_one_is_told_t
 
 
 def test_a_driver_that_another_one_has_shut_out_kills_all_that_it_has_started_and_says_why(monkeypatch):
-    family = new_family()
-    monkeypatch.setenv(FAMILY_VARIABLE, family)
+    tree = new_tree()
+    monkeypatch.setenv(TREE_VARIABLE, tree)
     reports, writes = os.pipe()
     done = []
-    monkeypatch.setattr(drivers, "kill_family", done.append)
+    monkeypatch.setattr(drivers, "kill_tree", done.append)
     monkeypatch.setattr(os, "_exit", done.append)
     driver = drivers._Driver(DriverOrder(FunctionName("x", "y")), writes, threading.Event())
 
     def fenced():
-        raise FencedError("planted")
+        raise FencedError("injected")
 
     monkeypatch.setattr(driver._takeover, "keep_locks", fenced)
     driver._keep_locks()
-    assert json.loads(os.read(reports, 1 << 16)) == {"end": "FENCED", "reason": "FencedError: planted"}
-    assert done == [family, 67]
+    assert json.loads(os.read(reports, 1 << 16)) == {"end": "FENCED", "reason": "FencedError: injected"}
+    assert done == [tree, 67]
     os.close(reports)
     os.close(writes)
 
 
-def test_what_may_pass_at_the_lock_of_a_driver_at_work_is_said_once(monkeypatch, caplog):
-    monkeypatch.setenv(FAMILY_VARIABLE, new_family())
+def test_what_may_pass_at_the_lock_of_a_driver_running_is_said_once(monkeypatch, caplog):
+    monkeypatch.setenv(TREE_VARIABLE, new_tree())
     driver = drivers._Driver(DriverOrder(FunctionName("x", "y")), -1, threading.Event())
 
     def away():
-        raise RetriableError("planted: the store is away")
+        raise RetriableError("injected: the store is away")
 
     monkeypatch.setattr(driver._takeover, "keep_locks", away)
     driver._keep_locks()
     driver._keep_locks()
-    assert caplog.text.count("planted: the store is away; it is tried again") == 1
+    assert caplog.text.count("injected: the store is away; it is tried again") == 1
 
 
 def test_a_copy_of_a_checkpoint_kills_nobody_of_the_family_whose_lock_came_with_it(place, tmp_path):
-    family = family_by(ended())
-    with holder(place, family):
+    tree = tree_by(ended())
+    with holder(place, tree):
         shutil.copytree(place, tmp_path / "copy")
-        jvm = subprocess.Popen(["sleep", "600"], env={**os.environ, FAMILY_VARIABLE: family})
-        CheckpointLock(str(tmp_path / "copy")).take(new_family())
+        jvm = subprocess.Popen(["sleep", "600"], env={**os.environ, TREE_VARIABLE: tree})
+        CheckpointLock(str(tmp_path / "copy")).take(new_tree())
         assert jvm.poll() is None
-    CheckpointLock(place).take(new_family())
+    CheckpointLock(place).take(new_tree())
     assert jvm.wait() == -signal.SIGKILL
 
 
-def test_seen_here_a_fresh_copy_of_a_checkpoint_is_refused_while_the_driver_of_the_other_one_is_at_work(place, tmp_path):
-    """It is as new as that one, so no sink can tell it apart; and it would take over from the query at work."""
+def test_a_fresh_copy_of_a_checkpoint_is_refused_while_the_driver_of_the_other_one_is_running(place, tmp_path):
+    """It is as new as that one, so no sink can tell it apart; and it would take over from the query running."""
     supervisor = subprocess.Popen(["sleep", "600"])
     copies = [tmp_path / name for name in ("copy", "elsewhere", "later")]
-    with holder(place, family_by(Process.of(supervisor.pid))):
+    with holder(place, tree_by(Process.of(supervisor.pid))):
         for copy in copies:
             shutil.copytree(place, copy)
         for _ in range(2):
-            with pytest.raises(FencedError, match=f"is a copy of another one, .* of supervisor {supervisor.pid} is at work"):
-                CheckpointLock(str(copies[0])).take(new_family())
+            with pytest.raises(FencedError, match=f"is a copy of another one, .* of supervisor {supervisor.pid} is running"):
+                CheckpointLock(str(copies[0])).take(new_tree())
         Path(copies[1], ".headrace.lock").unlink()
-        CheckpointLock(str(copies[1])).take(new_family())
-    CheckpointLock(str(copies[2])).take(new_family())  # that one has ended
+        CheckpointLock(str(copies[1])).take(new_tree())
+    CheckpointLock(str(copies[2])).take(new_tree())  # that one has ended
     supervisor.kill()
     supervisor.wait()
 
 
 def test_a_checkpoint_that_was_moved_is_taken(place, tmp_path):
     """Also to another file system, where its files are others."""
-    with holder(place, new_family()):
+    with holder(place, new_tree()):
         pass
     shutil.copytree(place, tmp_path / "moved")
     shutil.rmtree(place)
-    CheckpointLock(str(tmp_path / "moved")).take(new_family())
+    CheckpointLock(str(tmp_path / "moved")).take(new_tree())
 
 
 COPIES_ITS_CHECKPOINT = HOLD.replace(
@@ -498,26 +498,26 @@ def test_a_driver_that_copies_its_checkpoint_still_has_the_lock(place, monkeypat
     """It has closed the file of the lock once, at which the kernel gives up a lock that is the process's."""
     monkeypatch.setitem(globals(), "HOLD", COPIES_ITS_CHECKPOINT)
     supervisor = subprocess.Popen(["sleep", "600"])
-    with holder(place, family_by(Process.of(supervisor.pid))) as held:
+    with holder(place, tree_by(Process.of(supervisor.pid))) as held:
         assert Path(f"{place}-copy", ".headrace.lock").exists()
         with pytest.raises(FencedError, match=f"another supervisor, process {supervisor.pid}"):
-            CheckpointLock(place).take(new_family())
+            CheckpointLock(place).take(new_tree())
         supervisor.kill()
         supervisor.wait()
-        CheckpointLock(place).take(new_family())  # of an orphan
+        CheckpointLock(place).take(new_tree())  # of an orphan
         assert held.wait() == -signal.SIGKILL
 
 
 def test_two_names_of_one_checkpoint_are_one_query_too_many(place):
-    family = new_family()
-    CheckpointLock(place).take(family)
+    tree = new_tree()
+    CheckpointLock(place).take(tree)
     other = CheckpointLock(place)
     with pytest.raises(UsageError, match=r"this job has the checkpoint .* already, by another name"):
-        other.take(family)
+        other.take(tree)
 
 
 @pytest.mark.parametrize(("code", "kind"), [(errno.ENOLCK, RetriableError), (errno.EOPNOTSUPP, UsageError)])
-def test_seen_here_a_file_system_without_locks_is_named(place, monkeypatch, code, kind):
+def test_a_file_system_without_locks_is_named(place, monkeypatch, code, kind):
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
@@ -525,11 +525,11 @@ def test_seen_here_a_file_system_without_locks_is_named(place, monkeypatch, code
     with pytest.raises(
         kind, match=f"no lock can be had of the checkpoint {place}, at {place}/.headrace.lock: .*{os.strerror(code)}"
     ):
-        CheckpointLock(place).take(new_family())
+        CheckpointLock(place).take(new_tree())
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE])
-def test_seen_here_an_error_at_the_lock_that_may_pass_is_tried_again_and_the_next_try_has_the_lock(place, monkeypatch, code):
+def test_an_error_at_the_lock_that_may_pass_is_tried_again_and_the_next_try_has_the_lock(place, monkeypatch, code):
     def refuse(*_, **__):
         raise OSError(code, os.strerror(code))
 
@@ -537,8 +537,8 @@ def test_seen_here_an_error_at_the_lock_that_may_pass_is_tried_again_and_the_nex
         with monkeypatch.context() as fault:
             fault.setattr(module, name, refuse)
             with pytest.raises(RetriableError, match=os.strerror(code)):
-                CheckpointLock(place).take(new_family())
-    CheckpointLock(place).take(new_family())
+                CheckpointLock(place).take(new_tree())
+    CheckpointLock(place).take(new_tree())
 
 
 def test_a_place_where_no_lock_can_be_kept_is_refused(place):
@@ -547,9 +547,9 @@ def test_a_place_where_no_lock_can_be_kept_is_refused(place):
         CheckpointLock(place)
 
 
-def test_seen_here_a_start_that_has_failed_at_the_lock_takes_it_when_the_job_tries_again(place, monkeypatch):
-    family, query = new_family(), StartedQuery(Frame(), "noop", "append", {"checkpointlocation": f"file:{place}"})
-    takeover, opened = Takeover(family, 0), len(os.listdir("/proc/self/fd"))
+def test_a_start_that_has_failed_at_the_lock_takes_it_when_the_job_tries_again(place, monkeypatch):
+    tree, query = new_tree(), StartedQuery(Frame(), "noop", "append", {"checkpointlocation": f"file:{place}"})
+    takeover, opened = Takeover(tree, 0), len(os.listdir("/proc/self/fd"))
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -560,11 +560,11 @@ def test_seen_here_a_start_that_has_failed_at_the_lock_takes_it_when_the_job_tri
             with pytest.raises(OSError, match="No space left"):
                 takeover.start(query, lambda: pytest.fail("it runs without the lock"))
     assert len(os.listdir("/proc/self/fd")) == opened
-    jvm = subprocess.Popen(["sleep", "600"], env={FAMILY_VARIABLE: family})
+    jvm = subprocess.Popen(["sleep", "600"], env={TREE_VARIABLE: tree})
     try:
         assert takeover.start(query, lambda: "it runs") == "it runs"
         assert jvm.poll() is None  # its own
-        assert Path(place, ".headrace.lock").read_text().startswith(family)
+        assert Path(place, ".headrace.lock").read_text().startswith(tree)
     finally:
         jvm.kill()
         jvm.wait()
@@ -585,11 +585,11 @@ PASSES_IT_ON = HOLD.replace(
 
 @pytest.fixture
 def outlived(place):
-    """A driver that has the lock runs this program, and dies; a process that it has started lives, and names no family."""
+    """A driver that has the lock runs this program, and dies; a process that it has started lives, and names no process tree."""
 
     @contextmanager
     def run(program):
-        with patch.dict(globals(), HOLD=program), holder(place, family_by(ended()), **{FAMILY_VARIABLE: ""}) as held:
+        with patch.dict(globals(), HOLD=program), holder(place, tree_by(ended()), **{TREE_VARIABLE: ""}) as held:
             held.kill()
             held.wait()
             yield int(Path(f"{place}-child").read_text())
@@ -597,25 +597,25 @@ def outlived(place):
     return run
 
 
-def test_seen_here_a_forked_child_of_a_dead_driver_does_not_keep_the_lock(place, outlived):
+def test_a_forked_child_of_a_dead_driver_does_not_keep_the_lock(place, outlived):
     with outlived(FORKS) as child:
-        CheckpointLock(place).take(new_family())
+        CheckpointLock(place).take(new_tree())
         assert Process.lives(child)
 
 
-def test_seen_here_a_lock_that_nobody_known_holds_is_not_waited_for_without_end_and_in_silence(place, outlived, monkeypatch):
+def test_a_lock_that_nobody_known_holds_is_not_waited_for_without_end_and_silently(place, outlived, monkeypatch):
     with outlived(PASSES_IT_ON) as child:
         with monkeypatch.context() as impatience:
             impatience.setattr(locks, "_TRIES_IN_SILENCE", 2)
-            with pytest.raises(RetriableError, match=rf"`fuser {place}/.headrace.lock` tells which"):
-                CheckpointLock(place).take(new_family())
+            with pytest.raises(RetriableError, match=rf"`fuser {place}/.headrace.lock` reports which"):
+                CheckpointLock(place).take(new_tree())
         assert Process.lives(child)
-    CheckpointLock(place).take(new_family())
+    CheckpointLock(place).take(new_tree())
 
 
 def test_a_process_that_is_waited_for_at_the_lock_is_named(place, monkeypatch, caplog):
     lock = CheckpointLock(place)
-    with holder(place, new_family()) as held:
+    with holder(place, new_tree()) as held:
         lock._say_who_is_waited_for()
     assert f"process {held.pid} holds it" in caplog.text
 
@@ -626,7 +626,7 @@ def test_a_lock_of_a_process_that_cannot_be_seen_from_here_is_refused(place, mon
     monkeypatch.setattr(fcntl, "fcntl", lambda *_: unseen)
     monkeypatch.setattr(CheckpointLock, "_try", lambda _: False)
     with pytest.raises(FencedError, match="a process of another container, or of another host, holds the lock"):
-        CheckpointLock(place).take(new_family())
+        CheckpointLock(place).take(new_tree())
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------
@@ -666,13 +666,13 @@ def test_a_takeover_is_refused_without_a_checkpoint_and_to_a_table_in_the_driver
 
 
 def started_with_a_standby(tmp_path, sink, **options):
-    """What a driver says of a query that it starts, which stands in for Spark's."""
+    """What a driver reports about a query that it starts, which stands in for Spark's."""
     location = {"checkpointlocation": f"file:{tmp_path}/{sink}"}
     begun = []
     query = StartedQuery(
         SimpleNamespace(schema=StructType([StructField("value", StringType())])), sink, options=location | options
     )
-    Takeover(new_family(), 1).start(query, lambda: begun.append(query))
+    Takeover(new_tree(), 1).start(query, lambda: begun.append(query))
     assert begun == [query]
 
 
@@ -682,7 +682,7 @@ KAFKA = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "out"}
 def test_a_checkpoint_that_another_host_need_not_have_is_refused_where_one_may_take_over(tmp_path):
     query = StartedQuery(SimpleNamespace(), "parquet", options={"checkpointlocation": f"file:{tmp_path}"})
     with pytest.raises(UsageError, match="on another host cannot take over a local checkpoint"):
-        Takeover(new_family(), 0, has_peers=True).start(query, lambda: pytest.fail("it has begun"))
+        Takeover(new_tree(), 0, has_peers=True).start(query, lambda: pytest.fail("it has started"))
     check_peers("hdfs://there/c")
 
 
@@ -697,7 +697,7 @@ def test_a_session_of_connect_is_refused_where_another_host_may_take_over():
 def test_what_two_drivers_on_two_hosts_may_write_twice_is_said(monkeypatch, tmp_path, caplog, sink, is_told):
     monkeypatch.setattr(CheckpointLock, "take", lambda *_: None)
     query = StartedQuery(SimpleNamespace(), sink, options={"checkpointlocation": "hdfs://there/c"})
-    Takeover(new_family(), 0, has_peers=True).start(query, lambda: None)
+    Takeover(new_tree(), 0, has_peers=True).start(query, lambda: None)
     assert ("is written at least once" in caplog.text) is is_told
 
 
@@ -710,7 +710,7 @@ def test_what_a_takeover_may_repeat_is_said(tmp_path, caplog):
     assert "the sink 'foreachBatch' is written at least once" in caplog.text
 
 
-def test_seen_here_so_it_is_of_sinks_of_ours_that_are_written_at_least_once(tmp_path, caplog):
+def test_so_it_is_of_sinks_of_ours_that_are_written_at_least_once(tmp_path, caplog):
     started_with_a_standby(tmp_path, "headrace", delivery="at-least-once", **KAFKA)
     assert "the sink 'AtLeastOnceKafkaSink' is written at least once" in caplog.text
     sink = sink_format(PipelineWrite(FunctionSink(print), iter, pa.schema([]), OffsetLog("/c")))
@@ -817,7 +817,7 @@ def test_a_default_place_of_checkpoints_counts_for_a_query_with_a_name():
     assert checkpoint_of(StartedQuery(frame, options={"checkpointlocation": "/c/"}, name="q")) == "/c"
 
 
-def test_seen_here_a_checkpoint_by_a_bare_path_is_where_the_default_file_system_has_it():
+def test_a_checkpoint_by_a_bare_path_is_where_the_default_file_system_has_it():
     at = lambda path, store: checkpoint_of(StartedQuery(Frame(store=store), options={"checkpointlocation": path}))  # noqa: E731
     assert at("/data/c", "hdfs://n:8020/") == "hdfs://n:8020/data/c"
     assert at("file:/data/c", "hdfs://n:8020") == at("/data/c", "file:///") == "/data/c"
@@ -827,8 +827,8 @@ def test_seen_here_a_checkpoint_by_a_bare_path_is_where_the_default_file_system_
 
 
 @pytest.fixture
-def rehearsal(tmp_path):
-    return Rehearsal(tmp_path / "rehearsal", threading.Event())
+def dry_run(tmp_path):
+    return DryRun(tmp_path / "dry_run", threading.Event())
 
 
 def ran(java):
@@ -836,7 +836,7 @@ def ran(java):
     java.lastProgress.return_value = SimpleNamespace(json=lambda: '{"batchId": 4}')
 
 
-def test_a_rehearsal_starts_every_query_in_a_form_that_writes_nothing(rehearsal, java, tmp_path):
+def test_a_rehearsal_starts_every_query_in_a_form_that_writes_nothing(dry_run, java, tmp_path):
     started = []
 
     def job():
@@ -844,55 +844,55 @@ def test_a_rehearsal_starts_every_query_in_a_form_that_writes_nothing(rehearsal,
         started.append(writer_of(Frame()).format("delta").option("checkpointLocation", "/mine").toTable("t"))
         java.start.side_effect = None
 
-    with patch.object(rehearsals, "_has_run", lambda query, batches: batches == 5):
-        assert rehearsal.first(job) is None
+    with patch.object(dry_runs, "_has_run", lambda query, batches: batches == 5):
+        assert dry_run.first(job) is None
     assert len(started) == 2
     assert not java.toTable.called
-    of_rehearsal = [call.args for call in java.option.call_args_list if call.args[1] != "/mine"]
-    places = [value for name, value in of_rehearsal if name == "checkpointLocation"]
-    assert places == [f"file://{tmp_path}/rehearsal/1", f"file://{tmp_path}/rehearsal/2"]  # wherever bare paths lead
-    assert ("headraceRehearsal", "true") in of_rehearsal
+    of_dry_run = [call.args for call in java.option.call_args_list if call.args[1] != "/mine"]
+    places = [value for name, value in of_dry_run if name == "checkpointLocation"]
+    assert places == [f"file://{tmp_path}/dry run/1", f"file://{tmp_path}/dry run/2"]  # wherever bare paths lead
+    assert ("headraceDryRun", "true") in of_dry_run
     assert [call.args[0] for call in java.format.call_args_list] == ["headrace", "headrace", "delta", "noop"]
     assert java.stop.call_count == 2
 
 
-def test_seen_here_on_a_cluster_a_rehearsals_checkpoint_is_removed_from_the_default_file_system(rehearsal, java, tmp_path):
+def test_on_a_cluster_a_rehearsals_checkpoint_is_removed_from_the_default_file_system(dry_run, java, tmp_path):
     frame = Frame(**{"spark.master": "yarn", "store": "hdfs://n"})
-    with patch.object(rehearsals, "_has_run", lambda query, batches: True):
-        assert rehearsal.first(lambda: writer_of(frame).format("headrace").start()) is None
-    assert ("checkpointLocation", str(tmp_path / "rehearsal" / "1")) in [call.args for call in java.option.call_args_list]
-    assert frame.deleted == [(str(tmp_path / "rehearsal"), True)]
+    with patch.object(dry_runs, "_has_run", lambda query, batches: True):
+        assert dry_run.first(lambda: writer_of(frame).format("headrace").start()) is None
+    assert ("checkpointLocation", str(tmp_path / "dry_run" / "1")) in [call.args for call in java.option.call_args_list]
+    assert frame.deleted == [(str(tmp_path / "dry_run"), True)]
 
 
-def test_seen_here_a_job_that_starts_threads_is_not_rehearsed_as_they_would_outlive_it(rehearsal):
+def test_a_job_that_starts_threads_is_not_rehearsed_as_they_would_outlive_it(dry_run):
     ran = []
 
     def job():
         with ThreadPoolExecutor() as threads:
-            threads.submit(ran.append, "written, beside the driver at work").result()
+            threads.submit(ran.append, "written, alongside the driver running").result()
 
-    assert "it starts a thread (ThreadPoolExecutor" in rehearsal.first(job)
+    assert "it starts a thread (ThreadPoolExecutor" in dry_run.first(job)
     assert ran == []
     job()  # called to run it
     assert len(ran) == 1
 
 
-def test_threads_that_spark_starts_for_a_job_do_not_stand_in_the_way_of_its_rehearsal(rehearsal):
+def test_threads_that_spark_starts_for_a_job_do_not_stand_in_the_way_of_its_rehearsal(dry_run):
     """Such as the one that hears the JVM call `foreachBatch`."""
     server = CallbackServer(MagicMock(), MagicMock(), callback_server_parameters=CallbackServerParameters(port=0))
     ran = threading.Event()
     with patch.object(CallbackServer, "run", lambda _: ran.set()):
-        assert rehearsal.first(server.start) is None
+        assert dry_run.first(server.start) is None
         assert ran.wait(60)
     server.server_socket.close()
 
 
-def test_a_listener_hears_of_the_job_and_not_of_its_rehearsal(rehearsal):
+def test_a_listener_hears_of_the_job_and_not_of_its_rehearsal(dry_run):
     added = []
     with patch.object(StreamingQueryManager, "addListener", lambda manager, listener: added.append(listener)):
         manager = StreamingQueryManager(None)
-        assert rehearsal.first(lambda: manager.addListener("of the rehearsal")) is None
-        with intercepted(Takeover(new_family(), 1)):
+        assert dry_run.first(lambda: manager.addListener("of the dry run")) is None
+        with intercepted(Takeover(new_tree(), 1)):
             manager.addListener("of the job")
     assert added == ["of the job"]
 
@@ -916,24 +916,24 @@ def test_a_listener_hears_of_the_job_and_not_of_its_rehearsal(rehearsal):
         (lambda: SparkSession.sql(None, "CREATE OR REPLACE GLOBAL TEMPORARY VIEW v AS SELECT 1"), "the SQL statement CREATE"),
         (lambda: MergeIntoWriter.merge(None), r"it calls MergeIntoWriter.merge\(\)"),
         (lambda: SparkSession.stop(None), r"it calls SparkSession.stop\(\)"),  # with which its warm driver would be cold
-        # a query of a rehearsal never ends: the driver would wait for it still when it is called
+        # a query of a dry run never ends: the driver would wait for it still when it is called
         (lambda: StreamingQuery(JAVA).awaitTermination(), r"it calls StreamingQuery.awaitTermination\(\): it is to return"),
         (lambda: StreamingQuery(JAVA).awaitTermination(10), r"it calls StreamingQuery.awaitTermination\(\)"),
         (lambda: StreamingQuery(JAVA).processAllAvailable(), r"it calls StreamingQuery.processAllAvailable\(\)"),
         (lambda: StreamingQueryManager(JAVA).awaitAnyTermination(), r"StreamingQueryManager.awaitAnyTermination\(\)"),
     ],
 )
-def test_a_job_that_writes_or_reads_what_nobody_knows_is_not_rehearsed_and_nothing_is_done(rehearsal, does, reason):
+def test_a_job_that_writes_or_reads_what_nobody_knows_is_not_rehearsed_and_nothing_is_done(dry_run, does, reason):
     done = []
 
     def job():
         try:
             does()
         except Exception:  # noqa: BLE001 - as a job may
-            done.append("the job goes on")
+            done.append("the job continues")
         done.append("done")
 
-    assert re.search(reason, rehearsal.first(job))
+    assert re.search(reason, dry_run.first(job))
     assert done == []
 
 
@@ -943,13 +943,13 @@ def test_a_job_that_writes_or_reads_what_nobody_knows_is_not_rehearsed_and_nothi
     + [(Catalog, name) for name in ("createDatabase", "dropDatabase", "dropTable", "dropView")]
     + [(DataFrame, name) for name in ("createGlobalTempView", "createOrReplaceGlobalTempView")],
 )
-def test_seen_here_no_rehearsal_changes_a_catalog(rehearsal, owner, name):
+def test_no_rehearsal_changes_a_catalog(dry_run, owner, name):
     if not hasattr(owner, name):
         pytest.skip(f"this PySpark has no {name}()")
-    assert f"it calls {owner.__name__}.{name}()" in (rehearsal.first(lambda: getattr(owner, name)(None, "t")) or "")
+    assert f"it calls {owner.__name__}.{name}()" in (dry_run.first(lambda: getattr(owner, name)(None, "t")) or "")
 
 
-def test_statements_that_change_nothing_outside_of_their_session_are_rehearsed(rehearsal):
+def test_statements_that_change_nothing_outside_of_their_session_are_rehearsed(dry_run):
     done = []
     statements = (
         "CREATE OR REPLACE TEMP VIEW v AS SELECT 1",
@@ -957,7 +957,7 @@ def test_statements_that_change_nothing_outside_of_their_session_are_rehearsed(r
         "SET a.b = c",
     )
     with patch.object(SparkSession, "sql", lambda _, statement: done.append(statement)):
-        assert rehearsal.first(lambda: [SparkSession.sql(None, statement) for statement in statements]) is None
+        assert dry_run.first(lambda: [SparkSession.sql(None, statement) for statement in statements]) is None
     assert done == list(statements)
 
 
@@ -967,21 +967,21 @@ def reader():
     return made
 
 
-def test_what_a_job_fails_with_in_a_rehearsal_is_told_and_not_raised(rehearsal):
+def test_what_a_job_fails_with_in_a_rehearsal_is_told_and_not_raised(dry_run):
     def job():
         assert dry_run_source.is_under_way()
         assert metrics(MagicMock(), port=1).port is None  # the active driver has it
         raise ConnectionError("no broker answers")
 
-    assert rehearsal.first(job) == "ConnectionError: no broker answers"
+    assert dry_run.first(job) == "ConnectionError: no broker answers"
     assert not dry_run_source.is_under_way()
 
 
-def test_a_rehearsal_ends_at_once_when_the_driver_is_called(rehearsal, java):
-    rehearsal._called.set()
-    assert rehearsal.first(lambda: writer_of(Frame()).start()) is None  # its query never ends a batch
+def test_a_rehearsal_ends_at_once_when_the_driver_is_called(dry_run, java):
+    dry_run._called.set()
+    assert dry_run.first(lambda: writer_of(Frame()).start()) is None  # its query never ends a batch
     assert not java.stop.called  # in a thread, when the job runs
-    rehearsal.end()
+    dry_run.end()
 
 
 # --- what is read and written in one ------------------------------------------------------------------------------------
@@ -995,8 +995,8 @@ def test_a_rehearsal_reads_a_few_of_the_first_records_and_commits_to_no_group():
     assert read == {**kept, "startingoffsets": "earliest", "maxoffsetspertrigger": "1000"}
 
 
-def test_seen_here_a_query_that_begins_with_a_savepoint_is_rehearsed_from_the_first_records():
-    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "headraceRehearsal": "true"}
+def test_a_query_that_starts_with_a_savepoint_is_rehearsed_from_the_first_records():
+    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "headraceDryRun": "true"}
     for name in ("startFromSavepoint", "startfromsavepoint"):
         read = kafka_options({**given, name: "/savepoint"})
         assert name not in read
@@ -1020,7 +1020,7 @@ class WatchedSink:
 
 def test_a_rehearsal_writes_nothing_and_each_of_its_processes_looks_at_the_destination_once():
     WatchedSink.looks.clear()
-    writer = pickle.loads(pickle.dumps(RehearsalWriter(WatchedSink())))
+    writer = pickle.loads(pickle.dumps(DryRunWriter(WatchedSink())))
     rows = iter(["a batch", "another"])
     writer.write(rows)
     assert list(rows) == []
@@ -1030,9 +1030,9 @@ def test_a_rehearsal_writes_nothing_and_each_of_its_processes_looks_at_the_desti
 
 
 def test_the_writer_of_a_rehearsal_has_the_sink_of_the_job(tmp_path):
-    options = {"headraceRehearsal": "true", "connector": "files", "path": str(tmp_path / "out")}
+    options = {"headraceDryRun": "true", "connector": "files", "path": str(tmp_path / "out")}
     writer = DefaultSource(options).streamWriter(StructType([StructField("a", LongType())]), overwrite=False)
-    assert isinstance(writer, RehearsalWriter)
+    assert isinstance(writer, DryRunWriter)
     assert writer._sink.path == str(tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -1064,7 +1064,7 @@ def test_what_the_last_driver_left_is_recovered_under_the_lock_and_before_spark_
     with (
         patch.object(CheckpointLock, "take", lambda *_: order.append("locked")),
         patch.object(DefaultSource, "streamWriter", lambda *_: write),
-        intercepted(Takeover(new_family(), 1)),
+        intercepted(Takeover(new_tree(), 1)),
     ):
         java.start.side_effect = lambda: order.append("started")
         writer_of(Frame()).format("headrace").option("checkpointLocation", str(checkpoint)).start()
@@ -1072,13 +1072,13 @@ def test_what_the_last_driver_left_is_recovered_under_the_lock_and_before_spark_
     assert order == ["locked", "claimed q-1 at 7", "started", "started"]
 
 
-def test_seen_here_a_query_whose_path_is_an_argument_of_start_is_recovered_there(tmp_path, java):
+def test_a_query_whose_path_is_an_argument_of_start_is_recovered_there(tmp_path, java):
     (tmp_path / "metadata").write_text('{"id":"q-1"}')
     frame, recovered = Frame(), []
     frame.schema = StructType([StructField("a", StringType())])
     with (
         patch.object(StreamWriter, "claim", lambda writer, job, last: recovered.append((writer._sink.path, job, last()))),
-        intercepted(Takeover(new_family(), 0)),
+        intercepted(Takeover(new_tree(), 0)),
     ):
         writer = writer_of(frame).format("headrace").option("connector", "files").option("checkpointLocation", str(tmp_path))
         writer.start(str(tmp_path / "out"))
@@ -1096,16 +1096,16 @@ def test_a_path_of_one_start_is_not_that_of_the_next():
 
 
 def test_a_query_that_a_standby_could_not_take_over_is_refused_before_it_starts(java):
-    with intercepted(Takeover(new_family(), 1)), pytest.raises(UsageError, match="checkpointLocation"):
+    with intercepted(Takeover(new_tree(), 1)), pytest.raises(UsageError, match="checkpointLocation"):
         writer_of(Frame()).format("headrace").start()
     assert not java.start.called
-    with intercepted(Takeover(new_family(), 0)):
+    with intercepted(Takeover(new_tree(), 0)):
         writer_of(Frame()).format("headrace").start()
     assert java.start.called
 
 
 def test_a_job_that_waits_for_its_queries_itself_is_told_what_that_means_and_waits(java, caplog):
-    with intercepted(Takeover(new_family(), 0)):
+    with intercepted(Takeover(new_tree(), 0)):
         for _ in range(2):
             writer_of(Frame()).format("noop").start().awaitTermination()
     assert java.awaitTermination.call_count == 2
@@ -1113,14 +1113,14 @@ def test_a_job_that_waits_for_its_queries_itself_is_told_what_that_means_and_wai
 
 
 def test_queries_that_have_ended_need_not_be_returned(java):
-    takeover = Takeover(new_family(), 0)
+    takeover = Takeover(new_tree(), 0)
     java.isActive.return_value = False
     with intercepted(takeover):
         writer_of(Frame()).format("noop").start()
     takeover.refuse_unreturned([])
 
 
-def test_a_query_that_has_never_begun_has_no_id(tmp_path):
+def test_a_query_that_has_never_started_has_no_id(tmp_path):
     assert OffsetLog(str(tmp_path)).query_id() is None
     Path(tmp_path, "metadata").write_text("")
     assert OffsetLog(str(tmp_path)).query_id() is None

@@ -39,7 +39,7 @@ class WatchedSource(MemorySource):
         self.gone_for_good = frozenset()
         self.asked_whether_gone = []
         self.outage = None
-        self.undecided = None
+        self.inconclusive = None
         self.ends_seen = {}
 
     def at_end(self, splits):
@@ -62,7 +62,7 @@ class WatchedSource(MemorySource):
         discovery = super().create_discovery()
         discovery.initial = self.initial_answer or discovery.initial
         later = discovery.later
-        discovery.later = lambda known: replace(later(known), undecided=self.undecided)
+        discovery.later = lambda known: replace(later(known), inconclusive=self.inconclusive)
         for name in ("initial", "later"):
             setattr(discovery, name, self._counted(name, getattr(discovery, name)))
         return discovery
@@ -95,7 +95,7 @@ class TakenOverOffsets(MemoryOffsets):
 
 @dataclass
 class Query:
-    """A query with a checkpoint: what Spark logs, and calls in the order that it does. `run` starts it anew."""
+    """A query with a checkpoint: what Spark logs, and calls in the order that it does. `run` starts it again."""
 
     source: WatchedSource
     limits: Limits = field(default_factory=Limits)
@@ -186,7 +186,7 @@ def savepoint_of(source, *splits, folder):
 class TestSavepoints:
     """`startFromSavepoint`."""
 
-    def test_a_query_without_a_checkpoint_begins_where_the_savepoint_stands_and_says_so_once(self, log, tmp_path, caplog):
+    def test_a_query_without_a_checkpoint_starts_where_the_savepoint_stands_and_says_so_once(self, log, tmp_path, caplog):
         source = WatchedSource(log)
         query = Query(source, savepoint=savepoint_of(source, MemorySplit("a", 7), MemorySplit("b", 9), folder=tmp_path))
         assert query.trigger()
@@ -194,10 +194,10 @@ class TestSavepoints:
         assert query.trigger()
         assert sorted(query.rows) == ["a7", "a8", "a9", "b9", "later"]
         assert [record.getMessage() for record in caplog.records] == [
-            f"the query begins where savepoint {query.savepoint} stands"
+            f"the query starts where savepoint {query.savepoint} stands"
         ]
 
-    def test_a_query_with_a_checkpoint_goes_on_from_that_and_each_run_says_so_once(self, log, caplog):
+    def test_a_query_with_a_checkpoint_continues_from_that_and_each_run_says_so_once(self, log, caplog):
         query = Query(WatchedSource(log))
         query.trigger()
         query.savepoint = "/a/savepoint-that-is-gone.json"
@@ -208,7 +208,7 @@ class TestSavepoints:
                 assert query.trigger()
         assert sorted(query.rows) == all_values(log)
         assert [record.getMessage() for record in caplog.records] == [
-            "the query goes on from its checkpoint; savepoint /a/savepoint-that-is-gone.json is not looked at"
+            "the query continues from its checkpoint; savepoint /a/savepoint-that-is-gone.json is not looked at"
         ] * 2
 
 
@@ -234,7 +234,7 @@ def test_batch_0_runs_without_data_so_that_the_start_is_durable(log):
     assert query.source.discoveries.count("initial") == 1
 
 
-def test_a_killed_batch_0_is_replayed_from_where_it_began_not_from_a_new_latest(log):
+def test_a_killed_batch_0_is_replayed_from_where_it_started_not_from_a_new_latest(log):
     query = Query(WatchedSource(log, start="latest"))
     assert query.log_offsets()  # "latest" is here
     log.append("a", ["one", "two"])
@@ -247,7 +247,7 @@ def test_a_killed_batch_0_is_replayed_from_where_it_began_not_from_a_new_latest(
 
 
 def test_a_killed_batch_0_is_replayed_though_a_split_appeared_that_the_start_does_not_name(log):
-    """Seen here: startingOffsets names partitions, one is added while the query is down, and no start fits all of them."""
+    """Regression: startingOffsets names partitions, one is added while the query is down, and no start fits all of them."""
     query = Query(WatchedSource(log))
     query.log_offsets()
     log.create("c")
@@ -296,7 +296,7 @@ def test_no_restart_initialises_again(log):
     assert query.source.discoveries == ["later"]
 
 
-def test_where_each_split_began_stays_in_the_offsets(log):
+def test_where_each_split_started_stays_in_the_offsets(log):
     query = Query(WatchedSource(log))
     query.trigger()
     log.append("a", ["x"])
@@ -322,7 +322,7 @@ def test_an_empty_new_split_is_made_durable_at_once(log):
     assert not query.trigger()
 
 
-def test_a_split_found_in_a_killed_batch_is_replayed_from_where_it_began(log):
+def test_a_split_found_in_a_killed_batch_is_replayed_from_where_it_started(log):
     query = Query(WatchedSource(log))
     query.trigger()
     log.create("c")
@@ -424,29 +424,29 @@ class TestOutages:
             query.source.outage = None
             log.append("a", ["x"])
             assert query.trigger()
-        said = ["the query goes on, but finds nothing new until this is over: no broker answers", "the source answers again"]
+        said = ["the query continues, but finds nothing new until this is over: no broker answers", "the source answers again"]
         assert [record.message for record in caplog.records] == said * 2
 
     def test_hold_up_nothing_but_what_they_leave_undecided(self, log, caplog):
         query = Query(WatchedSource(log))
         query.trigger()
         for _ in range(2):
-            query.source.undecided = RetriableError("whether there is a c is not known")
+            query.source.inconclusive = RetriableError("whether there is a c is not known")
             said = len(caplog.records)
             for value in "xy":
                 log.append("a", [value])
                 assert query.trigger()
                 assert len(caplog.records) == said + 1
-            query.source.undecided = None
+            query.source.inconclusive = None
             query.trigger()
-        said = "the query goes on without what may be new until this is over: whether there is a c is not known"
+        said = "the query continues without what may be new until this is over: whether there is a c is not known"
         assert [record.message for record in caplog.records] == [said, "the query finds what is new again"] * 2
 
     def test_leave_something_undecided_at_the_first_look_too(self, log, caplog):
         query = Query(WatchedSource(log))
         query.trigger()
         query.run()
-        query.source.undecided = RetriableError("whether there is a c is not known")
+        query.source.inconclusive = RetriableError("whether there is a c is not known")
         query.trigger()
         assert len(caplog.records) == 1
 
@@ -455,11 +455,11 @@ class TestOutages:
         query.planner.pin_end()
         query.trigger()
         query.run()
-        query.source.undecided = RetriableError("whether there is a c is not known")
+        query.source.inconclusive = RetriableError("whether there is a c is not known")
         query.planner.pin_end()
         with pytest.raises(RetriableError, match="whether there is a c"):
             query.trigger()
-        query.source.undecided = None
+        query.source.inconclusive = None
         log.append("a", ["x"])
         assert query.trigger()
 
@@ -542,7 +542,7 @@ class TestEndsThatGoBack:
 
 
 class TestRetiredSplits:
-    """Missing, let pass by the source, and gone by proof."""
+    """Missing, tolerated by the source, and gone by proof."""
 
     @pytest.fixture
     def query(self, log):
@@ -587,7 +587,7 @@ class TestRetiredSplits:
         query.run()
         assert query.committed == 2
 
-    def test_one_that_is_back_after_all_goes_on_where_it_was(self, query, log):
+    def test_one_that_is_back_after_all_continues_where_it_was(self, query, log):
         query.source.gone_for_good = {"a"}
         query.trigger()
         log.show("a")
@@ -674,7 +674,7 @@ class TestLimits:
         log.append("a", ["1"] * 4)
         assert not query.trigger()
 
-    def test_the_delay_begins_with_a_restart_whose_first_look_never_waits(self, log):
+    def test_the_delay_starts_with_a_restart_whose_first_look_never_waits(self, log):
         query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
         query.trigger()
         query.run()
@@ -782,7 +782,7 @@ class TestPublishedPositions:
         assert query.source.published == [{"a": 10, "b": 10}, {"a": 11}]
 
     def test_follow_a_loss_though_another_driver_has_run_the_batch_that_went_back(self, log):
-        """Found by search, in the world of Spark: they stood still until the query was where it had been before the loss."""
+        """Found by search, in the simulation of Spark: they stood still until the query was where it had been before the loss."""
         query = Query(WatchedSource(log), limits=Limits(max_offsets=2))
         while query.trigger():
             pass
@@ -872,7 +872,7 @@ class TestTakingOver:
         query.run()
         assert query.rows == ["b0", "b1"]
 
-    def test_where_a_batch_began_is_asked_of_the_source_only_for_what_the_offsets_do_not_tell(self, log, monkeypatch):
+    def test_where_a_batch_started_is_asked_of_the_source_only_for_what_the_offsets_do_not_tell(self, log, monkeypatch):
         asked = []
         begins = MemoryOffsets.begins
 

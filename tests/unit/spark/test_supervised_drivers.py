@@ -30,7 +30,7 @@ from headrace.runners.spark.supervision.core import DriverEnd, Ending, Supervisi
 from headrace.runners.spark.supervision.driver import DriverOrder, stage_of
 from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.supervision.jobs import FunctionName, load
-from headrace.runners.spark.supervision.process_tree import FAMILY_VARIABLE, kill_family, members, new_family
+from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, kill_tree, members, new_tree
 from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, WatchedQuery, queries_of
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
@@ -71,7 +71,7 @@ def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(h
     assert end == DriverEnd(Ending.STOPPED, "it was stopped")
     told = [line for line in history.read_text().splitlines() if not line.startswith("child")]
     first = ["attempt 0", "attempt 1", "the child is gone", "attempt 2", "the child is gone"]
-    assert told == [*first, "told to begin no further batch", "batch ended", "stopped", "session stopped"]
+    assert told == [*first, "told to start no further batch", "batch ended", "stopped", "session stopped"]
     shown = json.loads(status.path.read_text())
     assert (shown["state"], shown["active"], shown["standbys"], shown["drivers_started"]) == ("OVER", None, [], 3)
     assert shown["last_failure"] == "ConnectionError: no broker answers"
@@ -79,7 +79,7 @@ def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(h
     assert [path.name for path in tmp_path.glob(".status*")] == []
 
 
-def test_seen_here_a_job_that_has_ended_well_and_cannot_be_given_back_has_ended_well(history, monkeypatch):
+def test_a_job_that_has_ended_well_and_cannot_be_given_back_has_ended_well(history, monkeypatch):
     """Its sink was away: the driver waited for it until `--stop-timeout`, was killed, and the job had failed."""
     monkeypatch.setenv("ENDS", "is stopped")
     limits = SupervisionLimits(stop_s=3.0), StandbyLimits(0)
@@ -88,15 +88,15 @@ def test_seen_here_a_job_that_has_ended_well_and_cannot_be_given_back_has_ended_
     assert history.read_text().splitlines()[-2:] == ["stopped", "gives back"]
 
 
-def test_seen_here_a_job_that_is_done_and_whose_session_cannot_be_stopped_is_done(history, monkeypatch):
-    """Its JVM had died meanwhile, or did so then: a job that was done was begun again."""
+def test_a_job_that_is_done_and_whose_session_cannot_be_stopped_is_done(history, monkeypatch):
+    """Its JVM had died meanwhile, or did so then: a job that was done was started again."""
     monkeypatch.setenv("ENDS", "completes")
     end = supervise(order("has_a_session_that_cannot_be_stopped"), lambda: core(FixedDelay(attempts=1, delay_s=0.01)), None)
     assert end == DriverEnd(Ending.COMPLETED, "all its queries have ended")
     assert history.read_text().splitlines() == ["attempt", "stops its session"]
 
 
-def test_seen_here_a_job_that_forgets_to_return_its_query_is_refused_and_has_not_completed(history):
+def test_a_job_that_forgets_to_return_its_query_is_refused_and_has_not_completed(history):
     """It ended at once, with status 0, and the query with it."""
     end = supervise(order("forgets_to_return_its_query"), lambda: core(FixedDelay(attempts=1, delay_s=0.01)), None)
     assert end.ending is Ending.WRONG_USE
@@ -144,9 +144,9 @@ _Driver(DriverOrder(FunctionName("x", "y")), reports, threading.Event())._report
 """
 
 
-def test_seen_here_a_driver_that_reports_just_as_its_supervisor_dies_leaves_no_process():
+def test_a_driver_that_reports_just_as_its_supervisor_dies_leaves_no_process():
     """It ended with a BrokenPipeError before the thread that reads its orders had seen anything."""
-    command, environment = [sys.executable, "-c", REPORTS_TO_NOBODY], {**os.environ, FAMILY_VARIABLE: new_family()}
+    command, environment = [sys.executable, "-c", REPORTS_TO_NOBODY], {**os.environ, TREE_VARIABLE: new_tree()}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as driver:
         child = os.pidfd_open(int(driver.stdout.readline()))
         assert driver.wait() == -signal.SIGKILL
@@ -168,7 +168,7 @@ def test_a_driver_and_all_its_processes_end_with_the_supervisor(history):
 
 @pytest.mark.parametrize(("unguarded", "status", "attempts"), [("", 65, 1), ("yes", 2, 0)])
 def test_a_program_that_supervises_itself_ends_with_the_status_of_its_job(history, unguarded, status, attempts):
-    """Unguarded, the driver, too, wants to supervise: the file that it imports says so in vain."""
+    """Unguarded, the driver, too, wants to supervise: the file that it imports says so unsuccessfully."""
     environment = {**os.environ, "UNGUARDED": unguarded}
     done = subprocess.run(
         [sys.executable, str(JOB)], env=environment, capture_output=True, text=True, timeout=LONG_S, check=False
@@ -178,7 +178,7 @@ def test_a_program_that_supervises_itself_ends_with_the_status_of_its_job(histor
     assert ("offsets 3 to 7 of t-0 are gone" if status == 65 else "WRONG_USE") in done.stderr
 
 
-def test_seen_here_a_program_that_is_a_module_of_a_package_imports_its_neighbours_in_its_driver_too(history, tmp_path):
+def test_a_program_that_is_a_module_of_a_package_imports_its_neighbours_in_its_driver_too(history, tmp_path):
     (tmp_path / "flights").mkdir()
     (tmp_path / "flights" / "__init__.py").touch()
     (tmp_path / "flights" / "names.py").write_text('NAME = "attempt"')
@@ -220,7 +220,7 @@ def test_each_way_to_end_has_its_exit_status(history, ends, status):
     assert supervised_status(history, ends, "--restart", "none") == (status, 1)
 
 
-def test_seen_here_a_supervisor_that_is_a_containers_first_process_lets_go_of_what_its_drivers_leave(history):
+def test_a_supervisor_that_is_a_containers_first_process_lets_go_of_what_its_drivers_leave(history):
     """Each restart left the numbers of the dead JVM and of workers taken, until the container had none."""
     first = "import ctypes; assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0"  # PR_SET_CHILD_SUBREAPER: it gets the orphans
     settings = ("attempts=2", "delay=10 ms")
@@ -247,12 +247,12 @@ def test_each_restart_strategy_is_kept_by_its_name(history, strategy, settings, 
 
 
 def test_of_a_family_that_has_ended_nobody_is_left():
-    child = subprocess.Popen(["sleep", "600"], env={**os.environ, FAMILY_VARIABLE: "a family"}, start_new_session=True)
-    assert members("a family") == [child.pid]
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, TREE_VARIABLE: "a process tree"}, start_new_session=True)
+    assert members("a process tree") == [child.pid]
     assert members("a famil") == []
-    assert kill_family("a family") == 1
+    assert kill_tree("a process tree") == 1
     assert child.wait() == -signal.SIGKILL
-    assert kill_family("a family") == 0
+    assert kill_tree("a process tree") == 0
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_errors_say_whether_another_try_can_help_whichever_way_they_come(error, 
         (AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/java.io/in"), Ending.WRONG_USE),
     ],
 )
-def test_seen_here_names_and_metastores_that_are_away_are_outages_though_spark_refuses_a_plan_or_setting(error, ending):
+def test_names_and_metastores_that_are_away_are_outages_though_spark_refuses_a_plan_or_setting(error, ending):
     assert end_by(error).ending is ending
 
 
@@ -355,7 +355,7 @@ def test_a_function_is_found_by_its_name_and_what_is_no_function_is_refused(tmp_
         load(FunctionName(str(tmp_path / "broken.py"), "job"))
     half = FunctionName(str(tmp_path / "half.py"), "job")
     (tmp_path / "half.py").write_text("def job(): pass\n1 / 0\n")
-    for _ in range(2):  # what has failed halfway is no module, the second time neither
+    for _ in range(2):  # what has failed halfway is not a module, the second time neither
         with pytest.raises(ZeroDivisionError):
             load(half)
 
@@ -465,10 +465,10 @@ def test_drivers_of_a_submitted_supervisor_start_jvms_of_their_own_with_the_sett
 def test_in_cluster_mode_a_supervisor_is_refused(submission):
     submission["spark.submit.deployMode"] = "cluster"
     with pytest.raises(UsageError, match="cluster mode"), as_it_was_submitted():
-        pytest.fail("it goes on")
+        pytest.fail("it continues")
 
 
-def test_seen_here_the_settings_of_a_submission_are_in_no_file_that_somebody_could_remove(submission):
+def test_the_settings_of_a_submission_are_in_no_file_that_somebody_could_remove(submission):
     """As systemd-tmpfiles does in /tmp after ten days: from then on no driver could be started."""
     with as_it_was_submitted():
         _, file, _ = shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])
@@ -477,7 +477,7 @@ def test_seen_here_the_settings_of_a_submission_are_in_no_file_that_somebody_cou
 
 
 @pytest.mark.parametrize(("failing", "pipes"), [("pipe", 1), ("Popen", 2), ("pidfd_open", 2)])
-def test_seen_here_a_driver_that_could_not_be_started_leaves_no_descriptor_and_no_process(history, monkeypatch, failing, pipes):
+def test_a_driver_that_could_not_be_started_leaves_no_descriptor_and_no_process(history, monkeypatch, failing, pipes):
     made, started, pipe = [], [], os.pipe
 
     def one_more():
@@ -529,9 +529,9 @@ threading.Event().wait()
 """
 
 
-def test_seen_here_a_driver_that_may_open_no_more_files_ends_with_its_supervisor_and_so_do_its_processes():
+def test_a_driver_that_may_open_no_more_files_ends_with_its_supervisor_and_so_do_its_processes():
     orders, supervisors = os.pipe()
-    environment = {**os.environ, FAMILY_VARIABLE: new_family(), "PYTHONPATH": python_path()}
+    environment = {**os.environ, TREE_VARIABLE: new_tree(), "PYTHONPATH": python_path()}
     command = [sys.executable, "-c", OUT_OF_DESCRIPTORS, str(orders)]
     driver = subprocess.Popen(command, pass_fds=[orders], env=environment, stdout=subprocess.PIPE, text=True)
     os.close(orders)

@@ -155,7 +155,7 @@ def test_a_driver_that_fails_while_it_is_stopped_is_not_started_again_and_no_suc
 def test_a_driver_that_somebody_else_has_stopped_is_started_again():
     core = started()
     assert core.handle(DriverEnded(1.0, STOPPED, EVEN)) == []
-    assert core.last_failure == "its driver was told to end by somebody else"
+    assert core.last_failure == "its driver was instructed to end by somebody else"
 
 
 def test_a_driver_without_progress_is_killed_and_started_again():
@@ -228,7 +228,7 @@ def test_nothing_happens_after_the_end():
 
 
 @dataclass
-class World:
+class Simulation:
     """Drivers that live, are slow to die, fail, hang or end; a clock; somebody who stops the job now and then."""
 
     chances: random.Random
@@ -282,25 +282,27 @@ class World:
 def simulate(seed):
     chances = random.Random(seed)
     strategy = chances.choice([NoRestart(), FixedDelay(3, 2.0), FailureRate(3, 60.0, 2.0), ExponentialDelay()])
-    world = World(chances, SupervisionCore(strategy, LIMITS))
-    world.tell(SupervisionStarted(0.0))
+    simulation = Simulation(chances, SupervisionCore(strategy, LIMITS))
+    simulation.tell(SupervisionStarted(0.0))
     for _ in range(2000):
-        if world.end is not None or world.most_living > 1:
+        if simulation.end is not None or simulation.most_living > 1:
             break
-        assert world.living or world.core.wake_at_s is not None, "nothing lives, and nothing is awaited"
-        world.step()
-    return world
+        assert simulation.living or simulation.core.wake_at_s is not None, "nothing lives, and nothing is awaited"
+        simulation.step()
+    return simulation
 
 
 def test_in_a_thousand_histories_there_are_never_two_drivers_and_a_failure_is_never_a_success():
     with arrows_followed(SupervisionCore) as followed:
-        worlds = [simulate(seed) for seed in range(1000)]
-    assert all(world.most_living == 1 for world in worlds)
-    for world in worlds:
-        assert world.end is not None
-        assert (world.end.ending is Ending.COMPLETED) == (bool(world.ends) and world.ends[-1].ending is Ending.COMPLETED)
-        assert (world.end.ending is Ending.STOPPED) <= (world.stops > 0)
-        assert len(world.starts) == len(world.ends)
+        simulations = [simulate(seed) for seed in range(1000)]
+    assert all(simulation.most_living == 1 for simulation in simulations)
+    for simulation in simulations:
+        assert simulation.end is not None
+        assert (simulation.end.ending is Ending.COMPLETED) == (
+            bool(simulation.ends) and simulation.ends[-1].ending is Ending.COMPLETED
+        )
+        assert (simulation.end.ending is Ending.STOPPED) <= (simulation.stops > 0)
+        assert len(simulation.starts) == len(simulation.ends)
     assert followed == arrows(SUPERVISION_TRANSITIONS)
 
 
@@ -308,7 +310,7 @@ def starts_the_next_before_the_last_is_dead(self, now_s):
     return self._start(now_s)
 
 
-def test_the_simulation_sees_a_driver_that_is_started_beside_one_that_lives(monkeypatch):
+def test_the_simulation_sees_a_driver_that_is_started_alongside_one_that_lives(monkeypatch):
     anything = dict.fromkeys(SUPERVISION_TRANSITIONS, tuple(SupervisionPhase))
     monkeypatch.setattr("headrace.runners.spark.supervision.core.SUPERVISION_TRANSITIONS", anything)
     monkeypatch.setattr(SupervisionCore, "_time_passed", starts_the_next_before_the_last_is_dead)

@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from headrace.connectors.base.lease import Beat, BeatState, LeaseBoard
+from headrace.connectors.base.lease import Heartbeat, HeartbeatState, LeaseLeaseStore
 from headrace.enumerator.errors import DeadlineExceededError, PeerError
 from headrace.runners.restarts import FixedDelay
 from headrace.runners.spark import submitted
@@ -33,7 +33,7 @@ KILLED = DriverEnd(Ending.FAILED, "it was killed")
 
 
 class PlayedDriver:
-    """No process: it runs from its call on, and ends when it is told to. `when_it_runs` is called as soon as it does."""
+    """No process: it runs from its call on, and ends when it is instructed to. `when_it_runs` is called as soon as it does."""
 
     made = 0
     refused = range(0)
@@ -88,13 +88,13 @@ def play(monkeypatch, tmp_path):
     monkeypatch.setattr(supervisor, "DriverProcess", PlayedDriver)
     monkeypatch.setattr(PlayedDriver, "made", 0)
 
-    def run(when_it_runs, *, refused=range(0), standbys=0, job=None, silence_s=30.0, board=None):
+    def run(when_it_runs, *, refused=range(0), standbys=0, job=None, silence_s=30.0, lease_store=None):
         PlayedDriver.made = 0
         monkeypatch.setattr(PlayedDriver, "when_it_runs", staticmethod(when_it_runs))
         monkeypatch.setattr(PlayedDriver, "refused", refused)
         limits = StandbyLimits(standbys, silence_s=silence_s, settle_s=0.0)
         core = partial(StandbyCore, FixedDelay(attempts=5, delay_s=0.001), job or SupervisionLimits(), limits)
-        end = supervise(DriverOrder(FunctionName("a", "b")), core, StatusFile(tmp_path / "status"), board)
+        end = supervise(DriverOrder(FunctionName("a", "b")), core, StatusFile(tmp_path / "status"), lease_store)
         return end, json.loads((tmp_path / "status").read_text())
 
     return run
@@ -117,7 +117,7 @@ def test_a_second_signal_ends_the_job_at_once(play):
 
 
 @pytest.mark.parametrize("refused", [range(1, 2), range(1, 4)])
-def test_seen_here_a_driver_that_cannot_be_forked_is_a_failure_that_is_tried_again(play, refused):
+def test_a_driver_that_cannot_be_forked_is_a_failure_that_is_tried_again(play, refused):
     end, shown = play(stop, refused=refused)
     assert end == STOPPED
     assert shown["last_failure"] == "the driver could not be started: [Errno 11] Resource temporarily unavailable"
@@ -131,7 +131,7 @@ def test_a_driver_that_can_never_be_forked_ends_the_job_by_its_strategy(play):
     assert PlayedDriver.made == 6
 
 
-def test_seen_here_a_standby_that_cannot_be_forked_leaves_the_healthy_driver_alone(play, monkeypatch):
+def test_a_standby_that_cannot_be_forked_leaves_the_healthy_driver_alone(play, monkeypatch):
     failed = supervisor._Supervisor._tell_end
     monkeypatch.setattr(
         supervisor._Supervisor, "_tell_end", lambda self, number, end: (failed(self, number, end), number == 2 and stop(None))
@@ -145,11 +145,11 @@ def test_seen_here_a_standby_that_cannot_be_forked_leaves_the_healthy_driver_alo
 # --- a lease -------------------------------------------------------------------------------------------------------------
 
 
-class PlayedBoard(LeaseBoard):
-    """What is written there, and what another supervisor has: `others` gives its beat for each look, or None for no news."""
+class PlayedLeaseStore(LeaseLeaseStore):
+    """What is written there, and what another supervisor has: `others` gives its heartbeat for each look, or None for no news."""
 
     timeout_s = 1.5
-    where = "the board"
+    where = "the lease store"
 
     def __init__(self, others=()):
         self.others = iter(others)
@@ -166,13 +166,13 @@ class PlayedBoard(LeaseBoard):
             self.last = found
         return self.last
 
-    def write(self, beat):
-        self.written.append(beat)
-        self.last = beat
+    def write(self, heartbeat):
+        self.written.append(heartbeat)
+        self.last = heartbeat
 
 
-def others(first, term=1, count=1, state=BeatState.LEADING, **how):
-    return [Beat(term, "other", number, state, "host-b", **how) for number in range(first, first + count)]
+def others(first, term=1, count=1, state=HeartbeatState.LEADING, **how):
+    return [Heartbeat(term, "other", number, state, "host-b", **how) for number in range(first, first + count)]
 
 
 @pytest.fixture
@@ -185,19 +185,19 @@ pytestmark_lease = pytest.mark.usefixtures("quick")
 
 @pytestmark_lease
 def test_the_first_supervisor_leads_and_says_that_it_has_left_when_it_is_stopped(play):
-    board = PlayedBoard()
-    end, shown = play(stop, board=board)
+    lease_store = PlayedLeaseStore()
+    end, shown = play(stop, lease_store=lease_store)
     assert end == STOPPED
-    assert board.written[0].state is BeatState.LEADING
-    assert board.written[-1].state is BeatState.LEFT
+    assert lease_store.written[0].state is HeartbeatState.LEADING
+    assert lease_store.written[-1].state is HeartbeatState.LEFT
     assert shown["lease"]["trouble"] is None
 
 
 @pytestmark_lease
 def test_a_follower_keeps_one_driver_warm_calls_none_and_leaves_the_leader_alone_when_it_is_stopped(play):
-    board = PlayedBoard([*others(0, count=50), lambda: stop(None)])
-    end, shown = play(lambda driver: pytest.fail("it was called"), board=board)
-    assert (end, board.written) == (STOPPED, [])
+    lease_store = PlayedLeaseStore([*others(0, count=50), lambda: stop(None)])
+    end, shown = play(lambda driver: pytest.fail("it was called"), lease_store=lease_store)
+    assert (end, lease_store.written) == (STOPPED, [])
     assert PlayedDriver.made == 1
     quiet = {"suspect": False, "waiting": False, "trouble": None}
     assert shown["lease"] == {"state": "OVER", "leader": "host-b", "term": None, **quiet}
@@ -205,9 +205,9 @@ def test_a_follower_keeps_one_driver_warm_calls_none_and_leaves_the_leader_alone
 
 @pytestmark_lease
 def test_a_follower_takes_over_when_nothing_new_comes_from_the_leader(play):
-    board = PlayedBoard(others(0, count=5))
-    assert play(stop, board=board)[0] == STOPPED
-    assert {beat.term for beat in board.written} == {2}
+    lease_store = PlayedLeaseStore(others(0, count=5))
+    assert play(stop, lease_store=lease_store)[0] == STOPPED
+    assert {heartbeat.term for heartbeat in lease_store.written} == {2}
     assert PlayedDriver.made == 1  # the warm one
 
 
@@ -216,55 +216,55 @@ def test_a_leader_that_was_taken_for_dead_kills_its_driver_and_follows(play):
     killed = []
 
     def overtaken(driver):
-        board.others = iter([*others(0, term=2, count=20), lambda: (killed.append(driver._end), stop(None))])
+        lease_store.others = iter([*others(0, term=2, count=20), lambda: (killed.append(driver._end), stop(None))])
 
-    board = PlayedBoard()
-    end, shown = play(overtaken, board=board)
+    lease_store = PlayedLeaseStore()
+    end, shown = play(overtaken, lease_store=lease_store)
     assert (end, killed) == (STOPPED, [KILLED])
     assert PlayedDriver.made == 2
-    assert board.written[-1].term == 1
+    assert lease_store.written[-1].term == 1
     assert shown["lease"]["leader"] == "host-b"
 
 
 @pytestmark_lease
 def test_a_leader_whose_driver_was_fenced_follows_who_has_done_it(play):
     def fenced(driver):
-        board.others = iter([None, *others(0, term=2, count=20), lambda: stop(None)])
+        lease_store.others = iter([None, *others(0, term=2, count=20), lambda: stop(None)])
         driver.over(DriverEnd(Ending.FENCED, "another driver's"))
 
-    board = PlayedBoard()
-    assert play(fenced, board=board)[0] == STOPPED
+    lease_store = PlayedLeaseStore()
+    assert play(fenced, lease_store=lease_store)[0] == STOPPED
     assert PlayedDriver.made == 2
 
 
 @pytestmark_lease
 def test_a_leader_that_is_fenced_three_times_by_nobody_that_leads_ends(play):
     fenced = DriverEnd(Ending.FENCED, "another driver's")
-    board = PlayedBoard()
-    assert play(lambda driver: driver.over(fenced), board=board)[0] == fenced
-    assert {beat.term for beat in board.written} == {1, 2, 3}
-    assert {beat.state for beat in board.written} == {BeatState.LEADING}
+    lease_store = PlayedLeaseStore()
+    assert play(lambda driver: driver.over(fenced), lease_store=lease_store)[0] == fenced
+    assert {heartbeat.term for heartbeat in lease_store.written} == {1, 2, 3}
+    assert {heartbeat.state for heartbeat in lease_store.written} == {HeartbeatState.LEADING}
 
 
 @pytestmark_lease
 def test_all_supervisors_end_with_the_job(play):
     done = DriverEnd(Ending.COMPLETED, "all its queries have ended")
-    board = PlayedBoard()
-    assert play(lambda driver: driver.over(done), board=board)[0] == done
-    follower = PlayedBoard([*others(0, count=3), replace(board.written[-1], supervisor="other", number=99)])
-    end, _ = play(lambda driver: pytest.fail("it was called"), board=follower)
+    lease_store = PlayedLeaseStore()
+    assert play(lambda driver: driver.over(done), lease_store=lease_store)[0] == done
+    follower = PlayedLeaseStore([*others(0, count=3), replace(lease_store.written[-1], supervisor="other", number=99)])
+    end, _ = play(lambda driver: pytest.fail("it was called"), lease_store=follower)
     assert end.ending is Ending.COMPLETED
     assert "all its queries have ended" in end.reason
 
 
 @pytestmark_lease
-def test_seen_here_a_leader_whose_driver_is_killed_in_a_stop_hands_over_and_does_not_end_the_job_for_all(play, monkeypatch):
+def test_a_leader_whose_driver_is_killed_in_a_stop_hands_over_and_does_not_end_the_job_for_all(play, monkeypatch):
     """A batch that takes longer than a stop may, or a second SIGTERM: each follower ended with status 1, too."""
     monkeypatch.setattr(PlayedDriver, "stop", lambda driver: driver.over(KILLED))
-    board = PlayedBoard()
-    end, _ = play(stop, board=board)
+    lease_store = PlayedLeaseStore()
+    end, _ = play(stop, lease_store=lease_store)
     assert end.ending is Ending.FAILED
-    assert (board.written[-1].state, board.written[-1].ending) == (BeatState.LEFT, "FAILED")
+    assert (lease_store.written[-1].state, lease_store.written[-1].ending) == (HeartbeatState.LEFT, "FAILED")
 
 
 @pytestmark_lease
@@ -276,69 +276,69 @@ def test_seen_here_a_leader_whose_driver_is_killed_in_a_stop_hands_over_and_does
     ],
     ids=lambda end: end.ending.name,
 )
-def test_seen_here_a_job_that_cannot_run_on_one_host_goes_on_on_another(play, refused):
-    """A module that is missing there, after a takeover: the end was told to all, and a third host that could run it ended."""
-    board = PlayedBoard()
-    assert play(lambda driver: driver.over(refused), board=board)[0] == refused
-    third = PlayedBoard([*others(0, count=3), replace(board.written[-1], supervisor="other", number=99)])
-    assert play(stop, board=third)[0] == STOPPED
-    assert {beat.term for beat in third.written} == {2}
+def test_a_job_that_cannot_run_on_one_host_continues_on_another(play, refused):
+    """A module that is missing there, after a takeover: the end was instructed to all, and a third host that could run it ended."""
+    lease_store = PlayedLeaseStore()
+    assert play(lambda driver: driver.over(refused), lease_store=lease_store)[0] == refused
+    third = PlayedLeaseStore([*others(0, count=3), replace(lease_store.written[-1], supervisor="other", number=99)])
+    assert play(stop, lease_store=third)[0] == STOPPED
+    assert {heartbeat.term for heartbeat in third.written} == {2}
 
 
-class DeafToTheLastWord(PlayedBoard):
+class DeafToTheLastWord(PlayedLeaseStore):
     """`times`: so often a last word is not written. `then`: is called each time."""
 
     def __init__(self, times, then=lambda: None):
         super().__init__()
         self.times, self.failed, self.then = times, 0, then
 
-    def write(self, beat):
-        if beat.state is not BeatState.LEADING and self.failed < self.times:
+    def write(self, heartbeat):
+        if heartbeat.state is not HeartbeatState.LEADING and self.failed < self.times:
             self.failed += 1
             self.then()
             raise DeadlineExceededError("no broker")
-        super().write(beat)
+        super().write(heartbeat)
 
 
 @pytestmark_lease
-def test_seen_here_a_last_word_whose_write_has_failed_is_said_again(play):
-    """It was said once: the others took a job that is done for one whose leader is dead, and began it again."""
+def test_a_last_word_whose_write_has_failed_is_said_again(play):
+    """It was said once: the others took a job that is done for one whose leader is dead, and started it again."""
     done = DriverEnd(Ending.COMPLETED, "all its queries have ended")
-    board = DeafToTheLastWord(3)
-    assert play(lambda driver: driver.over(done), board=board)[0] == done
-    assert (board.failed, board.written[-1].state) == (3, BeatState.OVER)
+    lease_store = DeafToTheLastWord(3)
+    assert play(lambda driver: driver.over(done), lease_store=lease_store)[0] == done
+    assert (lease_store.failed, lease_store.written[-1].state) == (3, HeartbeatState.OVER)
 
 
 @pytestmark_lease
 def test_a_second_signal_ends_a_supervisor_that_cannot_say_its_last_word(play, monkeypatch):
-    monkeypatch.setattr(PlayedBoard, "timeout_s", 3600.0)
-    board = DeafToTheLastWord(1000, then=lambda: stop(None))
-    assert play(stop, board=board)[0] == STOPPED
-    assert 1 <= board.failed < 1000
+    monkeypatch.setattr(PlayedLeaseStore, "timeout_s", 3600.0)
+    lease_store = DeafToTheLastWord(1000, then=lambda: stop(None))
+    assert play(stop, lease_store=lease_store)[0] == STOPPED
+    assert 1 <= lease_store.failed < 1000
 
 
 @pytestmark_lease
-def test_while_the_board_is_away_nobody_takes_over_and_the_job_goes_on(play, caplog):
+def test_while_the_board_is_away_nobody_takes_over_and_the_job_continues(play, caplog):
     away = [DeadlineExceededError("no broker")] * 200
-    follower = PlayedBoard([*others(0, count=3), *away, *others(3, count=3), lambda: stop(None)])
-    assert play(lambda driver: pytest.fail("it was called"), board=follower)[0] == STOPPED
-    assert "the board: no broker; meanwhile this supervisor does not take over" in caplog.text
+    follower = PlayedLeaseStore([*others(0, count=3), *away, *others(3, count=3), lambda: stop(None)])
+    assert play(lambda driver: pytest.fail("it was called"), lease_store=follower)[0] == STOPPED
+    assert "the lease store: no broker; meanwhile this supervisor does not take over" in caplog.text
     assert "may be taken for dead" not in caplog.text
 
     def cut_off(driver):
-        board.others = iter([*away, lambda: stop(driver)])
+        lease_store.others = iter([*away, lambda: stop(driver)])
 
-    board = PlayedBoard()
-    assert play(cut_off, board=board)[0] == STOPPED
-    assert len(board.written) <= 3 + 1
-    assert "may be taken for dead, as nobody has heard of it; it goes on until it is fenced" in caplog.text
+    lease_store = PlayedLeaseStore()
+    assert play(cut_off, lease_store=lease_store)[0] == STOPPED
+    assert len(lease_store.written) <= 3 + 1
+    assert "may be taken for dead, as nobody has heard of it; it continues until it is fenced" in caplog.text
 
 
 @pytestmark_lease
-def test_seen_here_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_seen_the_board_again(play, monkeypatch):
-    """That driver waits meanwhile, which is no driver that gets on with nothing."""
+def test_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_seen_the_board_again(play, monkeypatch):
+    """That driver waits meanwhile, which is not a driver that gets on with nothing."""
     monkeypatch.setattr(core, "LEAST_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(PlayedBoard, "timeout_s", 0.05)
+    monkeypatch.setattr(PlayedLeaseStore, "timeout_s", 0.05)
     drivers, called, before = [], [], []
     made = PlayedDriver.__init__
     monkeypatch.setattr(PlayedDriver, "__init__", lambda driver, order: (made(driver, order), drivers.append(driver))[0])
@@ -352,20 +352,20 @@ def test_seen_here_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_se
         if len(called) > 1:
             stop(driver)
             return
-        killed, lives = partial(away, lambda: driver.over(KILLED)), partial(away, lambda: drivers[-1].tell(unrehearsed=None))
-        board.others = iter([*[away] * 20, killed, *[lives] * 100, lambda: before.extend(called)])
+        killed, lives = partial(away, lambda: driver.over(KILLED)), partial(away, lambda: drivers[-1].tell(no_dry_run=None))
+        lease_store.others = iter([*[away] * 20, killed, *[lives] * 100, lambda: before.extend(called)])
 
-    board = PlayedBoard()
-    end, shown = play(cut_off, board=board, job=SupervisionLimits(progress_s=0.5))
+    lease_store = PlayedLeaseStore()
+    end, shown = play(cut_off, lease_store=lease_store, job=SupervisionLimits(progress_s=0.5))
     assert (end, before, called) == (STOPPED, drivers[:1], drivers)
     assert len(drivers) == 2
     assert shown["last_failure"] == KILLED.reason
 
 
 @pytestmark_lease
-def test_seen_here_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, tmp_path):
+def test_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(core, "LEAST_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(PlayedBoard, "timeout_s", 0.05)
+    monkeypatch.setattr(PlayedLeaseStore, "timeout_s", 0.05)
     called, shown, told = [], [], []
     made = PlayedDriver.__init__
 
@@ -390,24 +390,24 @@ def test_seen_here_no_takeover_is_told_while_the_driver_waits(play, monkeypatch,
             stop(driver)
             return
         killed = partial(away, lambda: driver.over(KILLED))
-        board.others = iter([*[away] * 80, killed, *[away] * 40, partial(away, look_at_it)])
+        lease_store.others = iter([*[away] * 80, killed, *[away] * 40, partial(away, look_at_it)])
 
-    board = PlayedBoard()
-    end, last = play(cut_off, board=board, standbys=1)
+    lease_store = PlayedLeaseStore()
+    end, last = play(cut_off, lease_store=lease_store, standbys=1)
     assert (end, len(called)) == (STOPPED, 2)
     (waiting,) = shown
     assert (waiting["active"]["state"], waiting["lease"]["waiting"], waiting["takeovers"]) == ("TAKING_OVER", True, 0)
     assert "waits until this supervisor has seen" in told[0]
     assert "is to take over" in told[0]
     assert "takes over" not in told[0]
-    assert "is called: the board was seen" in caplog.text
+    assert "is called: the lease store was seen" in caplog.text
     assert last["takeovers"] == 1
 
 
 @pytestmark_lease
 def test_a_board_that_may_not_be_seen_is_an_error_at_once(play):
-    end, _ = play(stop, board=PlayedBoard([PeerError("not authorized")]))
-    assert end == DriverEnd(Ending.WRONG_USE, "the board: not authorized")
+    end, _ = play(stop, lease_store=PlayedLeaseStore([PeerError("not authorized")]))
+    assert end == DriverEnd(Ending.WRONG_USE, "the lease store: not authorized")
 
 
 @pytestmark_lease
@@ -415,10 +415,10 @@ def test_a_leader_that_is_overtaken_while_it_stops_ends_all_the_same(play, monke
     monkeypatch.setattr(PlayedDriver, "stop", lambda driver: None)  # its batch takes long
 
     def stopped(driver):
-        board.others = iter([lambda: stop(driver), None, *others(0, term=2, count=9)])
+        lease_store.others = iter([lambda: stop(driver), None, *others(0, term=2, count=9)])
 
-    board = PlayedBoard()
-    assert play(stopped, board=board)[0] == STOPPED
+    lease_store = PlayedLeaseStore()
+    assert play(stopped, lease_store=lease_store)[0] == STOPPED
 
 
 # --- spark-submit --------------------------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ def test_the_end_of_spark_submit_is_taken_for_sigterm(play, jvm):
 
 
 @pytest.mark.parametrize("is_jvm_first", [True, False])
-def test_seen_here_ctrl_c_that_ends_spark_submit_too_is_one_stop_and_the_batch_ends(play, jvm, is_jvm_first):
+def test_ctrl_c_that_ends_spark_submit_too_is_one_stop_and_the_batch_ends(play, jvm, is_jvm_first):
     """The terminal sends it to both."""
 
     def arrives(driver):
@@ -461,7 +461,7 @@ def test_ctrl_c_twice_ends_the_job_at_once_though_spark_submit_has_ended_with_th
     assert end == DriverEnd(Ending.FAILED, "it was told twice to stop")
 
 
-def test_seen_here_a_signal_long_after_the_end_of_spark_submit_is_a_second_one(play, jvm, monkeypatch):
+def test_a_signal_long_after_the_end_of_spark_submit_is_a_second_one(play, jvm, monkeypatch):
     monkeypatch.setattr(supervisor, "_ONE_STOP_S", 0.0)
     monkeypatch.setattr(PlayedDriver, "stop", stop)  # it hangs in its batch, and somebody gets impatient
     end, _ = play(partial(end_of, jvm), job=SupervisionLimits(None, 10.0))
@@ -472,6 +472,6 @@ def test_seen_here_a_signal_long_after_the_end_of_spark_submit_is_a_second_one(p
 
 
 @pytest.mark.parametrize("silence_s", [4e9, None])
-def test_seen_here_a_limit_of_a_century_or_none_is_waited_for_in_parts(play, silence_s):
+def test_a_limit_of_a_century_or_none_is_waited_for_in_parts(play, silence_s):
     """The kernel counts milliseconds in 32 bits."""
     assert play(stop, job=SupervisionLimits(4e9), silence_s=silence_s)[0] == STOPPED

@@ -22,10 +22,10 @@ from headrace.enumerator.errors import FencedError
 from headrace.kafka import KafkaSource
 from headrace.run import Pipeline
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.supervision.driver_id import INCARNATION
+from headrace.runners.spark.supervision.driver_id import DRIVER_ID
 from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.supervision.lock import CheckpointLock
-from headrace.runners.spark.supervision.process_tree import new_family
+from headrace.runners.spark.supervision.process_tree import new_tree
 from headrace.runners.spark.supervision.query_hooks import StartedQuery
 from headrace.runners.spark.supervision.takeover import Takeover
 from headrace.runners.spark.writers import PreparedMessage, StreamWriter
@@ -67,11 +67,11 @@ SCHEMA = StructType([StructField("value", BinaryType())])
 
 
 def started(kafka, location):
-    """What `Takeover` is told of a query; Spark's own start comes last."""
+    """What `Takeover` is notified of a query; Spark's own start comes last."""
     options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
     query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
     begun = []
-    Takeover(new_family(), 0).start(query, lambda: begun.append(location))
+    Takeover(new_tree(), 0).start(query, lambda: begun.append(location))
     return begun
 
 
@@ -81,11 +81,11 @@ def commits(sink, driver, epochs):
 
 
 @pytest.mark.parametrize("batches", [0, 1, 2])
-def test_seen_here_an_older_copy_of_a_checkpoint_is_refused_before_the_healthy_query_is_fenced(kafka, checkpoint, batches):
+def test_an_older_copy_of_a_checkpoint_is_refused_before_the_healthy_query_is_fenced(kafka, checkpoint, batches):
     sink = KafkaSink(kafka.bootstrap, topic="out")
     live = JobCommitter(JOB, sink.committer(JOB))
     commits(sink, live, range(3))
-    next_epoch = prepared(sink, JOB, 3, ["3"])  # a sweep would abort it
+    next_epoch = prepared(sink, JOB, 3, ["3"])  # a clean-up would abort it
     with pytest.raises(
         StaleEpochError, match=r"committed up to epoch 2 of it.*older copy\. Nothing of the job was changed"
     ) as refused:
@@ -106,9 +106,7 @@ def test_the_checkpoint_itself_takes_over_whether_its_last_batch_was_recorded_or
         commits(sink, old, [3])
 
 
-def test_seen_here_a_driver_that_goes_on_while_it_is_superseded_makes_no_older_copy_of_its_checkpoint(
-    kafka, checkpoint, monkeypatch
-):
+def test_a_driver_that_continues_while_it_is_superseded_makes_no_older_copy_of_its_checkpoint(kafka, checkpoint, monkeypatch):
     """The checkpoint was asked first, and then the sink: it had a batch that was planned and recorded in between. Status 66 is
     final, and a lease tells it to all hosts.
     """
@@ -146,12 +144,12 @@ def many_hosts(monkeypatch):
 def test_each_supervised_driver_claims_its_job_and_every_process_of_the_query_knows_its_name(kafka, checkpoint):
     location = checkpoint("own", 1)
     options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
-    drivers = [Takeover(new_family(), 0) for _ in range(2)]
+    drivers = [Takeover(new_tree(), 0) for _ in range(2)]
     marked = []
     for driver in drivers:
         query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
         driver.start(replace(query, mark=lambda *what: marked.append(what)), lambda: None)
-    assert [name for name, _ in marked] == [INCARNATION, INCARNATION]
+    assert [name for name, _ in marked] == [DRIVER_ID, DRIVER_ID]
     older, younger = (DefaultSource({**options, name.lower(): value}).streamWriter(SCHEMA, False) for name, value in marked)
     messages = [PreparedMessage(JOB, 0, handle) for handle in prepared(KafkaSink(kafka.bootstrap, topic="out"), JOB, 0, ["0"])]
     with pytest.raises(SupersededError, match=r"\(claim 2\)") as refused:
@@ -169,7 +167,7 @@ def test_a_driver_that_ends_in_good_order_gives_its_jobs_back_and_one_that_canno
 ):
     location = checkpoint("own", 1)
     options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
-    first, second = Takeover(new_family(), 0), Takeover(new_family(), 0)
+    first, second = Takeover(new_tree(), 0), Takeover(new_tree(), 0)
     for driver in (first, second):
         driver.start(StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options), lambda: None)
     first.release()
@@ -182,9 +180,7 @@ def test_a_driver_that_ends_in_good_order_gives_its_jobs_back_and_one_that_canno
 
 
 @pytest.mark.usefixtures("many_hosts")
-def test_seen_here_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_gives_all_of_them_back(
-    kafka, checkpoint
-):
+def test_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_gives_all_of_them_back(kafka, checkpoint):
     """With a second destination it only recovered: where a killed driver had claimed the job there, it ended as superseded."""
     location = checkpoint("own", 1)
     begun = []
@@ -196,7 +192,7 @@ def test_seen_here_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query
 
     with FakeKafka() as another:
         another.create_topic("out")
-        killed, driver = Takeover(new_family(), 0), Takeover(new_family(), 0)
+        killed, driver = Takeover(new_tree(), 0), Takeover(new_tree(), 0)
         start(killed, another)
         start(driver, kafka)
         start(driver, another)
@@ -232,7 +228,7 @@ def commit_all(kafka, location, batches, **options):
 
 def start(kafka, location, **options):
     given = {"kafka.bootstrap.servers": kafka.bootstrap, "checkpointlocation": f"file:{location}", **options}
-    Takeover(new_family(), 1).start(StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", given), lambda: None)
+    Takeover(new_tree(), 1).start(StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", given), lambda: None)
 
 
 def names(folder):
@@ -247,7 +243,7 @@ def test_a_last_batch_that_the_sink_has_is_not_run_again_to_find_that_out(kafka,
     start(kafka, location, topic="out")
     assert names(commits) == ["0", "1", "2"]
     assert (commits / "2").read_text() == ENDED
-    start(kafka, location, topic="out")  # once more, with nothing to complete
+    start(kafka, location, topic="out")  # again, with nothing to complete
     assert names(commits) == ["0", "1", "2"]
 
 
@@ -340,7 +336,7 @@ def test_nothing_is_put_into_a_commit_log_elsewhere(checkpoint):
     assert names(commits) == [".2.whatever.tmp", "1", "2"]
 
 
-def test_seen_here_a_pipelines_query_is_recovered_before_spark_reads_its_checkpoint(kafka, checkpoint, tmp_path, caplog):
+def test_a_pipelines_query_is_recovered_before_spark_reads_its_checkpoint(kafka, checkpoint, tmp_path, caplog):
     kafka.create_topic("in")
     pipeline = Pipeline(KafkaSource(kafka.bootstrap, topics=["in"]), KafkaSink(kafka.bootstrap, topic="out"), run_jobs.narrow)
     spark = InProcessSpark()
@@ -351,6 +347,6 @@ def test_seen_here_a_pipelines_query_is_recovered_before_spark_reads_its_checkpo
         query = StartedQuery(
             SimpleNamespace(schema=None), sink, "append", {"checkpointlocation": f"file:{checkpoint('own', 2)}"}
         )
-        Takeover(new_family(), 1).start(query, lambda: recovered.append("started"))
+        Takeover(new_tree(), 1).start(query, lambda: recovered.append("started"))
     assert recovered == [("out", JOB, 1), "started"]
     assert "at least once" not in caplog.text

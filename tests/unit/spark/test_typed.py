@@ -193,7 +193,7 @@ def test_a_field_that_contains_itself_is_skipped_or_json_text_and_pinned_as_such
         Frame(kafka, keyRecursive="json", **options)
 
 
-def test_seen_here_a_column_that_nobody_asks_for_may_have_a_type_that_spark_does_not_have(kafka):
+def test_a_column_that_nobody_asks_for_may_have_a_type_that_spark_does_not_have(kafka):
     """Its records are still left out, or kept with a reason, where they end too early."""
     union = {"name": "u", "type": ["int", "string"]}
     itself = {"name": "more", "type": ["null", "R"]}
@@ -218,7 +218,7 @@ def test_a_query_that_asks_for_no_value_pins_the_whole_schema(kafka, registry):
     assert list(pins[1]["type"]) == ["carrier", "delay", "at", "legs"]
 
 
-def test_seen_here_a_decimal_that_spark_cannot_hold_is_refused_and_the_field_named():
+def test_a_decimal_that_spark_cannot_hold_is_refused_and_the_field_named():
     money = {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2}
     inner = {"type": "record", "name": "I", "fields": [{"name": "sums", "type": {"type": "array", "items": money}}]}
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "of", "type": inner}]}
@@ -227,13 +227,13 @@ def test_seen_here_a_decimal_that_spark_cannot_hold_is_refused_and_the_field_nam
         kafka_read({**options, "valueSchema": json.dumps(schema)}, Mode.STREAM)
 
 
-def test_seen_here_where_formats_are_wrong_their_reason_is_told_whatever_the_kind_of_query():
+def test_where_formats_are_wrong_their_reason_is_told_whatever_the_kind_of_query():
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "startingOffsets": "latest"}
     with pytest.raises(UsageError, match="valueFormat=json needs the type of the value"):
         any_read({**options, "valueFormat": "json"})
 
 
-def test_seen_here_a_topic_that_is_named_twice_has_one_subject(registry):
+def test_a_topic_that_is_named_twice_has_one_subject(registry):
     registry.register("t-value", FLIGHT)
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t,t"}
     assert "value" in kafka_read({**options, **typed(registry)}, Mode.STREAM).source.typed.formats
@@ -264,8 +264,8 @@ def with_bad(kafka: FakeKafka, registry: FakeRegistry) -> dict[str, str]:
 def test_a_bad_record_fails_the_task_by_default_and_is_named(kafka, with_bad):
     with pytest.raises(CorruptDataError) as raised:
         Frame(kafka, **with_bad).batches()
-    assert "flights-0, offset 1: the value cannot be decoded: the value begins with byte 110" in str(raised.value)
-    assert "It has 8 bytes, which begin with 6e 6f 74 20 61 76 72 6f" in str(raised.value)
+    assert "flights-0, offset 1: the value cannot be decoded: the value starts with byte 110" in str(raised.value)
+    assert "It has 8 bytes, which start with 6e 6f 74 20 61 76 72 6f" in str(raised.value)
 
 
 def test_bad_records_are_kept_with_their_bytes_and_the_reason(kafka, with_bad):
@@ -361,7 +361,7 @@ BY_REFERENCE = {
 
 
 class Query:
-    """A streaming query's planner, run anew over the same offset log."""
+    """A streaming query's planner, run again over the same offset log."""
 
     def __init__(self, kafka: FakeKafka, **options: str) -> None:
         self.options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "flights", "startingOffsets": "earliest"}
@@ -394,7 +394,7 @@ def pinned(query: Query) -> Any:
     return json.loads(own.removeprefix("headrace:"))["formats"]["value"]
 
 
-def test_a_schema_with_more_fields_goes_on_and_is_pinned_with_the_next_batch(kafka, registry, query):
+def test_a_schema_with_more_fields_continues_and_is_pinned_with_the_next_batch(kafka, registry, query):
     assert (pinned(query)["id"], list(pinned(query)["type"])) == ("1", ["carrier", "delay", "at", "legs"])
     registry.register("flights-value", LATER)
     query.run()
@@ -411,7 +411,9 @@ def test_a_schema_with_more_fields_goes_on_and_is_pinned_with_the_next_batch(kaf
         (OTHER, "the type of 'delay' is another one now: string, and was int32"),
     ],
 )
-def test_a_schema_that_lacks_what_was_read_is_refused_and_the_version_of_before_goes_on(kafka, registry, query, schema, words):
+def test_a_schema_that_lacks_what_was_read_is_refused_and_the_version_of_before_continues(
+    kafka, registry, query, schema, words
+):
     registry.register("flights-value", schema)
     query.run()
     with pytest.raises(StateError, match=f"written with valueFormat=avro, and {words}.*valueSchemaVersion"):
@@ -429,7 +431,7 @@ def test_another_registry_with_another_schema_under_the_same_id_is_refused(kafka
             query.trigger()
 
 
-def test_seen_here_another_registry_whose_newest_schema_has_another_id_is_refused(kafka, query):
+def test_another_registry_whose_newest_schema_has_another_id_is_refused(kafka, query):
     with FakeRegistry() as other:
         other.register("other-value", {"type": "record", "name": "Other", "fields": []})
         other.register("flights-value", FLIGHT)
@@ -438,7 +440,7 @@ def test_seen_here_another_registry_whose_newest_schema_has_another_id_is_refuse
             query.trigger()
 
 
-def test_seen_here_a_registry_that_does_not_have_the_schema_of_before_is_refused(kafka, registry, query):
+def test_a_registry_that_does_not_have_the_schema_of_before_is_refused(kafka, registry, query):
     registry.register("flights-value", LATER)
     query.run()
     kafka.append("flights", avro(FLIGHT, ROW, 1))

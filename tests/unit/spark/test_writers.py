@@ -72,15 +72,15 @@ def test_a_driver_that_was_overtaken_stops_and_takes_nothing_back(monkeypatch, s
 
 def of(driver, sink):
     """A writer of this driver's, in whichever of its processes."""
-    return StreamWriter(sink, ["value"], incarnation=driver)
+    return StreamWriter(sink, ["value"], driver_id=driver)
 
 
 def no_batch():
     """What the offset log ends with, of a query that has planned nothing."""
 
 
-def test_of_two_supervised_drivers_that_live_the_older_is_done_for_and_the_younger_goes_on(monkeypatch, sink, log):
-    """Without whose the job is they fenced each other by turns, for ever: each took the other for a sibling."""
+def test_of_two_supervised_drivers_that_live_the_older_is_done_for_and_the_younger_continues(monkeypatch, sink, log):
+    """Without whose the job is they fenced each other alternately, for ever: each took the other for a sibling."""
     processes = {}
 
     def in_process(driver, number, act):
@@ -155,7 +155,7 @@ def test_a_query_without_supervision_is_refused_where_the_job_is_claimed_and_wel
     assert values(log) == ["0", "1"]
 
 
-def test_seen_here_who_has_ended_well_does_not_wait_for_a_sink_that_is_away(sink, log):
+def test_who_has_ended_well_does_not_wait_for_a_sink_that_is_away(sink, log):
     """Calls ride out an outage, however long: a job of which all was committed did not end."""
 
     class Riding(MemorySink):
@@ -179,7 +179,7 @@ def test_tasks_end_what_is_left_over_for_their_driver_wherever_they_run(monkeypa
     assert ended == [(JOB, frozenset({"x"}), "mine")]
 
 
-def test_seen_here_the_abort_of_an_overtaken_driver_in_a_new_process_leaves_its_successor_alone(monkeypatch, sink, log):
+def test_the_abort_of_an_overtaken_driver_in_a_new_process_leaves_its_successor_alone(monkeypatch, sink, log):
     """findings: Sinks 13. Spark starts a process for the abort, which does not remember who was fenced."""
     new_process(monkeypatch)
     StreamWriter(sink, ["value"]).commit(messages(sink, 0, ["0"]), 0)
@@ -226,7 +226,7 @@ class TaskOfAQuery:
 
 
 @pytest.mark.parametrize(("job", "epoch", "warned"), [(None, None, True), (JOB, 0, False)])
-def test_seen_here_a_write_in_foreach_batch_without_a_name_is_warned_of(monkeypatch, sink, log, caplog, job, epoch, warned):
+def test_a_write_in_foreach_batch_without_a_name_is_warned_of(monkeypatch, sink, log, caplog, job, epoch, warned):
     """findings: Sinks 21. Each took names that nobody uses again, and coordinators keep them for a week."""
     monkeypatch.setattr(writers.TaskContext, "get", TaskOfAQuery)
     writer = BatchWriter(sink, ["value"], job, epoch)
@@ -236,7 +236,7 @@ def test_seen_here_a_write_in_foreach_batch_without_a_name_is_warned_of(monkeypa
 
 
 @pytest.mark.parametrize("error", [PeerError("gone"), OSError("gone")])
-def test_seen_here_a_list_that_cannot_be_removed_does_not_fail_a_committed_write(monkeypatch, sink, log, caplog, error):
+def test_a_list_that_cannot_be_removed_does_not_fail_a_committed_write(monkeypatch, sink, log, caplog, error):
     """findings: Sinks 7. The caller would repeat it."""
 
     def fail(self):
@@ -310,7 +310,7 @@ class TaskOfABatch:
     getLocalProperty = staticmethod({"sql.streaming.queryId": JOB, "streaming.sql.batchId": "4"}.get)  # noqa: N815
 
 
-def test_seen_here_a_task_of_a_driver_that_a_younger_one_has_left_behind_says_so(monkeypatch, sink):
+def test_a_task_of_a_driver_that_a_younger_one_has_left_behind_says_so(monkeypatch, sink):
     """It took the checkpoint for an older copy: `test_stale_checkpoints.py`."""
     new_process(monkeypatch)
     monkeypatch.setattr(writers.TaskContext, "get", TaskOfABatch)
@@ -324,10 +324,8 @@ def test_seen_here_a_task_of_a_driver_that_a_younger_one_has_left_behind_says_so
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_seen_here_an_epoch_that_tasks_have_skipped_is_not_recorded_as_empty_where_it_is_not_recorded(
-    monkeypatch, sink, log, stream
-):
-    """Tasks were told that it is recorded; then the job was forgotten, or its table made anew. The rows were lost unsaid."""
+def test_an_epoch_that_tasks_have_skipped_is_not_recorded_as_empty_where_it_is_not_recorded(monkeypatch, sink, log, stream):
+    """Tasks were informed that it is recorded; then the job was forgotten, or its table recreated. The rows were lost unsaid."""
     new_process(monkeypatch)
     monkeypatch.setattr(writers.TaskContext, "get", TaskOfABatch)
     driver = JobCommitter(JOB, sink.committer(JOB))
@@ -349,8 +347,8 @@ def test_seen_here_an_epoch_that_tasks_have_skipped_is_not_recorded_as_empty_whe
     assert values(log) == ["4", "again"]
 
 
-def test_a_query_whose_first_batch_here_is_not_its_first_is_told_of_once(monkeypatch, sink, log, caplog):
-    """It may have a new destination; or the one it had was made anew, and lacks what the batches before have written."""
+def test_a_query_whose_first_batch_here_is_not_its_first_is_notified_of_once(monkeypatch, sink, log, caplog):
+    """It may have a new destination; or the one it had was recreated, and lacks what the batches before have written."""
     new_process(monkeypatch)
     StreamWriter(sink, ["value"]).commit(messages(sink, 7, ["7"]), 7)
     assert caplog.text.count("job query: batch 7 is the first one that is recorded here") == 1

@@ -140,7 +140,7 @@ def test_what_the_zygote_could_not_load_does_not_keep_a_daemon_from_starting(pro
     assert port_of(processes.daemon(address)) > 0
 
 
-# --- what was seen here: a zygote in trouble takes nobody with it ---------------------------------------------------------
+# --- what was regression: a zygote in trouble takes nobody with it ---------------------------------------------------------
 
 
 @pytest.fixture
@@ -185,14 +185,14 @@ def run(processes, address, serving, tmp_path):
     return start
 
 
-def test_a_client_connects_and_closes_and_the_zygote_goes_on_serving(processes, address, serving):
+def test_a_client_connects_and_closes_and_the_zygote_continues_serving(processes, address, serving):
     connect(address).close()
     daemon = processes.daemon(address)
     assert is_forked(daemon)
     assert serving.poll() is None
 
 
-def test_a_client_sends_no_json_and_the_zygote_goes_on_serving(processes, address, serving):
+def test_a_client_sends_no_json_and_the_zygote_continues_serving(processes, address, serving):
     with connect(address) as client:
         socket.send_fds(client, [(4).to_bytes(8)], [0, 1, 2])
         client.sendall(b"none")
@@ -235,7 +235,7 @@ def test_libraries_that_start_threads_when_told_leave_spark_its_own_daemons(proc
 
 
 def test_a_fork_fails_and_whoever_asked_sees_the_traceback_and_the_status(run, written):
-    failed = run(written("failing", "raise KeyError('planted')"))
+    failed = run(written("failing", "raise KeyError('injected')"))
     assert failed.wait(PATIENCE_S) == 1
     assert b"KeyError: 'planted'" in failed.stderr.read()
 

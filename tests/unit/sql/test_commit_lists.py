@@ -50,8 +50,8 @@ def written(to: UpsertSink, epoch: int, ids: list[int]) -> None:
 
 
 class TestDestinations:
-    def test_seen_here_two_writes_of_one_name_and_number_to_two_tables_both_write(self, tables):
-        """findings: Sinks 1. The second found the epoch recorded, and wrote nothing, in silence."""
+    def test_two_writes_of_one_name_and_number_to_two_tables_both_write(self, tables):
+        """findings: Sinks 1. The second found the epoch recorded, and wrote nothing, silently."""
         for epoch in (0, 1, 1):
             for number, rig in enumerate(tables):
                 written(sink(rig), epoch, [10 * number + epoch])

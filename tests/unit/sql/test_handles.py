@@ -53,7 +53,7 @@ def test_a_name_comes_once():
 
 
 @given(jobs, jobs)
-def test_no_jobs_prefix_begins_another_jobs(one, other):
+def test_no_jobs_prefix_starts_another_jobs(one, other):
     if one != other:
         assert not job_prefix(PLACE, one).startswith(job_prefix(PLACE, other))
 

@@ -50,7 +50,7 @@ def prepared(*names: tuple[int, bytes, bytes]) -> set[str]:
     return MySql().prepared(MySqlServer(*names), PREFIX)  # type: ignore[arg-type] # as much of a connection as it takes
 
 
-def test_seen_here_another_applications_binary_name_does_not_hide_ours():
+def test_another_applications_binary_name_does_not_hide_ours():
     """findings: Sinks 24. The driver could not decode the answer, and every recovery failed."""
     assert prepared((1, b"\xff\x00\xfe", b"b"), (7, b"x", b""), (1, *OURS)) == {"headrace.0a1b2c3d.orders.7.0.0.00c0ffee"}
 

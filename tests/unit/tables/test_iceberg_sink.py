@@ -64,7 +64,7 @@ def test_a_commit_whose_answer_is_lost(sink, folder, is_applied):
         if number == 2:
             if is_applied:
                 commit()
-            raise OutdatedError("planted")
+            raise OutdatedError("injected")
         commit()
 
     watched(sink, around).commit(0, (prepared(sink, 0, 0, ["a"]),))
@@ -140,7 +140,7 @@ def test_a_write_of_its_own_leaves_no_property(sink, folder):
     assert sink.recorded_epochs() == {}
 
 
-def test_a_table_made_anew_is_another_one(sink, folder):
+def test_a_table_recreated_is_another_one(sink, folder):
     committing = driver(sink)
     committing.commit(0, (prepared(sink, 0, 0, ["a"]),))
     load_catalog(**catalog_of(folder)).drop_table(TABLE)
@@ -245,7 +245,7 @@ def internal(value):
 
 @pytest.mark.parametrize("partition", ["bucket(id)", "bucket(0, id)", "sorted(id)", "year(3, id)", "truncate(id)"])
 def test_what_is_no_partition_is_refused(folder, partition):
-    with pytest.raises(UsageError, match=r"is no partition: column, bucket\(n, column\)"):
+    with pytest.raises(UsageError, match=r"is not a partition: column, bucket\(n, column\)"):
         IcebergSink(TABLE, catalog_of(folder)).create_table(pa.schema([("id", pa.int64())]), (partition,))
 
 

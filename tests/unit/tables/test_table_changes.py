@@ -200,7 +200,7 @@ def test_a_boolean_says_what_is_deleted_and_without_a_change_type_every_row_take
     plain = pa.schema([("id", pa.int64()), ("name", pa.string())])
     rig = Rig("delta", tmp_path / "b", Changes(("id",), ()), plain)
     batch = pa.RecordBatch.from_pydict({"id": [1, 1], "name": ["a", "b"]}, schema=plain)
-    with pytest.raises(UsageError, match=r"\{'id': 1\} has more than one change in an epoch, and no sequence says which"):
+    with pytest.raises(UsageError, match=r"\{'id': 1\} has more than one change in an epoch, and no sequence states which"):
         driver(rig.sink).commit(0, (rig.prepared(0, batch),))
 
 
@@ -223,7 +223,7 @@ def test_what_a_deleted_row_lacks_does_not_matter_and_what_another_lacks_does(tm
         ({"id": [1], "name": ["a"], "offset": [1]}, "changes need the column 'op'"),
         ({"id": [1], "name": ["a"], "op": ["c"]}, "changes need the column 'offset'"),
         ({"id": [None], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is null in the table|'id' .*null"),
-        ({"id": [1], "name": ["a"], "op": ["c"], "offset": [None]}, "'offset' says which change is the later one"),
+        ({"id": [1], "name": ["a"], "op": ["c"], "offset": [None]}, "'offset' states which change is the later one"),
         ({"id": [1], "name": ["a"], "op": [None], "offset": [1]}, "and not by None"),
         ({"id": ["x"], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is int64 in the table, and string"),
     ],
@@ -254,7 +254,7 @@ def test_tables_whose_rows_may_not_be_replaced_are_refused(tmp_path, name):
 
 
 def test_values_come_through_a_merge_as_they_are(tmp_path):
-    """Rows that are written anew because a neighbour has changed keep every type."""
+    """Rows that are written again because a neighbour has changed keep every type."""
     schema = pa.schema(
         [
             ("id", pa.int64()),
@@ -288,7 +288,7 @@ def test_a_commit_whose_answer_is_lost_is_not_merged_twice(rig, is_applied):
         if number == 2:
             if is_applied:
                 commit()
-            raise OutdatedError("planted")
+            raise OutdatedError("injected")
         commit()
 
     rig.watched(around).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c"), (2, "b", "c")])),))
@@ -305,7 +305,7 @@ def changed_without_a_commit_of_rows(rig: Rig) -> None:
         update.add_column("note", StringType())
 
 
-def test_seen_here_a_commit_that_was_lost_and_arrives_after_another_column_is_refused_and_no_file_of_the_table_is_gone(rig):
+def test_a_commit_that_was_lost_and_arrives_after_another_column_is_refused_and_no_file_of_the_table_is_gone(rig):
     """The catalog has it late: the column was added meanwhile, and another merge made for that."""
     late: list[Callable[[], None]] = []
     refused: list[PeerError] = []
@@ -314,7 +314,7 @@ def test_seen_here_a_commit_that_was_lost_and_arrives_after_another_column_is_re
         if number == 3:
             late.append(commit)
             changed_without_a_commit_of_rows(rig)
-            raise OutdatedError("planted: the answer is lost")
+            raise OutdatedError("injected: the answer is lost")
         if number == 4:
             with pytest.raises(PeerError) as told:
                 late[0]()
@@ -338,7 +338,7 @@ def test_the_files_of_a_merge_that_was_to_be_committed_are_there_until_the_epoch
         if number == 2:
             tried.append(rig.unused_files())
             changed_without_a_commit_of_rows(rig)
-            raise OutdatedError("planted: the answer is lost")
+            raise OutdatedError("injected: the answer is lost")
         if number == 3:
             there.append(rig.unused_files())
         commit()
@@ -524,7 +524,7 @@ def test_columns_that_a_table_does_not_have_are_added_if_that_is_asked_for(tmp_p
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 @pytest.mark.parametrize("columns", [["id"], ["id", "name", "note", "more"]])
 def test_a_batch_with_other_columns_than_the_first_one_of_its_transaction_is_refused(tmp_path, kind, columns):
-    """Not given the values of another column, and nothing is left out in silence."""
+    """Not given the values of another column, and nothing is left out silently."""
     table = pa.schema([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("more", pa.string())])
     sink = appending(kind, tmp_path)
     sink.create_table(table)

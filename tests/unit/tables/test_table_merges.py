@@ -51,7 +51,7 @@ def found(uri: str) -> list[dict[str, Any]]:
     ],
     ids=str,
 )
-def test_seen_here_a_row_of_others_with_a_key_of_many_digits_is_replaced_and_not_doubled(tmp_path, kind, keys):
+def test_a_row_of_others_with_a_key_of_many_digits_is_replaced_and_not_doubled(tmp_path, kind, keys):
     """Their statistics have a decimal as a number of JSON, which is read as a double, and timestamps in milliseconds."""
     schema = pa.schema([("key", kind), ("name", pa.string())])
     for key in keys:
@@ -63,7 +63,7 @@ def test_seen_here_a_row_of_others_with_a_key_of_many_digits_is_replaced_and_not
     assert sorted(found(sink.uri), key=lambda row: row["key"]) == sorted(changes, key=lambda row: row["key"])
 
 
-def test_seen_here_a_bucket_of_timestamps_with_a_zone_can_be_written(tmp_path):
+def test_a_bucket_of_timestamps_with_a_zone_can_be_written(tmp_path):
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
     sink = IcebergSink(TABLE, catalog_of(str(tmp_path)))
     sink.create_table(schema, ["bucket(4, at)"])
@@ -80,7 +80,7 @@ def test_seen_here_a_bucket_of_timestamps_with_a_zone_can_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("feature", ["vacuumProtocolCheck", "identityColumns"])
-def test_seen_here_a_table_with_a_feature_that_the_library_does_not_write_is_refused_before_any_task(tmp_path, feature):
+def test_a_table_with_a_feature_that_the_library_does_not_write_is_refused_before_any_task(tmp_path, feature):
     sink = delta(tmp_path)
     rewrite(sink.uri, "protocol", protocol(feature, is_readers=feature == "vacuumProtocolCheck"))
     with pytest.raises(UsageError, match=f"headrace cannot write to this table: it uses {feature}"):
@@ -92,7 +92,7 @@ def protocol(feature: str, *, is_readers: bool) -> dict[str, Any]:
     return {**readers, "minWriterVersion": 7, "writerFeatures": [feature]}
 
 
-def test_seen_here_a_feature_that_only_the_library_refuses_is_no_commit_that_came_too_late(tmp_path, monkeypatch):
+def test_a_feature_that_only_the_library_refuses_is_no_commit_that_came_too_late(tmp_path, monkeypatch):
     """Which would be tried again for minutes."""
     sink = delta(tmp_path)
     rewrite(sink.uri, "protocol", protocol("rowTracking", is_readers=False))
@@ -108,7 +108,7 @@ def rewrite(uri: str, action: str, value: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_seen_here_a_column_that_differs_from_another_in_upper_case_alone_is_refused(tmp_path, kind):
+def test_a_column_that_differs_from_another_in_upper_case_alone_is_refused(tmp_path, kind):
     given = {"merge_schema": True}
     sink = delta(tmp_path, **given) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(tmp_path)), **given)
     sink.create_table(IDS)
@@ -121,7 +121,7 @@ def test_a_delta_table_with_two_columns_that_differ_in_upper_case_alone_is_not_m
         delta(tmp_path, schema=pa.schema([("id", pa.int64()), ("Id", pa.int64())]))
 
 
-def test_seen_here_tasks_whose_batches_have_other_columns_are_merged_with_nulls(tmp_path):
+def test_tasks_whose_batches_have_other_columns_are_merged_with_nulls(tmp_path):
     sink = delta(tmp_path)
     both = [{"id": 1, "name": "old"}, {"id": 2, "name": "old"}]
     driver(sink).commit(0, (prepared(sink, 0, 0, both, IDS),))
@@ -193,7 +193,7 @@ def checked(sink: DeltaSink, *handles: Any) -> Any:
     return committer
 
 
-def test_seen_here_a_check_refuses_two_changes_of_a_key_of_which_nothing_says_which_is_the_last(tmp_path):
+def test_a_check_refuses_two_changes_of_a_key_of_which_nothing_says_which_is_the_last(tmp_path):
     sink = delta(tmp_path)
     handles = [prepared(sink, 0, task, [{"id": 1, "name": f"of {task}"}], IDS) for task in (0, 1)]
     with pytest.raises(UsageError, match=r"\{'id': 1\} has more than one change in an epoch"):
@@ -201,7 +201,7 @@ def test_seen_here_a_check_refuses_two_changes_of_a_key_of_which_nothing_says_wh
     assert left(sink) == {handle.place for handle in handles}
 
 
-def test_seen_here_a_check_refuses_an_empty_text_in_a_partition_of_changes(tmp_path):
+def test_a_check_refuses_an_empty_text_in_a_partition_of_changes(tmp_path):
     sink = DeltaSink(f"{tmp_path}/table", changes=BY_ID)
     sink.create_table(IDS, ["name"])
     handle = prepared(sink, 0, 0, [{"id": id, "name": name} for id, name in enumerate(["", "a"])], IDS)
@@ -211,7 +211,7 @@ def test_seen_here_a_check_refuses_an_empty_text_in_a_partition_of_changes(tmp_p
 
 
 @pytest.mark.parametrize("changes", [None, BY_ID], ids=["rows", "changes"])
-def test_seen_here_a_check_refuses_files_that_do_not_fit_a_table_that_was_altered(tmp_path, changes):
+def test_a_check_refuses_files_that_do_not_fit_a_table_that_was_altered(tmp_path, changes):
     sink = DeltaSink(f"{tmp_path}/table", changes=changes)
     sink.create_table(IDS)
     handle = prepared(sink, 0, 0, [{"id": 1, "name": "a"}], IDS)
@@ -244,7 +244,7 @@ def test_a_rival_between_check_and_record_is_seen(tmp_path, monkeypatch):
     assert left(sink) == set()
 
 
-def test_seen_here_a_merge_that_nobody_has_recorded_is_removed_when_another_one_takes_its_place(tmp_path):
+def test_a_merge_that_nobody_has_recorded_is_removed_when_another_one_takes_its_place(tmp_path):
     """A checkpoint of a run that could not be stored is followed by a larger one, of the same coordinator."""
     sink = delta(tmp_path)
     first, second = (prepared(sink, epoch, 0, [{"id": epoch, "name": "a"}], IDS) for epoch in (0, 1))
@@ -256,7 +256,7 @@ def test_seen_here_a_merge_that_nobody_has_recorded_is_removed_when_another_one_
     assert sorted(row["id"] for row in found(sink.uri)) == [0, 1]
 
 
-def test_seen_here_a_merge_that_fails_on_the_way_leaves_no_files_while_its_job_goes_on(tmp_path, monkeypatch):
+def test_a_merge_that_fails_on_the_way_leaves_no_files_while_its_job_continues(tmp_path, monkeypatch):
     sink = delta(tmp_path)
     old = [{"id": id, "name": "old"} for id in (1, 2)]
     driver(sink).commit(0, (prepared(sink, 0, 0, old, IDS),))
@@ -267,7 +267,7 @@ def test_seen_here_a_merge_that_fails_on_the_way_leaves_no_files_while_its_job_g
         write(files, rows)
         if not failures:
             failures.append(files)
-            raise RetriableError("planted: the store is away")
+            raise RetriableError("injected: the store is away")
 
     monkeypatch.setattr(merging, "_write", failing)
     committer = checked(sink, handle)

@@ -66,7 +66,7 @@ class AwayLog(WatchedLog):
         try:
             self._away.call()
         except OSError as error:
-            raise RetriableError(f"planted: {error}") from error
+            raise RetriableError(f"injected: {error}") from error
 
 
 def sink_of(kind: str, folder: Path) -> DeltaSink | IcebergSink:
@@ -85,7 +85,7 @@ def marks(kind: str, folder: Path) -> set[str]:
 
 
 def lost_connection() -> OSError:
-    return ConnectionResetError("planted")
+    return ConnectionResetError("injected")
 
 
 @pytest.mark.parametrize(("kind", "step"), [("delta", 1), ("iceberg", 3)])
@@ -107,11 +107,11 @@ def test_a_table_that_is_away_for_a_while_is_waited_for(tmp_path, kind, step):
     assert outages > 5
 
 
-def test_a_table_that_stays_away_fails_the_job_and_its_successor_goes_on(tmp_path, monkeypatch):
+def test_a_table_that_stays_away_fails_the_job_and_its_successor_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(committer, "PATIENCE_S", 0.0)
     sink, away = sink_of("delta", tmp_path / "t"), Away(12, 1000, lost_connection)
     handle = prepared(sink, 0, 0, ["a"])
-    with pytest.raises(PeerError, match="planted"):
+    with pytest.raises(PeerError, match="injected"):
         JobCommitter(JOB, TableCommitter(AwayLog(sink, away), JOB, "the table")).commit(0, (handle,))
     assert away.failed
     driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
@@ -119,11 +119,13 @@ def test_a_table_that_stays_away_fails_the_job_and_its_successor_goes_on(tmp_pat
     assert marks("delta", tmp_path / "t") == set()
 
 
-@pytest.mark.parametrize("error", [PermissionError("planted"), OSError(28, "planted: no space left")], ids=["rights", "space"])
+@pytest.mark.parametrize(
+    "error", [PermissionError("injected"), OSError(28, "injected: no space left")], ids=["rights", "space"]
+)
 def test_what_does_not_pass_is_said_at_once(tmp_path, error):
     sink = sink_of("delta", tmp_path / "t")
     away = Away(2, 1000, lambda: error)
-    with pytest.raises(PeerError, match=r"the table: .*planted"):
+    with pytest.raises(PeerError, match=r"the table: .*injected"):
         JobCommitter(JOB, TableCommitter(AwayLog(sink, away), JOB, "the table")).recover()
     assert away.failed == 1
 
@@ -147,7 +149,7 @@ def once(real: Callable[..., Any], error: Exception, *, is_applied: bool, raised
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
-@pytest.mark.parametrize("error", [OSError("planted: Generic S3 error: timed out"), CommitFailedError("planted")], ids=type)
+@pytest.mark.parametrize("error", [OSError("injected: Generic S3 error: timed out"), CommitFailedError("injected")], ids=type)
 def test_deltas_answer_is_lost(tmp_path, error, is_applied):
     sink, raised = sink_of("delta", tmp_path / "t"), []
     commit = once(DeltaTable.create_write_transaction, error, is_applied=is_applied, raised=raised)
@@ -158,10 +160,10 @@ def test_deltas_answer_is_lost(tmp_path, error, is_applied):
 
 
 LOST = [
-    requests.exceptions.ConnectionError("planted"),
-    CommitStateUnknownException("planted"),
-    OperationalError("planted", None, Exception("server closed the connection unexpectedly")),
-    EndpointConnectionError(endpoint_url="planted"),
+    requests.exceptions.ConnectionError("injected"),
+    CommitStateUnknownException("injected"),
+    OperationalError("injected", None, Exception("server closed the connection unexpectedly")),
+    EndpointConnectionError(endpoint_url="injected"),
     ClientError({"Error": {"Code": "ThrottlingException"}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "UpdateTable"),
     ClientError({"Error": {"Code": "InternalServiceException"}, "ResponseMetadata": {"HTTPStatusCode": 500}}, "UpdateTable"),
 ]

@@ -1,4 +1,4 @@
-"""The Delta sink in one process: drivers that die anywhere or are replaced, others at work in the table, what is refused."""
+"""The Delta sink in one process: drivers that die anywhere or are replaced, others running in the table, what is refused."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_task_that_dies_leaves_what_the_next_commit_removes(sink):
     assert delta_values(sink.uri) == ["a"]
 
 
-# --- answers that are lost, and others at work --------------------------------------------------------------------------
+# --- answers that are lost, and others running --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
@@ -190,7 +190,7 @@ def test_a_commit_whose_answer_is_lost(sink, is_applied):
         if number == 2:
             if is_applied:
                 commit()
-            raise OutdatedError("planted")
+            raise OutdatedError("injected")
         commit()
 
     committing = watched(sink, around)
@@ -205,17 +205,17 @@ def test_what_fails_after_the_commit_does_not_undo_it(sink, caplog):
     def around(number, commit):
         commit()
         if number == 2:
-            raise PeerError("planted: no checkpoint of the log")
+            raise PeerError("injected: no checkpoint of the log")
 
     watched(sink, around).commit(0, (prepared(sink, 0, 0, ["a"]),))
-    assert "planted" in caplog.text
+    assert "injected" in caplog.text
     assert delta_values(sink.uri) == ["a"]
 
 
 def test_a_commit_that_is_refused_fails(sink):
     def around(number, commit):
         if number == 2:
-            raise PeerError("planted: no rights")
+            raise PeerError("injected: no rights")
         commit()
 
     with pytest.raises(PeerError, match="no rights"):
@@ -287,7 +287,7 @@ def test_a_schema_that_changes_between_writing_and_committing_has_the_epoch_writ
 
 
 def test_a_table_that_is_rolled_back_does_not_roll_back_its_jobs(sink):
-    """Rows that somebody took out on purpose do not come back by a restart; the next epoch goes on."""
+    """Rows that somebody took out on purpose do not come back by a restart; the next epoch continues."""
     driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
     DeltaTable(sink.uri).restore(0)
     assert delta_values(sink.uri) == []
@@ -297,7 +297,7 @@ def test_a_table_that_is_rolled_back_does_not_roll_back_its_jobs(sink):
     assert left_over(sink) == set()
 
 
-def test_a_table_made_anew_is_another_one(sink):
+def test_a_table_recreated_is_another_one(sink):
     committing = driver(sink)
     committing.commit(0, (prepared(sink, 0, 0, ["a"]),))
     late = prepared(sink, 1, 0, ["b"])
@@ -337,7 +337,7 @@ def test_files_of_another_table_are_refused(tmp_path):
     assert delta_values(two.uri) == []
 
 
-def test_a_job_whose_name_another_begins_with_is_apart(sink):
+def test_a_job_whose_name_another_starts_with_is_apart(sink):
     other = prepared(sink, 0, 0, ["other"], job=f"{JOB}-2")
     driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
     driver(sink, f"{JOB}-2").commit(0, (other,))
@@ -352,15 +352,15 @@ def test_the_list_of_a_younger_driver_is_left_alone(sink):
     younger.fence()
     handle = prepared(sink, 0, 0, ["a"])
 
-    def older_sweeps() -> None:
+    def older_cleans_up() -> None:
         with suppress(FencedError):
-            older.sweep((handle,))
+            older.clean_up((handle,))
 
     real = WorkFolder.write_list
 
     def written(self, driver, commits):
         real(self, driver, commits)
-        older_sweeps()
+        older_cleans_up()
 
     with patch.object(WorkFolder, "write_list", written):
         younger.record(CommitList(0, (handle,)))
@@ -405,7 +405,7 @@ def before(method: str, act: Callable[[], None]):
     assert acted, f"{method} was never called"
 
 
-def older_sweeps_while_a_newer_commits(sink: DeltaSink, place: str) -> None:
+def older_cleans_up_while_a_newer_commits(sink: DeltaSink, place: str) -> None:
     """Whenever the newer one comes: the table has all files that it names, and the epoch is whole or not there."""
     older = TableCommitter(sink.log(), JOB, sink.uri)
     older.fence()
@@ -421,7 +421,7 @@ def older_sweeps_while_a_newer_commits(sink: DeltaSink, place: str) -> None:
 
     with before(place, newer_commits):
         try:
-            older.sweep(())
+            older.clean_up(())
         except FencedError:
             outcome.append("older fenced")
     assert all((Path(sink.uri) / path).exists() for path in delta_paths(sink.uri)), "the table names files that are gone"
@@ -430,12 +430,12 @@ def older_sweeps_while_a_newer_commits(sink: DeltaSink, place: str) -> None:
     assert left_over(sink) == set()
 
 
-PLACES = ("look", "mark_swept", "data_files", "remove_data", "close")
+PLACES = ("look", "mark_cleaned_up", "data_files", "remove_data", "close")
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_an_older_driver_that_sweeps_takes_nothing_from_its_successor(sink, place):
-    older_sweeps_while_a_newer_commits(sink, place)
+    older_cleans_up_while_a_newer_commits(sink, place)
 
 
 @contextmanager
@@ -455,12 +455,12 @@ def marks_ignored():
 def marker_not_asked_again():
     """A commit that was refused, or whose answer was lost, is tried again as it is."""
 
-    def planted(self, commits):
+    def injected(self, commits):
         loaded, marker = self._own()
         self._work().write_list(marker.driver, commits)
         self._commit(loaded, type(marker)(marker.driver, commits.epoch + 1, marker.driver), commits.handles)
 
-    with patch.object(TableCommitter, "_record", planted):
+    with patch.object(TableCommitter, "_record", injected):
         yield
 
 
@@ -469,17 +469,17 @@ def driver_not_asked():
     """Whoever records takes the job over."""
     own = TableCommitter._own
 
-    def planted(self):
+    def injected(self):
         self._driver = self._log.load().marker(self._job).driver
         return own(self)
 
-    with patch.object(TableCommitter, "_own", planted):
+    with patch.object(TableCommitter, "_own", injected):
         yield
 
 
 CATCHES = [
-    (removed_without_a_second_look, lambda sink: [older_sweeps_while_a_newer_commits(sink, "mark_swept")]),
-    (marks_ignored, lambda sink: [older_sweeps_while_a_newer_commits(sink, "remove_data")]),
+    (removed_without_a_second_look, lambda sink: [older_cleans_up_while_a_newer_commits(sink, "mark_cleaned_up")]),
+    (marks_ignored, lambda sink: [older_cleans_up_while_a_newer_commits(sink, "remove_data")]),
     (marker_not_asked_again, lambda sink: test_a_commit_whose_answer_is_lost(sink, is_applied=True)),
     (driver_not_asked, test_a_driver_that_takes_over_during_a_commit_fences_it),
 ]

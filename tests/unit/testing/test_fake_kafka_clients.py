@@ -82,7 +82,7 @@ def test_librdkafka_reads_only_what_was_committed_unless_it_wants_otherwise(kafk
     assert [record.value for record in kafka.records("in", 0)] == [b"kept"]
 
 
-def test_a_group_of_librdkafka_goes_on_where_it_has_committed(kafka):
+def test_a_group_of_librdkafka_continues_where_it_has_committed(kafka):
     kafka.append("in", *[b"%d" % number for number in range(10)])
     settings = {"bootstrap.servers": kafka.bootstrap, "group.id": "readers", "auto.offset.reset": "earliest", "log_level": 0}
     first = Consumer(settings)

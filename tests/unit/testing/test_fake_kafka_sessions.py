@@ -67,7 +67,7 @@ def test_a_session_that_has_ended_is_cut_off_when_it_is_used(kafka, connection):
 
 @pytest.mark.parametrize("late_s", [0, 1])
 @pytest.mark.parametrize(("mechanism", "message"), [("PLAIN", b"\0a\0p"), ("OAUTHBEARER", b"n,,\x01auth=Bearer token\x01\x01")])
-def test_who_authenticates_again_goes_on_also_after_its_end(kafka, connection, late_s, mechanism, message):
+def test_who_authenticates_again_continues_also_after_its_end(kafka, connection, late_s, mechanism, message):
     kafka.clock.advance(SESSION_S + late_s)
     answer = authenticates(connection, mechanism, message)
     assert (answer.error_code, answer.session_lifetime_ms) == (ErrorCode.NONE, SESSION_S * 1000)
@@ -81,7 +81,7 @@ def test_nobody_becomes_somebody_else_by_it(connection):
     assert "Cannot change principals" in answer.error_message
 
 
-def test_a_cluster_connects_anew_where_its_sessions_have_ended(kafka, config):
+def test_a_cluster_connects_again_where_its_sessions_have_ended(kafka, config):
     with KafkaCluster(config) as cluster:
         assert "t" in cluster.topics(["t"])
         kafka.clock.advance(SESSION_S + 1)

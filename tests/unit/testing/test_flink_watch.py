@@ -41,7 +41,7 @@ def test_a_task_that_initialises_for_too_long_has_no_worker() -> None:
         assert expected in finding.text
 
 
-def test_patience_begins_anew_with_each_time_a_task_initialises() -> None:
+def test_patience_starts_over_with_each_time_a_task_initialises() -> None:
     assert troubles((0.0, WAITING), (9.0, RUNNING), (12.0, WAITING), (21.0, WAITING)) == [[], [], [], []]
 
 

@@ -1,4 +1,4 @@
-"""The harness of `make chaos`, without servers: its network, its census, its schedule, its verdicts."""
+"""The harness of `make chaos`, without servers: its network, its output check, its schedule, its results."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.chaos.testbed import CLIENT_ID
 
 from benchmarks.chaos import trial
 from benchmarks.chaos.databases import LARGEST, PRODUCTS, Places, Product, TableOutput
@@ -30,12 +31,11 @@ from benchmarks.chaos.faults.links import clients, everybody, peers
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.losses import Due, Losses, Report, gone, of_aged, of_deleted, of_truncated, reports
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Network, Weather, network
-from benchmarks.chaos.oracle import VALUE_BYTES, WRONG, Census, phantoms
+from benchmarks.chaos.oracle import VALUE_BYTES, WRONG, OutputCheck, phantoms
 from benchmarks.chaos.report import bars, table, write
 from benchmarks.chaos.run import PARTITIONS, TRIES, Campaign, Journal, Servers, Session, kinds_of, next_kind
 from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
 from benchmarks.chaos.trial import Trial, is_exact, is_good, told_last
-from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.oracle import Log
 from benchmarks.restore.process import LOG
 from benchmarks.restore.records import SEQUENCE_BITS, RecordMaker
@@ -277,40 +277,40 @@ def test_a_partition_is_between_whom_it_says_and_never_before_the_harness(place,
     assert {link for link in links if place(2)(*link)} == cut_off
 
 
-class TestTheCensus:
+class TestTheOutputCheck:
     def test_every_record_once_is_nothing_missing(self):
-        census = Census(2)
-        census.add([*records(0, 0, 5), *records(1, 0, 3)], 1.0)
-        assert (census.missing([5, 3]), census.duplicates, census.records) == (0, 0, 8)
+        output_check = OutputCheck(2)
+        output_check.add([*records(0, 0, 5), *records(1, 0, 3)], 1.0)
+        assert (output_check.missing([5, 3]), output_check.duplicates, output_check.records) == (0, 0, 8)
 
     def test_a_lost_record_is_missing(self):
-        census = Census(2)
-        census.add([*records(0, 0, 2), *records(0, 3, 2)], 1.0)
-        assert census.missing([5, 0]) == 1
+        output_check = OutputCheck(2)
+        output_check.add([*records(0, 0, 2), *records(0, 3, 2)], 1.0)
+        assert output_check.missing([5, 0]) == 1
 
     def test_a_record_that_comes_twice_is_a_duplicate_whenever_it_comes(self):
-        census = Census(1)
-        census.add([*records(0, 0, 3), *records(0, 2, 1)], 1.0)
-        census.add(records(0, 0, 1), 2.0)
-        assert (census.duplicates, census.records) == (2, 3)
+        output_check = OutputCheck(1)
+        output_check.add([*records(0, 0, 3), *records(0, 2, 1)], 1.0)
+        output_check.add(records(0, 0, 1), 2.0)
+        assert (output_check.duplicates, output_check.records) == (2, 3)
 
     def test_a_damaged_record_is_no_record(self):
-        census = Census(1)
-        census.add([b"x" * VALUE_BYTES, *records(3, 0, 1)], 1.0)  # there is no partition 3
-        assert (census.damaged, census.records) == (2, 0)
+        output_check = OutputCheck(1)
+        output_check.add([b"x" * VALUE_BYTES, *records(3, 0, 1)], 1.0)  # there is no partition 3
+        assert (output_check.damaged, output_check.records) == (2, 0)
 
     def test_what_was_shown_and_is_not_committed_is_a_phantom(self):
-        census = Census(1)
-        census.add(records(0, 0, 3), 1.0)
+        output_check = OutputCheck(1)
+        output_check.add(records(0, 0, 3), 1.0)
         committed = {0: Log(np.arange(2), np.array([0, 2]) | (0 << SEQUENCE_BITS))}
-        assert phantoms(census, committed) == 1
+        assert phantoms(output_check, committed) == 1
 
     def test_the_longest_gap_reaches_to_the_first_new_record_after_the_end(self):
-        census = Census(1)
+        output_check = OutputCheck(1)
         for number, at in enumerate((1.0, 2.0, 4.0, 9.0)):
-            census.add(records(0, number, 1), at)
-        assert census.longest_gap(1.5, 5.0) == 5.0
-        assert census.longest_gap(1.5, 3.0) == 2.0
+            output_check.add(records(0, number, 1), at)
+        assert output_check.longest_gap(1.5, 5.0) == 5.0
+        assert output_check.longest_gap(1.5, 3.0) == 2.0
 
 
 TOPIC = "in"
@@ -322,12 +322,12 @@ ENDED = f"{TOPIC}-{{}} (topic id old, read up to offset {{}}): topic '{TOPIC}' w
 
 def moved(partition: int, first: int, last: int) -> str:
     """As a job logs it that goes back."""
-    return f"12:00 WARNING reader: {MOVED.format(partition, first, last)}; going on at offset {first}\n"
+    return f"12:00 WARNING reader: {MOVED.format(partition, first, last)}; continuing at offset {first}\n"
 
 
 def ended(partition: int, read_to: int) -> str:
-    """As a job logs it that leaves a partition of a topic made anew."""
-    return f"12:00 WARNING reader: {ENDED.format(partition, read_to)}; going on without the rest of it\n"
+    """As a job logs it that leaves a partition of a topic recreated."""
+    return f"12:00 WARNING reader: {ENDED.format(partition, read_to)}; continuing without the rest of it\n"
 
 
 def aged(partition: int, first: int, last: int) -> str:
@@ -335,9 +335,7 @@ def aged(partition: int, first: int, last: int) -> str:
     range_ = (
         f"available are {last + 1} to 200 (exclusive); offsets {first} to {last} were deleted (by retention or DeleteRecords)"
     )
-    return (
-        f"{TOPIC}-{partition}: offset {first} is out of range, {range_} before they were read; going on at offset {last + 1}\n"
-    )
+    return f"{TOPIC}-{partition}: offset {first} is out of range, {range_} before they were read; continuing at offset {last + 1}\n"
 
 
 def input_log(*sequences: int) -> dict[int, Log]:
@@ -349,58 +347,60 @@ class TestLosses:
     """Of ten records of partition 0 at offsets 100 to 109 those from 104 on are gone; the job has read up to 107."""
 
     @pytest.fixture
-    def census(self) -> Census:
-        found = Census(1)
+    def output_check(self) -> OutputCheck:
+        found = OutputCheck(1)
         found.add(records(0, 0, 7), 1.0)
         return found
 
-    def losses(self, census: Census, due: Due) -> Losses:
-        found = Losses(TOPIC, gone([np.arange(100, 110)], input_log(0, 1, 2, 3), census.gone), due)
-        found.excuse(census)
+    def losses(self, output_check: OutputCheck, due: Due) -> Losses:
+        found = Losses(TOPIC, gone([np.arange(100, 110)], input_log(0, 1, 2, 3), output_check.gone), due)
+        found.excuse(output_check)
         return found
 
-    def test_what_is_gone_need_not_come_and_all_else_has_to(self, census):
-        assert census.missing([10]) == 3
-        self.losses(census, of_truncated).accuse(census)
-        assert census.missing([10]) == 0
-        assert census.missing([12]) == 2
-        assert census.missing([8]) == 0
+    def test_what_is_gone_need_not_come_and_all_else_has_to(self, output_check):
+        assert output_check.missing([10]) == 3
+        self.losses(output_check, of_truncated).accuse(output_check)
+        assert output_check.missing([10]) == 0
+        assert output_check.missing([12]) == 2
+        assert output_check.missing([8]) == 0
 
     def test_a_record_that_was_left_out_before_one_that_came_is_missing_though_it_is_gone(self):
-        census = Census(1)
-        census.add([*records(0, 0, 5), *records(0, 6, 1)], 1.0)
-        losses = self.losses(census, of_truncated)
-        losses.accuse(census)
-        assert census.missing([10]) == 1
+        output_check = OutputCheck(1)
+        output_check.add([*records(0, 0, 5), *records(0, 6, 1)], 1.0)
+        losses = self.losses(output_check, of_truncated)
+        losses.accuse(output_check)
+        assert output_check.missing([10]) == 1
 
     def test_what_comes_out_late_accuses_what_was_left_out_before_it(self, monkeypatch):
         monkeypatch.setattr(trial, "REPORT_S", 0.1)
         monkeypatch.setattr(trial, "LOOK_S", 0.01)
-        census = Census(1)
-        census.add(records(0, 0, 5), 1.0)
-        losses = self.losses(census, of_truncated)
+        output_check = OutputCheck(1)
+        output_check.add(records(0, 0, 5), 1.0)
+        losses = self.losses(output_check, of_truncated)
         comes = iter([records(0, 6, 1)])
-        subject = types.SimpleNamespace(census=census, look=lambda: census.add(next(comes, []), 2.0), said=list, hear=list)
+        subject = types.SimpleNamespace(
+            output_check=output_check, look=lambda: output_check.add(next(comes, []), 2.0), said=list, hear=list
+        )
         judge = Trial(None, subject, None)
         judge._account(losses)
-        assert census.missing([10]) == 1
-        census.add(records(0, 8, 1), 3.0)
+        assert output_check.missing([10]) == 1
+        output_check.add(records(0, 8, 1), 3.0)
         judge.accuse()
-        assert census.missing([10]) == 2
+        assert output_check.missing([10]) == 2
 
-    def test_what_was_gone_before_is_no_loss_of_the_next_fault(self, census):
-        self.losses(census, of_truncated)
-        assert gone([np.arange(100, 110)], input_log(0, 1, 2, 3), census.gone) == []
+    def test_what_was_gone_before_is_no_loss_of_the_next_fault(self, output_check):
+        self.losses(output_check, of_truncated)
+        assert gone([np.arange(100, 110)], input_log(0, 1, 2, 3), output_check.gone) == []
 
-    def test_in_a_topic_made_anew_nothing_is_left(self, census):
-        (part,) = gone([np.arange(10)], {}, census.gone)
+    def test_in_a_topic_recreated_nothing_is_left(self, output_check):
+        (part,) = gone([np.arange(10)], {}, output_check.gone)
         assert part.numbers.tolist() == list(range(10))
 
     @pytest.mark.parametrize(
         ("due", "log"), [(of_truncated, moved(0, 104, 106)), (of_deleted, ended(0, 107)), (of_aged, aged(0, 107, 109))]
     )
-    def test_the_exact_report_is_good(self, census, due, log):
-        line = self.losses(census, due).line(census, [log])
+    def test_the_exact_report_is_good(self, output_check, due, log):
+        line = self.losses(output_check, due).line(output_check, [log])
         assert line["lost"] == [{"partition": 0, "from": 104, "to": 110, "records": 6, "read": 3}]
         assert is_exact(line)
 
@@ -426,31 +426,29 @@ class TestLosses:
             (of_aged, aged(0, 107, 108)),
         ],
     )
-    def test_a_report_that_is_missing_or_too_small_or_too_large_or_of_another_partition_is_not(self, census, due, log):
-        line = self.losses(census, due).line(census, [log])
+    def test_a_report_that_is_missing_or_too_small_or_too_large_or_of_another_partition_is_not(self, output_check, due, log):
+        line = self.losses(output_check, due).line(output_check, [log])
         assert not is_good({"missing": 0, "duplicates": 0, "damaged": 0, **line})
 
     def test_of_what_the_job_has_not_read_of_a_truncated_log_nothing_is_due(self):
-        census = Census(1)
-        census.add(records(0, 0, 3), 1.0)
-        line = self.losses(census, of_truncated).line(census, [""])
+        output_check = OutputCheck(1)
+        output_check.add(records(0, 0, 3), 1.0)
+        line = self.losses(output_check, of_truncated).line(output_check, [""])
         assert (line["lost"][0]["records"], line["lost"][0]["read"], line["due"]) == (6, 0, [])
         assert is_exact(line)
 
-    def test_the_end_of_a_topic_is_due_though_all_of_it_was_read(self, census):
-        census.add(records(0, 7, 3), 2.0)
-        assert self.losses(census, of_deleted).due_reports(census) == [Report(0, 110, None)]
+    def test_the_end_of_a_topic_is_due_though_all_of_it_was_read(self, output_check):
+        output_check.add(records(0, 7, 3), 2.0)
+        assert self.losses(output_check, of_deleted).due_reports(output_check) == [Report(0, 110, None)]
 
-    def test_a_process_that_goes_on_from_an_older_checkpoint_has_the_last_word(self):
+    def test_a_process_that_continues_from_an_older_checkpoint_has_the_last_word(self):
         assert reports([moved(0, 104, 108) + moved(1, 5, 6), moved(0, 104, 106)], TOPIC) == [
             Report(0, 104, 107),
             Report(1, 5, 7),
         ]
 
     def test_a_log_that_is_too_short_is_a_report(self):
-        text = (
-            f"{TOPIC}-2: offset 9 is out of range, available are 0 to 7 (exclusive); the log is shorter; going on at offset 7\n"
-        )
+        text = f"{TOPIC}-2: offset 9 is out of range, available are 0 to 7 (exclusive); the log is shorter; continuing at offset 7\n"
         assert reports([text], TOPIC) == [Report(2, 7, 9)]
 
     def test_another_topic_is_none_of_it(self):
@@ -460,7 +458,7 @@ class TestLosses:
 def test_what_a_job_says_is_told_by_process_and_once(tmp_path):
     log = tmp_path / LOG
     log.write_text("first\n")
-    subject = Subject(SYSTEMS["embedded-losses"], None, None, tmp_path, None, Census(1), None)
+    subject = Subject(SYSTEMS["embedded-losses"], None, None, tmp_path, None, OutputCheck(1), None)
     subject._begins += [0, 6]
     log.write_text("first\nsecond\n")
     assert subject.said() == subject.hear() == ["first\n", "second\n"]
@@ -513,7 +511,7 @@ def test_a_database_that_was_down_already_suffers_nothing_and_is_started(kind, s
 
 
 @pytest.mark.parametrize("error", [DeadlineExceededError, RetriableError, TimeoutError])
-def test_a_fault_whose_healing_fails_is_wrong_and_the_campaign_goes_on(error):
+def test_a_fault_whose_healing_fails_is_wrong_and_the_campaign_continues(error):
     def heal() -> None:
         raise error("it does not come back")
 
@@ -565,7 +563,7 @@ def test_a_watcher_that_is_about_to_know_its_session_is_not_cut(lite):
     pytest.fail("the watcher's session was to be ended")
 
 
-def test_a_load_goes_on_with_a_new_producer_whatever_happened_while_it_rested():
+def test_a_load_continues_with_a_new_producer_whatever_happened_while_it_rested():
     load = Load.__new__(Load)
     load._writing, load._settings, load._flush = threading.Lock(), {"bootstrap.servers": "127.0.0.1:1"}, lambda: None
     load._producer = before = object()
@@ -592,10 +590,10 @@ class TestTheSchedule:
         assert len(tried) == TRIES
 
     def test_every_system_has_faults_of_every_family_and_of_databases_where_it_writes_to_one(self):
-        families = {kind.family for kind in KINDS.values() if not kind.loses}
+        trees = {kind.tree for kind in KINDS.values() if not kind.loses}
         for system in SYSTEMS.keys() - LOSSY:
             others = set() if system in PRODUCTS else {"databases"}
-            assert {kind.family for kind in kinds_of(system, Servers.REAL)} == families - others
+            assert {kind.tree for kind in kinds_of(system, Servers.REAL)} == trees - others
 
     def test_a_job_into_a_table_has_no_fault_of_an_output_topic_or_of_kafkas_transactions(self):
         left_out = {"output reassigned", "transaction log reassigned"}
@@ -605,10 +603,10 @@ class TestTheSchedule:
             assert into_topic - {kind.name for kind in kinds_of(system, Servers.REAL)} == left_out
 
     def test_records_are_lost_only_to_systems_that_are_there_to_report_it(self):
-        assert {kind.family for kind in kinds_of("embedded-losses", Servers.REAL)} == {"losses"}
+        assert {kind.tree for kind in kinds_of("embedded-losses", Servers.REAL)} == {"losses"}
         assert not kinds_of("embedded", Servers.REAL, "losses")
 
-    def test_the_journal_goes_on_behind_its_last_fault(self, tmp_path):
+    def test_the_journal_continues_behind_its_last_fault(self, tmp_path):
         journal = Journal(tmp_path / "results" / "embedded.jsonl")
         assert journal.faults() == []
         journal.add({"kind": "leader killed"})
@@ -616,7 +614,7 @@ class TestTheSchedule:
         assert Journal(tmp_path / "results" / "embedded.jsonl").faults() == [{"kind": "leader killed"}]
 
 
-@pytest.mark.parametrize("bad", [{"missing": 1}, {"duplicates": 2}, {"damaged": 1}, {"wrong": "it went on"}])
+@pytest.mark.parametrize("bad", [{"missing": 1}, {"duplicates": 2}, {"damaged": 1}, {"wrong": "it continued"}])
 def test_a_fault_after_which_anything_is_wrong_is_not_stood(bad):
     line = {"missing": 0, "duplicates": 0, "damaged": 0}
     assert is_good(line)
@@ -636,8 +634,8 @@ def test_a_verdict_that_is_not_clean_is_bad_for_the_exit_status(name):
 
 
 def test_a_job_that_doubles_is_found_out_by_its_kill_and_by_no_other_fault(tmp_path):
-    """The whole harness on FakeKafka: a job of its own process, load, census, proxies, and the verdict on the whole output."""
-    journal = Journal(tmp_path / "planted.jsonl")
+    """The whole harness on FakeKafka: its own job process, load, output check, proxies, and the result on the whole output."""
+    journal = Journal(tmp_path / "injected.jsonl")
     with ExitStack() as stack:
         session = Session("planted-doubles", Servers.FAKE, journal, stack)
         generator = random.Random(1)
@@ -651,12 +649,12 @@ def test_a_job_that_doubles_is_found_out_by_its_kill_and_by_no_other_fault(tmp_p
     assert [line["kind"] for line in journal.faults()] == ["connections reset", "job killed"]
 
 
-def test_the_loss_of_a_topic_made_anew_is_reported_exactly_and_nothing_else_is_lost(tmp_path):
+def test_the_loss_of_a_topic_recreated_is_reported_exactly_and_nothing_else_is_lost(tmp_path):
     """The whole harness again; the job was frozen meanwhile, and has not read what was written then."""
     journal = Journal(tmp_path / "losses.jsonl")
     with ExitStack() as stack:
         session = Session("embedded-losses", Servers.FAKE, journal, stack)
-        line = session.suffer(KINDS["input made anew, job frozen"], random.Random(1))
+        line = session.suffer(KINDS["input recreated, job frozen"], random.Random(1))
         verdict = session.judge()["verdict"]
     assert "proof" in line
     assert is_good(line)

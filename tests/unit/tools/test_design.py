@@ -10,7 +10,7 @@ from tests.unit.tools.test_tidy import PACKAGE, modules
 
 
 def test_the_diagrams_are_those_of_the_tables():
-    """`python -m tests.helpers.draw_tables` draws them anew."""
+    """`python -m tests.helpers.draw_tables` draws them again."""
     assert drawn(STATE_MACHINES.read_text()) == STATE_MACHINES.read_text()
 
 

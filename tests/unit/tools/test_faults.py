@@ -1,4 +1,4 @@
-"""The ablations that demo and benchmark run with: planted as a restarted query's process plants them, each does its harm."""
+"""The ablations that demo and benchmark run with: injected as a restarted query's process injects them, each does its harm."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 @pytest.fixture
-def plant(monkeypatch):
+def inject(monkeypatch):
     """Runs a fault's sitecustomize as Spark's planner does at its start; what it has changed is undone."""
     monkeypatch.setattr(KafkaOffsets, "from_json", KafkaOffsets.from_json)
     monkeypatch.setattr(KafkaDiscovery, "later", KafkaDiscovery.later)
     monkeypatch.delenv("HEADRACE_PHASE", raising=False)
 
-    def plant(name: str, process: str = PLANNER) -> None:
+    def inject(name: str, process: str = PLANNER) -> None:
         monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", process])
         runpy.run_path(str(FAULTS / name / "sitecustomize.py"))
 
-    return plant
+    return inject
 
 
 class Job:
@@ -74,16 +74,16 @@ def test_without_a_fault_each_record_is_read_once(job):
 
 
 @pytest.mark.parametrize("name", ["no_discovery", "reinitialise"])
-def test_nothing_is_planted_in_other_processes(job, plant, name):
-    plant(name, "pyspark.daemon")
+def test_nothing_is_planted_in_other_processes(job, inject, name):
+    inject(name, "pyspark.daemon")
     assert job.restarted() == HONEST
 
 
-def test_without_discovery_across_a_restore_a_partition_added_meanwhile_is_never_read(job, plant):
-    plant("no_discovery")
+def test_without_discovery_across_a_restore_a_partition_added_meanwhile_is_never_read(job, inject):
+    inject("no_discovery")
     assert job.restarted() == [("t-0", 10, 11), ("t-0", 11, 12)]
 
 
-def test_a_restore_that_initialises_again_reads_everything_twice(job, plant):
-    plant("reinitialise")
+def test_a_restore_that_initialises_again_reads_everything_twice(job, inject):
+    inject("reinitialise")
     assert job.restarted()[0][:2] == ("t-0", 0)

@@ -6,21 +6,21 @@ import subprocess
 
 import pytest
 
-from tests.helpers.findings import COUNTS, Finding, Suite, exhibits, first_commits, named_tests, rows, wanted
+from tests.helpers.findings import COUNTS, Finding, Suite, first_commits, named_tests, regressions, rows, wanted
 
 TABLE = """
-| exhibit | sequence -> wrong outcome | test, or why there is none |
+| regression test | sequence -> wrong outcome | test, or why there is none |
 |---|---|---|
-| seen here (findings: Beam 1, 2) | a \\| b -> c | `test_a` in `tests/unit/test_x.py` |
-| seen here, findings: Spark 3 | -> d | cannot arise: there is none |
+| regression (findings: Beam 1, 2) | a \\| b -> c | `test_a` in `tests/unit/test_x.py` |
+| regression, findings: Spark 3 | -> d | cannot arise: there is none |
 | KAFKA-1 (findings: Beam 4, Spark 5) | -> e | `tests/unit/test_x.py::TestA::test_b` |
-| seen here, findings: Sinks 6 | -> f | |
+| regression, findings: Sinks 6 | -> f | |
 | FLINK-1 | findings: Source 7 | `test_c` |
 """
 
 
 def test_rows_are_found_by_the_findings_that_they_name():
-    found = exhibits(TABLE)
+    found = regressions(TABLE)
     assert {str(finding) for finding in found} == {"Beam 1", "Beam 2", "Spark 3", "Beam 4", "Spark 5"}
     assert found[Finding("Beam", 2)][0].tests == ("test_a",)
     assert found[Finding("Spark", 3)][0].tests == ()

@@ -1,4 +1,4 @@
-"""What the fuzzers have kept, once more, and what they have found; the fuzzers themselves are run by `make fuzz`."""
+"""What the fuzzers have kept, again, and what they have found; the fuzzers themselves are run by `make fuzz`."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_every_committed_figure_is_without_a_finding(name):
     assert figures["findings"] == []
 
 
-# --- the checkers see planted bugs ---
+# --- the checkers see injected bugs ---
 
 
 def test_a_wrong_error_is_kept_with_its_input_and_its_place_once(tmp_path):
     def wrong(data: bytes) -> None:
         if b"x" in data:
-            raise IndexError("planted")
+            raise IndexError("injected")
 
     checked = run.keeping(wrong, tmp_path)
     for data in (b"a", b"first x", b"second x"):
@@ -99,10 +99,10 @@ def names_no_place(data, **options):
     raise CorruptDataError("bad")
 
 
-@pytest.mark.parametrize("planted", [raises, stands_still, names_no_place])
-def test_the_flood_sees_a_decoder_that_does_what_it_may_not(monkeypatch, planted):
+@pytest.mark.parametrize("injected", [raises, stands_still, names_no_place])
+def test_the_flood_sees_a_decoder_that_does_what_it_may_not(monkeypatch, injected):
     with pytest.raises(Finding):
-        flood.run_chunk("test", 0, few(monkeypatch), decode=planted)
+        flood.run_chunk("test", 0, few(monkeypatch), decode=injected)
 
 
 def test_the_flood_sees_a_decoder_that_is_slow(monkeypatch):
@@ -178,18 +178,18 @@ def runs_out(avro, column):
 
 
 @pytest.mark.parametrize(
-    ("planted", "said"),
+    ("injected", "said"),
     [
         (no_reason, "a reason that is none"),
         (refuses_neighbours, "is a value, and was refused"),
         (takes_anothers_bytes, "was read|was refused"),
-        (keeps_what_is_bad, "is no value, and was read"),
+        (keeps_what_is_bad, "is not a value, and was read"),
         (runs_out, "MemoryError"),
     ],
 )
-def test_the_flood_of_avro_values_sees_a_decoder_that_does_what_it_may_not(planted, said):
+def test_the_flood_of_avro_values_sees_a_decoder_that_does_what_it_may_not(injected, said):
     with pytest.raises(Finding, match=said):
-        few_values(planted)
+        few_values(injected)
 
 
 @pytest.mark.parametrize("name", ["flood", "flood_avro"])
@@ -226,32 +226,32 @@ NO_NUMBERS = [float("inf"), float("nan"), 1.5, True, -1, "1", None, [], {}]
 
 @pytest.mark.parametrize("wrong", NO_NUMBERS, ids=str)
 @pytest.mark.parametrize("name", ["epoch", "task", "number", "rows", "size"])
-def test_seen_here_what_is_no_number_in_a_files_handle_is_said_to_be_none(name, wrong):
+def test_what_is_no_number_in_a_files_handle_is_said_to_be_none(name, wrong):
     with pytest.raises(ValueError, match="no whole number"):
         FileHandleSerializer().deserialize(1, golden("file_handle_v1") | {name: wrong})
 
 
 @pytest.mark.parametrize("wrong", NO_NUMBERS, ids=str)
 @pytest.mark.parametrize("name", ["pid", "epoch", "protocol", "started", "timeout"])
-def test_seen_here_what_is_no_number_in_a_kafka_handle_is_said_to_be_none(name, wrong):
+def test_what_is_no_number_in_a_kafka_handle_is_said_to_be_none(name, wrong):
     handle = golden("kafka_commit_list_v1")["body"]["handles"][0]
     with pytest.raises(ValueError, match="no whole number"):
         KafkaHandleSerializer().deserialize(1, handle | {name: wrong})
 
 
 @pytest.mark.parametrize("wrong", [5, {}, None, ["a"]], ids=str)
-def test_seen_here_a_kafka_handle_without_a_name_is_no_handle(wrong):
+def test_a_kafka_handle_without_a_name_is_no_handle(wrong):
     handle = golden("kafka_commit_list_v1")["body"]["handles"][0]
-    with pytest.raises(ValueError, match="is no text"):
+    with pytest.raises(ValueError, match="is not text"):
         KafkaHandleSerializer().deserialize(1, handle | {"id": wrong})
     topic, topic_id, ranges = handle["topics"][0]
     for changed in ([wrong, topic_id, ranges], [topic, 5, ranges]):
-        with pytest.raises(ValueError, match="is no text"):
+        with pytest.raises(ValueError, match="is not text"):
             KafkaHandleSerializer().deserialize(1, handle | {"topics": [changed]})
 
 
 @pytest.mark.parametrize("name", ["version", "handle_version", "epoch"])
-def test_seen_here_a_list_whose_numbers_are_none_is_damaged(name):
+def test_a_list_whose_numbers_are_none_is_damaged(name):
     lists = CommitListSerializer(KafkaHandleSerializer())
     for data in without_numbers("kafka_commit_list_v1", name):
         with pytest.raises(StateError, match=r"here: the list of transactions cannot be read: it is damaged \(ValueError"):
@@ -259,7 +259,7 @@ def test_seen_here_a_list_whose_numbers_are_none_is_damaged(name):
 
 
 @pytest.mark.parametrize("name", ["version", "handle_version", "count"])
-def test_seen_here_a_writers_state_whose_numbers_are_none_is_damaged(name):
+def test_a_writers_state_whose_numbers_are_none_is_damaged(name):
     states = ShardStateSerializer(KafkaHandleSerializer())
     for data in without_numbers("beam_writer_v1", name):
         with pytest.raises(StateError, match=r"here: the state of a writer cannot be read: it is damaged \(ValueError"):
@@ -273,7 +273,7 @@ def without_numbers(name: str, field: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("url", ["https://[o/", "https://h:99999/", "https://h:x/", "https://h:0/", "file:///etc/passwd"])
-def test_seen_here_a_token_endpoint_that_is_no_address_is_refused_by_name(url):
+def test_a_token_endpoint_that_is_no_address_is_refused_by_name(url):
     with pytest.raises(UsageError, match=r"token\.endpoint\.url must be like https://host/path"):
         ClientCredentials(url=url, client_id="i", client_secret="s")
 
@@ -281,7 +281,7 @@ def test_seen_here_a_token_endpoint_that_is_no_address_is_refused_by_name(url):
 @pytest.mark.parametrize(
     "address", ["sqlite://host/db", "sqlite://u:secret@host/db", "sqlite://host:1/db", "sqlite://:secret@/db"]
 )
-def test_seen_here_a_server_of_sqlite_is_refused_with_the_form_that_it_has(address):
+def test_a_server_of_sqlite_is_refused_with_the_form_that_it_has(address):
     with pytest.raises(UsageError, match=r"SQLite is a file: sqlite:////path/to/file") as raised:
         product_of(address)
     assert "secret" not in str(raised.value)
@@ -290,7 +290,7 @@ def test_seen_here_a_server_of_sqlite_is_refused_with_the_form_that_it_has(addre
 DEEP = "[" * 100_000
 
 
-def test_seen_here_json_that_is_nested_too_deep_is_damage():
+def test_json_that_is_nested_too_deep_is_damage():
     coders = pytest.importorskip("headrace.runners.beam.coders")
     source = pytest.importorskip("headrace.kafka").KafkaSource("127.0.0.1:1", topics=["t"])
     with pytest.raises(StateError):

@@ -67,7 +67,7 @@ def test_a_change_is_named_by_function_and_lines_and_not_by_a_number(monkeypatch
 
 @pytest.mark.parametrize("changed", ["tests/test_a.py", "headrace/a.py"])
 def test_what_mutmut_keeps_of_a_file_that_has_changed_is_forgotten(tmp_path, changed):
-    """Which functions a test calls is looked at anew where a test has changed: a mutant is run with these tests alone."""
+    """Which functions a test calls is looked at again where a test has changed: a mutant is run with these tests alone."""
     checkout, kept = tmp_path / "groups" / "g", ["tests/test_a.py", "headrace/a.py", "mutmut-stats.json"]
     for name in kept:
         file = checkout / "mutants" / name

@@ -1,4 +1,4 @@
-"""The restore benchmark's Flink with a standby: who is at work, what is started when, and what a kill of it hits."""
+"""The restore benchmark's Flink with a standby: who is running, what is started when, and what a kill of it hits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from benchmarks.restore.flink_cluster import (
     flink_settings,
     lay_out,
 )
-from benchmarks.restore.flink_pair import REHEARSAL_S, SETTLE_S, Kind, Look, Pair, rest_port
-from benchmarks.restore.process import Family
+from benchmarks.restore.flink_pair import DRY_RUN_S, SETTLE_S, Kind, Look, Pair, rest_port
+from benchmarks.restore.process import ProcessTree
 from headrace.testing.servers.flink.programs import JOB_MANAGER, TASK_MANAGER
 from headrace.testing.servers.flink.rest import FlinkRest
 
@@ -103,7 +103,7 @@ class TestWhatIsStarted:
 
 
 class TestTheStatus:
-    def test_names_the_processes_at_work_and_those_that_wait(self):
+    def test_names_the_processes_running_and_those_that_wait(self):
         status = pair().status({name: number for number, name in enumerate(ALL)})
         assert status == {
             "active": [{"name": "jm-1", "pid": 0}, {"name": "tm-2", "pid": 1}],
@@ -157,7 +157,7 @@ class TestSettings:
         assert programs.kept()
 
     def test_the_first_processes_are_replaced_before_they_have_a_standby(self):
-        assert REHEARSAL_S < SETTLE_S
+        assert DRY_RUN_S < SETTLE_S
 
     @pytest.mark.parametrize(
         ("connection", "port"), [(b"\xac\xed\x00\x05w\x17\x00\x15http://127.0.0.1:8081sr\x00", 8081), (b"", None)]
@@ -246,7 +246,7 @@ class TestTheSupervisor:
         assert lookout.pause_s > often
         assert notes[0] == f"{leader} is started"
 
-    def test_says_at_once_who_is_left_after_a_kill_and_starts_nothing_beside_it(self, rig, tmp_path):
+    def test_says_at_once_who_is_left_after_a_kill_and_starts_nothing_alongside_it(self, rig, tmp_path):
         cluster, lookout, notes, supervision = rig
         cluster.lives = dict(ALL)
         lookout.latest = AT_WORK
@@ -285,46 +285,46 @@ def alive(process: psutil.Process) -> bool:
 
 class TestTheKill:
     @pytest.fixture
-    def family(self, tmp_path):
+    def tree(self, tmp_path):
         command = [sys.executable, "-c", PARENT, str(tmp_path / "status.json")]
-        family = Family(command, os.environ, tmp_path)
-        yield family
-        family.end()
+        tree = ProcessTree(command, os.environ, tmp_path)
+        yield tree
+        tree.end()
 
-    def test_hits_every_process_that_is_active_and_no_other(self, family, tmp_path):
-        until(family.has_standby)
+    def test_hits_every_process_that_is_active_and_no_other(self, tree, tmp_path):
+        until(tree.has_standby)
         status = json.loads((tmp_path / "status.json").read_text())
         active, waiting = ([psutil.Process(each["pid"]) for each in status[key]] for key in ("active", "standbys"))
-        at, dead = family.kill_active()
+        at, dead = tree.kill_active()
         assert at <= dead
         assert not any(alive(process) for process in active)
         assert all(alive(process) for process in waiting)
-        family.check()
+        tree.check()
 
     @pytest.mark.parametrize("which", [0, 1], ids=["that was waited for", "that nobody has waited for yet"])
-    def test_seen_here_of_an_active_process_that_has_ended_by_itself_is_an_error_and_hits_none(self, family, tmp_path, which):
-        until(family.has_standby)
+    def test_of_an_active_process_that_has_ended_by_itself_is_an_error_and_hits_none(self, tree, tmp_path, which):
+        until(tree.has_standby)
         active = [psutil.Process(each["pid"]) for each in json.loads((tmp_path / "status.json").read_text())["active"]]
         active[which].kill()
         until(lambda: psutil.pid_exists(active[which].pid) == bool(which) and not alive(active[which]))
         with pytest.raises(RuntimeError, match=f"process {active[which].pid}.* had ended by itself"):
-            family.kill_active()
+            tree.kill_active()
         assert alive(active[1 - which])
 
-    def test_of_nothing_active_is_an_error(self, family, tmp_path):
-        until(family.has_standby)
+    def test_of_nothing_active_is_an_error(self, tree, tmp_path):
+        until(tree.has_standby)
         (tmp_path / "status.json").write_text(json.dumps({"active": [], "standbys": []}))
         with pytest.raises(RuntimeError, match="no active"):
-            family.kill_active()
-        assert not family.has_standby()
+            tree.kill_active()
+        assert not tree.has_standby()
 
-    def test_a_worker_that_has_ended_meanwhile_does_not_keep_the_others_from_their_kill(self, family, tmp_path, monkeypatch):
-        until(family.has_standby)
+    def test_a_worker_that_has_ended_meanwhile_does_not_keep_the_others_from_their_kill(self, tree, tmp_path, monkeypatch):
+        until(tree.has_standby)
         workers = [psutil.Process(each["pid"]) for each in json.loads((tmp_path / "status.json").read_text())["active"]]
         workers[0].kill()
         until(lambda: not psutil.pid_exists(workers[0].pid))
-        monkeypatch.setattr(family, "_workers", lambda: workers)
-        family.kill_workers(None)
+        monkeypatch.setattr(tree, "_workers", lambda: workers)
+        tree.kill_workers(None)
         assert not any(map(alive, workers))
         with pytest.raises(RuntimeError, match="no worker to kill"):
-            family.kill_workers(workers[0].pid)
+            tree.kill_workers(workers[0].pid)

@@ -1,4 +1,4 @@
-"""The oracle of the restore benchmark: every anomaly is planted, and is found and named; the times it gives are right."""
+"""The oracle of the restore benchmark: every anomaly is injected, and is found and named; the times it gives are right."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_duplicate_in_another_output_partition_counts_too():
     assert anomalies(judge(PRODUCED, committed, committed, all_seen(committed))) == {"duplicates": 1}
 
 
-def test_a_record_that_was_written_and_is_not_visible_is_torn_and_not_lost():
+def test_a_record_that_was_written_and_is_not_visible_is_partially_committed_and_not_lost():
     committed = with_partition_1((0, 2), (1, 2))
     verdict = judge(PRODUCED, committed, GOOD, all_seen(committed))
     assert anomalies(verdict) == {"torn": 1}

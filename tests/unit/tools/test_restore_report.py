@@ -95,7 +95,7 @@ def test_ablations_have_a_table_of_their_own(tmp_path):
 
 
 def test_an_ablation_whose_bug_was_not_seen_is_left_out(tmp_path):
-    unseen = document("b", 0, ablation=True, valid=False, wrong=["the planted bug was not seen"])
+    unseen = document("b", 0, ablation=True, valid=False, wrong=["the injected bug was not seen"])
     assert "| The b" not in written(tmp_path, document("a", 0), unseen)
 
 

@@ -68,7 +68,7 @@ def test_a_damaged_line_is_named(plan):
     runs_in(plan.results).add(run())
     with (plan.results / "restore" / "headrace.jsonl").open("a") as file:
         file.write('{"system": "head')
-    with pytest.raises(ValueError, match=r"headrace.jsonl, line 2, is no JSON .* restore the file with git"):
+    with pytest.raises(ValueError, match=r"headrace.jsonl, line 2, is not JSON .* restore the file with git"):
         plan.pending()
 
 

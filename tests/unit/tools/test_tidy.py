@@ -31,7 +31,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield node.module
 
 
-def test_the_heart_imports_nothing_but_the_standard_library_and_pyarrow():
+def test_the_core_imports_nothing_but_the_standard_library_and_pyarrow():
     allowed = sys.stdlib_module_names | {"pyarrow"}
     foreign = {
         f"{path}: {name}"
@@ -91,7 +91,7 @@ MAY_NAME_AN_ENGINE = {
     ],
     "connectors/files/formats.py": ["JSON lines as Spark's `to_json` writes values."],  # the format's definition
     "connectors/files/json_lines.py": ["Spark's `to_json` gives it and its JSON reader takes."],
-    "connectors/files/sink.py": ["Spark, Hive and pyarrow's datasets ignore names that begin with `_`."],  # its readers
+    "connectors/files/sink.py": ["Spark, Hive and pyarrow's datasets ignore names that start with `_`."],  # its readers
 }
 
 
@@ -165,7 +165,7 @@ SANS_IO = {
     "runners/local/balanced.py",
     "runners/local/core.py",
 }
-"""The cores that take events and give commands. The rest of the heart: JSON, the smallest runner, connectors' interfaces, and
+"""The cores that take events and give commands. The rest of the core: JSON, the smallest runner, connectors' interfaces, and
 what calls these.
 """
 

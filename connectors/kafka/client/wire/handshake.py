@@ -119,8 +119,8 @@ class _TlsTransport(_KeepsLastBytes, KafkaSSLTransport):  # type: ignore[misc]
 def _open_socket(host: str, port: int, config: ClientConfig) -> socket.socket:
     """A TCP connection to the first address of `host` that answers, not blocking, as kafka-python wants it."""
     failure: OSError = ConnectionError("the name has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        opened = socket.socket(family, kind, protocol)
+    for tree, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        opened = socket.socket(tree, kind, protocol)
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

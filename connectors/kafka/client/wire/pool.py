@@ -17,7 +17,7 @@ from headrace.connectors.kafka.client.wire.throttles import Throttles
 __all__ = ["ConnectionPool"]
 
 Address = tuple[str, int]
-_SWEEP_S = 10.0
+_CLEAN_UP_S = 10.0
 
 
 @dataclass(slots=True)
@@ -47,14 +47,14 @@ class ConnectionPool:
         self._idle: dict[Address, list[Connection]] = defaultdict(list)
         self._lent: weakref.WeakSet[Connection] = weakref.WeakSet()  # what nobody gives back is nobody's
         self._failures: dict[Address, _Failures] = {}
-        self._swept_at = time.monotonic()
+        self._cleaned_up_at = time.monotonic()
 
     def lease(self, address: Address) -> Connection:
         """A live connection that is the caller's alone until `give_back`, if it is given back.
 
         Waits out the reconnect backoff of this address. Raises what `Connection` raises.
         """
-        self._sweep()
+        self._clean_up()
         while (connection := self._pop(address)) is not None:
             if self._fit(connection):
                 return self._lend(connection)
@@ -95,12 +95,12 @@ class ConnectionPool:
             connection.abort()
         return connection
 
-    def _sweep(self) -> None:
-        """Close what idles in vain, of whatever address: brokers go, and their sockets would stay half closed."""
+    def _clean_up(self) -> None:
+        """Close what idles unsuccessfully, of whatever address: brokers go, and their sockets would stay half closed."""
         with self._lock:
-            if time.monotonic() - self._swept_at < _SWEEP_S:
+            if time.monotonic() - self._cleaned_up_at < _CLEAN_UP_S:
                 return
-            self._swept_at = time.monotonic()
+            self._cleaned_up_at = time.monotonic()
             unfit = [each for idle in self._idle.values() for each in idle if not self._fit(each)]
             self._idle = defaultdict(list, {a: [each for each in idle if each not in unfit] for a, idle in self._idle.items()})
         for connection in unfit:

@@ -1,4 +1,4 @@
-"""Who may commit offsets for a group (OffsetCommit, 8), and how much may be written beside them."""
+"""Who may commit offsets for a group (OffsetCommit, 8), and how much may be written alongside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API key 15, DescribeGroups: KIP-1043 (version 6 says that there is none)."""
+"""API key 15, DescribeGroups: KIP-1043 (version 6 states that there is none)."""
 
 from __future__ import annotations
 

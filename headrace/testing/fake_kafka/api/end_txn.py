@@ -1,4 +1,4 @@
-"""API key 26, EndTxn: KIP-98, and from version 5 on KIP-890: the producer goes on with the next epoch."""
+"""API key 26, EndTxn: KIP-98, and from version 5 on KIP-890: the producer continues with the next epoch."""
 
 from __future__ import annotations
 

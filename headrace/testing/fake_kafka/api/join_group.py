@@ -13,7 +13,7 @@ _NULLABLE_NAME = 7
 
 
 def handle(call: Call) -> Message | Later:
-    """Answered once the rebalance that it begins, or joins, has everybody."""
+    """Answered once the rebalance that it starts, or joins, has everybody."""
     try:
         member = _join(call)
     except RefusedError as error:

@@ -76,7 +76,7 @@ def _refused(index: int, error: RefusedError, log_start_offset: int = -1) -> Mes
 
 
 class _ContentError(RefusedError):
-    """What the log itself refuses: such an answer tells where the log starts."""
+    """What the log itself refuses: such an answer reports where the log starts."""
 
 
 def _checked(call: Call, topic: Topic, partition: Partition, records: bytes | None) -> StoredBatch:
@@ -129,7 +129,7 @@ def _check_content(call: Call, topic: Topic, batch: StoredBatch) -> None:
 
 
 def _check_transaction(call: Call, topic: str, index: int, batch: StoredBatch) -> None:
-    """KIP-890: a transactional write belongs to an open transaction; under version 2 it begins it, or joins it."""
+    """KIP-890: a transactional write belongs to an open transaction; under version 2 it starts it, or joins it."""
     if not batch.is_transactional:
         return
     producer = ProducerIdentity(batch.producer_id, batch.producer_epoch)

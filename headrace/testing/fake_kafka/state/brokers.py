@@ -16,7 +16,7 @@ COORDINATOR_PARTITIONS = 50  # of __consumer_offsets and of __transaction_state
 
 @dataclass(slots=True)
 class IsolatedView:
-    """What a broker that is cut off from the others goes on believing: topics, leaders, and its own copies of the logs."""
+    """What a broker that is cut off from the others continues believing: topics, leaders, and its own copies of the logs."""
 
     topics: TopicTable
     brokers: tuple[BrokerState, ...]

@@ -85,7 +85,7 @@ class ClusterState:
         return self.members() if broker.isolation is None else broker.isolation.brokers
 
     def isolate(self, broker: BrokerState) -> None:
-        """Cut a broker off from the others, not from its clients: it goes on with what it knew."""
+        """Cut a broker off from the others, not from its clients: it continues with what it knew."""
         broker.isolation = IsolatedView(self.topics.copy(), tuple(self.members()))
         for partition in broker.isolation.topics.partitions():
             partition.log.hold_high_watermark()

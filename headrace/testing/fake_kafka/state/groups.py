@@ -28,7 +28,7 @@ class GroupState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What JoinGroup (11) says of its sender; `protocols` are (name, metadata), best first."""
+    """What JoinGroup (11) reports about its sender; `protocols` are (name, metadata), best first."""
 
     member_id: str
     instance_id: str | None
@@ -80,7 +80,7 @@ class Group:
     # --- joining --------------------------------------------------------------------------------------------------------
 
     def join(self, joining: Joining, now_ms: int, delay_ms: int, *, needs_known_id: bool) -> Member:
-        """Take a member in, or again, and begin a rebalance where that changes anything. Raises RefusedError.
+        """Take a member in, or again, and start a rebalance where that changes anything. Raises RefusedError.
 
         `needs_known_id`: KIP-394, a newcomer is sent away with its id first (the error's message).
         """

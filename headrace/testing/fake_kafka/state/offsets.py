@@ -15,7 +15,7 @@ TopicPartition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
-    """The next offset to read, its leader epoch (-1: not known), and what the client wrote beside it."""
+    """The next offset to read, its leader epoch (-1: not known), and what the client wrote alongside it."""
 
     offset: int
     leader_epoch: int
@@ -43,7 +43,7 @@ class GroupOffsets:
         return self._pending.pop(producer_id, {})
 
     def is_unstable(self, partition: TopicPartition) -> bool:
-        """True while an open transaction has offsets for it: its outcome decides where to go on."""
+        """True while an open transaction has offsets for it: its outcome decides where to continue."""
         return any(partition in offsets for offsets in self._pending.values())
 
     def forget(self, partition: TopicPartition) -> None:

@@ -1,4 +1,4 @@
-"""Client quotas (KIP-13, KIP-546): bytes a second for a client id or user; who takes more is told to wait."""
+"""Client quotas (KIP-13, KIP-546): bytes a second for a client id or user; who takes more is instructed to wait."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class FetchSessions:
         return len(self._sessions)
 
     def find(self, session_id: int, epoch: int, now_ms: int) -> FetchSession:
-        """The session that an incremental request goes on with. Raises error 70 or 71."""
+        """The session that an incremental request continues with. Raises error 70 or 71."""
         session = self._sessions.get(session_id)
         if session is None:
             raise RefusedError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)

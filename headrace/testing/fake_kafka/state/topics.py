@@ -37,7 +37,7 @@ class Partition:
             self.log.begin_epoch(self.epoch)
 
     def check_epoch(self, known: int) -> None:
-        """KIP-320: a client that knows an older leader epoch, or a newer one, is told so. -1: it knows none."""
+        """KIP-320: a client that knows an older leader epoch, or a newer one, is informed so. -1: it knows none."""
         if 0 <= known < self.epoch:
             raise RefusedError(ErrorCode.FENCED_LEADER_EPOCH)
         if known > self.epoch:
@@ -103,7 +103,7 @@ class TopicTable:
         return partitions[index]
 
     def copy(self) -> TopicTable:
-        """As a broker that is cut off goes on seeing them: its logs have a future of their own."""
+        """As a broker that is cut off continues seeing them: its logs have their own future."""
         twin = TopicTable()
         for topic in self:
             partitions = [copy.copy(partition) for partition in topic.partitions]
@@ -114,7 +114,7 @@ class TopicTable:
 
 
 def check_name(name: str) -> None:
-    """Raise INVALID_TOPIC_EXCEPTION for what is no topic's name."""
+    """Raise INVALID_TOPIC_EXCEPTION for what is not a topic's name."""
     if name in {".", ".."} or not _LEGAL_NAME.fullmatch(name):
         raise RefusedError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {name!r}")
 

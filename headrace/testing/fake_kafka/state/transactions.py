@@ -176,7 +176,7 @@ class TransactionCoordinator:
     def end(
         self, transactional_id: str, producer: ProducerIdentity, version: int, now_ms: int, *, commit: bool
     ) -> ProducerIdentity:
-        """EndTxn (26), in version 1 or 2 of the protocol. Returns the producer to go on with."""
+        """EndTxn (26), in version 1 or 2 of the protocol. Returns the producer to continue with."""
         if not transactional_id:
             raise RefusedError(ErrorCode.INVALID_REQUEST)
         known = self.by_id.get(transactional_id)
@@ -200,7 +200,7 @@ class TransactionCoordinator:
         return known.producer
 
     def _abort_nothing(self, known: TransactionMetadata, version: int, now_ms: int) -> None:
-        """Version 2 lets a producer abort what it never began: it may have, without having heard of it."""
+        """Version 2 lets a producer abort what it never started: it may have, without having heard of it."""
         known.partitions.clear()
         self._decide(known, version, now_ms, commit=False)
 
@@ -298,7 +298,7 @@ def _is_retry_over_rotation(known: TransactionMetadata, producer: ProducerIdenti
 
 
 def _allows_retry(known: TransactionMetadata, producer: ProducerIdentity, retry: bool) -> bool:  # noqa: FBT001
-    """Version 2: the current epoch, or the one before it where its EndTxn may have lost its answer."""
+    """Version 2: the current epoch, or the previous one where its EndTxn may have lost its answer."""
     current = producer.epoch == known.producer.epoch
     if known.state in (TransactionState.ONGOING, TransactionState.EMPTY):
         return current

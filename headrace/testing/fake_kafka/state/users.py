@@ -26,7 +26,7 @@ class Users:
 
     @property
     def must_log_in(self) -> bool:
-        """Whether a connection begins with SASL."""
+        """Whether a connection starts with SASL."""
         return bool(self.passwords or self.tokens)
 
     @property

@@ -18,7 +18,7 @@ ENDED = frozenset({"FINISHED", "CANCELED", "FAILED"})
 
 @dataclass(frozen=True, slots=True)
 class FlinkCheckpoint:
-    """A completed one. `number` counts from 1 and goes on after a restart; `path` is what a new submission restores from.
+    """A completed one. `number` counts from 1 and continues after a restart; `path` is what a new submission restores from.
 
     `triggered_ms` is in epoch milliseconds. `state_bytes` is the size of all state, `took_ms` the time from end to end.
     """

@@ -109,7 +109,7 @@ class FlinkCluster:
         return self._wait(job_id, lambda view: view if view.is_running else None, "is not running", seconds)
 
     def wait_checkpoint(self, job_id: str, seconds: float = WAIT_S) -> FlinkCheckpoint:
-        """Wait for a completed checkpoint that begins after this call: it covers whatever was seen before the call."""
+        """Wait for a completed checkpoint that starts after this call: it covers whatever was seen before the call."""
         before = time.time_ns() // 1_000_000
 
         def fresh(view: JobView) -> FlinkCheckpoint | None:
@@ -124,7 +124,7 @@ class FlinkCluster:
     def savepoint(self, job_id: str, seconds: float = WAIT_S) -> str:
         """Take a savepoint, cancel the job with it, and give the savepoint's path for `options(savepoint=...)`.
 
-        Raises StateError with Flink's text when it cannot be taken: the job goes on.
+        Raises StateError with Flink's text when it cannot be taken: the job continues.
         """
         request = self.rest.trigger_savepoint(job_id)
         found: list[str] = []
@@ -173,7 +173,7 @@ class FlinkCluster:
             for finding in watch.observe(view, time.monotonic()):
                 if finding.trouble is not Trouble.FAILURE:
                     raise PeerError(self.explain(finding))
-                failures.append(finding.text)  # a job that was killed fails and goes on: no reason to give up
+                failures.append(finding.text)  # a job that was killed fails and continues: no reason to give up
             last = failures[-1] if failures else f"tasks {dict(view.tasks)}"
             if view.state in ENDED:
                 raise PeerError(f"job {view.name!r} is {view.state}: {last}")

@@ -36,7 +36,7 @@ def start_flink(
 
     slots: how many the TaskManager has, by default 2.
     state: the folder for checkpoints and savepoints; by default one that is gone afterwards.
-    environment: variables for the Python workers, beside ours; their Python is the one that runs this.
+    environment: variables for the Python workers, alongside ours; their Python is the one that runs this.
     config: settings of Flink, which win over ours.
     patience: how long a job may look well and do nothing, until that is called an error.
 

@@ -1,4 +1,4 @@
-"""What Beam and Flink leave silent, found by looking at a job again and again. It is told what is seen and when."""
+"""What Beam and Flink leave silent, found by looking at a job again and again. It is informed what is seen and when."""
 
 from __future__ import annotations
 

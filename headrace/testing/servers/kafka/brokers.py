@@ -18,7 +18,7 @@ LOG_LINES = 40
 class BrokerCluster:
     """Brokers by node id, from 1, and the addresses of their listeners. Not thread-safe.
 
-    `kill`, `stop`, `pause` and `resume` return when the process has ended, stopped or gone on; `restart` returns when
+    `kill`, `stop`, `pause` and `resume` return when the process has ended, stopped or continued; `restart` returns when
     the broker serves again. On an external cluster (HEADRACE_BOOTSTRAP) all of them raise UsageError.
     """
 
@@ -85,7 +85,7 @@ class BrokerCluster:
         self._paused.add(node)
 
     def resume(self, node: int) -> None:
-        """Let a paused broker go on (SIGCONT)."""
+        """Let a paused broker continue (SIGCONT)."""
         self._node(node).resume()
         self._paused.discard(node)
 

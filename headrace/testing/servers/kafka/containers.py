@@ -29,7 +29,7 @@ PING_S = 3
 def docker_answers() -> bool:
     """Whether testcontainers is installed and a Docker engine that shares this machine's network answers.
 
-    A remote engine, or Docker Desktop with its virtual machine, has a network of its own and is not used.
+    A remote engine, or Docker Desktop with its virtual machine, has its own network and is not used.
     """
     if sys.platform != "linux" or not _engine_listens():
         return False

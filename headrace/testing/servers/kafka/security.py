@@ -33,7 +33,7 @@ class Certificates:
 
 @dataclass(frozen=True)
 class Security:
-    """The listeners beside PLAINTEXT, the users of the SASL ones, and the certificates of the SSL ones."""
+    """The listeners alongside PLAINTEXT, the users of the SASL ones, and the certificates of the SSL ones."""
 
     protocols: tuple[str, ...]
     users: Mapping[str, str]
@@ -85,7 +85,7 @@ def make_security(protocols: Collection[str], users: Mapping[str, str], director
     """
     unknown = sorted(set(protocols) - set(PROTOCOLS))
     if unknown:
-        raise UsageError(f"unknown security protocols {unknown}: choose among {list(PROTOCOLS)}, beside PLAINTEXT")
+        raise UsageError(f"unknown security protocols {unknown}: choose among {list(PROTOCOLS)}, alongside PLAINTEXT")
     if not users and any(protocol.startswith("SASL_") for protocol in protocols):
         raise UsageError('a SASL listener needs users: users={"alice": "a password"}')
     for name, password in users.items():

@@ -68,11 +68,11 @@ def start_broker(
     brokers: how many, each broker and controller in one.
     config: broker settings, as in `server.properties`. They win over ours: no automatic creation of topics, internal
     topics of few partitions with min(3, brokers) replicas.
-    security: listeners beside PLAINTEXT, among SSL, SASL_PLAINTEXT, SASL_SSL.
+    security: listeners alongside PLAINTEXT, among SSL, SASL_PLAINTEXT, SASL_SSL.
     users: passwords by name, for the SASL listeners.
     port: the PLAINTEXT port of the first broker, the next ones following; by default any free ones.
     jvm_options: of each broker; by default a heap of 512 MiB.
-    advertise: called once for each node and listener (also CONTROLLER) before anything starts; what it gives is told to
+    advertise: called once for each node and listener (also CONTROLLER) before anything starts; what it gives is instructed to
     clients, brokers and controllers instead of the address where the node listens: that of a proxy.
 
     HEADRACE_BOOTSTRAP, a PLAINTEXT address, is used instead when set: then `config`, `security`, `port` and `advertise`

@@ -6,17 +6,17 @@ dead, and leads in its place, with the next *term*. It may be wrong: the leader 
 harmless: the driver that it calls claims the job at the sink. What the other one does then is refused there, and by the
 checkpoint's store. Here it matters that exactly one continues soon:
 
-- Who leads and sees a beat of a higher rank stands down: it beats a last time, its driver is killed, and it follows. By that
-  beat the other one, whose driver it may have fenced, knows by whom.
-- Who leads and cannot see the board goes on. It may be that nobody sees it, and nobody has taken over. But once it may have
+- Who leads and sees a heartbeat of a higher rank stands down: it heartbeats a last time, its driver is killed, and it follows. By that
+  heartbeat the other one, whose driver it may have fenced, knows by whom.
+- Who leads and cannot see the lease store continues. It may be that nobody sees it, and nobody has taken over. But once it may have
   been taken for dead, a driver that it calls could take the job from one that another host has called since, which would not
-  see by whom. So its next driver is called when it has seen the board again, and that nobody else leads.
-- Who leads and whose driver was fenced does not go on. If it sees who leads now, it follows. If nobody does, it leads once
-  more. Fenced a third time, each within an hour of the one before, without a beat of another one since it claimed, it ends:
+  see by whom. So its next driver is called when it has seen the lease store again, and that nobody else leads.
+- Who leads and whose driver was fenced does not continue. If it sees who leads now, it follows. If nobody does, it leads once
+  more. Fenced a third time, each within an hour of the previous one, without a heartbeat of another one since it claimed, it ends:
   whoever has fenced it knows nothing of the lease.
 
 Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
-no look is counted while the board is away: then nobody takes over, and when it comes back the leader has the whole time.
+no look is counted while the lease store is away: then nobody takes over, and when it comes back the leader has the whole time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import assert_never
 
-from headrace.connectors.base.lease import LEAST_TIMEOUT_S, Beat, BeatState
+from headrace.connectors.base.lease import LEAST_TIMEOUT_S, Heartbeat, HeartbeatState
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.spark.supervision.core import DriverEnd, Ending
@@ -38,7 +38,7 @@ LOOK_S = 0.5
 """Seconds between two looks."""
 
 _UNHEARD_LOOKS = 3
-"""A driver says twice a second that it and its JVM live; after so many looks without a word its supervisor does not beat."""
+"""A driver says twice a second that it and its JVM live; after so many looks without a word its supervisor does not heartbeat."""
 
 _FIRST_LOOKS = 60
 """So many before it has said anything: Python has to start, and import Spark."""
@@ -47,13 +47,13 @@ _QUIET_LOOKS = 7_200
 """An hour: who has led for so many looks is fenced for the first time again. As long as restarts take to forget a failure."""
 
 _MOST_FENCES = 2
-"""So often one that is cut off from the board can fence another one: by the driver that it has called when it was not, and with
+"""So often one that is cut off from the lease store can fence another one: by the driver that it has called when it was not, and with
 the batch that this one has under way when it loses the job.
 """
 
 
 class LeasePhase(Enum):
-    """What a supervisor does now. LOOKING: it has not seen the board. CLAIMING: it has said that it leads, and looks whether
+    """What a supervisor does now. LOOKING: it has not seen the lease store. CLAIMING: it has said that it leads, and looks whether
     it is the only one. DOUBTING: its driver was fenced, and it looks by whom. LEAVING: it says its last word.
     """
 
@@ -86,21 +86,21 @@ class LookDue:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Answer to LookAtBoard: the last beat; None where there never was one."""
+    """Answer to LookAtBoard: the last heartbeat; None where there never was one."""
 
     now_s: float
-    found: Beat | None
+    found: Heartbeat | None
 
 
 @dataclass(frozen=True, slots=True)
-class BeatWritten:
+class HeartbeatWritten:
     """Answer to WriteBeat."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class BoardFailed:
+class LeaseStoreFailed:
     """Answer to LookAtBoard or WriteBeat: it has failed, and may succeed the next time."""
 
     now_s: float
@@ -108,7 +108,7 @@ class BoardFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class BoardRefused:
+class LeaseStoreRefused:
     """Answer to LookAtBoard or WriteBeat: it was refused, and will be the next time unless somebody sees to it."""
 
     now_s: float
@@ -141,7 +141,7 @@ class CallWanted:
 class JobEnded:
     """The job of the supervisor that leads is over, as far as its drivers are concerned. None of them lives.
 
-    `was_to_stop`: the supervisor had been told to end. Its driver may have failed then, or was killed as it did not end.
+    `was_to_stop`: the supervisor had been instructed to end. Its driver may have failed then, or was killed as it did not end.
     """
 
     now_s: float
@@ -159,22 +159,22 @@ class LeaveRequested:
     now_s: float
 
 
-_Answer = Looked | BeatWritten | BoardFailed | BoardRefused
+_Answer = Looked | HeartbeatWritten | LeaseStoreFailed | LeaseStoreRefused
 LeaseEvent = LeaseStarted | LookDue | _Answer | DriverHeard | DriverLost | CallWanted | JobEnded | LeaveRequested
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtBoard:
-    """Ask the board. One question at a time; answered by `Looked` or a failure."""
+class LookAtLeaseStore:
+    """Ask the lease store. One question at a time; answered by `Looked` or a failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class WriteBeat:
-    """Write this beat. Answered by `BeatWritten` or a failure."""
+class WriteHeartbeat:
+    """Write this heartbeat. Answered by `HeartbeatWritten` or a failure."""
 
-    beat: Beat
+    heartbeat: Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +203,14 @@ class EndLease:
     end: DriverEnd
 
 
-LeaseCommand = LookAtBoard | WriteBeat | Follow | Lead | MayCall | EndLease
+LeaseCommand = LookAtLeaseStore | WriteHeartbeat | Follow | Lead | MayCall | EndLease
 
 
 class LeaseCore:
     """One supervisor. Not thread-safe. `wake_at_s`: when to send LookDue, as of the last event; None for not now.
 
-    `leader`: the last beat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`: what
-    was wrong with the board the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for the whole
+    `leader`: the last heartbeat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`: what
+    was wrong with the lease store the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for the whole
     timeout, so that it may have been taken for dead. That is by its own clock, whatever became of its looks. `waiting`: the
     driver that is to run the job, and may not be called yet.
     """
@@ -221,9 +221,9 @@ class LeaseCore:
             raise UsageError(f"a leader may say nothing for at least {LEAST_TIMEOUT_S:g} s, not {timeout_s}")
         self.phase: LeasePhase = LeasePhase.CREATED
         self.wake_at_s: float | None = None
-        self.leader: Beat | None = None
+        self.leader: Heartbeat | None = None
         self.trouble: str | None = None
-        self._own = Beat(0, supervisor, 0, BeatState.LEADING, host)
+        self._own = Heartbeat(0, supervisor, 0, HeartbeatState.LEADING, host)
         self._timeout_s = timeout_s
         self._most = math.ceil(timeout_s / LOOK_S)
         self._now_s = self._written_at_s = -math.inf
@@ -266,7 +266,7 @@ class LeaseCore:
             self._take_answer(event)
         commands = self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
-        if any(isinstance(command, LookAtBoard | WriteBeat) for command in commands):
+        if any(isinstance(command, LookAtLeaseStore | WriteHeartbeat) for command in commands):
             self._awaits, self._asked_at_s = True, self._now_s
         if self._awaits or self.phase is LeasePhase.OVER:
             self.wake_at_s = None
@@ -276,17 +276,17 @@ class LeaseCore:
 
     def _take_answer(self, event: _Answer) -> None:
         self._awaits = False
-        self.trouble = event.reason if isinstance(event, BoardFailed | BoardRefused) else None
-        if isinstance(event, BeatWritten):
+        self.trouble = event.reason if isinstance(event, LeaseStoreFailed | LeaseStoreRefused) else None
+        if isinstance(event, HeartbeatWritten):
             self._written_at_s = self._asked_at_s  # when it took effect nobody knows: not before
         if isinstance(event, Looked) and event.found is not None and event.found.supervisor != self._own.supervisor:
             self._see(event.found)
 
-    def _see(self, found: Beat) -> None:
+    def _see(self, found: Heartbeat) -> None:
         if found != self.leader:
             self._missed = -1  # it is counted below
             leads = self.phase in (LeasePhase.CLAIMING, LeasePhase.LEADING)
-            self._has_rival |= leads and found.state is BeatState.LEADING
+            self._has_rival |= leads and found.state is HeartbeatState.LEADING
         self.leader = found
         self._highest = max(self._highest, found.rank)
 
@@ -294,10 +294,10 @@ class LeaseCore:
         match event:
             case LeaseStarted():
                 self.phase = LeasePhase.LOOKING
-                return [Follow("it has just started"), LookAtBoard()]
+                return [Follow("it has just started"), LookAtLeaseStore()]
             case LookDue():
                 self.wake_at_s = None
-                return [] if self._awaits else [LookAtBoard()]
+                return [] if self._awaits else [LookAtLeaseStore()]
             case DriverHeard():
                 self._unheard = 0
             case DriverLost():
@@ -309,7 +309,7 @@ class LeaseCore:
                 return self._job_ended(event)
             case LeaveRequested():
                 return self._leave(event)
-            case Looked() | BeatWritten() | BoardFailed() | BoardRefused():
+            case Looked() | HeartbeatWritten() | LeaseStoreFailed() | LeaseStoreRefused():
                 return self._answered(event)
             case _:
                 assert_never(event)
@@ -335,50 +335,50 @@ class LeaseCore:
                 return []
 
     def _first_look(self, event: _Answer) -> list[LeaseCommand]:
-        if isinstance(event, BoardRefused):
+        if isinstance(event, LeaseStoreRefused):
             self._end = DriverEnd(Ending.WRONG_USE, event.reason)
             return self._finish()
         if not isinstance(event, Looked):
             return []
-        if event.found is None or event.found.state is not BeatState.LEADING:
+        if event.found is None or event.found.state is not HeartbeatState.LEADING:
             return self._claim()
         self.phase, self._missed = LeasePhase.FOLLOWING, 0
         return []
 
     def _follower_looked(self, event: _Answer) -> list[LeaseCommand]:
         if not isinstance(event, Looked):
-            self._missed = 0  # in a row: who cannot see the board knows nothing
+            self._missed = 0  # in a row: who cannot see the lease store knows nothing
             return []
         if self._missed < 0 and event.found is not None:
             return self._follow(event.found)
         self._missed += 1
         return self._claim() if self._missed >= self._most else []
 
-    def _follow(self, found: Beat) -> list[LeaseCommand]:
+    def _follow(self, found: Heartbeat) -> list[LeaseCommand]:
         """Whoever has written this, which is new. If that is its last word there is nobody to be followed."""
         is_late = found.rank < self._highest  # of one that was paused: somebody has led after it, and may still
         self.phase, self._missed, self._fenced_by_nobody = LeasePhase.FOLLOWING, 0, 0
-        if is_late or found.state is BeatState.LEADING:
+        if is_late or found.state is HeartbeatState.LEADING:
             return []
-        return self._over_elsewhere(found) if found.state is BeatState.OVER else self._claim()
+        return self._over_elsewhere(found) if found.state is HeartbeatState.OVER else self._claim()
 
-    def _over_elsewhere(self, found: Beat) -> list[LeaseCommand]:
+    def _over_elsewhere(self, found: Heartbeat) -> list[LeaseCommand]:
         ending = Ending[found.ending] if found.ending in Ending.__members__ else Ending.FAILED
         self._end = DriverEnd(ending, f"the job has ended on {found.host}: {found.reason}")
         return self._finish()
 
     def _claimed(self, event: _Answer) -> list[LeaseCommand]:
         match event:
-            case BeatWritten():
-                return [LookAtBoard()]
+            case HeartbeatWritten():
+                return [LookAtLeaseStore()]
             case Looked(_, found) if found == self._own:
                 self.phase, self._unheard, self._led, self._waiting = LeasePhase.LEADING, -_FIRST_LOOKS, 0, None
                 return [Lead()]
-            case Looked(_, Beat() as found) if not self._is_above(found) or self._is_over(found):
+            case Looked(_, Heartbeat() as found) if not self._is_above(found) or self._is_over(found):
                 return self._follow(found)
             case Looked():
-                return self._beat()  # another one has claimed it as well, and will see this
-            case BoardRefused(_, reason) if self.leader is None:  # from the beginning
+                return self._heartbeat()  # another one has claimed it as well, and will see this
+            case LeaseStoreRefused(_, reason) if self.leader is None:  # from the beginning
                 self._end = DriverEnd(Ending.WRONG_USE, reason)
                 return self._finish()
             case _:
@@ -386,7 +386,7 @@ class LeaseCore:
                 return []
 
     def _leader_looked(self, event: _Answer) -> list[LeaseCommand]:
-        if isinstance(event, BeatWritten):
+        if isinstance(event, HeartbeatWritten):
             return []
         self._unheard += 1
         self._led += 1
@@ -394,22 +394,22 @@ class LeaseCore:
             return []
         if event.found is None or self._is_above(event.found):
             if self._now_s - self._asked_at_s >= self._timeout_s:  # its host was paused, and so long ago it was true
-                return [LookAtBoard()]
-            return [*self._call(), *(self._beat() if self._unheard <= _UNHEARD_LOOKS else [])]
+                return [LookAtLeaseStore()]
+            return [*self._call(), *(self._heartbeat() if self._unheard <= _UNHEARD_LOOKS else [])]
         stands_down = Follow(f"{event.found.host} leads, in term {event.found.term}")
         ended_or_claimed = self._follow(event.found)
         if self.phase is LeasePhase.OVER:
             return ended_or_claimed
         if ended_or_claimed:
             return [stands_down, *ended_or_claimed]
-        # At once: while its drivers are killed the other one may end, and a beat that comes later would hide its last word.
-        return [*self._beat(), stands_down]
+        # At once: while its drivers are killed the other one may end, and a heartbeat that comes later would hide its last word.
+        return [*self._heartbeat(), stands_down]
 
     def _doubter_looked(self, event: _Answer) -> list[LeaseCommand]:
         if not isinstance(event, Looked):
             self._missed = 0
             return []
-        is_news = self._missed < 0  # whatever its term: the board may have forgotten the higher one
+        is_news = self._missed < 0  # whatever its term: the lease store may have forgotten the higher one
         if event.found is not None and (is_news or not self._is_above(event.found)):
             return self._follow(event.found)  # with the driver that it has kept warm since
         self._missed = max(0, self._missed) + 1
@@ -420,15 +420,15 @@ class LeaseCore:
     def _leaver_answered(self, event: _Answer) -> list[LeaseCommand]:
         """The last word is said until it stands, or does not matter: another one leads, or soon will, as its time is over.
 
-        A look after it was written tells: a beat of one that stands down may have been on its way.
+        A look after it was written tells: a heartbeat of one that stands down may have been on its way.
         """
         is_late = self._has_said_its_last and event.now_s >= self._leave_by_s
         match event:
-            case Looked(_, Beat() as found) if found == self._own or not self._is_above(found):
+            case Looked(_, Heartbeat() as found) if found == self._own or not self._is_above(found):
                 return self._finish()
-            case BeatWritten() | BoardFailed() if self._has_said_its_last and not is_late:
+            case HeartbeatWritten() | LeaseStoreFailed() if self._has_said_its_last and not is_late:
                 return []
-            case BoardRefused() if self._has_said_its_last:
+            case LeaseStoreRefused() if self._has_said_its_last:
                 return self._finish()
             case _ if is_late:
                 return self._finish()
@@ -437,27 +437,27 @@ class LeaseCore:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _is_above(self, found: Beat) -> bool:
-        """Whether this one goes on beside who has written that."""
+    def _is_above(self, found: Heartbeat) -> bool:
+        """Whether this one continues alongside who has written that."""
         return found.rank <= self._own.rank
 
-    def _is_over(self, found: Beat) -> bool:
+    def _is_over(self, found: Heartbeat) -> bool:
         """Whether that is news from the last one that led, and the job's end."""
-        return self._missed < 0 and found.state is BeatState.OVER and found.rank == self._highest
+        return self._missed < 0 and found.state is HeartbeatState.OVER and found.rank == self._highest
 
     def _claim(self) -> list[LeaseCommand]:
         """The term is above all that were seen, so that who led before stands down when it sees this."""
         self.phase, self._missed, self._has_rival = LeasePhase.CLAIMING, 0, False
         self._own = replace(self._own, term=max(self._highest[0], self._own.term) + 1, number=0)
-        return [WriteBeat(self._own)]
+        return [WriteHeartbeat(self._own)]
 
     def _call(self) -> list[LeaseCommand]:
         driver, self._waiting = self._waiting, None
         return [] if driver is None else [MayCall(driver)]
 
-    def _beat(self) -> list[LeaseCommand]:
+    def _heartbeat(self) -> list[LeaseCommand]:
         self._own = replace(self._own, number=self._own.number + 1)
-        return [WriteBeat(self._own)]
+        return [WriteHeartbeat(self._own)]
 
     def _job_ended(self, event: JobEnded) -> list[LeaseCommand]:
         self._end = end = event.end
@@ -467,7 +467,7 @@ class LeaseCore:
             self._fenced_by_nobody = 0 if self._has_rival else before + 1
             return [Follow("its driver was fenced")]
         self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s
-        state = BeatState.LEFT if _may_go_on_elsewhere(event) else BeatState.OVER
+        state = HeartbeatState.LEFT if _may_go_on_elsewhere(event) else HeartbeatState.OVER
         self._own = replace(self._own, state=state, ending=end.ending.name, reason=end.reason)
         return [] if self._awaits else self._say_the_last()
 
@@ -478,12 +478,12 @@ class LeaseCore:
         if self.phase is not LeasePhase.CLAIMING:
             return self._finish()
         self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s  # it may have said that it leads
-        self._own = replace(self._own, state=BeatState.LEFT)
+        self._own = replace(self._own, state=HeartbeatState.LEFT)
         return [] if self._awaits else self._say_the_last()
 
     def _say_the_last(self) -> list[LeaseCommand]:
         self._has_said_its_last = True
-        return self._beat()
+        return self._heartbeat()
 
     def _finish(self) -> list[LeaseCommand]:
         assert self._end is not None
@@ -501,7 +501,7 @@ def _may_go_on_elsewhere(event: JobEnded) -> bool:
     return event.end.ending in (Ending.STOPPED, Ending.WRONG_USE, Ending.BAD_CHECKPOINT)
 
 
-_ANSWERS = (Looked, BeatWritten, BoardFailed, BoardRefused)
+_ANSWERS = (Looked, HeartbeatWritten, LeaseStoreFailed, LeaseStoreRefused)
 _DRIVERS = (DriverHeard, DriverLost, CallWanted)
 _P = LeasePhase
 _AT_WORK = (_P.LOOKING, _P.FOLLOWING, _P.CLAIMING, _P.LEADING, _P.DOUBTING, _P.LEAVING)
@@ -511,14 +511,14 @@ LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
         (_P.CREATED, LeaseStarted): (_P.LOOKING,),
         **{(phase, LookDue): (phase,) for phase in _AT_WORK},
         (_P.LOOKING, Looked): (_P.FOLLOWING, _P.CLAIMING),
-        (_P.LOOKING, BoardFailed): (_P.LOOKING,),
-        (_P.LOOKING, BoardRefused): (_P.OVER,),
+        (_P.LOOKING, LeaseStoreFailed): (_P.LOOKING,),
+        (_P.LOOKING, LeaseStoreRefused): (_P.OVER,),
         (_P.FOLLOWING, Looked): (_P.FOLLOWING, _P.CLAIMING, _P.OVER),
         **{(_P.FOLLOWING, event): (_P.FOLLOWING,) for event in _ANSWERS[1:]},
         (_P.CLAIMING, Looked): (_P.LEADING, _P.CLAIMING, _P.FOLLOWING, _P.OVER),
-        (_P.CLAIMING, BeatWritten): (_P.CLAIMING,),
-        (_P.CLAIMING, BoardFailed): (_P.FOLLOWING,),
-        (_P.CLAIMING, BoardRefused): (_P.FOLLOWING, _P.OVER),
+        (_P.CLAIMING, HeartbeatWritten): (_P.CLAIMING,),
+        (_P.CLAIMING, LeaseStoreFailed): (_P.FOLLOWING,),
+        (_P.CLAIMING, LeaseStoreRefused): (_P.FOLLOWING, _P.OVER),
         (_P.LEADING, Looked): (_P.LEADING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
         **{(_P.LEADING, event): (_P.LEADING,) for event in (*_ANSWERS[1:], *_DRIVERS)},
         (_P.LEADING, JobEnded): (_P.DOUBTING, _P.LEAVING),
@@ -530,4 +530,4 @@ LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
         (_P.CLAIMING, LeaveRequested): (_P.LEAVING,),
     }
 )
-"""What is legal. To LEADING leads only the arrow of one that has seen its own claim on the board, after it was written."""
+"""What is legal. To LEADING leads only the arrow of one that has seen its own claim on the lease store, after it was written."""

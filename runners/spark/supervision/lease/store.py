@@ -1,4 +1,4 @@
-"""A lease's board, asked in a thread of its own: a call may take seconds, and the supervisor has drivers to look after."""
+"""A lease's lease store, asked in its own thread: a call may take seconds, and the supervisor has drivers to look after."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import socket
 import threading
 import time
 
-from headrace.connectors.base.lease import LeaseBoard
+from headrace.connectors.base.lease import LeaseLeaseStore
 from headrace.enumerator.errors import DeadlineExceededError, is_retriable
 from headrace.runners.spark.supervision.lease.core import (
-    BeatWritten,
-    BoardFailed,
-    BoardRefused,
-    LookAtBoard,
+    HeartbeatWritten,
+    LeaseStoreFailed,
+    LeaseStoreRefused,
+    LookAtLeaseStore,
     Looked,
-    WriteBeat,
+    WriteHeartbeat,
 )
 
-__all__ = ["BoardThread"]
+__all__ = ["LeaseStoreThread"]
 
-Answer = Looked | BeatWritten | BoardFailed | BoardRefused
+Answer = Looked | HeartbeatWritten | LeaseStoreFailed | LeaseStoreRefused
 
 
-class BoardThread:
+class LeaseStoreThread:
     """Asks one question at a time. `ready` can be read when there is an answer. Used by the supervisor's thread."""
 
-    def __init__(self, board: LeaseBoard) -> None:
+    def __init__(self, lease_store: LeaseLeaseStore) -> None:
         """Starts the thread, which ends with the process."""
-        self._board = board
+        self._lease_store = lease_store
         self.ready, self._told = socket.socketpair()
-        self._asked: queue.SimpleQueue[LookAtBoard | WriteBeat] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[LookAtLeaseStore | WriteHeartbeat] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         threading.Thread(target=self._serve, daemon=True, name="lease").start()
 
-    def ask(self, question: LookAtBoard | WriteBeat) -> None:
+    def ask(self, question: LookAtLeaseStore | WriteHeartbeat) -> None:
         """Returns at once."""
         self._asked.put(question)
 
@@ -48,15 +48,15 @@ class BoardThread:
             self._answers.put(self._answered(self._asked.get()))
             self._told.send(b"x")
 
-    def _answered(self, question: LookAtBoard | WriteBeat) -> Answer:
+    def _answered(self, question: LookAtLeaseStore | WriteHeartbeat) -> Answer:
         """Whatever goes wrong is an answer: a thread that ended would be a leader that says nothing more."""
         try:
-            if isinstance(question, LookAtBoard):
-                found = self._board.look()
+            if isinstance(question, LookAtLeaseStore):
+                found = self._lease_store.look()
                 return Looked(time.monotonic(), found)
-            self._board.write(question.beat)
+            self._lease_store.write(question.heartbeat)
         except Exception as error:  # noqa: BLE001 - as above
             passes = is_retriable(error) or isinstance(error, DeadlineExceededError)
-            reason = f"{self._board.where}: {error}"
-            return (BoardFailed if passes else BoardRefused)(time.monotonic(), reason)
-        return BeatWritten(time.monotonic())
+            reason = f"{self._lease_store.where}: {error}"
+            return (LeaseStoreFailed if passes else LeaseStoreRefused)(time.monotonic(), reason)
+        return HeartbeatWritten(time.monotonic())

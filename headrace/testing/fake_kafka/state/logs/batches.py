@@ -65,7 +65,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """What a batch's header says beside its records."""
+    """What a batch's header says alongside its records."""
 
     attributes: int = 0
     producer_id: int = -1

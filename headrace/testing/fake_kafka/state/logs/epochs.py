@@ -1,4 +1,4 @@
-"""Where each leader epoch of a partition begins (KIP-101, KIP-279): by this a client finds where two histories part."""
+"""Where each leader epoch of a partition starts (KIP-101, KIP-279): by this a client finds where two histories part."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LeaderEpochs:
         return self._entries[later - 1][0], self._entries[later][1]
 
     def drop_before(self, start_offset: int) -> None:
-        """Retention: the epoch that holds the log's start begins there now."""
+        """Retention: the epoch that holds the log's start starts there now."""
         earlier = [(epoch, start) for epoch, start in self._entries if start <= start_offset]
         later = [(epoch, start) for epoch, start in self._entries if start > start_offset]
         self._entries = [(earlier[-1][0], start_offset), *later] if earlier else later

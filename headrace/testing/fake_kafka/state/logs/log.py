@@ -149,7 +149,7 @@ class Log:
         self.epochs.drop_from(self.end_offset)
 
     def replace(self, batches: list[StoredBatch]) -> None:
-        """Other batches for the same offsets (compaction, truncation); what is known of producers is read from them anew."""
+        """Other batches for the same offsets (compaction, truncation); what is known of producers is read from them again."""
         self.batches = batches
         self.producers = Producers()
         for batch in batches:
@@ -159,7 +159,7 @@ class Log:
                 self.producers.note(batch)
 
     def copy(self) -> Log:
-        """A log that has the same past and a future of its own: a replica that is cut off."""
+        """A log that has the same past and its own future: a replica that is cut off."""
         twin = copy.copy(self)
         twin.batches = list(self.batches)
         twin.epochs = copy.deepcopy(self.epochs)

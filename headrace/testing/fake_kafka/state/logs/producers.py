@@ -51,7 +51,7 @@ class Producers:
         self.aborted: list[AbortedTransaction] = []
 
     def first_open_offset(self) -> int | None:
-        """Where the oldest open transaction begins: the last stable offset."""
+        """Where the oldest open transaction starts: the last stable offset."""
         return min(
             (state.transaction_start for state in self.states.values() if state.transaction_start is not None), default=None
         )
@@ -73,7 +73,7 @@ class Producers:
             raise RefusedError(ErrorCode.INVALID_PRODUCER_EPOCH, f"the producer's epoch is {state.epoch} by now")
         if batch.producer_epoch > state.epoch:
             if batch.base_sequence != 0:
-                raise RefusedError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, "a new epoch begins with sequence 0")
+                raise RefusedError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, "a new epoch starts with sequence 0")
         elif batch.base_sequence != _plus(state.last_sequence, 1):
             said = f"sequence {batch.base_sequence} after {state.last_sequence}"
             raise RefusedError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, said)
