@@ -1,4 +1,5 @@
-"""Reading Kafka in Beam pipelines, on Beam's runner in Python and on Flink: headrace alongside what Python users have otherwise.
+"""Reading Kafka in Beam pipelines, on Beam's runner in Python and on Flink: headrace alongside what Python users have
+otherwise.
 
     python -m benchmarks.beam_read [--quick] [--only TEXT] [--again]
 

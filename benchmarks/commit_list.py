@@ -39,7 +39,9 @@ LISTS = CommitListSerializer(KafkaHandleSerializer())
 
 
 def serve(partitions: int, pipe: Connection) -> None:
-    """The broker's process: says where it is, then how many rows are visible each time it is asked, until it is instructed to end."""
+    """The broker's process: says where it is, then how many rows are visible each time it is asked, until it is instructed to
+    end.
+    """
     with FakeKafka() as kafka:
         kafka.create_topic(TOPIC, partitions=partitions)
         pipe.send(kafka.bootstrap)

@@ -3,8 +3,8 @@
     python -m benchmarks.outage [--only TEXT] [--away 600] [--rate 200]
 
 Two outages, each under all systems at once, so that they share it: the only broker is killed and stays away for ten minutes;
-three brokers are killed and started again, one after the other. Load continues as far as the brokers take it. Each system copies
-to its own topic; a script appends to a file. The result is `benchmarks/results/outage.json`.
+three brokers are killed and started again, one after the other. Load continues as far as the brokers take it. Each system
+copies to its own topic; a script appends to a file. The result is `benchmarks/results/outage.json`.
 """
 
 from __future__ import annotations

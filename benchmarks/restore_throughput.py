@@ -3,8 +3,8 @@
     python -m benchmarks.restore_throughput [--quick] [--only TEXT] [--kills 10] [--load common|own] [--rate 20000] [--size 100]
 
 Every run is one kill and one line of JSON in `benchmarks/results/restore/<system>.jsonl`; a valid run that is there is not made
-again, so an interrupted benchmark continues where it was. An invalid one keeps its line, and is made again. Runs go round: every
-system's first kill, then every system's second. RESULTS.md is made from the files.
+again, so an interrupted benchmark continues where it was. An invalid one keeps its line, and is made again. Runs go round:
+every system's first kill, then every system's second. RESULTS.md is made from the files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Kafka to Delta and Iceberg tables: headrace on Spark and without an engine, exactly once, alongside Spark with Delta's own jars.
+"""Kafka to Delta and Iceberg tables: headrace on Spark and without an engine, exactly once, alongside Spark with Delta's own
+jars.
 
     PYTHONPATH=build/spark-4.2 python -m benchmarks.table_write [--quick] [--again] [--only TEXT] [--rounds 5]
 

@@ -3,15 +3,15 @@
     python -m benchmarks.tables_soak [--kills 300] [--minutes 9] [--systems delta,iceberg,...] [--result FILE]
 
 A run of the job (`tables_job.py`, no engine) is killed before, during or after some call: while it writes files, prepares,
-lists, commits, before and after the commit's answer, cleans up, or takes over. Of five kills one comes while another driver of the
-job is alive, frozen before or in its commit and then let continue, and one in a run with a rival writer's commit right before one
-of its own, if it comes so far (appends, compactions, new columns, checkpoints of the log, expired snapshots). After every kill
-the table is read: no row may be there twice, and no epoch in part. Every table sees 25 kills, then one run to its end, after
-which no row may be missing, and no mark or list may be left over. The libraries' own ways are killed in the same manner, around
-their one call that writes.
+lists, commits, before and after the commit's answer, cleans up, or takes over. Of five kills one comes while another driver of
+the job is alive, frozen before or in its commit and then let continue, and one in a run with a rival writer's commit right
+before one of its own, if it comes so far (appends, compactions, new columns, checkpoints of the log, expired snapshots). After
+every kill the table is read: no row may be there twice, and no epoch in part. Every table sees 25 kills, then one run to its
+end, after which no row may be missing, and no mark or list may be left over. The libraries' own ways are killed in the same
+manner, around their one call that writes.
 
-It continues where it was stopped; `--minutes` ends it at the next table. Exit status 1 if one of our sinks failed, 75 if there is
-more to do.
+It continues where it was stopped; `--minutes` ends it at the next table. Exit status 1 if one of our sinks failed, 75 if there
+is more to do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Values of a topic as typed columns: headrace alongside from_avro and from_json behind Spark's JVM connector, and in one process.
+"""Values of a topic as typed columns: headrace alongside from_avro and from_json behind Spark's JVM connector, and in one
+process.
 
     python -m benchmarks.typed_read [--quick] [--again]
 

@@ -1,6 +1,7 @@
 """How long runners pause: between two discovery rounds, and in one poll of a reader. Seconds, without a clock.
 
-A round unsuccessfully is one that failed, or that left something inconclusive. The pause after it doubles with each one in a row.
+A round unsuccessfully is one that failed, or that left something inconclusive. The pause after it doubles with each one in a
+row.
 """
 
 from __future__ import annotations

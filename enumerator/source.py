@@ -58,7 +58,8 @@ class SplitDiscovery(ABC, Generic[SplitT]):
         """Splits not in `known` (id -> split at its last durable position), at the position for splits discovered later."""
 
     def settled(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
-        """As `later`, for callers that look once. Raises RetriableError while something is inconclusive; may wait for that to end.
+        """As `later`, for callers that look once. Raises RetriableError while something is inconclusive; may wait for that to
+        end.
 
         Default: does not wait.
         """

@@ -1,4 +1,5 @@
-"""What is gone of the input: by the acknowledgements, the log as it is now, and the output check; and what the job reports of it.
+"""What is gone of the input: by the acknowledgements, the log as it is now, and the output check; and what the job reports of
+it.
 
 Nobody can tell a job of records that were gone before it had read them. What it can know, and has to report, is
 

@@ -1,8 +1,8 @@
 """The network between clients and brokers, and among brokers: TCP proxies that can hold, slow down and cut.
 
-A connection has a source (a broker's number as text, HARNESS, or JOB) and a target (a broker's number). The source is informed by
-the client id of its first request: so a partition can cut one broker off from the others and leave its clients alone, and what
-the harness asks and counts is never disturbed.
+A connection has a source (a broker's number as text, HARNESS, or JOB) and a target (a broker's number). The source is informed
+by the client id of its first request: so a partition can cut one broker off from the others and leave its clients alone, and
+what the harness asks and counts is never disturbed.
 
 Bytes of a partition are held, not swallowed: once it is healed they arrive, late, as TCP's retransmissions do.
 """

@@ -1,7 +1,7 @@
 """Who counts, while it happens: each numbered record that becomes visible, once, twice or not at all.
 
-A output check is fed the values that librdkafka reads under read_committed (or the rows of a table), and knows at any moment which
-numbers of which input partition it has seen how often. Nothing of headrace is used.
+A output check is fed the values that librdkafka reads under read_committed (or the rows of a table), and knows at any moment
+which numbers of which input partition it has seen how often. Nothing of headrace is used.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ class TopicOutput:
         return [message.value() or b"" for message in self._consumer.consume(CHUNK, 0) if message.error() is None]
 
     def verdict(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
-        """By the oracle of the restores: what is committed, what is written; and what the output check was shown and is not there."""
+        """By the oracle of the restores: what is committed, what is written; and what the output check was shown and is not
+        there.
+        """
         committed, written = (
             partial(read_log, self._bootstrap, self._topic, isolation, VALUE_BYTES)
             for isolation in ("read_committed", "read_uncommitted")

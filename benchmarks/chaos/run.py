@@ -5,8 +5,8 @@ if any, and it itself are disturbed.
 
 The next fault is of a kind that has happened least often to the system so far. Every fault is a line of JSON in
 `benchmarks/results/chaos/<system>.jsonl`, written when its result is known, and a run that is started again continues after the
-last one. After each session of faults the whole output is read again, and that result is a line as well. Testbeds, each with its
-own brokers and job, share the file.
+last one. After each session of faults the whole output is read again, and that result is a line as well. Testbeds, each with
+its own brokers and job, share the file.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ It shares no code with the oracle of the flights (`examples/flights/oracle.py`),
 
 - duplicate: a record seen more than once under read_committed; each copy beyond the first counts.
 - lost: produced, and not in the log at all.
-- partially committed: written, and not visible under read_committed once the job has caught up: its batch became visible in part.
+- partially committed: written, and not visible under read_committed once the job has caught up: its batch became visible in
+  part.
 - out of order: within an output partition, a record that comes after a later one of its input partition; copies beyond the
   first are left out, as they are counted as duplicates.
 - damaged: its checksum is wrong. foreign: intact, and never produced.

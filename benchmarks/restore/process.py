@@ -56,7 +56,8 @@ class ProcessTree:
         return at, time.monotonic()
 
     def kill_workers(self, stopped: int | None, most: int | None = None) -> tuple[float, float]:
-        """SIGKILL to the workers (given `stopped`, only to that one; at most so many), while the driver or JobManager continues.
+        """SIGKILL to the workers (given `stopped`, only to that one; at most so many), while the driver or JobManager
+        continues.
 
         As `kill`. Raises RuntimeError when there is none, or none is left by then: then nothing was killed.
         """

@@ -1,4 +1,5 @@
-"""The records of the load: each states which it is, and has a checksum. Of one size, so that numpy makes and reads many at once.
+"""The records of the load: each states which it is, and has a checksum. Of one size, so that numpy makes and reads many at
+once.
 
 value: input partition (4 bytes), sequence within it (8), filling, CRC-32 of all before (4); little-endian
 key:   the first 12 bytes of the value, so it is unique too, and decides the output's partition

@@ -21,10 +21,10 @@ EXPLAINED = """\
 Every run is one system under a steady load, one SIGKILL, and its restore. **Outage**: from the kill to the first new record
 that a reader under `read_committed` sees. **Recovery**: until the lag is back at its lower quartile from before the kill, and
 stays below its highest. **DFRT** (duplicate-free restore throughput): distinct records that became visible from the kill to the
-recovery, per second; 0 in a run whose output has one record twice, one missing or one partially committed, by an oracle that reads the whole
-output. **First 30 s**: the same over a fixed time, whatever the output has. **Read again**: bytes the broker handed out of the
-input for each byte in it; headrace asks for a quarter and 64 KiB of each partition more than a batch should need, so as not to
-ask twice, which shows where batches are small.
+recovery, per second; 0 in a run whose output has one record twice, one missing or one partially committed, by an oracle that
+reads the whole output. **First 30 s**: the same over a fixed time, whatever the output has. **Read again**: bytes the broker
+handed out of the input for each byte in it; headrace asks for a quarter and 64 KiB of each partition more than a batch should
+need, so as not to ask twice, which shows where batches are small.
 
 With a steady load the DFRT of a system that recovers cannot differ from the load by more than a batch: what has come in by then
 has come out. So it tells who recovers without a flaw, and at which load; outage, recovery and the first 30 s tell how fast."""

@@ -104,7 +104,9 @@ class Killed:
 
 
 class Samples:
-    """The counters as they were read while the run continued, good enough to steer it; what is reported comes from the files."""
+    """The counters as they were read while the run continued, good enough to steer it; what is reported comes from the
+    files.
+    """
 
     def __init__(self, controls: Controls) -> None:
         """Nothing read yet."""

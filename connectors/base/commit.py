@@ -12,11 +12,12 @@ Two rules carry it (I6). Nothing is committed that is not a recorded committable
 whatever happens, so that a replayed epoch is completed and never written again. A transaction that was aborted after it was
 recorded (an outage longer than its timeout) is copied into a new one, which is recorded in its place before it is committed.
 
-**Whose the job is.** A fence shuts out who came before, whoever that is: several processes of one driver commit alternately, and
-fence each other. So two drivers would do so, too, for ever. A supervised driver has an *driver id*, which all of its
+**Whose the job is.** A fence shuts out who came before, whoever that is: several processes of one driver commit alternately,
+and fence each other. So two drivers would do so, too, for ever. A supervised driver has an *driver id*, which all of its
 processes know, and claims the job when it starts: its claim is on the list, with a number one higher than the previous one. Who
-has fenced, and reads that the job is another's, is done for (`SupersededError`): nothing is cleaned up, ended or recorded. Who was
-fenced by that, and reads that the job is still its own, continues. A driver without an driver id takes no job that is claimed.
+has fenced, and reads that the job is another's, is done for (`SupersededError`): nothing is cleaned up, ended or recorded. Who
+was fenced by that, and reads that the job is still its own, continues. A driver without an driver id takes no job that is
+claimed.
 
 `CommitCore` does no input or output; `JobCommitter` performs its commands with a `Committer`, and may be killed at any point.
 """
@@ -313,8 +314,9 @@ class CommitCore(Generic[HandleT]):
         _refuse_skipped(self.job, event, self._recorded_epoch)
         if event.handles and event.epoch > self._recorded_epoch:
             return self._take_up()
-        # Nothing of it will be committed, so no clean up follows a commit, and what its tasks have prepared is aborted now. First
-        # the epoch is recorded, though it may be already: a driver that was replaced is fenced there, and cleans up nothing.
+        # Nothing of it will be committed, so no clean up follows a commit, and what its tasks have prepared is aborted now.
+        # First the epoch is recorded, though it may be already: a driver that was replaced is fenced there, and cleans up
+        # nothing.
         if event.epoch > self._recorded_epoch:
             self.commits = CommitList(event.epoch, (), completed=True, content=event.content, claim=self._claim)
         self.phase = CommitPhase.CONFIRMING

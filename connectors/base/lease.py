@@ -1,9 +1,9 @@
 """The contract of a lease: a lease store on which whoever runs a job says so again and again, seen from every host.
 
-A lease store has one place for each job. It keeps the last *heartbeat* that was written there, and is not a lock: a write replaces what is
-there, whosever it was, and two that write at once may both believe that they were the last. So a lease store is for finding out soon
-that nobody runs the job any more. That no two run it for long, and that nothing comes of it while they do, is seen to by the
-job's sink and checkpoint; who follows and who leads is decided by whoever runs the job.
+A lease store has one place for each job. It keeps the last *heartbeat* that was written there, and is not a lock: a write
+replaces what is there, whosever it was, and two that write at once may both believe that they were the last. So a lease store
+is for finding out soon that nobody runs the job any more. That no two run it for long, and that nothing comes of it while they
+do, is seen to by the job's sink and checkpoint; who follows and who leads is decided by whoever runs the job.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class HeartbeatState(StrEnum):
 class Heartbeat:
     """What a supervisor reports about itself. `term`: one more than the last leader's. `supervisor`: a name that no other has.
 
-    `number`: of the heartbeats of this supervisor in this term, from 0. `host`: for people. `ending` and `reason`: how the job has
-    ended, by `Ending`'s name, if it is over.
+    `number`: of the heartbeats of this supervisor in this term, from 0. `host`: for people. `ending` and `reason`: how the job
+    has ended, by `Ending`'s name, if it is over.
     """
 
     term: int
@@ -88,8 +88,8 @@ class LeaseLeaseStore(ABC):
     def look(self) -> Heartbeat | None:
         """The last heartbeat; None where none was ever written. Returns, or raises, well before `timeout_s`.
 
-        Raises RetriableError or DeadlineExceededError where the lease store cannot be asked now, and another PeerError, StateError or
-        UsageError where that will not pass by itself.
+        Raises RetriableError or DeadlineExceededError where the lease store cannot be asked now, and another PeerError,
+        StateError or UsageError where that will not pass by itself.
         """
 
     @abstractmethod

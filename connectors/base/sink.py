@@ -196,8 +196,8 @@ class Committer(ABC, Generic[HandleT]):
         """Raise unless every one of these is still prepared, with time left to commit it. Nothing is durable yet.
 
         A sink that commits by list raises here for all that `record` would refuse: a runner whose checkpoint is the list stores
-        it in between. PreparedGoneError where that will not change: the run is informed that these rows are lost, if it has no way
-        back.
+        it in between. PreparedGoneError where that will not change: the run is informed that these rows are lost, if it has no
+        way back.
         """
 
     @abstractmethod
@@ -266,7 +266,8 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     """True where `Committer.record` of an epoch's list is the commit (tables), and not the end of each transaction.
 
     A runner whose workers start transactions at any time has them write under one job then, each as its own task: such a
-    sink's `Committer` has `clean_up_tasks` and `open_tasks`, and `end` leaves nothing of a committed transaction to be cleaned up.
+    sink's `Committer` has `clean_up_tasks` and `open_tasks`, and `end` leaves nothing of a committed transaction to be cleaned
+    up.
     """
 
     @property
@@ -293,9 +294,9 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def committer_of_writer(self, writer: str, driver: Committer[HandleT]) -> Committer[HandleT]:
         """The one for the transactions of the job `writer`, which are on the lists of another job, whose committer is `driver`.
 
-        It checks, ends, copies and cleans up, and neither fences nor records: `driver` has fenced, and another driver that takes
-        that job over shuts this one out, too. It cleans up when the writer is dead. By default `committer(writer)`, for a sink
-        whose committers clean up without having fenced. Called on the driver.
+        It checks, ends, copies and cleans up, and neither fences nor records: `driver` has fenced, and another driver that
+        takes that job over shuts this one out, too. It cleans up when the writer is dead. By default `committer(writer)`, for a
+        sink whose committers clean up without having fenced. Called on the driver.
         """
         return self.committer(writer)
 

@@ -11,9 +11,9 @@ list is durable, at any time; while an epoch is being committed, it sees some of
 **Fencing.** Lists are numbered, and each is created only if its number is free. A driver that takes over writes the current
 list again under the next number; an older driver finds its own next number taken, and stops.
 
-**Cleaning up in two steps.** A file is first renamed to `.cleaned up`, and removed only if no driver has taken over since. So a driver
-that was replaced cannot remove what its successor has checked: `check` refuses a file that is already renamed, and `end` finds
-one that is renamed later. Beginning an attempt again removes nothing, since every file has its own name.
+**Cleaning up in two steps.** A file is first renamed to `.cleaned up`, and removed only if no driver has taken over since. So a
+driver that was replaced cannot remove what its successor has checked: `check` refuses a file that is already renamed, and `end`
+finds one that is renamed later. Beginning an attempt again removes nothing, since every file has its own name.
 
 **Tables of others.** A folder with `_delta_log` or `_spark_metadata` is refused: its readers go by the lists in there,
 and would never see our files.
@@ -102,7 +102,9 @@ class FileSink(TwoPhaseSink[FileHandle]):
         return FileHandleSerializer()
 
     def begin(self, attempt: Attempt) -> FileTransaction:
-        """A new transaction; its file is made when the first row comes. What an earlier attempt left is cleaned up at the commit."""
+        """A new transaction; its file is made when the first row comes. What an earlier attempt left is cleaned up at the
+        commit.
+        """
         check_job(attempt.job)
         return FileTransaction(self, attempt)
 

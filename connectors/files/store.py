@@ -7,7 +7,8 @@ Names are relative to the folder that is written to. What a store must give, and
   keep to it when tried, is refused by its name. One that looks first and creates then (SFTP) passes the trial, and can then
   let two drivers win that start in the same instant.
 - *Atomic renames* (`rename`): readers see whole files only. Local: yes. Object stores copy: each object appears whole, but a
-  crash leaves both, and the next `end` does it again. A store that copies byte by byte (FTP) can show a partially committed file.
+  crash leaves both, and the next `end` does it again. A store that copies byte by byte (FTP) can show a partially committed
+  file.
 - *Listings that show what was just written.* Every store that is worth naming does by now.
 """
 

@@ -1,9 +1,9 @@
 """A lease's lease store in Kafka: the heartbeat is the metadata of an offset that its own consumer group has committed.
 
 The group has no members. Its coordinator keeps the last commit alone, in a topic that no job reads; so twice a second costs
-next to nothing, and what a heartbeat replaces is gone. Brokers take offsets of topics only that are there: the commit topic is, and
-no program reads it by a group. Kafka's own tools may still reset the group's offsets. They leave no metadata, which is as if
-nothing was written yet: the leader writes its next heartbeat over it, and a follower takes it for a sign of nobody.
+next to nothing, and what a heartbeat replaces is gone. Brokers take offsets of topics only that are there: the commit topic is,
+and no program reads it by a group. Kafka's own tools may still reset the group's offsets. They leave no metadata, which is as
+if nothing was written yet: the leader writes its next heartbeat over it, and a follower takes it for a sign of nobody.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class KafkaLease(LeaseLeaseStore):
         return KafkaCluster(self.config)
 
     def look(self) -> Heartbeat | None:
-        """Ask the group's coordinator. None also for an offset that was reset. Raises StateError for what is not a heartbeat."""
+        """Ask the group's coordinator. None also for an offset that was reset. Raises StateError for what is not a
+        heartbeat.
+        """
         key = (self.commit_topic, _PARTITION)
         found = self._cluster.committed_offsets(self.group, [key])[key]
         if found is None or not found.metadata:

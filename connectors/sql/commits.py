@@ -1,8 +1,8 @@
 """What we keep in the database that is written to: every job's durable lists, and which transactions were committed.
 
 `headrace_commits` has a row for each job and each table that it writes to, under the key `<job>.<digest of the table>`: its
-driver, its list, the epoch of that. Who writes there states which driver it is; a newer driver has put itself in its place, so an
-older one finds no row of its own.
+driver, its list, the epoch of that. Who writes there states which driver it is; a newer driver has put itself in its place, so
+an older one finds no row of its own.
 
 `headrace_transactions` has a row for each committed transaction of a job's last epoch. The row is part of the transaction, so
 it is seen when, and only when, that was committed: prepared transactions leave no other trace once they have ended.

@@ -141,7 +141,9 @@ class SqlTransaction(RowTransaction):
         return SqlHandle(self._gid, self._rows)
 
     def _refuse_after_decision(self) -> None:
-        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody cleans up after that."""
+        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody cleans up after
+        that.
+        """
         job = self._attempt.job
         if is_one_off(job) and is_decided(self._connection, job, self._table.destination):
             raise StateError(

@@ -226,7 +226,9 @@ _REASONS = {
 
 
 def check_key(table: Table, key: Sequence[str]) -> None:
-    """Raise UsageError unless rows are distinguished by exactly these columns: else an upsert would add rows, or change others."""
+    """Raise UsageError unless rows are distinguished by exactly these columns: else an upsert would add rows, or change
+    others.
+    """
     if not key or len(set(key)) != len(key):
         raise UsageError(f"the key of table {table.name!r} must name columns, each once; got {list(key)}")
     if frozenset(key) not in table.unique:

@@ -53,7 +53,9 @@ class UpsertSink(TableSink):
             raise UsageError(f"the key must name columns, each once; got {list(self.key)}")
 
     def begin(self, attempt: Attempt) -> UpsertTransaction:
-        """Connect and look at the table. Raises as `SqlSink.begin`, and UsageError when `key` is not a unique key of the table."""
+        """Connect and look at the table. Raises as `SqlSink.begin`, and UsageError when `key` is not a unique key of the
+        table.
+        """
         check_job(attempt.job)
         with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection, table):
             create_tables(connection)
@@ -148,5 +150,5 @@ class UpsertCommitter(StoredListCommitter):
 
     def _unknown(self) -> NoReturn:
         raise UsageError(
-            f"job {self._job!r} has prepared transactions: it was written by SqlSink. Let that recover it once, then continue here"
+            f"job {self._job!r} has prepared transactions: SqlSink wrote it. Let that recover it once, then continue here"
         )

@@ -59,7 +59,9 @@ LONGEST_PAUSE_S = 5.0
 
 
 class TableCommitter(Committer[TableHandle]):
-    """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later continues from there."""
+    """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later continues from
+    there.
+    """
 
     def __init__(self, table: TableLog, job: str, where: str, layout: Layout | None = None) -> None:
         """`where` names the table in messages; `layout` is of the files that merges write. Contacts nobody yet."""

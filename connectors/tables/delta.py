@@ -46,7 +46,9 @@ _WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invaria
 """Features that ask something of the rows where a column or a property uses them."""
 
 _NOT_COMMITTED = "Unsupported table features"
-"""What `deltalake` reports about a table whose features it does not write. It is the error of a commit that came too late, too."""
+"""What `deltalake` reports about a table whose features it does not write. It is the error of a commit that came too late,
+too.
+"""
 
 _PROPERTIES = {
     "delta.columnMapping.mode": "the names of its columns in files are others (column mapping)",

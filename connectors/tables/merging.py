@@ -51,9 +51,9 @@ class Merger:
     def merge(self, loaded: LoadedTable, work: WorkFolder, changes: tuple[TableHandle, ...]) -> Merge:
         """What these changes make of this version: the last merge if it is of both, else a new one in its place.
 
-        Raises UsageError for a table whose rows cannot be replaced, for changes that cannot be distinguished, and for values that
-        the table cannot hold. A merge that fails leaves no files. All changes of the epoch are in memory at once, and the rows
-        of one file of the table after the other.
+        Raises UsageError for a table whose rows cannot be replaced, for changes that cannot be distinguished, and for values
+        that the table cannot hold. A merge that fails leaves no files. All changes of the epoch are in memory at once, and the
+        rows of one file of the table after the other.
         """
         last = self.last_of(changes)
         if last is not None and last.version == loaded.version:

@@ -1,4 +1,6 @@
-"""What a table's log reports about the values in a file, so that readers can pass the file over. What is not certain is left out."""
+"""What a table's log reports about the values in a file, so that readers can pass the file over. What is not certain is left
+out.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     FLIGHTS_JOB='{"bootstrap": ..., "topic": ..., "output": ..., "copy": ..., "checkpoint": ..., "records_per_batch": ...}' \\
     headrace supervise job.py:job --standby 1
 
-"copy" is the other topic. The job knows nothing of the demo around it: run again with the same checkpoint, it continues where it
-was. Nor does it know whether it is the driver running or the standby: `job` is called in both.
+"copy" is the other topic. The job knows nothing of the demo around it: run again with the same checkpoint, it continues where
+it was. Nor does it know whether it is the driver running or the standby: `job` is called in both.
 """
 
 from __future__ import annotations

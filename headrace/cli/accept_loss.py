@@ -60,8 +60,8 @@ def accept_loss(
 
     That is: its transactions timed out before they were committed, and retention, or who deleted the topic, has taken their
     records since. Whatever can still be committed or copied is; the rest never becomes visible, the job does not write it
-    again, and continues with its next epoch. Prints one `loss` for each range of offsets that is given up (job, topic, partition,
-    first and last offset, records, reason): keep it, nothing else names them afterwards.
+    again, and continues with its next epoch. Prints one `loss` for each range of offsets that is given up (job, topic,
+    partition, first and last offset, records, reason): keep it, nothing else names them afterwards.
     """
     sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
     cluster = connect(sink.config)

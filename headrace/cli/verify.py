@@ -6,7 +6,8 @@ count as lost.
 
 **Epochs.** The log does not record which transactions made up an epoch. A job's list of committables does, for its last epoch,
 until that is completed. For that epoch `verify` reports how many transactions are committed, aborted and open. An epoch with
-committed and aborted ones is partially committed until the job (or `headrace transactions commit`) repairs it. Earlier epochs are unknown.
+committed and aborted ones is partially committed until the job (or `headrace transactions commit`) repairs it. Earlier epochs
+are unknown.
 """
 
 from __future__ import annotations
@@ -231,9 +232,9 @@ def verify_command(
     `epoch` (job, epoch, committed, aborted, open, unknown, partially committed or not). The last line is
     `N records in, N out, D duplicates, L lost, F foreign`.
 
-    Records are identified by a hash of 128 bits; each takes about 150 bytes of memory. Run it when the job has caught up. Partially committed
-    epochs (some transactions committed, others aborted) can be detected for a job's last epoch only, while its list is
-    incomplete.
+    Records are identified by a hash of 128 bits; each takes about 150 bytes of memory. Run it when the job has caught up.
+    Partially committed epochs (some transactions committed, others aborted) can be detected for a job's last epoch only, while
+    its list is incomplete.
     """
     table = named_table(context, *_FOR_BOTH)
     if table is None and after is None:

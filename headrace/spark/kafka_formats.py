@@ -564,7 +564,8 @@ def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field
 
     A format that is new to the checkpoint is taken, and a schema with more fields than before. Raises StateError for another
     format or none, for a field that is gone or has another type, and for a registry that has another schema, or none, under the
-    id of before. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError if unsuccessfully.
+    id of before. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError if
+    unsuccessfully.
     """
     for field in FIELDS:
         if (was := pinned.get(field)) is None:

@@ -7,7 +7,8 @@ Spark's own Kafka connector writes the same, so what reads that (listeners that 
 No topic has a colon in its name, and this one has no partitions. The key is the rest, in an envelope
 (`headrace.enumerator.envelope`) of version 1:
 
-    {"shown": <checksum of what others read>, "started": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "epochs": {"t": {"0": 5}},
+    {"shown": <checksum of what others read>, "started": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "epochs": {"t": {"0":
+    5}},
      "offsets": {}, "formats": {}, "initial": true}
 
 `started` is the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose log held

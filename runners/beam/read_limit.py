@@ -82,7 +82,9 @@ class ReadLimited(beam.DoFn):
                 yield batch
 
     def _first(self, at: Any, batch: SplitBatch[Any], left: int, deadline_s: float) -> Iterator[SplitBatch[Any]]:
-        """The first records of a batch of a split that stood there. Of a log they are read again: only it knows the position."""
+        """The first records of a batch of a split that stood there. Of a log they are read again: only it knows the
+        position.
+        """
         if not isinstance(self._source, LogSource):
             yield SplitBatch(at, batch.records.slice(0, left))
             return

@@ -7,8 +7,8 @@ Rows are written in shards, each with a small state that is part of the runner's
 
 A handle in the state is *durable* once a completed checkpoint covers it: then its rows are never written again, and it is
 committed, whatever happens. Before, nothing of it is committed: a crash goes back to a state without the handle, the rows are
-written again, and the clean-up aborts the transaction that no state names. Which handles are durable is `Publication`'s knowledge;
-this process may lose it at any time, and then learns it again from the next checkpoints.
+written again, and the clean-up aborts the transaction that no state names. Which handles are durable is `Publication`'s
+knowledge; this process may lose it at any time, and then learns it again from the next checkpoints.
 
 Each crash:
 

@@ -7,8 +7,9 @@ them no more because they are committed. Only durable ones are committed, all th
 epoch of that commit is the number of the last one. So the table's marker, which is set in the same commit, says for every state
 which of its handles are in the table: those up to that number.
 
-Two histories may have one number: an older savepoint, or two jobs that continue from one savepoint. So each handle has a digest of
-itself and of all before it, the marker has that of its epoch's last handle, and a state that has another one there is refused.
+Two histories may have one number: an older savepoint, or two jobs that continue from one savepoint. So each handle has a digest
+of itself and of all before it, the marker has that of its epoch's last handle, and a state that has another one there is
+refused.
 
 Each crash:
 
@@ -21,9 +22,9 @@ Each crash:
 commits what that left and closes its history, by an epoch of a number that no state of it has, and a digest that names the
 successor. So a second job that continues from the same savepoint is refused, and so is the first one if it is still running.
 
-**Cleaning up.** Which transactions will never be handed over? A bundle ends before the barrier of a checkpoint passes, and what it
-hands over is before that barrier too. So what is open, was so before the barrier of a completed checkpoint was sent out, and is
-not in the state of that checkpoint, is of a writer that has died. That holds while no barrier overtakes rows: unaligned
+**Cleaning up.** Which transactions will never be handed over? A bundle ends before the barrier of a checkpoint passes, and what
+it hands over is before that barrier too. So what is open, was so before the barrier of a completed checkpoint was sent out, and
+is not in the state of that checkpoint, is of a writer that has died. That holds while no barrier overtakes rows: unaligned
 checkpoints are refused.
 """
 
@@ -140,7 +141,7 @@ def refuse_other_history(job: str, state: CommitterState[HandleT], recorded: Com
     if number > state.count or (recorded is not None and not is_of(recorded, state.digest_of(number))):
         raise StateError(
             f"the table has transaction {number} of job {job!r}, and the restored checkpoint has {state.count}, or others: the "
-            "checkpoint or savepoint is older than what was committed, or another job has continued from it. Its rows would come "
+            "checkpoint or savepoint is older than what was committed, or another job has continued from it. Its rows would "
             "twice. Continue from the newest checkpoint"
         )
     return number

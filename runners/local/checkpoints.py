@@ -93,10 +93,11 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
 class Roster:
     """`run`: the job's name at the sink, for good. `next_number`: above that of every worker that was ever started.
 
-    `not_cleaned_up`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one sink.
+    `not_cleaned_up`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one
+    sink.
     `checkpointed`: a checkpoint was stored, so there is one as long as nobody removes it.
-    `cleaned_up_s`: when some of the unswept were cleaned up first, in seconds of this boot's monotonic clock. Who does not know it, as
-    another machine, starts with them again.
+    `cleaned_up_s`: when some of the unswept were cleaned up first, in seconds of this boot's monotonic clock. Who does not know
+    it, as another machine, starts with them again.
     """
 
     run: str
@@ -201,8 +202,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     """
 
     def __init__(self, checkpoints: str, serializer: RunCheckpointSerializer[SplitT, HandleT], retained: int) -> None:
-        """Lock and claim what `RunSettings.checkpoints` names. `retained`: so many newest checkpoints are kept, alongside one that
-        is not committed yet.
+        """Lock and claim what `RunSettings.checkpoints` names. `retained`: so many newest checkpoints are kept, alongside one
+        that is not committed yet.
 
         Raises FencedError where another coordinator of this machine has the lock, StateError for files that cannot be read,
         UsageError for a place that cannot be used, and RetriableError for a store that does not answer.
@@ -324,8 +325,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             )
 
     def note_cleaned_up(self, numbers: Iterable[int], at_s: float) -> None:
-        """They were cleaned up for the first time at `at_s`, by `time.monotonic`: durably, as a life may be shorter than it takes
-        until they may be struck, and the next one is not to start with them again.
+        """They were cleaned up for the first time at `at_s`, by `time.monotonic`: durably, as a life may be shorter than it
+        takes until they may be struck, and the next one is not to start with them again.
         """
         with self._roster_lock:
             self._write_roster(replace(self.roster, cleaned_up_s={**self.roster.cleaned_up_s, **dict.fromkeys(numbers, at_s)}))

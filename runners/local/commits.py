@@ -13,7 +13,8 @@ To a sink that commits by list (tables) all write under the run's job, each as i
 checkpoint's epoch and commits all of it in one step, and cleans up by task.
 
 A sink that commits by list says before a checkpoint is stored whether it would refuse it (`check`). If it refuses a stored one
-(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and nobody was notified of it.
+(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and nobody was notified of
+it.
 So the run continues from the checkpoint before, which is kept until the next one is committed.
 
 Of several outputs the one decision is that of the first (`Outputs.in_order`): its sink is notified of every checkpoint that has
@@ -21,8 +22,8 @@ rows in any output, before any other sink is, and all are fenced before anything
 others are to record, too, by this coordinator or the next one. It is never rolled back then: one of them that refuses it after
 all has to be fixed.
 
-A worker is cleaned up at once when it is dead: what it has prepared may hold locks, which those who read its splits now wait for,
-and then no checkpoint would ever be complete.
+A worker is cleaned up at once when it is dead: what it has prepared may hold locks, which those who read its splits now wait
+for, and then no checkpoint would ever be complete.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ log = logging.getLogger(__name__)
 EPOCH_BITS = 20
 
 SETTLE_S = (1.0, 60.0)
-"""A dead worker's transactions are looked for again so many seconds after they were first cleaned up: a request that was under way
-when its process died may come to the sink later."""
+"""A dead worker's transactions are looked for again so many seconds after they were first cleaned up: a request that was under
+way when its process died may come to the sink later."""
 
 _Result = TypeVar("_Result")
 
@@ -321,21 +322,24 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         self._outputs = [_Output(name, self._sinks.sinks[name], lambda: store.roster, number) for name in self._sinks.in_order]
         self._fenced = False
         self._proposed: Checkpoint[SplitT] | None = None
-        # Number of a dead worker -> when it is to be cleaned up again, None at once. What an earlier life has left is dead, too.
+        # Number of a dead worker -> when it is to be cleaned up again, None at once. What an earlier life has left is dead,
+        # too.
         self._due_s: dict[int, tuple[float, ...] | None] = {
             n: self._left_s(n) for n in store.roster.not_cleaned_up if n != number
         }
 
     def _left_s(self, number: int) -> tuple[float, ...] | None:
-        """A life shorter than SETTLE_S continues where the previous one was, so that a loop of such lives does not pile them up."""
+        """A life shorter than SETTLE_S continues where the previous one was, so that a loop of such lives does not pile them
+        up.
+        """
         first_s = self._store.roster.cleaned_up_s.get(number)
         return None if first_s is None or first_s > self._clock() else _settling(first_s)
 
     def retire(self, number: int) -> None:
         """The worker's process is dead: abort what it has left open. What cannot be reached now is left to the next clean up.
 
-        Called after the checkpoint that lists something of it was committed or given up. Nothing is cleaned up before the run was
-        taken over: the names are those of whoever runs from another copy of the folder, too.
+        Called after the checkpoint that lists something of it was committed or given up. Nothing is cleaned up before the run
+        was taken over: the names are those of whoever runs from another copy of the folder, too.
         """
         self._due_s[number] = None
         if not self._fenced:

@@ -1,8 +1,9 @@
 """A run told to use another number of workers while it is running: a file in its folder says how many.
 
 The coordinator looks for it every second, takes a last checkpoint and ends; the supervisor starts one with so many workers.
-That one continues from the checkpoint, deals the splits out again, and removes the file. Where one dies on the way the next finds
-the file again. A file that was there before the run was started, whose start says again how many workers there are, is removed.
+That one continues from the checkpoint, deals the splits out again, and removes the file. Where one dies on the way the next
+finds the file again. A file that was there before the run was started, whose start says again how many workers there are, is
+removed.
 Only who has the folder's lock removes what it has not written: a second start of the command by mistake changes nothing.
 
     rescale.json              a request; who has made it may withdraw it

@@ -169,7 +169,8 @@ def begun(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[S
 
 
 def given_savepoint(path: Path | None, files: RunFiles) -> Savepoint | None:
-    """What a run is instructed to start with; None where it is told nothing, or its file is gone and `files` have a copy of one.
+    """What a run is instructed to start with; None where it is told nothing, or its file is gone and `files` have a copy of
+    one.
 
     Raises UsageError for a file that is not there, and StateError as `read_savepoint`.
     """

@@ -21,8 +21,8 @@ __all__ = ["Limits", "LogOffsets", "LogRead", "OffsetsFormat", "Predecessor"]
 class LogOffsets(Generic[OffsetSplitT]):
     """Where an engine stands in a whole log source: what it stores as its offset of a batch's start or end.
 
-    `started` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets again
-    when it replays its first batch (Spark does) plans the replay from there, and never from a new answer (I2).
+    `started` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets
+    again when it replays its first batch (Spark does) plans the replay from there, and never from a new answer (I2).
     `initial` marks the start of a query that has no checkpoint. It holds no splits: `SplitDiscovery.initial` is asked when the
     end of the first batch is planned.
     """

@@ -1,10 +1,11 @@
-"""What a streaming query's batch reads, according to the offset log in its checkpoint: the batch's identity, alongside its number.
+"""What a streaming query's batch reads, according to the offset log in its checkpoint: the batch's identity, alongside its
+number.
 
 Spark writes `<checkpoint>/offsets/<batch>` before the batch runs, and a replay finds it there. An older copy of the checkpoint
-plans the batch again, and may end it elsewhere. The file: a version, the batch's metadata (its time, the watermark), then a line
-of offsets for each source. All of it counts: some sources log no more than a counter (Spark's files), and the time makes rows,
-too (timers). A batch that is planned again has another time. The file is read by Arrow's file systems, since Spark hands a data
-source no more than the location.
+plans the batch again, and may end it elsewhere. The file: a version, the batch's metadata (its time, the watermark), then a
+line of offsets for each source. All of it counts: some sources log no more than a counter (Spark's files), and the time makes
+rows, too (timers). A batch that is planned again has another time. The file is read by Arrow's file systems, since Spark hands
+a data source no more than the location.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The kit on KafkaSource and a real broker: a partition per split, a topic per split; and injected bugs, which it must catch."""
+"""The kit on KafkaSource and a real broker: a partition per split, a topic per split; and injected bugs, which it must
+catch.
+"""
 
 from __future__ import annotations
 

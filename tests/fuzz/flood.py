@@ -4,8 +4,8 @@
     python -m tests.fuzz.flood --of avro --buffers 10000000 --state build/flood_avro.json
 
 A child process decodes, chunk by chunk; what chunk it is in is all that is needed to make its buffers again. The state is
-written after each million, and a run that finds one continues from there. A child that dies is repeated, chunk by chunk and with
-each buffer in a file before it is decoded; the last one is the finding, and the run continues behind that chunk.
+written after each million, and a run that finds one continues from there. A child that dies is repeated, chunk by chunk and
+with each buffer in a file before it is decoded; the last one is the finding, and the run continues behind that chunk.
 """
 
 from __future__ import annotations

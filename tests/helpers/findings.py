@@ -1,7 +1,7 @@
 """Which test shows which finding of the reviews, and the commit that brought it: `python -m tests.helpers.findings`.
 
-A finding has a row in tests/regression suite/README.md that says `findings: Source 1`, of several `findings: Source 1, 4`. The row names
-tests, or says why there is none. Exit status 1 when a finding has no row, or a row names a test that is not there.
+A finding has a row in tests/regression suite/README.md that says `findings: Source 1`, of several `findings: Source 1, 4`. The
+row names tests, or says why there is none. Exit status 1 when a finding has no row, or a row names a test that is not there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The same requests to any Kafka broker, and its answers without what differs from run to run: names, ids, ports, the time.
 
-Each scenario takes a `Testbed` and returns what it was told, as JSON would hold it. Played to a real broker and to the fake one.
+Each scenario takes a `Rig` and returns what it was told, as JSON would hold it. Played to a real broker and to the fake
+one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.helpers.raw_kafka import PATIENCE_S, TIME_MS, TRANSACTIONAL, RawKafka
 
 Facts = list[Any]
 RECORDING = Path(__file__).parents[1] / "unit" / "testing" / "kafka_answers.json"
-SCENARIOS: dict[str, Callable[[Testbed], Facts]] = {}
+SCENARIOS: dict[str, Callable[[Rig], Facts]] = {}
 
 CONCURRENT = 51
 NEVER = frozenset({
@@ -30,12 +31,12 @@ NEVER = frozenset({
 _NOW_MS = 1_750_000_000_000
 
 
-def scenario(play: Callable[[Testbed], Facts]) -> Callable[[Testbed], Facts]:
+def scenario(play: Callable[[Rig], Facts]) -> Callable[[Rig], Facts]:
     SCENARIOS[play.__name__] = play
     return play
 
 
-class Testbed:
+class Rig:
     """A broker, and names that nobody else uses there."""
 
     def __init__(self, raw: RawKafka) -> None:
@@ -163,15 +164,15 @@ def _is_there(value: Any, field: Any) -> bool:
 class Producer:
     """A transactional producer of one version of the protocol, request by request."""
 
-    def __init__(self, testbed: Testbed, name: str, version: int, timeout_ms: int = 60_000) -> None:
-        self.testbed, self.id, self.version, self.timeout_ms = testbed, testbed.name(name), version, timeout_ms
-        testbed.coordinator(self.id, 1)
+    def __init__(self, rig: Rig, name: str, version: int, timeout_ms: int = 60_000) -> None:
+        self.rig, self.id, self.version, self.timeout_ms = rig, rig.name(name), version, timeout_ms
+        rig.coordinator(self.id, 1)
         self.pid, self.epoch, self.sequence = -1, -1, 0
 
     def init(self, **fields: Any) -> Any:
         asked = {"producer_id": -1, "producer_epoch": -1, **fields}
         request = {"transactional_id": self.id, "transaction_timeout_ms": self.timeout_ms, **asked}
-        answer = self.testbed.patient(lambda: self.testbed.raw("InitProducerId", 5, **request))
+        answer = self.rig.patient(lambda: self.rig.raw("InitProducerId", 5, **request))
         if answer.error_code == 0:
             self.pid, self.epoch, self.sequence = answer.producer_id, answer.producer_epoch, 0
         return answer
@@ -181,13 +182,13 @@ class Producer:
 
         def ask() -> Any:
             topics = [{"name": topic, "partitions": [0]}]
-            answer = self.testbed.raw(
+            answer = self.rig.raw(
                 "AddPartitionsToTxn", 3, v3_and_below_transactional_id=self.id, v3_and_below_topics=topics, **who
             )
             found = answer.results_by_topic_v3_and_below[0].results_by_partition[0]
             return SimpleNamespace(error_code=found.partition_error_code)
 
-        return int(self.testbed.patient(ask).error_code)
+        return int(self.rig.patient(ask).error_code)
 
     def write(self, topic: str, value: bytes = b"x", **shape: int) -> int:
         """The error code; a write that succeeds counts in the sequence. Version 1 adds the partition first."""
@@ -201,7 +202,7 @@ class Producer:
         who = {"producer_id": self.pid, "producer_epoch": self.epoch, "base_sequence": self.sequence, **shape}
         data = batch(value, attributes=TRANSACTIONAL, **who)
         api = 12 if self.version == 2 else 11
-        answer = self.testbed.patient(lambda: self.testbed.produce(topic, data, api, self.id))
+        answer = self.rig.patient(lambda: self.rig.produce(topic, data, api, self.id))
         if answer.error_code == 0:
             self.sequence += 1
         return int(answer.error_code)
@@ -211,48 +212,48 @@ class Producer:
         sent = self.epoch if epoch is None else epoch
         request = {"transactional_id": self.id, "producer_id": self.pid, "producer_epoch": sent, "committed": commit, **changes}
         api = (5 if self.version == 2 else 4) if version is None else version
-        answer = self.testbed.patient(lambda: self.testbed.raw("EndTxn", api, **request))
+        answer = self.rig.patient(lambda: self.rig.raw("EndTxn", api, **request))
         return [answer.error_code, answer.producer_epoch - sent if answer.error_code == 0 and api >= 5 else None]
 
     def describe(self) -> Any:
-        (found,) = self.testbed.raw("DescribeTransactions", 0, transactional_ids=[self.id]).transaction_states
+        (found,) = self.rig.raw("DescribeTransactions", 0, transactional_ids=[self.id]).transaction_states
         return found
 
     def settled(self) -> Any:
         """As described once no marker is on its way."""
-        self.testbed.until(lambda: not self.describe().transaction_state.startswith("Prepare"))
-        return self.testbed.facts(self.describe())
+        self.rig.until(lambda: not self.describe().transaction_state.startswith("Prepare"))
+        return self.rig.facts(self.describe())
 
 
-def _both_versions(play: Callable[[Testbed, int], Facts]) -> None:
+def _both_versions(play: Callable[[Rig, int], Facts]) -> None:
     for version in (1, 2):
 
-        def one(testbed: Testbed, version: int = version) -> Facts:
-            if _transaction_version(testbed) == version:
-                return play(testbed, version)
+        def one(rig: Rig, version: int = version) -> Facts:
+            if _transaction_version(rig) == version:
+                return play(rig, version)
             direction = 1 if version == 2 else 2  # upgrade, safe downgrade
             update = [{"feature": "transaction.version", "max_version_level": version, "upgrade_type": direction}]
-            answer = testbed.raw("UpdateFeatures", 1, feature_updates=update, timeout_ms=10_000, validate_only=False)
+            answer = rig.raw("UpdateFeatures", 1, feature_updates=update, timeout_ms=10_000, validate_only=False)
             assert answer.error_code == 0, answer
-            testbed.until(lambda: _transaction_version(testbed) == version)
-            return play(testbed, version)
+            rig.until(lambda: _transaction_version(rig) == version)
+            return play(rig, version)
 
         SCENARIOS[f"{play.__name__}_v{version}"] = one
 
 
-def _transaction_version(testbed: Testbed) -> int:
-    answer = testbed.raw("ApiVersions", 3, client_software_name="x", client_software_version="1")
+def _transaction_version(rig: Rig) -> int:
+    answer = rig.raw("ApiVersions", 3, client_software_name="x", client_software_version="1")
     return next((each.max_version_level for each in answer.finalized_features if each.name == "transaction.version"), 0)
 
 
 @_both_versions
-def end_txn(testbed: Testbed, version: int) -> Facts:
+def end_txn(rig: Rig, version: int) -> Facts:
     """The table of what EndTxn answers."""
-    topic = testbed.topic()
+    topic = rig.topic()
     told: Facts = []
 
     def begun(name: str) -> Producer:
-        producer = Producer(testbed, name, version)
+        producer = Producer(rig, name, version)
         producer.init()
         told.append([name, producer.epoch, producer.write(topic)])
         return producer
@@ -264,7 +265,7 @@ def end_txn(testbed: Testbed, version: int) -> Facts:
     two = begun("abort twice")
     told += [two.end(False), two.end(False), two.end(True), two.settled()]
     for commit in (True, False):
-        empty = Producer(testbed, f"empty {commit}", version)
+        empty = Producer(rig, f"empty {commit}", version)
         empty.init()
         told += [["empty", commit, empty.end(commit), empty.end(commit)], empty.settled()]
     three = begun("taken over while open")
@@ -272,18 +273,18 @@ def end_txn(testbed: Testbed, version: int) -> Facts:
     four = begun("taken over after commit")
     told += [four.end(True), _other(four), four.end(True), four.end(False)]
     five = begun("unknown")
-    told += [five.end(True, producer_id=five.pid + 1_000_000), five.end(True, transactional_id=testbed.name("nobody"))]
+    told += [five.end(True, producer_id=five.pid + 1_000_000), five.end(True, transactional_id=rig.name("nobody"))]
     told += [five.end(True, five.epoch + 1), five.end(True, five.epoch - 1), five.end(True)]
     return told
 
 
 @_both_versions
-def versions_of_end_txn_mixed(testbed: Testbed, version: int) -> Facts:
-    topic = testbed.topic()
+def versions_of_end_txn_mixed(rig: Rig, version: int) -> Facts:
+    topic = rig.topic()
     told: Facts = []
     for first, then in ((4, 5), (5, 4)):
         for commit in (True, False):
-            producer = Producer(testbed, f"{first} {then} {commit}", version)
+            producer = Producer(rig, f"{first} {then} {commit}", version)
             producer.init()
             told.append([first, then, commit, producer.write(topic), producer.end(commit, version=first)])
             for again in (commit, not commit):
@@ -294,16 +295,16 @@ def versions_of_end_txn_mixed(testbed: Testbed, version: int) -> Facts:
 
 
 def _other(producer: Producer) -> int:
-    other = Producer(producer.testbed, "", producer.version)
+    other = Producer(producer.rig, "", producer.version)
     other.id = producer.id
     return int(other.init().producer_epoch) - producer.epoch
 
 
 @_both_versions
-def transactions_after_each_other(testbed: Testbed, version: int) -> Facts:
-    topic = testbed.topic()
-    producer = Producer(testbed, "chain", version)
-    told: Facts = [testbed.facts(producer.init())]
+def transactions_after_each_other(rig: Rig, version: int) -> Facts:
+    topic = rig.topic()
+    producer = Producer(rig, "chain", version)
+    told: Facts = [rig.facts(producer.init())]
     for commit in (True, False, True):
         told += [producer.write(topic), producer.write(topic)]
         late = producer.epoch
@@ -313,8 +314,8 @@ def transactions_after_each_other(testbed: Testbed, version: int) -> Facts:
         if version == 2:
             producer.epoch, producer.sequence = producer.epoch + answer[1], 0
         told.append(["late write", _late(producer, topic, late)])
-    told.append(testbed.facts(testbed.fetch(topic, 0, isolation_level=1)))
-    told.append(testbed.facts(testbed.fetch(topic, 0, isolation_level=0)))
+    told.append(rig.facts(rig.fetch(topic, 0, isolation_level=1)))
+    told.append(rig.facts(rig.fetch(topic, 0, isolation_level=0)))
     return told
 
 
@@ -324,84 +325,82 @@ def _late(producer: Producer, topic: str, epoch: int) -> int:
     data = batch(b"late", attributes=TRANSACTIONAL, **who)
     if producer.version == 1:
         return -1  # not told from the next one's under version 1 before KIP-890's verification: see zombies
-    return int(producer.testbed.patient(lambda: producer.testbed.produce(topic, data, 12, producer.id)).error_code)
+    return int(producer.rig.patient(lambda: producer.rig.produce(topic, data, 12, producer.id)).error_code)
 
 
 @_both_versions
-def zombies(testbed: Testbed, version: int) -> Facts:
-    topic = testbed.topic()
-    old = Producer(testbed, "zombie", version)
+def zombies(rig: Rig, version: int) -> Facts:
+    topic = rig.topic()
+    old = Producer(rig, "zombie", version)
     old.init()
     told: Facts = [old.write(topic), _other(old), old.write(topic), old.write_only(topic), old.end(True)]
-    told.append(testbed.facts(old.describe()))
-    unadded = Producer(testbed, "unadded", version)
+    told.append(rig.facts(old.describe()))
+    unadded = Producer(rig, "unadded", version)
     unadded.init()
     told.append(["write that was not announced", unadded.write_only(topic)])
     told.append(["wrong producer id", unadded.add(topic, v3_and_below_producer_id=unadded.pid + 1_000_000)])
     told.append(["wrong epoch", unadded.add(topic, v3_and_below_producer_epoch=unadded.epoch + 1)])
-    told.append(["unknown topic", unadded.add(testbed.name("nowhere"))])
+    told.append(["unknown topic", unadded.add(rig.name("nowhere"))])
     return told
 
 
 @_both_versions
-def producers_that_renew_themselves(testbed: Testbed, version: int) -> Facts:
-    producer = Producer(testbed, "renewing", version)
+def producers_that_renew_themselves(rig: Rig, version: int) -> Facts:
+    producer = Producer(rig, "renewing", version)
     producer.init()
     pid, epoch = producer.pid, producer.epoch
-    told: Facts = [testbed.facts(producer.init(producer_id=pid, producer_epoch=epoch)) for _ in range(3)]
-    told.append(testbed.facts(producer.init(producer_id=pid, producer_epoch=epoch + 5)))
-    told.append(testbed.facts(producer.init(producer_id=pid + 1_000_000, producer_epoch=epoch)))
-    told.append(testbed.facts(producer.init(producer_id=pid)))
+    told: Facts = [rig.facts(producer.init(producer_id=pid, producer_epoch=epoch)) for _ in range(3)]
+    told.append(rig.facts(producer.init(producer_id=pid, producer_epoch=epoch + 5)))
+    told.append(rig.facts(producer.init(producer_id=pid + 1_000_000, producer_epoch=epoch)))
+    told.append(rig.facts(producer.init(producer_id=pid)))
     for timeout in (0, -1, 2**31 - 1):
         producer.timeout_ms = timeout
-        told.append(testbed.facts(producer.init()))
+        told.append(rig.facts(producer.init()))
     producer.timeout_ms, producer.id = 1000, ""
-    told.append(testbed.facts(producer.init()))
+    told.append(rig.facts(producer.init()))
     return told
 
 
 @_both_versions
-def timed_out(testbed: Testbed, version: int) -> Facts:
-    topic = testbed.topic()
-    producer = Producer(testbed, "slow", version, timeout_ms=300)
+def timed_out(rig: Rig, version: int) -> Facts:
+    topic = rig.topic()
+    producer = Producer(rig, "slow", version, timeout_ms=300)
     producer.init()
     told: Facts = [producer.write(topic)]
-    testbed.until(lambda: producer.describe().transaction_state == "CompleteAbort")
+    rig.until(lambda: producer.describe().transaction_state == "CompleteAbort")
     for api in (4, 5):
         told += [[api, producer.end(True, version=api), producer.end(False, version=api)]]
-    told += [producer.write_only(topic), testbed.facts(producer.describe())]
+    told += [producer.write_only(topic), rig.facts(producer.describe())]
     return told
 
 
 @scenario
-def what_is_told_of_transactions(testbed: Testbed) -> Facts:
-    topic = testbed.topic(partitions=2)
-    producer = Producer(testbed, "described", 1)
-    told: Facts = [testbed.facts(producer.describe())]
+def what_is_told_of_transactions(rig: Rig) -> Facts:
+    topic = rig.topic(partitions=2)
+    producer = Producer(rig, "described", 1)
+    told: Facts = [rig.facts(producer.describe())]
     producer.init()
-    told.append(testbed.facts(producer.describe()))
+    told.append(rig.facts(producer.describe()))
     producer.write(topic)
-    told.append(testbed.facts(producer.describe()))
-    asked = [{"name": topic, "partition_indexes": [0, 1, 7]}, {"name": testbed.name("nowhere"), "partition_indexes": [0]}]
-    told.append(testbed.facts(testbed.raw("DescribeProducers", 0, topics=asked)))
+    told.append(rig.facts(producer.describe()))
+    asked = [{"name": topic, "partition_indexes": [0, 1, 7]}, {"name": rig.name("nowhere"), "partition_indexes": [0]}]
+    told.append(rig.facts(rig.raw("DescribeProducers", 0, topics=asked)))
     for state, pattern in (("Ongoing", None), ("Empty", None), ("Nonsense", None), ("Ongoing", "described"), ("Ongoing", ".*")):
         filters = {"state_filters": [state], "producer_id_filters": [producer.pid], "duration_filter": -1}
-        told.append(testbed.facts(testbed.raw("ListTransactions", 2, transactional_id_pattern=pattern, **filters)))
+        told.append(rig.facts(rig.raw("ListTransactions", 2, transactional_id_pattern=pattern, **filters)))
     told.append(
-        testbed.facts(
-            testbed.raw("ListTransactions", 2, state_filters=[], producer_id_filters=[], transactional_id_pattern="(")
-        )
+        rig.facts(rig.raw("ListTransactions", 2, state_filters=[], producer_id_filters=[], transactional_id_pattern="("))
     )
     told.append(producer.end(True))
     return told
 
 
 @_both_versions
-def offsets_in_transactions(testbed: Testbed, version: int) -> Facts:
-    topic = testbed.topic()
-    producer = Producer(testbed, "offsets", version)
-    group = testbed.name("group")
-    testbed.coordinator(group, 0)
+def offsets_in_transactions(rig: Rig, version: int) -> Facts:
+    topic = rig.topic()
+    producer = Producer(rig, "offsets", version)
+    group = rig.name("group")
+    rig.coordinator(group, 0)
     producer.init()
     told: Facts = []
 
@@ -413,21 +412,21 @@ def offsets_in_transactions(testbed: Testbed, version: int) -> Facts:
         ids = {"transactional_id": producer.id, "group_id": group, "generation_id": -1, "member_id": "", **who}
 
         def ask() -> Any:
-            found = testbed.raw("TxnOffsetCommit", api, topics=topics, **ids).topics[0].partitions[0]
+            found = rig.raw("TxnOffsetCommit", api, topics=topics, **ids).topics[0].partitions[0]
             return SimpleNamespace(error_code=found.error_code)
 
-        return testbed.patient(ask).error_code
+        return rig.patient(ask).error_code
 
     def fetched(stable: bool) -> Any:
         groups = [{"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}]
-        return testbed.facts(testbed.raw("OffsetFetch", 8, groups=groups, require_stable=stable))
+        return rig.facts(rig.raw("OffsetFetch", 8, groups=groups, require_stable=stable))
 
     def add() -> Any:
         ids = {"transactional_id": producer.id, "group_id": group, "producer_id": producer.pid}
-        return testbed.patient(lambda: testbed.raw("AddOffsetsToTxn", 3, producer_epoch=producer.epoch, **ids)).error_code
+        return rig.patient(lambda: rig.raw("AddOffsetsToTxn", 3, producer_epoch=producer.epoch, **ids)).error_code
 
-    probe = Group(testbed)
-    testbed.until(lambda: probe("Heartbeat", 4, member_id="x", generation_id=1).error_code == 25)
+    probe = Group(rig)
+    rig.until(lambda: probe("Heartbeat", 4, member_id="x", generation_id=1).error_code == 25)
     if version == 1:
         told.append(add())
     told += [commit(5), fetched(False), fetched(True)]
@@ -436,7 +435,7 @@ def offsets_in_transactions(testbed: Testbed, version: int) -> Facts:
         ["old epoch", commit(6, producer_epoch=producer.epoch - 1)],
     ]
     told.append(producer.end(True))
-    testbed.until(lambda: fetched(True)["groups"][0]["topics"][0]["partitions"][0]["error_code"] == 0)
+    rig.until(lambda: fetched(True)["groups"][0]["topics"][0]["partitions"][0]["error_code"] == 0)
     told += [fetched(True), producer.settled()]
     return told
 
@@ -445,17 +444,15 @@ def offsets_in_transactions(testbed: Testbed, version: int) -> Facts:
 
 
 @scenario
-def sequences(testbed: Testbed) -> Facts:
-    topic = testbed.topic()
-    found = testbed.raw(
-        "InitProducerId", 4, transactional_id=None, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1
-    )
+def sequences(rig: Rig) -> Facts:
+    topic = rig.topic()
+    found = rig.raw("InitProducerId", 4, transactional_id=None, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1)
     pid = found.producer_id
     told: Facts = [found.producer_epoch]
 
     def write(epoch: int, sequence: int, count: int = 1, producer_id: int = pid) -> None:
         data = batch(*[b"v"] * count, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
-        answer = testbed.produce(topic, data)
+        answer = rig.produce(topic, data)
         told.append([epoch, sequence, count, answer.error_code, answer.base_offset, answer.log_start_offset])
 
     write(0, 0, 2)
@@ -482,27 +479,27 @@ def sequences(testbed: Testbed) -> Facts:
 
 
 @scenario
-def sequences_that_wrap(testbed: Testbed) -> Facts:
-    topic = testbed.topic()
+def sequences_that_wrap(rig: Rig) -> Facts:
+    topic = rig.topic()
     told: Facts = []
     for sequence, count in ((2**31 - 3, 2), (2**31 - 1, 1), (0, 1), (1, 1), (2**31 - 1, 1)):
         data = batch(*[b"v"] * count, producer_id=7_000_000, producer_epoch=0, base_sequence=sequence)
-        answer = testbed.produce(topic, data)
+        answer = rig.produce(topic, data)
         told.append([sequence, answer.error_code, answer.base_offset])
     return told
 
 
 @scenario
-def refused_writes(testbed: Testbed) -> Facts:
-    topic = testbed.topic(max_message_bytes="2000")
-    compacted = testbed.topic("compacted", cleanup_policy="compact")
+def refused_writes(rig: Rig) -> Facts:
+    topic = rig.topic(max_message_bytes="2000")
+    compacted = rig.topic("compacted", cleanup_policy="compact")
     good = batch(b"x")
     broken = good[:-1] + bytes([good[-1] ^ 1])
     keyless = _keyless()
     told: Facts = []
 
     def write(what: str, data: bytes, to: str = topic, version: int = 9, **fields: Any) -> None:
-        told.append([what, testbed.facts(testbed.produce(to, data, version, **fields))])
+        told.append([what, rig.facts(rig.produce(to, data, version, **fields))])
 
     write("good", good)
     write("crc", broken)
@@ -519,10 +516,10 @@ def refused_writes(testbed: Testbed) -> Facts:
     write("by id", good, version=13)
     part = {"partition_data": [{"index": 9, "records": good}, {"index": -1, "records": good}]}
     whole = {"acks": -1, "timeout_ms": 1000, "transactional_id": None}
-    told.append(testbed.facts(testbed.raw("Produce", 9, topic_data=[{"name": topic, **part}], **whole)))
-    told.append(testbed.facts(testbed.raw("Produce", 9, topic_data=[{"name": testbed.name("nowhere"), **part}], **whole)))
+    told.append(rig.facts(rig.raw("Produce", 9, topic_data=[{"name": topic, **part}], **whole)))
+    told.append(rig.facts(rig.raw("Produce", 9, topic_data=[{"name": rig.name("nowhere"), **part}], **whole)))
     unknown = uuid.UUID(int=77)
-    told.append(testbed.facts(testbed.raw("Produce", 13, topic_data=[{"topic_id": unknown, **part}], **whole)))
+    told.append(rig.facts(rig.raw("Produce", 13, topic_data=[{"topic_id": unknown, **part}], **whole)))
     return told
 
 
@@ -533,17 +530,17 @@ def _keyless() -> bytes:
 
 
 @scenario
-def more_replicas_in_sync_than_there_are(testbed: Testbed) -> Facts:
-    topic = testbed.topic(min_insync_replicas="3")
-    return [testbed.facts(testbed.produce(topic, batch(b"x"), acks=acks)) for acks in (-1, 1)]
+def more_replicas_in_sync_than_there_are(rig: Rig) -> Facts:
+    topic = rig.topic(min_insync_replicas="3")
+    return [rig.facts(rig.produce(topic, batch(b"x"), acks=acks)) for acks in (-1, 1)]
 
 
 @scenario
-def the_time_of_appending(testbed: Testbed) -> Facts:
-    topic = testbed.topic(message_timestamp_type="LogAppendTime")
-    testbed.written(topic, b"a", b"b")
-    told = [testbed.facts(testbed.fetch(topic, 0))]
-    answer = testbed.produce(topic, batch(b"c"))
+def the_time_of_appending(rig: Rig) -> Facts:
+    topic = rig.topic(message_timestamp_type="LogAppendTime")
+    rig.written(topic, b"a", b"b")
+    told = [rig.facts(rig.fetch(topic, 0))]
+    answer = rig.produce(topic, batch(b"c"))
     told.append([answer.error_code, answer.base_offset, answer.log_append_time_ms > _NOW_MS])
     return told
 
@@ -552,49 +549,49 @@ def the_time_of_appending(testbed: Testbed) -> Facts:
 
 
 @scenario
-def fetches(testbed: Testbed) -> Facts:
-    topic = testbed.topic()
+def fetches(rig: Rig) -> Facts:
+    topic = rig.topic()
     for values in ((b"a", b"b"), (b"c" * 500,), (b"d",)):
-        testbed.written(topic, *values)
+        rig.written(topic, *values)
     told: Facts = []
     for offset in (0, 1, 2, 3, 4, 5, -1, 100):
-        told.append([offset, testbed.facts(testbed.fetch(topic, offset))])
+        told.append([offset, rig.facts(rig.fetch(topic, offset))])
     for most in (0, 1, 50, 75, 200, 600, 650, 700):
-        told.append(["partition bytes", most, testbed.facts(testbed.fetch(topic, 0, partition_max_bytes=most))])
-        told.append(["bytes", most, testbed.facts(testbed.fetch(topic, 0, max_bytes=most))])
+        told.append(["partition bytes", most, rig.facts(rig.fetch(topic, 0, partition_max_bytes=most))])
+        told.append(["bytes", most, rig.facts(rig.fetch(topic, 0, max_bytes=most))])
     for epoch in (-1, 0, 1, 5):
-        told.append(["leader epoch", epoch, testbed.facts(testbed.fetch(topic, 0, current_leader_epoch=epoch))])
-        told.append(["last epoch", epoch, testbed.facts(testbed.fetch(topic, 1, last_fetched_epoch=epoch))])
-    told.append(testbed.facts(testbed.fetch(topic, 100, last_fetched_epoch=0)))
+        told.append(["leader epoch", epoch, rig.facts(rig.fetch(topic, 0, current_leader_epoch=epoch))])
+        told.append(["last epoch", epoch, rig.facts(rig.fetch(topic, 1, last_fetched_epoch=epoch))])
+    told.append(rig.facts(rig.fetch(topic, 100, last_fetched_epoch=0)))
     for version in (4, 7, 11, 13, 16):
-        told.append([version, testbed.facts(testbed.fetch(topic, 1, version))])
+        told.append([version, rig.facts(rig.fetch(topic, 1, version))])
     return told
 
 
 @scenario
-def fetches_of_what_is_not_there(testbed: Testbed) -> Facts:
-    topic = testbed.topic()
+def fetches_of_what_is_not_there(rig: Rig) -> Facts:
+    topic = rig.topic()
     part = {"fetch_offset": 0, "partition_max_bytes": 1000}
     whole = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1000, "isolation_level": 0}
     told: Facts = []
-    for named in (topic, testbed.name("nowhere")):
+    for named in (topic, rig.name("nowhere")):
         asked = [{"topic": named, "partitions": [{"partition": 3, **part}]}]
-        told.append(testbed.facts(testbed.raw("Fetch", 12, topics=asked, **whole)))
-        told.append(testbed.facts(testbed.raw("Fetch", 12, topics=asked, **{**whole, "isolation_level": 1})))
+        told.append(rig.facts(rig.raw("Fetch", 12, topics=asked, **whole)))
+        told.append(rig.facts(rig.raw("Fetch", 12, topics=asked, **{**whole, "isolation_level": 1})))
     asked = [{"topic_id": uuid.UUID(int=77), "partitions": [{"partition": 0, **part}]}]
-    told.append(testbed.facts(testbed.raw("Fetch", 13, topics=asked, **whole)))
-    asked = [{"topic_id": testbed.topic_id(topic), "partitions": [{"partition": 4, **part}]}]
-    told.append(testbed.facts(testbed.raw("Fetch", 13, topics=asked, **whole)))
+    told.append(rig.facts(rig.raw("Fetch", 13, topics=asked, **whole)))
+    asked = [{"topic_id": rig.topic_id(topic), "partitions": [{"partition": 4, **part}]}]
+    told.append(rig.facts(rig.raw("Fetch", 13, topics=asked, **whole)))
     return told
 
 
 @scenario
-def several_partitions_at_once(testbed: Testbed) -> Facts:
-    topic = testbed.topic(partitions=3)
+def several_partitions_at_once(rig: Rig) -> Facts:
+    topic = rig.topic(partitions=3)
     for index, count in ((0, 3), (1, 1), (2, 2)):
         for _ in range(count):
             parts = [{"name": topic, "partition_data": [{"index": index, "records": batch(b"v" * 100)}]}]
-            testbed.raw("Produce", 9, topic_data=parts, acks=-1, timeout_ms=1000, transactional_id=None)
+            rig.raw("Produce", 9, topic_data=parts, acks=-1, timeout_ms=1000, transactional_id=None)
     told: Facts = []
     for most, each in ((1 << 20, 1 << 20), (1, 1), (200, 1 << 20), (1 << 20, 200), (400, 300)):
         asked = [
@@ -603,111 +600,103 @@ def several_partitions_at_once(testbed: Testbed) -> Facts:
                 "partitions": [{"partition": n, "fetch_offset": 0, "partition_max_bytes": each} for n in (0, 1, 2)],
             }
         ]
-        told.append(
-            [most, each, testbed.facts(testbed.raw("Fetch", 12, max_wait_ms=0, min_bytes=1, max_bytes=most, topics=asked))]
-        )
+        told.append([most, each, rig.facts(rig.raw("Fetch", 12, max_wait_ms=0, min_bytes=1, max_bytes=most, topics=asked))])
     return told
 
 
 @scenario
-def reading_what_is_committed(testbed: Testbed) -> Facts:
-    topic = testbed.topic()
+def reading_what_is_committed(rig: Rig) -> Facts:
+    topic = rig.topic()
     told: Facts = []
-    first, second = Producer(testbed, "first", 1), Producer(testbed, "second", 1)
+    first, second = Producer(rig, "first", 1), Producer(rig, "second", 1)
     first.init(), second.init()
-    testbed.written(topic, b"plain")
+    rig.written(topic, b"plain")
     told += [first.write(topic), second.write(topic), first.write(topic)]
     for level in (0, 1):
-        told.append(testbed.facts(testbed.fetch(topic, 0, isolation_level=level)))
+        told.append(rig.facts(rig.fetch(topic, 0, isolation_level=level)))
     told += [second.end(False), second.settled()["transaction_state"]]
     for offset in (0, 1, 2):
-        told.append([offset, testbed.facts(testbed.fetch(topic, offset, isolation_level=1))])
-    told.append(_offsets(testbed, topic))
+        told.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))])
+    told.append(_offsets(rig, topic))
     told += [first.end(True), first.settled()["transaction_state"]]
     for offset in range(7):
-        told.append([offset, testbed.facts(testbed.fetch(topic, offset, isolation_level=1))])
-        told.append([offset, testbed.facts(testbed.fetch(topic, offset, isolation_level=1, partition_max_bytes=100))])
-    told.append(_offsets(testbed, topic))
+        told.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))])
+        told.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1, partition_max_bytes=100))])
+    told.append(_offsets(rig, topic))
     return told
 
 
-def _offsets(testbed: Testbed, topic: str) -> Any:
+def _offsets(rig: Rig, topic: str) -> Any:
     told = []
     for level in (0, 1):
         for timestamp in (-1, -2, -3, -4, 0, TIME_MS, TIME_MS + 1, TIME_MS + 3, TIME_MS + 4, 2**50):
             parts = [{"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}]
-            answer = testbed.raw("ListOffsets", 8, isolation_level=level, topics=[{"name": topic, "partitions": parts}])
-            told.append([level, timestamp, testbed.facts(answer.topics[0].partitions[0])])
+            answer = rig.raw("ListOffsets", 8, isolation_level=level, topics=[{"name": topic, "partitions": parts}])
+            told.append([level, timestamp, rig.facts(answer.topics[0].partitions[0])])
     return told
 
 
 @scenario
-def offsets_by_time(testbed: Testbed) -> Facts:
-    topic = testbed.topic()
-    told: Facts = [_offsets(testbed, topic)]
-    testbed.written(topic, b"a", b"b", b"c")
-    testbed.written(topic, b"d", b"e")
-    told.append(_offsets(testbed, topic))
+def offsets_by_time(rig: Rig) -> Facts:
+    topic = rig.topic()
+    told: Facts = [_offsets(rig, topic)]
+    rig.written(topic, b"a", b"b", b"c")
+    rig.written(topic, b"d", b"e")
+    told.append(_offsets(rig, topic))
     for epoch in (0, 1, 4):
         parts = [{"partition_index": 0, "timestamp": -1, "current_leader_epoch": epoch}]
-        told.append(
-            testbed.facts(testbed.raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": parts}]))
-        )
-    for name, index in ((topic, 5), (testbed.name("nowhere"), 0)):
+        told.append(rig.facts(rig.raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": parts}])))
+    for name, index in ((topic, 5), (rig.name("nowhere"), 0)):
         parts = [{"partition_index": index, "timestamp": -1, "current_leader_epoch": -1}]
-        told.append(
-            testbed.facts(testbed.raw("ListOffsets", 6, isolation_level=0, topics=[{"name": name, "partitions": parts}]))
-        )
+        told.append(rig.facts(rig.raw("ListOffsets", 6, isolation_level=0, topics=[{"name": name, "partitions": parts}])))
     parts = [{"partition_index": 0, "timestamp": -5, "current_leader_epoch": -1}]
-    told.append(testbed.facts(testbed.raw("ListOffsets", 9, isolation_level=0, topics=[{"name": topic, "partitions": parts}])))
+    told.append(rig.facts(rig.raw("ListOffsets", 9, isolation_level=0, topics=[{"name": topic, "partitions": parts}])))
     return told
 
 
 @scenario
-def leader_epochs(testbed: Testbed) -> Facts:
-    topic = testbed.topic()
-    testbed.written(topic, b"a", b"b")
+def leader_epochs(rig: Rig) -> Facts:
+    topic = rig.topic()
+    rig.written(topic, b"a", b"b")
     told: Facts = []
     for current, epoch in ((-1, 0), (0, 0), (1, 0), (-1, 1), (-1, 5), (-1, -1)):
         parts = [{"partition": 0, "current_leader_epoch": current, "leader_epoch": epoch}]
-        answer = testbed.raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])
-        told.append([current, epoch, testbed.facts(answer)])
+        answer = rig.raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])
+        told.append([current, epoch, rig.facts(answer)])
     parts = [{"partition": 8, "current_leader_epoch": -1, "leader_epoch": 0}]
-    told.append(
-        testbed.facts(testbed.raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}]))
-    )
+    told.append(rig.facts(rig.raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])))
     return told
 
 
 @scenario
-def fetch_sessions(testbed: Testbed) -> Facts:
-    topic = testbed.topic(partitions=2)
-    testbed.written(topic, b"a")
+def fetch_sessions(rig: Rig) -> Facts:
+    topic = rig.topic(partitions=2)
+    rig.written(topic, b"a")
     told: Facts = []
 
     def ask(session: int, epoch: int, offsets: dict[int, int], forgotten: tuple[int, ...] = ()) -> Any:
         parts = [{"partition": n, "fetch_offset": at, "partition_max_bytes": 1 << 20} for n, at in offsets.items()]
         gone = [{"topic": topic, "partitions": list(forgotten)}] if forgotten else []
-        return testbed.raw(
+        return rig.raw(
             "Fetch", 12, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, session_id=session, session_epoch=epoch,
             topics=[{"topic": topic, "partitions": parts}] if parts else [], forgotten_topics_data=gone,
         )  # fmt: skip
 
     first = ask(0, 0, {0: 0, 1: 0})
     session = first.session_id
-    told += [session > 0, testbed.facts(first), testbed.facts(ask(session, 1, {}))]
-    told += [testbed.facts(ask(session, 2, {0: 1})), testbed.facts(ask(session, 3, {}))]
-    testbed.written(topic, b"b")
-    told += [testbed.facts(ask(session, 4, {})), testbed.facts(ask(session, 4, {})), testbed.facts(ask(session, 7, {}))]
+    told += [session > 0, rig.facts(first), rig.facts(ask(session, 1, {}))]
+    told += [rig.facts(ask(session, 2, {0: 1})), rig.facts(ask(session, 3, {}))]
+    rig.written(topic, b"b")
+    told += [rig.facts(ask(session, 4, {})), rig.facts(ask(session, 4, {})), rig.facts(ask(session, 7, {}))]
     told += [
-        testbed.facts(ask(session, 5, {0: 2}, (1,))),
-        testbed.facts(ask(session, 6, {1: 0})),
-        testbed.facts(ask(session, 7, {0: 99})),
+        rig.facts(ask(session, 5, {0: 2}, (1,))),
+        rig.facts(ask(session, 6, {1: 0})),
+        rig.facts(ask(session, 7, {0: 99})),
     ]
-    told += [testbed.facts(ask(session, 8, {})), testbed.facts(ask(session + 1, 3, {})), testbed.facts(ask(0, -1, {0: 0}))]
+    told += [rig.facts(ask(session, 8, {})), rig.facts(ask(session + 1, 3, {})), rig.facts(ask(0, -1, {0: 0}))]
     again = ask(session, 0, {0: 0})
-    told += [again.session_id not in {0, session}, testbed.facts(again), testbed.facts(ask(session, 9, {}))]
-    told += [testbed.facts(ask(again.session_id, -1, {})), testbed.facts(ask(again.session_id, 1, {}))]
+    told += [again.session_id not in {0, session}, rig.facts(again), rig.facts(ask(session, 9, {}))]
+    told += [rig.facts(ask(again.session_id, -1, {})), rig.facts(ask(again.session_id, 1, {}))]
     return told
 
 
@@ -715,9 +704,9 @@ def fetch_sessions(testbed: Testbed) -> Facts:
 
 
 class Group:
-    def __init__(self, testbed: Testbed, text: str = "group") -> None:
-        self.testbed, self.id, self.raw = testbed, testbed.name(text), testbed.raw
-        testbed.coordinator(self.id, 0)
+    def __init__(self, rig: Rig, text: str = "group") -> None:
+        self.rig, self.id, self.raw = rig, rig.name(text), rig.raw
+        rig.coordinator(self.id, 0)
 
     def __call__(self, api: str, version: int, **fields: Any) -> Any:
         return self.raw(api, version, group_id=self.id, **fields)
@@ -747,65 +736,65 @@ class Group:
 
 
 @scenario
-def a_group_of_one(testbed: Testbed) -> Facts:
-    group = Group(testbed)
-    told: Facts = [testbed.facts(group.join("nobody"))]
+def a_group_of_one(rig: Rig) -> Facts:
+    group = Group(rig)
+    told: Facts = [rig.facts(group.join("nobody"))]
     invited = group.join()
-    told.append(testbed.facts(invited))
+    told.append(rig.facts(invited))
     joined = group.join(invited.member_id)
-    told.append(testbed.facts(joined))
+    told.append(rig.facts(joined))
     member, generation = joined.member_id, joined.generation_id
     who = {"member_id": member, "generation_id": generation}
     told.append(["early heartbeat", group("Heartbeat", 4, **who).error_code])
-    told.append(["wrong protocol", testbed.facts(group("SyncGroup", 5, **who, protocol_type="other", assignments=[]))])
+    told.append(["wrong protocol", rig.facts(group("SyncGroup", 5, **who, protocol_type="other", assignments=[]))])
     share = [{"member_id": member, "assignment": b"share"}]
-    told.append(testbed.facts(group.sync(**who, assignments=share)))
-    told.append(testbed.facts(group("SyncGroup", 5, **who, assignments=[])))
+    told.append(rig.facts(group.sync(**who, assignments=share)))
+    told.append(rig.facts(group("SyncGroup", 5, **who, assignments=[])))
     told.append(["heartbeat", group("Heartbeat", 4, **who).error_code])
     told.append(["old generation", group("Heartbeat", 4, member_id=member, generation_id=generation - 1).error_code])
     told.append(["stranger", group("Heartbeat", 4, member_id="x", generation_id=generation).error_code])
-    told.append(testbed.facts(testbed.raw("DescribeGroups", 5, groups=[group.id, testbed.name("no group")])))
-    told.append(testbed.facts(testbed.raw("DescribeGroups", 6, groups=[testbed.name("no group")])))
-    told.append(["other protocol", testbed.facts(group.join(protocol_type="connect"))])
-    told.append(["no common protocol", testbed.facts(group.join(protocols=[{"name": "new", "metadata": b""}]))])
-    told.append(["busy", testbed.facts(testbed.raw("DeleteGroups", 2, groups_names=[group.id, testbed.name("no group")]))])
+    told.append(rig.facts(rig.raw("DescribeGroups", 5, groups=[group.id, rig.name("no group")])))
+    told.append(rig.facts(rig.raw("DescribeGroups", 6, groups=[rig.name("no group")])))
+    told.append(["other protocol", rig.facts(group.join(protocol_type="connect"))])
+    told.append(["no common protocol", rig.facts(group.join(protocols=[{"name": "new", "metadata": b""}]))])
+    told.append(["busy", rig.facts(rig.raw("DeleteGroups", 2, groups_names=[group.id, rig.name("no group")]))])
     left = [{"member_id": "stranger"}, {"member_id": member}]
-    told.append(testbed.facts(group("LeaveGroup", 4, members=left)))
+    told.append(rig.facts(group("LeaveGroup", 4, members=left)))
     told.append(["after", group("Heartbeat", 4, **who).error_code])
-    told.append(testbed.facts(testbed.raw("DescribeGroups", 5, groups=[group.id])))
+    told.append(rig.facts(rig.raw("DescribeGroups", 5, groups=[group.id])))
     rejoined = group.joined()
     told.append([rejoined.generation_id, group("LeaveGroup", 2, member_id=rejoined.member_id).error_code])
-    listed = testbed.raw("ListGroups", 5, states_filter=["Empty"], types_filter=[])
-    told.append([testbed.facts(each) for each in listed.groups if each.group_id == group.id])
-    told.append(testbed.facts(testbed.raw("DeleteGroups", 2, groups_names=[group.id])))
+    listed = rig.raw("ListGroups", 5, states_filter=["Empty"], types_filter=[])
+    told.append([rig.facts(each) for each in listed.groups if each.group_id == group.id])
+    told.append(rig.facts(rig.raw("DeleteGroups", 2, groups_names=[group.id])))
     return told
 
 
 @scenario
-def a_group_of_two(testbed: Testbed) -> Facts:
-    group = Group(testbed)
+def a_group_of_two(rig: Rig) -> Facts:
+    group = Group(rig)
     first = group.joined()
     who = {"member_id": first.member_id, "generation_id": first.generation_id}
     group.sync(**who, assignments=[{"member_id": first.member_id, "assignment": b"all"}])
-    with RawKafka(testbed.address) as other_raw:
-        other = Group(testbed)
+    with RawKafka(rig.address) as other_raw:
+        other = Group(rig)
         other.raw = other_raw
         invited = other.join()
         other.send_join(invited.member_id)
-        testbed.until(lambda: group("Heartbeat", 4, **who).error_code == 27)
+        rig.until(lambda: group("Heartbeat", 4, **who).error_code == 27)
         told: Facts = [["its sync", group.sync(**who).error_code]]
         again = group.join(first.member_id)
         second = other_raw.receive("JoinGroup", 9)
-        told += [testbed.facts(again), testbed.facts(second)]
+        told += [rig.facts(again), rig.facts(second)]
         later = {"generation_id": again.generation_id}
         other.send("SyncGroup", 5, **_protocol(), member_id=second.member_id, assignments=[], **later)
         shares = [{"member_id": first.member_id, "assignment": b"1"}, {"member_id": second.member_id, "assignment": b"2"}]
-        told.append(testbed.facts(group.sync(member_id=first.member_id, assignments=shares, **later)))
-        told.append(testbed.facts(other_raw.receive("SyncGroup", 5)))
-        told.append(["the same again", testbed.facts(other.join(second.member_id))["generation_id"] - again.generation_id])
-        told.append(testbed.facts(other("LeaveGroup", 4, members=[{"member_id": second.member_id}])))
+        told.append(rig.facts(group.sync(member_id=first.member_id, assignments=shares, **later)))
+        told.append(rig.facts(other_raw.receive("SyncGroup", 5)))
+        told.append(["the same again", rig.facts(other.join(second.member_id))["generation_id"] - again.generation_id])
+        told.append(rig.facts(other("LeaveGroup", 4, members=[{"member_id": second.member_id}])))
         told.append(["the other", group("Heartbeat", 4, member_id=first.member_id, **later).error_code])
-        told.append(testbed.facts(group.join(first.member_id)))
+        told.append(rig.facts(group.join(first.member_id)))
     return told
 
 
@@ -814,43 +803,43 @@ def _protocol() -> dict[str, str]:
 
 
 @scenario
-def bad_joins(testbed: Testbed) -> Facts:
-    group = Group(testbed)
+def bad_joins(rig: Rig) -> Facts:
+    group = Group(rig)
     told: Facts = []
     for timeout in (0, 10, 2**31 - 1):
-        told.append([timeout, testbed.facts(group.join(session_timeout_ms=timeout))])
-    told.append(testbed.facts(group.join(protocols=[])))
-    told.append(testbed.facts(group.join(protocol_type="")))
-    told.append(["before version 4", testbed.facts(group.join(version=3))["error_code"]])
+        told.append([timeout, rig.facts(group.join(session_timeout_ms=timeout))])
+    told.append(rig.facts(group.join(protocols=[])))
+    told.append(rig.facts(group.join(protocol_type="")))
+    told.append(["before version 4", rig.facts(group.join(version=3))["error_code"]])
     group.id = ""
-    told.append(["nameless", testbed.facts(group.join())])
+    told.append(["nameless", rig.facts(group.join())])
     return told
 
 
 @scenario
-def static_members(testbed: Testbed) -> Facts:
-    group = Group(testbed)
+def static_members(rig: Rig) -> Facts:
+    group = Group(rig)
     first = group.join(group_instance_id="one")
-    told: Facts = [testbed.facts(first)]
+    told: Facts = [rig.facts(first)]
     who = {"member_id": first.member_id, "generation_id": first.generation_id, "group_instance_id": "one"}
     share = [{"member_id": first.member_id, "assignment": b"share"}]
-    told.append(testbed.facts(group.sync(**who, assignments=share)))
+    told.append(rig.facts(group.sync(**who, assignments=share)))
     again = group.join(group_instance_id="one")
-    told.append(testbed.facts(again))
+    told.append(rig.facts(again))
     told.append(["the previous one", group("Heartbeat", 4, **who).error_code])
     who["member_id"] = again.member_id
     told.append(["the new one", group("Heartbeat", 4, **who).error_code])
-    told.append(testbed.facts(group.sync(**who)))
+    told.append(rig.facts(group.sync(**who)))
     told.append(["unknown instance", group("Heartbeat", 4, **{**who, "group_instance_id": "two"}).error_code])
-    told.append(testbed.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "two"}])))
-    told.append(testbed.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "one"}])))
+    told.append(rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "two"}])))
+    told.append(rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "one"}])))
     return told
 
 
 @scenario
-def offsets_of_groups(testbed: Testbed) -> Facts:
-    topic = testbed.topic(partitions=2)
-    group = Group(testbed)
+def offsets_of_groups(rig: Rig) -> Facts:
+    topic = rig.topic(partitions=2)
+    group = Group(rig)
     told: Facts = []
 
     def commit(
@@ -861,18 +850,18 @@ def offsets_of_groups(testbed: Testbed) -> Facts:
         ]
         who = {"generation_id_or_member_epoch": generation, "member_id": member}
         topics = [{"name": topic, "partitions": parts, **n}]
-        told.append([what, testbed.facts(group("OffsetCommit", 9, topics=topics, **who))])
+        told.append([what, rig.facts(group("OffsetCommit", 9, topics=topics, **who))])
 
     def fetched(**fields: Any) -> Any:
         asked = [{"group_id": group.id, "topics": [{"name": topic, "partition_indexes": [0, 1, 7]}], **fields}]
-        return testbed.facts(testbed.raw("OffsetFetch", 9, groups=asked, require_stable=False))
+        return rig.facts(rig.raw("OffsetFetch", 9, groups=asked, require_stable=False))
 
     told.append(fetched())
     commit("a stranger of no group", generation=4, member="x")
     commit("by hand")
     commit("too much metadata", metadata="m" * 5000)
     commit("no partition", index=9)
-    commit("no topic", name=testbed.name("nowhere"))
+    commit("no topic", name=rig.name("nowhere"))
     commit("a generation", generation=0, member="x")
     told += [fetched(), fetched(topics=None)]
     joined = group.joined()
@@ -887,13 +876,13 @@ def offsets_of_groups(testbed: Testbed) -> Facts:
     told.append(fetched())
     group("LeaveGroup", 4, members=[{"member_id": joined.member_id}])
     deleted = [{"name": topic, "partitions": [{"partition_index": 0}, {"partition_index": 9}]}]
-    told.append(testbed.facts(group("OffsetDelete", 0, topics=deleted)))
+    told.append(rig.facts(group("OffsetDelete", 0, topics=deleted)))
     told += [
         fetched(topics=None),
-        testbed.facts(testbed.raw("OffsetDelete", 0, group_id=testbed.name("no group"), topics=deleted)),
+        rig.facts(rig.raw("OffsetDelete", 0, group_id=rig.name("no group"), topics=deleted)),
     ]
     old = {"group_id": group.id, "topics": [{"name": topic, "partition_indexes": [0]}]}
-    told.append(testbed.facts(testbed.raw("OffsetFetch", 5, **old)))
+    told.append(rig.facts(rig.raw("OffsetFetch", 5, **old)))
     return told
 
 
@@ -901,41 +890,37 @@ def offsets_of_groups(testbed: Testbed) -> Facts:
 
 
 @scenario
-def metadata_of_topics(testbed: Testbed) -> Facts:
-    topic = testbed.topic(partitions=2)
+def metadata_of_topics(rig: Rig) -> Facts:
+    topic = rig.topic(partitions=2)
     none = uuid.UUID(int=0)
     told: Facts = []
-    for name in (topic, testbed.name("nowhere"), "bad name!", ""):
+    for name in (topic, rig.name("nowhere"), "bad name!", ""):
         told.append(
-            testbed.facts(
-                testbed.raw("Metadata", 12, topics=[{"name": name, "topic_id": none}], allow_auto_topic_creation=False)
-            )
+            rig.facts(rig.raw("Metadata", 12, topics=[{"name": name, "topic_id": none}], allow_auto_topic_creation=False))
         )
-    told.append(testbed.facts(testbed.raw("Metadata", 12, topics=[{"name": None, "topic_id": testbed.topic_id(topic)}])))
-    told.append(testbed.facts(testbed.raw("Metadata", 12, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}])))
-    told.append(testbed.facts(testbed.raw("Metadata", 12, topics=[])))
-    told.append(testbed.facts(testbed.raw("Metadata", 5, topics=[{"name": topic}])))
+    told.append(rig.facts(rig.raw("Metadata", 12, topics=[{"name": None, "topic_id": rig.topic_id(topic)}])))
+    told.append(rig.facts(rig.raw("Metadata", 12, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}])))
+    told.append(rig.facts(rig.raw("Metadata", 12, topics=[])))
+    told.append(rig.facts(rig.raw("Metadata", 5, topics=[{"name": topic}])))
     for kind, key in ((0, "g"), (1, "t"), (7, "x")):
         told.append(
-            testbed.patient(
-                lambda kind=kind, key=key: testbed.raw(
-                    "FindCoordinator", 4, key_type=kind, coordinator_keys=[key]
-                ).coordinators[0]
+            rig.patient(
+                lambda kind=kind, key=key: rig.raw("FindCoordinator", 4, key_type=kind, coordinator_keys=[key]).coordinators[0]
             ).error_code
         )
     return told
 
 
 @scenario
-def creating_topics(testbed: Testbed) -> Facts:
-    topic = testbed.topic()
+def creating_topics(rig: Rig) -> Facts:
+    topic = rig.topic()
     told: Facts = []
 
     def create(what: str, **changes: Any) -> None:
         validate = changes.pop("validate_only", False)
-        wanted = {"name": testbed.name(what), "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
-        answer = testbed.raw("CreateTopics", 7, topics=[{**wanted, **changes}], timeout_ms=5000, validate_only=validate)
-        told.append([what, testbed.facts(answer)])
+        wanted = {"name": rig.name(what), "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+        answer = rig.raw("CreateTopics", 7, topics=[{**wanted, **changes}], timeout_ms=5000, validate_only=validate)
+        told.append([what, rig.facts(answer)])
 
     create("taken", name=topic)
     create("bad", name="bad name!")
@@ -961,21 +946,19 @@ def creating_topics(testbed: Testbed) -> Facts:
 
 
 @scenario
-def changing_topics(testbed: Testbed) -> Facts:
-    topic = testbed.topic(partitions=2)
+def changing_topics(rig: Rig) -> Facts:
+    topic = rig.topic(partitions=2)
     told: Facts = []
     soon = {"timeout_ms": 5000}
 
     def described() -> Any:
         asked = [{"resource_type": 2, "resource_name": topic, "configuration_keys": ["retention.ms", "cleanup.policy"]}]
-        found = testbed.raw("DescribeConfigs", 4, resources=asked).results[0].configs
+        found = rig.raw("DescribeConfigs", 4, resources=asked).results[0].configs
         return sorted([each.name, each.value, each.config_source, each.config_type] for each in found)
 
-    for name, count in ((topic, 2), (topic, 1), (topic, 0), (topic, 3), (testbed.name("nowhere"), 3)):
+    for name, count in ((topic, 2), (topic, 1), (topic, 0), (topic, 3), (rig.name("nowhere"), 3)):
         wanted = [{"name": name, "count": count, "assignments": None}]
-        told.append(
-            [count, testbed.facts(testbed.raw("CreatePartitions", 3, topics=wanted, timeout_ms=5000, validate_only=False))]
-        )
+        told.append([count, rig.facts(rig.raw("CreatePartitions", 3, topics=wanted, timeout_ms=5000, validate_only=False))])
     for key, operation, value in (
         ("retention.ms", 0, "1000"), ("retention.ms", 0, "x"), ("no.such", 0, "1"), ("cleanup.policy", 2, "compact"),
         ("cleanup.policy", 3, "delete"), ("retention.ms", 2, "5"), ("retention.ms", 1, None), ("no.such", 1, None),
@@ -983,21 +966,17 @@ def changing_topics(testbed: Testbed) -> Facts:
         configs = [{"name": key, "config_operation": operation, "value": value}]
         wanted = [{"resource_type": 2, "resource_name": topic, "configs": configs}]
         before = described()
-        answer = testbed.raw("IncrementalAlterConfigs", 1, resources=wanted, validate_only=False)
-        told.append([key, operation, value, testbed.facts(answer)])
+        answer = rig.raw("IncrementalAlterConfigs", 1, resources=wanted, validate_only=False)
+        told.append([key, operation, value, rig.facts(answer)])
         told.append(_changed(described, before) if answer.responses[0].error_code == 0 and key != "no.such" else before)
-    asked = [{"resource_type": 2, "resource_name": testbed.name("nowhere"), "configuration_keys": None}]
-    told.append(testbed.facts(testbed.raw("DescribeConfigs", 4, resources=asked)))
+    asked = [{"resource_type": 2, "resource_name": rig.name("nowhere"), "configuration_keys": None}]
+    told.append(rig.facts(rig.raw("DescribeConfigs", 4, resources=asked)))
     told.append(
-        testbed.facts(
-            testbed.raw("DeleteTopics", 6, topics=[{"name": testbed.name("nowhere"), "topic_id": uuid.UUID(int=0)}], **soon)
-        )
+        rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": rig.name("nowhere"), "topic_id": uuid.UUID(int=0)}], **soon))
     )
-    told.append(testbed.facts(testbed.raw("DeleteTopics", 6, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}], **soon)))
-    told.append(
-        testbed.facts(testbed.raw("DeleteTopics", 6, topics=[{"name": None, "topic_id": testbed.topic_id(topic)}], **soon))
-    )
-    told.append(testbed.facts(testbed.raw("DeleteTopics", 5, topic_names=[topic], **soon)))
+    told.append(rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}], **soon)))
+    told.append(rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": None, "topic_id": rig.topic_id(topic)}], **soon)))
+    told.append(rig.facts(rig.raw("DeleteTopics", 5, topic_names=[topic], **soon)))
     return told
 
 
@@ -1010,57 +989,55 @@ def _changed(ask: Callable[[], Any], before: Any) -> Any:
 
 
 @scenario
-def deleting_records(testbed: Testbed) -> Facts:
-    topic = testbed.topic()
+def deleting_records(rig: Rig) -> Facts:
+    topic = rig.topic()
     for values in ((b"a", b"b"), (b"c", b"d")):
-        testbed.written(topic, *values)
+        rig.written(topic, *values)
     told: Facts = []
     for offset in (0, 1, 3, 2, 9, -2, -1):
         parts = [{"partition_index": 0, "offset": offset}]
         told.append(
             [
                 offset,
-                testbed.facts(testbed.raw("DeleteRecords", 2, topics=[{"name": topic, "partitions": parts}], timeout_ms=5000)),
+                rig.facts(rig.raw("DeleteRecords", 2, topics=[{"name": topic, "partitions": parts}], timeout_ms=5000)),
             ]
         )
-        told.append(_offsets(testbed, topic)[1])
-        told.append(testbed.facts(testbed.fetch(topic, 0)))
-        told.append(testbed.facts(testbed.fetch(topic, 3)))
-    for name, index in ((topic, 6), (testbed.name("nowhere"), 0)):
+        told.append(_offsets(rig, topic)[1])
+        told.append(rig.facts(rig.fetch(topic, 0)))
+        told.append(rig.facts(rig.fetch(topic, 3)))
+    for name, index in ((topic, 6), (rig.name("nowhere"), 0)):
         parts = [{"partition_index": index, "offset": 0}]
-        told.append(
-            testbed.facts(testbed.raw("DeleteRecords", 2, topics=[{"name": name, "partitions": parts}], timeout_ms=5000))
-        )
+        told.append(rig.facts(rig.raw("DeleteRecords", 2, topics=[{"name": name, "partitions": parts}], timeout_ms=5000)))
     return told
 
 
 @scenario
-def quotas(testbed: Testbed) -> Facts:
+def quotas(rig: Rig) -> Facts:
     told: Facts = []
-    client = [{"entity_type": "client-id", "entity_name": testbed.name("client")}]
+    client = [{"entity_type": "client-id", "entity_name": rig.name("client")}]
 
     def alter(what: str, entity: Any, key: str, value: float, remove: bool = False) -> None:
         entries = [{"entity": entity, "ops": [{"key": key, "value": value, "remove": remove}]}]
-        told.append([what, testbed.facts(testbed.raw("AlterClientQuotas", 1, entries=entries, validate_only=False))])
+        told.append([what, rig.facts(rig.raw("AlterClientQuotas", 1, entries=entries, validate_only=False))])
 
     def described() -> Any:
-        part = [{"entity_type": "client-id", "match_type": 0, "match": testbed.name("client")}]
-        return testbed.facts(testbed.raw("DescribeClientQuotas", 1, components=part, strict=True))
+        part = [{"entity_type": "client-id", "match_type": 0, "match": rig.name("client")}]
+        return rig.facts(rig.raw("DescribeClientQuotas", 1, components=part, strict=True))
 
     alter("set", client, "producer_byte_rate", 1000.0)
-    testbed.until(lambda: bool(described()["entries"]))
+    rig.until(lambda: bool(described()["entries"]))
     told.append(described())
     alter("unknown key", client, "beauty", 1.0)
     alter("unknown entity", [{"entity_type": "planet", "entity_name": "x"}], "producer_byte_rate", 1.0)
     alter("remove", client, "producer_byte_rate", 0.0, remove=True)
-    testbed.until(lambda: not described()["entries"])
+    rig.until(lambda: not described()["entries"])
     return told
 
 
 def played(name: str, address: str) -> Facts:
     """One scenario at one broker, as JSON holds it."""
     with RawKafka(address) as raw:
-        facts: Facts = json.loads(json.dumps(SCENARIOS[name](Testbed(raw))))
+        facts: Facts = json.loads(json.dumps(SCENARIOS[name](Rig(raw))))
     return facts
 
 

@@ -6,7 +6,7 @@ import uuid
 from typing import Any, Protocol
 
 from headrace.connectors.kafka.format.record_batch import stored_batches
-from tests.helpers.kafka_scenarios import Facts, Simulation
+from tests.helpers.kafka_scenarios import Facts, Rig
 from tests.helpers.raw_kafka import RawKafka, batch
 
 LEADER, FOLLOWER, STRANGER = 1, 2, 3
@@ -25,41 +25,39 @@ class ThreeBrokers(Protocol):
 
 def leaders_that_move(cluster: ThreeBrokers) -> Facts:
     with RawKafka(cluster.address(STRANGER)) as raw, RawKafka(cluster.address(FOLLOWER)) as follower:
-        simulation = Simulation(raw)
-        topic = simulation.name("led")
-        _create(simulation, topic)
+        rig = Rig(raw)
+        topic = rig.name("led")
+        _create(rig, topic)
         with RawKafka(cluster.address(LEADER)) as leader:
-            simulation.until(lambda: _write(leader, topic) == 0)
+            rig.until(lambda: _write(leader, topic) == 0)
             assert _write(leader, topic) == 0
-            told: Facts = [["leader", *_asked(simulation, leader, topic, 0)]]
-            simulation.until(lambda: _fetched(follower, topic, 0).high_watermark == 2)
-        told += [["follower", *_asked(simulation, follower, topic, 0)], ["stranger", *_asked(simulation, raw, topic, 0)]]
+            told: Facts = [["leader", *_asked(rig, leader, topic, 0)]]
+            rig.until(lambda: _fetched(follower, topic, 0).high_watermark == 2)
+        told += [["follower", *_asked(rig, follower, topic, 0)], ["stranger", *_asked(rig, raw, topic, 0)]]
         told.append(["metadata", _described(raw, topic, 0)])
         cluster.stop(LEADER)
-        simulation.until(
-            lambda: _partition(raw, topic).leader_id == FOLLOWER and _partition(follower, topic).leader_id == FOLLOWER
-        )
-        simulation.until(lambda: _partition(raw, topic).isr_nodes == [FOLLOWER])
+        rig.until(lambda: _partition(raw, topic).leader_id == FOLLOWER and _partition(follower, topic).leader_id == FOLLOWER)
+        rig.until(lambda: _partition(raw, topic).isr_nodes == [FOLLOWER])
         epoch = _partition(raw, topic).leader_epoch
-        simulation.until(lambda: _write(follower, topic) == 0)
+        rig.until(lambda: _write(follower, topic) == 0)
         told += [
-            ["new leader", *_asked(simulation, follower, topic, epoch)],
-            ["stranger", *_asked(simulation, raw, topic, epoch)],
+            ["new leader", *_asked(rig, follower, topic, epoch)],
+            ["stranger", *_asked(rig, raw, topic, epoch)],
         ]
         told.append(["metadata", epoch > 0, _described(raw, topic, epoch)])
         cluster.restart(LEADER)
-        simulation.until(lambda: sorted(_partition(raw, topic).isr_nodes) == [LEADER, FOLLOWER])
+        rig.until(lambda: sorted(_partition(raw, topic).isr_nodes) == [LEADER, FOLLOWER])
         with RawKafka(cluster.address(LEADER)) as back:
-            simulation.until(lambda: _fetched(back, topic, 0).high_watermark == 3)
-            told.append(["back again", *_asked(simulation, back, topic, _partition(raw, topic).leader_epoch)])
+            rig.until(lambda: _fetched(back, topic, 0).high_watermark == 3)
+            told.append(["back again", *_asked(rig, back, topic, _partition(raw, topic).leader_epoch)])
     return told
 
 
-def _create(simulation: Simulation, topic: str) -> None:
+def _create(rig: Rig, topic: str) -> None:
     place = [{"partition_index": 0, "broker_ids": [LEADER, FOLLOWER]}]
     lasting = [{"name": "retention.ms", "value": "-1"}, {"name": "segment.ms", "value": str((1 << 63) - 1)}]
     wanted = {"name": topic, "num_partitions": -1, "replication_factor": -1, "assignments": place, "configs": lasting}
-    answer = simulation.raw("CreateTopics", 7, topics=[wanted], timeout_ms=10_000, validate_only=False)
+    answer = rig.raw("CreateTopics", 7, topics=[wanted], timeout_ms=10_000, validate_only=False)
     assert answer.topics[0].error_code == 0, answer
 
 
@@ -91,7 +89,7 @@ def _described(raw: RawKafka, topic: str, epoch: int) -> Any:
     ]
 
 
-def _asked(simulation: Simulation, raw: RawKafka, topic: str, epoch: int) -> Facts:
+def _asked(rig: Rig, raw: RawKafka, topic: str, epoch: int) -> Facts:
     """Everything about the partition, at the current epoch, the ones alongside it, and none."""
     told: Facts = []
     for known in (-1, epoch - 1 if epoch else 0, epoch, epoch + 1):
@@ -110,7 +108,7 @@ def _asked(simulation: Simulation, raw: RawKafka, topic: str, epoch: int) -> Fac
         )
         told.append(["latest", known - epoch, listed.error_code, listed.offset])
     told.append(["old fetch", _fetched(raw, topic, 0, version=10).error_code])
-    told.append(["diverging", simulation.facts(_fetched(raw, topic, 2, last_fetched_epoch=0))["diverging_epoch"]])
+    told.append(["diverging", rig.facts(_fetched(raw, topic, 2, last_fetched_epoch=0))["diverging_epoch"]])
     parts = [{"name": topic, "partition_data": [{"index": 0, "records": b"broken"}]}]
     refused = raw("Produce", 9, acks=-1, timeout_ms=5000, transactional_id=None, topic_data=parts)
     told.append(["broken write", refused.responses[0].partition_responses[0].error_code])

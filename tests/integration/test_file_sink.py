@@ -1,4 +1,6 @@
-"""The file sink on a real disk: processes that are killed in the middle, readers alongside it, and every type that Spark gives."""
+"""The file sink on a real disk: processes that are killed in the middle, readers alongside it, and every type that Spark
+gives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Regression suite, Kafka: the sequences by which real systems lost or doubled records, replayed on KafkaSource and a real broker."""
+"""Regression suite, Kafka: the sequences by which real systems lost or doubled records, replayed on KafkaSource and a real
+broker.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python -m tests.mutants.run [GROUP ...]
 
 mutmut works in a copy of the checkout in which the links of `headrace/` are folders, one copy for each group in `--work`; what
-is there is continued with. Each group has the unit tests of its own modules, so that a mutant costs a second. Module-level tables
-and decorated functions other than static and class methods are not mutated: tables are checked by tests that walk them.
+is there is continued with. Each group has the unit tests of its own modules, so that a mutant costs a second. Module-level
+tables and decorated functions other than static and class methods are not mutated: tables are checked by tests that walk them.
 
 `equivalent.json` has the survivors that no test can kill, by what they change, and why. The run fails for a survivor that is
 not there, and for an entry that fits no survivor.

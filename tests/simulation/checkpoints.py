@@ -1,8 +1,8 @@
 """A runner with checkpoints, in one thread and at random: what it may do to a writing shard, and what must be true then.
 
 As Flink's runner it finalises all bundles that have ended when a task hears of a completed checkpoint, those after its barrier
-too. Any attempt may die between two commands of a call, and its call may continue later all the same; transactions time out at any
-moment. What the options of the job let it do is an `Engine`.
+too. Any attempt may die between two commands of a call, and its call may continue later all the same; transactions time out at
+any moment. What the options of the job let it do is an `Engine`.
 """
 
 from __future__ import annotations
@@ -242,7 +242,9 @@ class Simulation:
             self.outstanding.append(partial(core.handle, BundleFinalised()))
 
     def die(self, call: Call) -> None:
-        """Before the call's next command, to continue with it later perhaps; in the middle of writing; or as the command fails."""
+        """Before the call's next command, to continue with it later perhaps; in the middle of writing; or as the command
+        fails.
+        """
         command = call.commands[0]
         if isinstance(command, Write) and self.random.random() < 0.5:
             transaction = self.sink.begin(Attempt(JOB, 0, command.slot, call.process.nonce))

@@ -1,19 +1,20 @@
-"""The simulation of a job on two hosts: supervisors with a lease, their drivers, the lease store, a checkpoint for both, and the sink.
+"""The simulation of a job on two hosts: supervisors with a lease, their drivers, the lease store, a checkpoint for both, and
+the sink.
 
 Run for real: `LeaseCore`, `StandbyCore`, commit and recovery (`JobCommitter`, one command at a time) with whose the job is,
-what a driver and its tasks refuse by what is recorded (`StreamWriter`), and the heartbeat as it is stored. Played: processes, hosts
-and their clocks, the lease store's network, Spark's query on a store that creates atomically (HDFS), the sink's transactions
-(`MemorySink`).
+what a driver and its tasks refuse by what is recorded (`StreamWriter`), and the heartbeat as it is stored. Played: processes,
+hosts and their clocks, the lease store's network, Spark's query on a store that creates atomically (HDFS), the sink's
+transactions (`MemorySink`).
 
-Hosts are paused as a whole, cut off from the lease store, or lose their power; drivers are killed or hang; a write to the lease store may
-take effect and its answer be lost, or come later; clocks run at other speeds and jump. A paused host continues where it was, in
-the middle of whatever it did.
+Hosts are paused as a whole, cut off from the lease store, or lose their power; drivers are killed or hang; a write to the lease
+store may take effect and its answer be lost, or come later; clocks run at other speeds and jump. A paused host continues where
+it was, in the middle of whatever it did.
 
 What must be true: a row is visible once and none is lost; only whose the job is writes its list; nobody ends for having been
-fenced by the other one, nor before it is instructed to, as this job has no end; who has not seen the lease store for so long that it may
-have been taken for dead calls no driver. Once nothing is wrong any more exactly one host
-leads, the other one follows with a warm driver, the job gets on, and it stays so, also while the lease store is away; and when the
-leader's host is dead the other one leads.
+fenced by the other one, nor before it is instructed to, as this job has no end; who has not seen the lease store for so long
+that it may have been taken for dead calls no driver. Once nothing is wrong any more exactly one host
+leads, the other one follows with a warm driver, the job gets on, and it stays so, also while the lease store is away; and when
+the leader's host is dead the other one leads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The simulation of `headrace run`: the real core and committer, and workers, disks and a sink that die, freeze, expire, fill up.
+"""The simulation of `headrace run`: the real core and committer, and workers, disks and a sink that die, freeze, expire, fill
+up.
 
 Every message comes late or never. The sink may be a table with a unique key: then a row that one transaction has, prepared or
 open, locks out the worker that writes it in another. A coordinator may die between any two changes at the sink or on its disk;
@@ -678,7 +679,8 @@ class RunSimulation:
     def left_open(self) -> bool:
         """A dead worker's transaction is open that the folder knows of.
 
-        One that its copy does not know, or that a zombie has started after it was cleaned up twice, is left to the sink's timeout.
+        One that its copy does not know, or that a zombie has started after it was cleaned up twice, is left to the sink's
+        timeout.
         """
         if self.happened["foreign coordinator"]:
             return False

@@ -1,7 +1,8 @@
 """Searches on all cores, from seeds that no search has had: `python -m tests.simulation.soak --histories 100000`.
 
-The result says from which seed the next search continues. A history that fails is made short and printed as a test; that simulation is
-searched no further. The order of sets is another in each run; the run of a failure is had again with its PYTHONHASHSEED.
+The result says from which seed the next search continues. A history that fails is made short and printed as a test; that
+simulation is searched no further. The order of sets is another in each run; the run of a failure is had again with its
+PYTHONHASHSEED.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The simulation of standbys: supervisors, drivers, a checkpoint; anything is killed, stopped or continued at any step.
 
 Run for real: `StandbyCore` and the steps of the lock (`taking`). Played: processes, the kernel's lock, Spark's query on a store
-whose renames replace what is there (a local file system), and the clock. A process tree is a driver's own process and its JVM; that
-lives on for a while when the other dies, as Spark's does.
+whose renames replace what is there (a local file system), and the clock. A process tree is a driver's own process and its JVM;
+that lives on for a while when the other dies, as Spark's does.
 """
 
 from __future__ import annotations
@@ -253,7 +253,9 @@ class Simulation:
             batch += 1
 
     def begin(self, tree: ProcessTree) -> None:
-        """This process tree starts to read the checkpoint. Once its driver is dead the lock may be another's that has not started."""
+        """This process tree starts to read the checkpoint. Once its driver is dead the lock may be another's that has not
+        started.
+        """
         if tree.main.is_alive and self.flock is not tree.main:
             raise TwoAtWorkError(f"{tree.name} is running without the lock")
         self.touch(tree)

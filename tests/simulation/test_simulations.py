@@ -1,4 +1,6 @@
-"""Every simulated simulation: its promises hold in random histories, what matters happens often, and injected bugs are found."""
+"""Every simulated simulation: its promises hold in random histories, what matters happens often, and injected bugs are
+found.
+"""
 
 from __future__ import annotations
 

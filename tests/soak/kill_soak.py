@@ -4,10 +4,10 @@
 
 Every run of the job is killed before or after some call, in its first epochs or in its recovery. Every OUTAGE-th kill is
 followed by an outage longer than the transaction timeout. Every REPAIR-th round starts such an outage when a list is durable,
-and kills the next run in its repair. In every ZOMBIE-th a run is frozen, and continues when another has taken over. Tasks vary in
-number from run to run. Half of the kills happen under version 1 of the transaction protocol, half under version 2. The job is
-`sink_job.py`, which has no engine, or `spark_sink_driver.py`. Exit status 0: no duplicate, none lost, none foreign, none partially committed,
-and no transaction left open.
+and kills the next run in its repair. In every ZOMBIE-th a run is frozen, and continues when another has taken over. Tasks vary
+in number from run to run. Half of the kills happen under version 1 of the transaction protocol, half under version 2. The job
+is `sink_job.py`, which has no engine, or `spark_sink_driver.py`. Exit status 0: no duplicate, none lost, none foreign, none
+partially committed, and no transaction left open.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ class Loss(Fault):
 
 
 class Unclean(Loss):
-    """One of a partition's two replicas is killed, the other one continues alone and is killed in turn, and the first one leads.
+    """One of a partition's two replicas is killed, the other one continues alone and is killed in turn, and the first one
+    leads.
 
     What the other one had alone is gone. Its numbers are used again, by what is written from then on.
     """

@@ -5,8 +5,8 @@
     for an input whose losses are logged and tolerated
 
 For each epoch it stores the source's checkpoint under the epoch's number, then commits the epoch. Whether an epoch happened is
-what the sink has recorded: started again, it continues from the checkpoint of the recorded epoch, and what a later one has stored
-is void. Injected: "doubles" continues from the epoch before the recorded one, "loses" from what was stored last.
+what the sink has recorded: started again, it continues from the checkpoint of the recorded epoch, and what a later one has
+stored is void. Injected: "doubles" continues from the epoch before the recorded one, "loses" from what was stored last.
 """
 
 from __future__ import annotations

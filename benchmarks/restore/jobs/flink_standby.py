@@ -2,8 +2,8 @@
 
     python flink_standby.py <json>, a Job (systems.py) with "jar", "python" of PyFlink's environment, and "home", Flink's folder
 
-`status.json` alongside the job's state states which processes are running, and whether a standby waits. What dies is started again
-by this process, as by a process manager; the job continues where the standby JobManager finds it.
+`status.json` alongside the job's state states which processes are running, and whether a standby waits. What dies is started
+again by this process, as by a process manager; the job continues where the standby JobManager finds it.
 """
 
 from __future__ import annotations

@@ -123,7 +123,8 @@ def _inside(path: str, name: str) -> str:
 
 
 def _shown(record: pa.Array, field: pa.Array) -> pa.Array:
-    """A field of a record, with nulls where the record is null: there it may hold anything, such as a text that is not a symbol.
+    """A field of a record, with nulls where the record is null: there it may hold anything, such as a text that is not a
+    symbol.
 
     Of texts and records, as no other field is looked at before its rows are written. (`flatten` ends the process for unions.)
     """

@@ -192,7 +192,9 @@ def _answer(names: Collection[str] | None, response: Message) -> _Answer:
 
 
 def _told(names: Collection[str] | None, response: Message) -> tuple[_Answer, _Failures]:
-    """What the broker knows of each topic, and why it does not tell of others. Raises what it reports about the whole answer."""
+    """What the broker knows of each topic, and why it does not tell of others. Raises what it reports about the whole
+    answer.
+    """
     if getattr(response, "error_code", None):  # from version 13 on
         raise broker_error(response.error_code, "looking up the cluster")
     answer: _Answer = dict.fromkeys(names or ())

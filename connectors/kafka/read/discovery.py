@@ -110,8 +110,8 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
 
-        While a broker cannot be asked, nothing is known to be gone. A topic is left out, as `inconclusive`, while brokers differ
-        on its id, or most do not know it, and one that may have been re-created while not all of them can be asked.
+        While a broker cannot be asked, nothing is known to be gone. A topic is left out, as `inconclusive`, while brokers
+        differ on its id, or most do not know it, and one that may have been re-created while not all of them can be asked.
         """
         found = self._select(self._known_topics)
         there = _ids(known.values())
@@ -254,7 +254,8 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _inconclusive(
         self, found: Mapping[TopicPartition, UUID | None], known: Mapping[TopicPartition, Set[UUID | None]]
     ) -> dict[str, str]:
-        """Of the topics that one broker told of those that are not to be believed in yet, as it reports what is new: name -> why.
+        """Of the topics that one broker told of those that are not to be believed in yet, as it reports what is new: name ->
+        why.
 
         Ids have no order: a broker that lags behind, or is cut off from its controllers, reports a topic that was deleted long
         ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since. So another broker's
@@ -277,8 +278,8 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _doubt(self, name: str, told: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
         """Why this topic is not to be taken for the one with the id that was told, alongside those that are known.
 
-        Nothing was told (None): the broker that was asked does not know what was in doubt before, or reports what is known. Other
-        brokers may still know it by another id.
+        Nothing was told (None): the broker that was asked does not know what was in doubt before, or reports what is known.
+        Other brokers may still know it by another id.
         """
         ids = views.ids(name) | ({told} - {None})
         denials = views.denials(name)

@@ -3,8 +3,8 @@
 A partition is in one of these states:
 
 - *leaderless*: its leader must be looked up (now, or after a backoff), see `leaderless`, `leader_found`, `lookup_failed`;
-- *in doubt*: the broker states that the offset is out of range, or for 3 s that the log ends there, before the stop, and neither
-  proves anything yet, see `doubtful` and `cleared`;
+- *in doubt*: the broker states that the offset is out of range, or for 3 s that the log ends there, before the stop, and
+  neither proves anything yet, see `doubtful` and `cleared`;
 - *ready*: `take` may put it in the next request to its broker;
   after `metadata.max.age.ms` its leader is looked up again alongside that, and a follower gives way to the leader;
 - *in flight*: in a request; `landed` or `lost` ends that;
@@ -75,9 +75,9 @@ class FetchFrom:
 class FetchedData:
     """Whole record batches of one partition. They may start before `fetch_offset` and run past the stop: the reader trims.
 
-    `records` is a view of a receive buffer, which is reused once no view of it is left. `next_offset` is where reading continues,
-    past control records and gaps. `aborted` lists (producer id, first offset), None under read_uncommitted. `epochs` are
-    (first offset, leader epoch) of the first batch of each leader epoch.
+    `records` is a view of a receive buffer, which is reused once no view of it is left. `next_offset` is where reading
+    continues, past control records and gaps. `aborted` lists (producer id, first offset), None under read_uncommitted. `epochs`
+    are (first offset, leader epoch) of the first batch of each leader epoch.
     """
 
     topic: str

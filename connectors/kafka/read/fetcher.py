@@ -282,7 +282,9 @@ class Fetcher:
         return absence(*source.key, self._plan.topic_id_of(source), answers)
 
     def _check_range(self, source: FetchFrom, offset: int) -> None:
-        """What one broker reports about its log proves nothing: what does its leader say now, and is it still the same topic? (I4)"""
+        """What one broker reports about its log proves nothing: what does its leader say now, and is it still the same topic?
+        (I4)
+        """
         verdict: HeadraceError
         try:
             verdict = self._range_verdict(source, offset)

@@ -294,7 +294,8 @@ class KafkaSource(LogSource[KafkaSplit]):
         """These ends; where records that were read are lost, and that is tolerated, where to continue.
 
         That is where the log has `parted` from what was read; or, without that proof, the position itself (I4). All this was
-        asked for by name: if it was said of another topic, the split stays where it is, and discovery reports what became of it.
+        asked for by name: if it was said of another topic, the split stays where it is, and discovery reports what became of
+        it.
         """
         kept = dict(ends) | self._of_other_topics(splits, ends, parted)
         splits = [split for split in splits if kept[split.split_id] is not split]
@@ -451,8 +452,8 @@ class KafkaBatches:
     """Iterates the Arrow record batches of a source in the caller's thread. Not thread-safe; a context manager.
 
     `checkpoint()` gives the state as of the batches taken so far, as bytes to store; once they are stored, call
-    `checkpoint_completed()`, which commits offsets to the source's group, if it has one. `source.batches(those bytes)` continues
-    from there: no record twice, none lost, partitions that were added meanwhile included.
+    `checkpoint_completed()`, which commits offsets to the source's group, if it has one. `source.batches(those bytes)`
+    continues from there: no record twice, none lost, partitions that were added meanwhile included.
     """
 
     def __init__(self, source: KafkaSource, checkpoint: bytes | None) -> None:

@@ -1,8 +1,8 @@
 """What the log itself says about a transaction, once its coordinator no longer does: its outcome, and its records.
 
-EndTxn's "fenced" is not an answer: it may come after a commit as after an abort. The partitions know. A fetch under read_committed
-at a transaction's first offset shows whether it is still open (the last stable offset has not passed it), was aborted (it is
-in the list of aborted transactions) or committed (it is not, and its batch is still there) (KIP-98).
+EndTxn's "fenced" is not an answer: it may come after a commit as after an abort. The partitions know. A fetch under
+read_committed at a transaction's first offset shows whether it is still open (the last stable offset has not passed it), was
+aborted (it is in the list of aborted transactions) or committed (it is not, and its batch is still there) (KIP-98).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A table at the bottom of a terminal on which other processes write, too.
 
-The terminal scrolls the lines above it only (DECSTBM), so what anybody writes continues there, a warning as well as what a user's
-function prints, and needs to know nothing of the table. Each frame is one write, which puts the cursor back where it was: also
-into the middle of a line that somebody has started.
+The terminal scrolls the lines above it only (DECSTBM), so what anybody writes continues there, a warning as well as what a
+user's function prints, and needs to know nothing of the table. Each frame is one write, which puts the cursor back where it
+was: also into the middle of a line that somebody has started.
 """
 
 from __future__ import annotations

@@ -115,7 +115,9 @@ class RunStatus:
                 pass
 
     def show(self, phase: str, splits: Mapping[int, int], lag: RunLag | None) -> None:
-        """Write it down. `splits`: number of each worker -> how many splits it holds. What the disk refuses is not a failure."""
+        """Write it down. `splits`: number of each worker -> how many splits it holds. What the disk refuses is not a
+        failure.
+        """
         self.shown = {
             **self._identity,
             "at": self._clock(),
@@ -152,7 +154,8 @@ def largest_of(splits: Mapping[str, int], most: int) -> list[tuple[str, int]]:
 
 
 def last_progress_s(begun_s: float, written_s: float | None, now_s: float) -> float:
-    """When a run that started at `begun_s` has committed a checkpoint last, or started, by this machine's clock, in epoch seconds.
+    """When a run that started at `begun_s` has committed a checkpoint last, or started, by this machine's clock, in epoch
+    seconds.
 
     `written_s`: of its newest checkpoint; None without any. One that is yet to come is of another machine's clock, and says
     nothing: else a run that hangs would be well for as long as that clock is ahead.

@@ -252,7 +252,7 @@ class ObjectLog(RunFiles):
             yield
         except _TakenError:
             raise FencedError(
-                f"{self.location}: these checkpoints were taken over {self._taken_by()}, which continues from them, and this run "
+                f"{self.location}: these checkpoints were taken over {self._taken_by()}, which continues from them. This run "
                 "must end. Give each run its own place"
             ) from None
         except RetriableError as error:  # an earlier try may have been stored all the same

@@ -9,9 +9,9 @@ closes the file wherever it has opened it, as a job does that copies its checkpo
 was opened (OFD), and stays; then the name in the file tells whose it is.
 
 The lock alone would not do: the kernel gives it up with that process, and JVM and workers may live on for a moment. So whoever
-takes it writes its process tree's name into it, and kills what is left of the process tree that was written there. Where it is held, the
-holder's supervisor decides: one that lives runs the job, and the second is refused; of one that is dead the drivers are
-orphans, and are killed. (They end by themselves, but for one that is stopped.)
+takes it writes its process tree's name into it, and kills what is left of the process tree that was written there. Where it is
+held, the holder's supervisor decides: one that lives runs the job, and the second is refused; of one that is dead the drivers
+are orphans, and are killed. (They end by themselves, but for one that is stopped.)
 
 Somebody who cleans up may remove the file under the driver that has the lock. So that one looks again and again whether the
 file is still its own, and makes it again; where another driver was faster, it ends.

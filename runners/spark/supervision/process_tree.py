@@ -94,7 +94,8 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """Who has started a process tree. `namespace`: the one that its pid and those of the process tree are of, by the kernel's number.
+    """Who has started a process tree. `namespace`: the one that its pid and those of the process tree are of, by the kernel's
+    number.
 
     Another container has another one, in which these pids are of other processes, or of none.
     """
@@ -120,7 +121,9 @@ def _namespace() -> int:
 
 
 def tree_of(pid: int) -> str | None:
-    """The process tree of this process; None where it has none, or has ended. A session's leader may have that of its children."""
+    """The process tree of this process; None where it has none, or has ended. A session's leader may have that of its
+    children.
+    """
     own = _named_in(_environment(pid))
     if own is not None:
         return own

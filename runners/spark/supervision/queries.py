@@ -104,8 +104,9 @@ class WatchedQuery:
     def has_ended(self, wait_s: float) -> bool:
         """Whether it has, within so many seconds. Raises what it has failed with.
 
-        Once it is instructed to end, Spark states that it is no longer active though a batch is under way; what is true then is whether
-        a trigger is. `stop()` follows between batches (it may wait for its next trigger), and returns when its thread is gone.
+        Once it is instructed to end, Spark states that it is no longer active though a batch is under way; what is true then is
+        whether a trigger is. `stop()` follows between batches (it may wait for its next trigger), and returns when its thread
+        is gone.
         """
         is_inactive = bool(self.query.awaitTermination(wait_s))
         if not self.is_told:

@@ -5,8 +5,8 @@ waits, it takes over at once; called before it is warm, it is a cold start. At m
 the last process of the previous one is dead. When a job needs a driver, `SupervisionCore` (core.py) decides;
 which one it gets, and when standbys are started and replaced, is decided here.
 
-A driver states that it lives at least twice in each look (`StandbyLimits.silence_s / LOOKS`). Silence is counted in looks, not in
-seconds: a supervisor, or a machine, that was stopped itself has looked once, however long that was.
+A driver states that it lives at least twice in each look (`StandbyLimits.silence_s / LOOKS`). Silence is counted in looks, not
+in seconds: a supervisor, or a machine, that was stopped itself has looked once, however long that was.
 
 Times are seconds of one monotonic clock, handed in with each event.
 """

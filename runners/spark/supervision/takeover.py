@@ -1,8 +1,8 @@
 """What a driver does before it starts a query of its job, in a first start, a restart and a takeover alike.
 
 It takes the lock of the checkpoint, so that no other driver of this host is running with it. It then claims the job at the
-sink, and ends what the driver before has left there, before Spark reads the checkpoint: a clean-up that came later, alongside the
-first tasks, would abort them.
+sink, and ends what the driver before has left there, before Spark reads the checkpoint: a clean-up that came later, alongside
+the first tasks, would abort them.
 """
 
 from __future__ import annotations

@@ -211,7 +211,9 @@ def driver_ids_are_ignored() -> Iterator[None]:
 
 @contextmanager
 def a_claim_is_recorded_last() -> Iterator[None]:
-    """A driver that starts first ends what the previous one has left, and then says whose the job is: not at all, if it dies."""
+    """A driver that starts first ends what the previous one has left, and then says whose the job is: not at all, if it
+    dies.
+    """
 
     def injected(core: Any, event: Any) -> list[Any]:
         core.commits = event.commits

@@ -1,4 +1,6 @@
-"""Regression tests: brokers differ on which topic bears a name, as one of them lags behind or is cut off from its controllers."""
+"""Regression tests: brokers differ on which topic bears a name, as one of them lags behind or is cut off from its
+controllers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A lease's lease store in Kafka's protocol: what one supervisor writes another one sees, and what cannot be is an error soon."""
+"""A lease's lease store in Kafka's protocol: what one supervisor writes another one sees, and what cannot be is an error
+soon.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,8 @@ def committed_by_another(kafka, metadata):
 
 
 def test_offsets_that_somebody_has_reset_are_as_none_and_the_next_beat_replaces_them(kafka):
-    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever: the leader wrote no heartbeat, and nobody could
-    take over from it.
+    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever: the leader wrote no heartbeat, and nobody
+    could take over from it.
     """
     lease = committed_by_another(kafka, metadata="")
     assert lease.look() is None

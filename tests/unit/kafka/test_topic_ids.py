@@ -1,4 +1,6 @@
-"""Regression tests: a topic is deleted and recreated under its name, and one broker lags behind: what is said by name is judged."""
+"""Regression tests: a topic is deleted and recreated under its name, and one broker lags behind: what is said by name is
+judged.
+"""
 
 from __future__ import annotations
 

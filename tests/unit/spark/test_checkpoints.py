@@ -477,7 +477,9 @@ CHANGES = {
 
 
 def write_epoch(sink, location, epoch):
-    """As a query of this checkpoint does it, with a sink that keeps the batch's entry in the offset log alongside its number."""
+    """As a query of this checkpoint does it, with a sink that keeps the batch's entry in the offset log alongside its
+    number.
+    """
     job = read_checkpoint(str(location)).query_id
     with sink.begin(Attempt(job, epoch, 0, 0)) as transaction:
         transaction.write(pa.RecordBatch.from_pydict({"value": [epoch]}))

@@ -585,7 +585,9 @@ PASSES_IT_ON = HOLD.replace(
 
 @pytest.fixture
 def outlived(place):
-    """A driver that has the lock runs this program, and dies; a process that it has started lives, and names no process tree."""
+    """A driver that has the lock runs this program, and dies; a process that it has started lives, and names no process
+    tree.
+    """
 
     @contextmanager
     def run(program):

@@ -782,7 +782,9 @@ class TestPublishedPositions:
         assert query.source.published == [{"a": 10, "b": 10}, {"a": 11}]
 
     def test_follow_a_loss_though_another_driver_has_run_the_batch_that_went_back(self, log):
-        """Found by search, in the simulation of Spark: they stood still until the query was where it had been before the loss."""
+        """Found by search, in the simulation of Spark: they stood still until the query was where it had been before the
+        loss.
+        """
         query = Query(WatchedSource(log), limits=Limits(max_offsets=2))
         while query.trigger():
             pass

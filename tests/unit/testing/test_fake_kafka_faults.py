@@ -28,7 +28,7 @@ from headrace.testing.fake_kafka import (
     UnfiredFaultError,
 )
 from tests.helpers.kafka_rig import read_all
-from tests.helpers.kafka_scenarios import Group, Testbed
+from tests.helpers.kafka_scenarios import Group, Rig
 from tests.helpers.kafka_scenarios import Producer as RawProducer
 from tests.helpers.raw_kafka import RawKafka, batch
 
@@ -365,7 +365,7 @@ def test_a_fetch_waits_for_enough_bytes_and_no_longer_than_it_may(kafka, raw):
 def test_a_read_committed_fetch_waits_for_the_end_of_the_transaction():
     with FakeKafka() as kafka, RawKafka(kafka.bootstrap) as raw, RawKafka(kafka.bootstrap) as reader:
         kafka.create_topic("t")
-        producer = RawProducer(Testbed(raw), "p", 2)
+        producer = RawProducer(Rig(raw), "p", 2)
         producer.init()
         assert producer.write("t") == 0
         answers = []
@@ -384,14 +384,14 @@ def alone():
     """One broker whose clock stands still."""
     with FakeKafka(clock=StoppedClock()) as kafka, RawKafka(kafka.bootstrap) as raw:
         kafka.create_topic("t")
-        testbed = Testbed(raw)
-        testbed.prefix = ""
-        yield kafka, testbed
+        rig = Rig(raw)
+        rig.prefix = ""
+        yield kafka, rig
 
 
 def test_a_transaction_times_out_when_the_clock_says_so(alone):
-    kafka, testbed = alone
-    producer = RawProducer(testbed, "p", 2, timeout_ms=60_000)
+    kafka, rig = alone
+    producer = RawProducer(rig, "p", 2, timeout_ms=60_000)
     producer.init()
     assert producer.write("t") == 0
     kafka.clock.advance(59)
@@ -403,8 +403,8 @@ def test_a_transaction_times_out_when_the_clock_says_so(alone):
 
 
 def test_a_transactional_id_is_forgotten_after_a_week(alone):
-    kafka, testbed = alone
-    producer = RawProducer(testbed, "p", 2)
+    kafka, rig = alone
+    producer = RawProducer(rig, "p", 2)
     producer.init()
     kafka.clock.advance(7 * 86_400)
     assert producer.describe().error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
@@ -412,8 +412,8 @@ def test_a_transactional_id_is_forgotten_after_a_week(alone):
 
 
 def test_a_member_that_gives_no_sign_of_life_is_lost(alone):
-    kafka, testbed = alone
-    group = Group(testbed, "g")
+    kafka, rig = alone
+    group = Group(rig, "g")
     joined = group.joined()
     who = {"member_id": joined.member_id, "generation_id": joined.generation_id}
     group.sync(**who)
@@ -462,11 +462,11 @@ def test_compaction_keeps_the_last_of_each_key_at_its_offset(alone):
 
 
 def test_a_transaction_outlives_a_topic_that_it_wrote_to(alone):
-    kafka, testbed = alone
+    kafka, rig = alone
     kafka.create_topic("doomed")
-    producer = RawProducer(testbed, "p", 2)
+    producer = RawProducer(rig, "p", 2)
     producer.init()
-    assert [producer.write("t"), producer.testbed.produce("doomed", tagged(producer), 12, "p").error_code] == [0, 0]
+    assert [producer.write("t"), producer.rig.produce("doomed", tagged(producer), 12, "p").error_code] == [0, 0]
     kafka.delete_topic("doomed")
     assert producer.end(True)[0] == 0
     assert len(kafka.records("t")) == 1
@@ -477,24 +477,24 @@ def tagged(producer: RawProducer) -> bytes:
 
 
 def test_held_markers_keep_a_committed_transaction_unseen_and_its_id_busy(alone):
-    kafka, testbed = alone
-    producer = RawProducer(testbed, "p", 2)
+    kafka, rig = alone
+    producer = RawProducer(rig, "p", 2)
     producer.init()
     assert producer.write("t") == 0
     with kafka.markers_held():
         assert producer.end(True)[0] == 0
         assert kafka.records("t") == []
         ids = {"producer_id": -1, "producer_epoch": -1}
-        answer = testbed.raw("InitProducerId", 4, transactional_id="p", transaction_timeout_ms=1000, **ids)
+        answer = rig.raw("InitProducerId", 4, transactional_id="p", transaction_timeout_ms=1000, **ids)
         assert answer.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
     assert [record.value for record in kafka.records("t")] == [b"x"]
 
 
 def test_quotas_throttle_who_takes_more(alone):
-    kafka, testbed = alone
+    kafka, rig = alone
     kafka.set_quota("producer_byte_rate", 1000, client_id="raw")
     parts = [{"name": "t", "partition_data": [{"index": 0, "records": batch(bytes(1200))}]}]
-    answer = testbed.raw("Produce", 9, acks=-1, timeout_ms=1000, transactional_id=None, topic_data=parts)
+    answer = rig.raw("Produce", 9, acks=-1, timeout_ms=1000, transactional_id=None, topic_data=parts)
     assert 200 <= answer.throttle_time_ms <= 400
 
 

@@ -335,7 +335,8 @@ def aged(partition: int, first: int, last: int) -> str:
     range_ = (
         f"available are {last + 1} to 200 (exclusive); offsets {first} to {last} were deleted (by retention or DeleteRecords)"
     )
-    return f"{TOPIC}-{partition}: offset {first} is out of range, {range_} before they were read; continuing at offset {last + 1}\n"
+    where = f"{TOPIC}-{partition}: offset {first} is out of range"
+    return f"{where}, {range_} before they were read; continuing at offset {last + 1}\n"
 
 
 def input_log(*sequences: int) -> dict[int, Log]:
@@ -448,7 +449,8 @@ class TestLosses:
         ]
 
     def test_a_log_that_is_too_short_is_a_report(self):
-        text = f"{TOPIC}-2: offset 9 is out of range, available are 0 to 7 (exclusive); the log is shorter; continuing at offset 7\n"
+        there = "available are 0 to 7 (exclusive); the log is shorter"
+        text = f"{TOPIC}-2: offset 9 is out of range, {there}; continuing at offset 7\n"
         assert reports([text], TOPIC) == [Report(2, 7, 9)]
 
     def test_another_topic_is_none_of_it(self):

@@ -6,13 +6,14 @@ dead, and leads in its place, with the next *term*. It may be wrong: the leader 
 harmless: the driver that it calls claims the job at the sink. What the other one does then is refused there, and by the
 checkpoint's store. Here it matters that exactly one continues soon:
 
-- Who leads and sees a heartbeat of a higher rank stands down: it heartbeats a last time, its driver is killed, and it follows. By that
-  heartbeat the other one, whose driver it may have fenced, knows by whom.
-- Who leads and cannot see the lease store continues. It may be that nobody sees it, and nobody has taken over. But once it may have
-  been taken for dead, a driver that it calls could take the job from one that another host has called since, which would not
-  see by whom. So its next driver is called when it has seen the lease store again, and that nobody else leads.
+- Who leads and sees a heartbeat of a higher rank stands down: it heartbeats a last time, its driver is killed, and it follows.
+  By that heartbeat the other one, whose driver it may have fenced, knows by whom.
+- Who leads and cannot see the lease store continues. It may be that nobody sees it, and nobody has taken over. But once it may
+  have been taken for dead, a driver that it calls could take the job from one that another host has called since, which would
+  not see by whom. So its next driver is called when it has seen the lease store again, and that nobody else leads.
 - Who leads and whose driver was fenced does not continue. If it sees who leads now, it follows. If nobody does, it leads once
-  more. Fenced a third time, each within an hour of the previous one, without a heartbeat of another one since it claimed, it ends:
+  more. Fenced a third time, each within an hour of the previous one, without a heartbeat of another one since it claimed, it
+  ends:
   whoever has fenced it knows nothing of the lease.
 
 Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
@@ -38,7 +39,9 @@ LOOK_S = 0.5
 """Seconds between two looks."""
 
 _UNHEARD_LOOKS = 3
-"""A driver says twice a second that it and its JVM live; after so many looks without a word its supervisor does not heartbeat."""
+"""A driver says twice a second that it and its JVM live; after so many looks without a word its supervisor does not
+heartbeat.
+"""
 
 _FIRST_LOOKS = 60
 """So many before it has said anything: Python has to start, and import Spark."""
@@ -47,14 +50,14 @@ _QUIET_LOOKS = 7_200
 """An hour: who has led for so many looks is fenced for the first time again. As long as restarts take to forget a failure."""
 
 _MOST_FENCES = 2
-"""So often one that is cut off from the lease store can fence another one: by the driver that it has called when it was not, and with
-the batch that this one has under way when it loses the job.
+"""So often one that is cut off from the lease store can fence another one: by the driver that it has called when it was not,
+and with the batch that this one has under way when it loses the job.
 """
 
 
 class LeasePhase(Enum):
-    """What a supervisor does now. LOOKING: it has not seen the lease store. CLAIMING: it has said that it leads, and looks whether
-    it is the only one. DOUBTING: its driver was fenced, and it looks by whom. LEAVING: it says its last word.
+    """What a supervisor does now. LOOKING: it has not seen the lease store. CLAIMING: it has said that it leads, and looks
+    whether it is the only one. DOUBTING: its driver was fenced, and it looks by whom. LEAVING: it says its last word.
     """
 
     CREATED = auto()
@@ -209,10 +212,11 @@ LeaseCommand = LookAtLeaseStore | WriteHeartbeat | Follow | Lead | MayCall | End
 class LeaseCore:
     """One supervisor. Not thread-safe. `wake_at_s`: when to send LookDue, as of the last event; None for not now.
 
-    `leader`: the last heartbeat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`: what
-    was wrong with the lease store the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for the whole
-    timeout, so that it may have been taken for dead. That is by its own clock, whatever became of its looks. `waiting`: the
-    driver that is to run the job, and may not be called yet.
+    `leader`: the last heartbeat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`:
+    what was wrong with the lease store the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for
+    the whole timeout, so that it may have been taken for dead. That is by its own clock, whatever became of its looks.
+    `waiting`:
+    the driver that is to run the job, and may not be called yet.
     """
 
     def __init__(self, supervisor: str, host: str, timeout_s: float) -> None:
@@ -402,7 +406,8 @@ class LeaseCore:
             return ended_or_claimed
         if ended_or_claimed:
             return [stands_down, *ended_or_claimed]
-        # At once: while its drivers are killed the other one may end, and a heartbeat that comes later would hide its last word.
+        # At once: while its drivers are killed the other one may end, and a heartbeat that comes later would hide its last
+        # word.
         return [*self._heartbeat(), stands_down]
 
     def _doubter_looked(self, event: _Answer) -> list[LeaseCommand]:
@@ -530,4 +535,6 @@ LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
         (_P.CLAIMING, LeaveRequested): (_P.LEAVING,),
     }
 )
-"""What is legal. To LEADING leads only the arrow of one that has seen its own claim on the lease store, after it was written."""
+"""What is legal. To LEADING leads only the arrow of one that has seen its own claim on the lease store, after it was
+written.
+"""
