@@ -13,7 +13,7 @@ __all__ = ["METRICS", "MetricScope", "MetricSpec", "MetricType", "metrics_of"]
 
 
 class MetricType(Enum):
-    """As Prometheus has it. A counter only grows while its process lives; a gauge is a value of now."""
+    """As Prometheus has it. A counter only grows while its process runs; a gauge is a value of now."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
