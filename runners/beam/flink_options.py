@@ -22,9 +22,6 @@ MIN_PAUSE_MS = 500
 LEAST_LIFE_INTERVALS = 10
 """A worker process that is replaced sooner than after so many checkpoint intervals forgets what it is about to prove."""
 
-ON_FLINK = frozenset({"FlinkRunner", "PortableRunner"})
-"""Runners by name: Flink's job server is reached by a PortableRunner."""
-
 
 class Promise(Enum):
     """What is promised on the strength of checkpoints."""

@@ -22,8 +22,9 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, LogSource, Source
 from headrace.enumerator.split import OffsetSplit, SplitT
-from headrace.runners.beam import flink_options
+from headrace.runners.beam import capabilities, flink_options
 from headrace.runners.beam import worker as workers
+from headrace.runners.beam.capabilities import Stages
 from headrace.runners.beam.coders import Element, ReaderFormat
 from headrace.runners.beam.enumerate import EnumerateBounded, EnumerateUnbounded
 from headrace.runners.beam.event_time import IDLE_LAG, EventTime, ProcessingTime, SplitWatermark, bounds
@@ -53,8 +54,6 @@ DISCOVERY_INTERVAL_S = 300.0
 
 DEFAULT_READERS = 4
 """How many readers share the splits that are found, where neither `num_readers` nor the option --parallelism says."""
-
-_ONE_STAGE_AFTER_THE_OTHER = {"FnApiRunner", "BundleBasedDirectRunner"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +242,14 @@ class ToRecords(beam.DoFn):
         return (TimestampedValue(row, Timestamp(micros=micros)) for row, micros in pairs)
 
 
-def _check_streams(runner: str) -> None:
+def _check_streams(pipeline: Any) -> None:
     """A source without an end needs a runner whose stages run in parallel, or not one record comes out, silently."""
     wanted = "read up to a stop or a limit, or use Prism (--runner=PrismRunner), Flink, or another runner that streams"
-    if runner in _ONE_STAGE_AFTER_THE_OTHER:
+    stages = capabilities.of_runner(pipeline).stages
+    if stages is Stages.ONE_BY_ONE:
+        runner = capabilities.name_of(pipeline)
         raise UsageError(f"{runner} ends one stage before it starts the next, and this source has no end: {wanted}")
-    if runner == "SwitchingDirectRunner":
+    if stages is Stages.DEPENDS:
         log.warning("DirectRunner reads a source without an end only where Beam can fetch its program Prism; else %s", wanted)
 
 
@@ -323,9 +324,10 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
         options = pbegin.pipeline.options.get_all_options(retain_unknown_options=True)
-        if self._publishes and type(pbegin.pipeline.runner).__name__ in flink_options.ON_FLINK:
+        check_options = capabilities.of_runner(pbegin.pipeline).check_options
+        if self._publishes and check_options is not None:
             unbounded = self._source.boundedness is Boundedness.UNBOUNDED and self._limit is None
-            flink_options.refuse(Promise.OFFSETS, options, unbounded=unbounded)
+            check_options(Promise.OFFSETS, options, unbounded=unbounded)
         batches = self._read(pbegin, options) if self._limit is None else self._read_limited(pbegin, self._limit, options)
         if self._output == "arrow":
             return batches
@@ -354,7 +356,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
 
     def _read(self, pbegin: Any, options: Mapping[str, Any]) -> Any:
         if self._source.boundedness is Boundedness.UNBOUNDED:
-            _check_streams(type(pbegin.pipeline.runner).__name__)
+            _check_streams(pbegin.pipeline)
         enumerate_fn, read_fn = self.stages(options)
         return (
             pbegin

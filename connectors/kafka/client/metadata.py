@@ -181,7 +181,7 @@ class Metadata:
 
 def _request(names: Collection[str] | None) -> Message:
     topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    return MetadataRequest(topics=topics, allow_auto_topic_creation=False, min_version=4)
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=False)
 
 
 def _answer(names: Collection[str] | None, response: Message) -> _Answer:

@@ -148,7 +148,7 @@ class CommitLog:
             configs=[config_class(name=name, value=value) for name, value in configs.items()],
         )
         timeout_ms = self.cluster.config.request_timeout_ms
-        request = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms, validate_only=False, min_version=4)
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms, validate_only=False)
         response = self.cluster.call_any(request)  # brokers pass it on to the controller
         code = response.topics[0].error_code
         if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):

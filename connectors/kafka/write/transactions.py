@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TypeVar
 
+from headrace.connectors.kafka.client.api_versions import END_TXN_V1, END_TXN_V2
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.connectors.kafka.client.error_codes import ErrorCode
@@ -62,8 +63,6 @@ ENDED_BY_OTHERS = (
     ErrorCode.TRANSACTION_ABORTABLE,
 )
 """What a write is answered whose transaction is over: by its timeout, by another driver, or as its id has expired."""
-_LAST_V1_END = 4
-_LAST_V1_ADD = 3  # later versions of AddPartitionsToTxn are for brokers among themselves
 _ONGOING = "Ongoing"
 _ABORTED = ("PrepareAbort", "CompleteAbort")
 _COMMITTED = ("PrepareCommit", "CompleteCommit")
@@ -254,7 +253,6 @@ class Transactions:
                 v3_and_below_producer_id=producer.producer_id,
                 v3_and_below_producer_epoch=producer.epoch,
                 v3_and_below_topics=topics,
-                max_version=_LAST_V1_ADD,
             )
             response = self._coordinated(str(producer.transactional_id), request)
             refused = [
@@ -287,8 +285,7 @@ class Transactions:
                 producer_id=producer.producer_id,
                 producer_epoch=producer.epoch,
                 committed=verdict.value,
-                min_version=0 if protocol is TransactionProtocol.V1 else _LAST_V1_END + 1,
-                max_version=_LAST_V1_END if protocol is TransactionProtocol.V1 else None,
+                **(END_TXN_V1 if protocol is TransactionProtocol.V1 else END_TXN_V2).limits,
             )
             response = self._coordinated(str(producer.transactional_id), request)
             if response.error_code in _FENCED:
@@ -401,7 +398,6 @@ class _InitProducer:
             transaction_timeout_ms=self.timeout_ms,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
-            max_version=5,  # 6 is KIP-939's, which brokers do not have yet
         )
 
 

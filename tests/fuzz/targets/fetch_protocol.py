@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from kafka.protocol.consumer import FetchResponse
 
-from headrace.connectors.kafka.format.fetch_protocol import (
-    MAX_VERSION,
-    MIN_VERSION,
-    parse_fetch_response,
-    span_of_batches,
-)
+from headrace.connectors.kafka.client.api_versions import API_VERSIONS
+from headrace.connectors.kafka.format.fetch_protocol import parse_fetch_response, span_of_batches
 from headrace.connectors.kafka.format.record_batch import stored_batches
 from headrace.enumerator.errors import CorruptDataError
 from tests.fuzz.batches import seeds as batches
 from tests.fuzz.target import Target
 
-_VERSIONS = MAX_VERSION - MIN_VERSION + 1
+MIN_VERSION = API_VERSIONS["Fetch"].lowest
+_VERSIONS = API_VERSIONS["Fetch"].highest - MIN_VERSION + 1
 
 
 def _check(data: bytes) -> None:

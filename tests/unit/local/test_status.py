@@ -141,7 +141,7 @@ def got(port, path):
         return answer.read().decode()
 
 
-def test_the_page_has_the_names_of_flinks_and_kafkas_metrics(folder):
+def test_the_page_has_the_metrics_of_the_table(folder):
     status = shown(folder, Clock(), checkpoints=2)
     text = got(page(lambda: status.shown).port, "/metrics")
     found = {
@@ -151,22 +151,22 @@ def test_the_page_has_the_names_of_flinks_and_kafkas_metrics(folder):
     }
     prefix = "headrace_run_"
     assert {name[0].removeprefix(prefix): value for name, value in found.items() if len(name) == 1} == {
-        "numRecordsIn_total": 20,
-        "numRecordsOut_total": 16,
-        "numberOfCompletedCheckpoints_total": 2,
-        "numberOfFailedCheckpoints_total": 1,
-        "numRestarts_total": 1,
-        "successfulCommittables_total": 4,
-        "pendingRecords": 1207,
-        "uptime": 1,
+        "input_records_total": 20,
+        "output_records_total": 16,
+        "completed_checkpoints_total": 2,
+        "failed_checkpoints_total": 1,
+        "lost_workers_total": 1,
+        "committed_transactions_total": 4,
+        "lag_records": 1207,
+        "uptime_seconds": 1,
         "workers": 2,
-        "lastCheckpointId": 3,
-        "lastCheckpointDuration": 0.5,
-        "lastCheckpointSize": 77,
-        "lastCheckpointTimestamp": 1001,
+        "last_checkpoint_id": 3,
+        "last_checkpoint_duration_seconds": 0.5,
+        "last_checkpoint_size_bytes": 77,
+        "last_checkpoint_timestamp_seconds": 1001,
     }
-    assert found[f"{prefix}assigned_partitions", "2"] == 3
-    assert [found[f"{prefix}records_lag", split] for split in "abc"] == [7, 0, 1200]
+    assert found[f"{prefix}assigned_splits", "2"] == 3
+    assert [found[f"{prefix}split_lag_records", split] for split in "abc"] == [7, 0, 1200]
 
 
 def test_a_lag_that_is_not_known_is_not_told(folder):
@@ -192,7 +192,7 @@ def test_the_dashboard_is_about_metrics_that_there_are(folder):
     shown_there = {
         name for panel in lease_store["panels"] for target in panel["targets"] for name in METRIC.findall(target["expr"])
     }
-    assert {name for name in there if not name.endswith("_created")} - shown_there == {"headrace_run_lastCheckpointId"}
+    assert {name for name in there if not name.endswith("_created")} - shown_there == {"headrace_run_last_checkpoint_id"}
     assert shown_there <= there
 
 

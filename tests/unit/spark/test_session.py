@@ -19,7 +19,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark import session
+from headrace.runners.spark import private, session
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark.session import session_builder, warm_session_builder
 from headrace.runners.spark.supervision import driver
@@ -301,7 +301,7 @@ class FakeSparks:
 def sparks(monkeypatch):
     found = FakeSparks()
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: found.get_or_create(builder))  # noqa: PLW0108 - bound
-    monkeypatch.setattr(session, "SparkContext", found)
+    monkeypatch.setattr(private, "SparkContext", found)
     return found
 
 
@@ -362,7 +362,7 @@ def test_how_many_tasks_a_local_master_runs_at_once(master, cores):
 
 def test_what_was_started_for_sessions_is_ended_and_waited_for_with_patience(monkeypatch):
     ends, stays = (subprocess.Popen(command, stdin=subprocess.PIPE) for command in (["cat"], ["sleep", "600"]))
-    monkeypatch.setattr(session.SparkContext, "_gateway", None)  # of other tests
+    monkeypatch.setattr(private.SparkContext, "_gateway", None)  # of other tests
     monkeypatch.setattr(session, "_alive", [stays, ends])
     try:
         session.end_processes(0.0)

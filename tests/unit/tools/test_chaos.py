@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.chaos.testbed import CLIENT_ID
 
 from benchmarks.chaos import trial
 from benchmarks.chaos.databases import LARGEST, PRODUCTS, Places, Product, TableOutput
@@ -35,6 +34,7 @@ from benchmarks.chaos.oracle import VALUE_BYTES, WRONG, OutputCheck, phantoms
 from benchmarks.chaos.report import bars, table, write
 from benchmarks.chaos.run import PARTITIONS, TRIES, Campaign, Journal, Servers, Session, kinds_of, next_kind
 from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
+from benchmarks.chaos.testbed import CLIENT_ID
 from benchmarks.chaos.trial import Trial, is_exact, is_good, told_last
 from benchmarks.restore.oracle import Log
 from benchmarks.restore.process import LOG
