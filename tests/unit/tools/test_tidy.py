@@ -119,10 +119,10 @@ def test_only_a_few_modules_import_or_replace_parts_of_pyspark_that_it_does_not_
         "pyspark_headrace/preload.py",
         PRIVATE_OF_PYSPARK,
         supervision + "jobs.py",
-        supervision + "starts.py",
+        supervision + "query_hooks.py",
     }
     patching = {str(path) for path, tree in modules(*PACKAGE) if "unittest.mock" in imported(tree)}
-    assert patching == {supervision + "dry_run.py", supervision + "starts.py"}
+    assert patching == {supervision + "dry_run.py", supervision + "query_hooks.py"}
 
 
 ENGINE = re.compile(r"\b(spark|flink|beam)(?!-\d)", re.IGNORECASE)  # SPARK-26267 is a ticket
