@@ -44,7 +44,7 @@ __all__ = [
     "take_savepoint",
 ]
 
-SAVEPOINT_FILE = Envelope("headrace-savepoint", "savepoint")
+_ENVELOPE = Envelope("headrace-savepoint", "savepoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class Savepoint:
 
     def serialize(self) -> bytes:
         """In its envelope."""
-        return SAVEPOINT_FILE.seal({"run": self.run, "checkpoint_id": self.checkpoint_id, "source": self.source})
+        return _ENVELOPE.seal({"run": self.run, "checkpoint_id": self.checkpoint_id, "source": self.source})
 
     @classmethod
     def deserialize(cls, data: bytes, where: str) -> Savepoint:
         """What `serialize` wrote. Raises StateError, naming `where`, for anything else."""
-        body = SAVEPOINT_FILE.open(data, where)
-        with SAVEPOINT_FILE.reading(where):
+        body = _ENVELOPE.open(data, where)
+        with _ENVELOPE.reading(where):
             return cls(stored_text(body["run"]), stored_number(body["checkpoint_id"]), stored_text(body["source"]))
 
     def write(self, folder: Path) -> Path:

@@ -47,6 +47,7 @@ _CORE = (
     "coordinator",
     "progress",
     "checkpoint",
+    "envelope",
     "embedded",
     "pauses",
     "source_driver",
@@ -67,6 +68,7 @@ GROUPS = {
             ),
             *(
                 "tests/unit/enumerator/test_checkpoint",
+                "tests/unit/enumerator/test_envelope",
                 "tests/unit/enumerator/test_embedded",
                 "tests/unit/enumerator/test_errors",
             ),

@@ -131,7 +131,7 @@ def damage(checkpoint, name, data):
     path = checkpoint / name
     path.write_bytes(data)
     os.utime(path, (LONG_AGO, LONG_AGO))
-    path.with_name(f".{path.name}.crc").unlink()
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
