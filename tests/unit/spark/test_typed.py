@@ -33,6 +33,7 @@ from headrace.spark.connectors import planned_stream_write
 from headrace.spark.kafka_read import Mode, any_read, kafka_read
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, ReadRecord
 from pyspark_headrace import DefaultSource
+from tests.helpers.envelopes import body_of
 from tests.helpers.schema_registry import FakeRegistry
 
 FIELDS: list[dict[str, Any]] = [
@@ -391,7 +392,7 @@ def query(kafka, registry) -> Query:
 
 def pinned(query: Query) -> Any:
     (own,) = (key for key in json.loads(query.offset_log[-1]) if ":" in key)
-    return json.loads(own.removeprefix("headrace:"))["formats"]["value"]
+    return body_of(own.removeprefix("headrace:"))["formats"]["value"]
 
 
 def test_a_schema_with_more_fields_continues_and_is_pinned_with_the_next_batch(kafka, registry, query):
