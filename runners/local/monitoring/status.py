@@ -205,6 +205,7 @@ _IN_ALL_VERSIONS = (
     ("workers_lost", int),
     ("committables", int),
     ("checkpoints", dict),
+    ("restarted", int),
 )
 
 
