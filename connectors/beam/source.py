@@ -90,8 +90,8 @@ def _schema_by_type(source: BoundedSource) -> pa.Schema:
     """What the source itself reports about its records."""
     hint: object = None
     with suppress(NotImplementedError):
-        told = getattr(source, "output_type_hint", None)  # of Beam's text source only
-        hint = source.default_output_coder().to_type_hint() if told is None else told()
+        reported = getattr(source, "output_type_hint", None)  # of Beam's text source only
+        hint = source.default_output_coder().to_type_hint() if reported is None else reported()
     if hint not in _VALUES:
         raise UsageError(
             f"{type(source).__name__} does not say that its records are str or bytes (it says {hint}): give their schema, or "

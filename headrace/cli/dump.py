@@ -98,8 +98,8 @@ class RegistryValues:
             for part in found:
                 reasons = {each.row: each.reason for each in part.decoded.bad}
                 for index, (at, value) in enumerate(zip(part.rows, part.decoded.values.to_pylist(), strict=True)):
-                    row, told = rows[at], one_line(json.dumps(value, default=str, ensure_ascii=False))
-                    texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else told
+                    row, reported = rows[at], one_line(json.dumps(value, default=str, ensure_ascii=False))
+                    texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else reported
         return texts
 
 

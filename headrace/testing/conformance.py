@@ -278,7 +278,7 @@ class SourceConformance(ABC):
     poll_timeout_s: float = 0.0
     quiet_polls = 3
     """So many steps in a row without records mean that none will come."""
-    patience_polls = 20
+    timeout_polls = 20
     """So many steps in a row without records, while some are owed, are a failure."""
     observes_source = True
     """False for a runner that copies the source to other processes: the cases that count its calls are skipped then."""
@@ -320,14 +320,14 @@ class SourceConformance(ABC):
         quiet = 0
         while len(log.values_of(run)) < count:
             quiet = 0 if run.step(self.poll_timeout_s) else quiet + 1
-            assert quiet < self.patience_polls, f"{len(log.values_of(run))} of {count} records came, and no more do"
+            assert quiet < self.timeout_polls, f"{len(log.values_of(run))} of {count} records came, and no more do"
 
     def read_to_end(self, run: Run) -> None:
         """Until the source ends by itself."""
         quiet = 0
         while not run.finished:
             quiet = 0 if run.step(self.poll_timeout_s) else quiet + 1
-            assert quiet < self.patience_polls, "a bounded source does not end"
+            assert quiet < self.timeout_polls, "a bounded source does not end"
 
     def assert_quiet(self, run: Run, log: _Log) -> None:
         """Nothing more comes."""
@@ -631,7 +631,7 @@ class SourceConformance(ABC):
             assert serializer.deserialize(serializer.version, json.loads(text)) == item
 
     def _polls(self, reader: SourceReader[Any]) -> Iterator[SplitBatch[Any] | None]:
-        for _ in range(self.patience_polls):
+        for _ in range(self.timeout_polls):
             yield reader.poll(self.poll_timeout_s)
 
     def test_golden_splits(self, external: ExternalContext) -> None:

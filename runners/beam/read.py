@@ -30,7 +30,7 @@ from headrace.runners.beam.enumerate import EnumerateBounded, EnumerateUnbounded
 from headrace.runners.beam.event_time import IDLE_LAG, EventTime, ProcessingTime, SplitWatermark, bounds
 from headrace.runners.beam.flink_options import Promise
 from headrace.runners.beam.flink_placement import Subtasks
-from headrace.runners.beam.publisher import PUBLISH_PATIENCE_S, Publisher
+from headrace.runners.beam.publisher import PUBLISH_TIMEOUT_S, Publisher
 from headrace.runners.beam.read_limit import POSITIONS, Limit, ReadLimited
 from headrace.runners.beam.reader_cache import HeldReader
 from headrace.runners.beam.reader_restriction import Claim, ReaderTracker
@@ -65,7 +65,7 @@ class Reading(Generic[SplitT]):
     event_time: EventTime
     read_s: float
     publishes: bool
-    publish_patience_s: float = PUBLISH_PATIENCE_S
+    publish_timeout_s: float = PUBLISH_TIMEOUT_S
 
 
 class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
@@ -79,7 +79,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def setup(self) -> None:
         """Once per instance."""
         self._worker = workers.join(self._reading.transform)
-        self._publisher = Publisher(self._reading.source, self._worker, self._reading.publish_patience_s)
+        self._publisher = Publisher(self._reading.source, self._worker, self._reading.publish_timeout_s)
 
     def teardown(self) -> None:
         """Once per instance, unless the process is killed."""
@@ -137,19 +137,19 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         """
         heard_s = time.monotonic()
         deadline_s = heard_s + self._reading.read_s
-        patience_s = max(WAIT_S, self._reading.read_s / (1 + len(self._worker.readers)))
+        timeout_s = max(WAIT_S, self._reading.read_s / (1 + len(self._worker.readers)))
         while held.positions:
-            batch = held.poll(patience_s)
+            batch = held.poll(timeout_s)
             if batch is None:
                 # a reader may also say so between two batches, without having waited
-                if time.monotonic() - heard_s < patience_s:
+                if time.monotonic() - heard_s < timeout_s:
                     continue
                 return
             heard_s = time.monotonic()
             claim = Claim(batch.split, batch.finished)
             if tracker.try_claim(claim):
                 held.granted(batch, claim.left)
-                patience_s = WAIT_S
+                timeout_s = WAIT_S
                 if batch.records.num_rows:
                     yield self._timestamped(batch.records, batch.split.split_id, held)
             else:
@@ -351,8 +351,8 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         return flink_options.Options(options, unbounded=self._source.boundedness is Boundedness.UNBOUNDED)
 
     def _reading(self, options: Mapping[str, Any]) -> Reading[Any]:
-        patience_s = max(PUBLISH_PATIENCE_S, 3 * self._given(options).number("checkpointing_interval", 0) / 1000)
-        return Reading(self._source, uuid.uuid4().hex, self._event_time, self._read_s, self._publishes, patience_s)
+        timeout_s = max(PUBLISH_TIMEOUT_S, 3 * self._given(options).number("checkpointing_interval", 0) / 1000)
+        return Reading(self._source, uuid.uuid4().hex, self._event_time, self._read_s, self._publishes, timeout_s)
 
     def _read(self, pbegin: Any, options: Mapping[str, Any]) -> Any:
         if self._source.boundedness is Boundedness.UNBOUNDED:

@@ -83,9 +83,9 @@ class CachedReaders(Generic[SplitT]):
         _close([found])
         return None
 
-    def clean_up(self, patience_s: float) -> int:
+    def clean_up(self, timeout_s: float) -> int:
         """Close the readers that were cached longer ago than that; how many are left."""
-        oldest_s = self._clock() - patience_s
+        oldest_s = self._clock() - timeout_s
         with self._lock:
             late = [key for key, (since_s, _) in self._cached.items() if since_s <= oldest_s]
             closing = [self._cached.pop(key) for key in late]

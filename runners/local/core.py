@@ -582,10 +582,10 @@ class RunCore(Generic[SplitT, HandleT]):
         self._prepared = [prepared for prepared in self._prepared if id(prepared) not in stored]
         self._committing = ()
         self._failures = 0
-        told: list[RunCommand[SplitT, HandleT]] = [
+        reported: list[RunCommand[SplitT, HandleT]] = [
             TellStored(slot.number, event.checkpoint_id) for slot in self._slots if slot.joined and slot.number is not None
         ]
-        return told + self._heart(CheckpointCompleted(event.checkpoint_id))
+        return reported + self._heart(CheckpointCompleted(event.checkpoint_id))
 
     def _committed(self) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING

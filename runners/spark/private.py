@@ -66,13 +66,13 @@ def jvm_process() -> subprocess.Popen[bytes] | None:
     return getattr(SparkContext._gateway, "proc", None)
 
 
-def shut_down_jvm(patience_s: float) -> None:
+def shut_down_jvm(timeout_s: float) -> None:
     """End the JVM in order, and wait for its end, at which it writes a class archive. PySpark ends it with its own process."""
     gateway = SparkContext._gateway
     assert gateway is not None
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(patience_s)
+    gateway.proc.wait(timeout_s)
 
 
 def submitted_settings() -> dict[str, str]:

@@ -249,8 +249,8 @@ def _register(session: SparkSession, context: SparkContext, parallelism: int) ->
 
 def _was_told(context: SparkContext) -> str | None:
     """The parallelism that Python processes of this session are told: by its JVM, or by the data source registered with it."""
-    told: str | None = context.environment.get(PARALLELISM_VARIABLE)
-    return private.jvm_variable(context, PARALLELISM_VARIABLE) if told is None else told
+    reported: str | None = context.environment.get(PARALLELISM_VARIABLE)
+    return private.jvm_variable(context, PARALLELISM_VARIABLE) if reported is None else reported
 
 
 def told_parallelism_of(session: SparkSession) -> int | None:
@@ -258,8 +258,8 @@ def told_parallelism_of(session: SparkSession) -> int | None:
     context = private.active_context()
     if context is None or not isinstance(session, SparkSession):
         return None
-    told = _was_told(context)
-    return int(told) if told and told.isdecimal() else None
+    reported = _was_told(context)
+    return int(reported) if reported and reported.isdecimal() else None
 
 
 def is_local(master: str) -> bool:
@@ -374,7 +374,7 @@ def _start_zygote(python: str) -> None:
     os.environ[ZYGOTE_VARIABLE] = str(address)
 
 
-def end_processes(patience_s: float) -> None:
+def end_processes(timeout_s: float) -> None:
     """End the JVM that this process has started, and the process that its Python daemons are forked from. They remove their
     temporary files, for which they have so many seconds in all. For a process that is about to end without its own clean-up.
     """
@@ -383,7 +383,7 @@ def end_processes(patience_s: float) -> None:
     for process in started:
         if process.stdin is not None:
             process.stdin.close()  # at which they end
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     for process in started:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))

@@ -613,9 +613,9 @@ class Simulation:
     def is_settled(self) -> bool:
         """One leads, and its driver runs the job; the other one follows, with a warm driver."""
         seen = [
-            (host.lease.phase, number == host.core.called, life.phase, host.drivers[number].hangs)
+            (host.lease.phase, number == host.core.called, lifetime.phase, host.drivers[number].hangs)
             for host in self.hosts
-            for number, life in host.core.drivers.items()
+            for number, lifetime in host.core.drivers.items()
             if host.is_on
         ]
         return len(seen) == len(SETTLED) and set(seen) == SETTLED

@@ -59,9 +59,9 @@ class Lying:
 
     @property
     def headers(self) -> list[dict[str, Any]]:
-        told = {"__connect.errors.topic": TARGET.encode(), "__connect.errors.partition": b"0"}
-        told |= {REPLAYS: b"%d" % self.replays} if self.replays else {}
-        return [{"key": key, "value": value} for key, value in told.items()]
+        settings = {"__connect.errors.topic": TARGET.encode(), "__connect.errors.partition": b"0"}
+        settings |= {REPLAYS: b"%d" % self.replays} if self.replays else {}
+        return [{"key": key, "value": value} for key, value in settings.items()]
 
 
 class Log(FusedLog):

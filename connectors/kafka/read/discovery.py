@@ -275,24 +275,24 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         self._doubtful = inconclusive.keys()
         return inconclusive
 
-    def _doubt(self, name: str, told: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
+    def _doubt(self, name: str, reported: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
         """Why this topic is not to be taken for the one with the id that was told, alongside those that are known.
 
         Nothing was told (None): the broker that was asked does not know what was in doubt before, or reports what is known.
         Other brokers may still know it by another id.
         """
-        ids = views.ids(name) | ({told} - {None})
+        ids = views.ids(name) | ({reported} - {None})
         denials = views.denials(name)
         if not ids <= known and len(ids) > 1:
-            return f"brokers differ on which topic {name} is: {views.told(name)}; one has told of {told}"
-        if told is None and not self._selected_ids(name, views) <= known:
+            return f"brokers differ on which topic {name} is: {views.reported(name)}; one has told of {reported}"
+        if reported is None and not self._selected_ids(name, views) <= known:
             return f"one broker does not know topic {name}, which others have told of"
-        if told is not None and denials and denials >= len(views.known(name)):
+        if reported is not None and denials and denials >= len(views.known(name)):
             return f"one broker has told of topic {name}, which {denials} others do not know"
         failure = views.failures.get(name)
-        if told is None and not ids and isinstance(failure, RefusedByBrokerError):
+        if reported is None and not ids and isinstance(failure, RefusedByBrokerError):
             return None  # who has no right to the topic does not select it, and it may not be there
-        if failure is not None and (name in self._doubtful or (known and None not in known and told not in known)):
+        if failure is not None and (name in self._doubtful or (known and None not in known and reported not in known)):
             return f"not every broker can be asked which topic {name} is now: {failure}"
         return None
 
@@ -311,7 +311,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             disputed = {topic for topic in topics if len(so_far.ids(topic)) > 1}
             self._doubtful |= disputed
             if disputed:
-                raise RetriableError(f"brokers differ on which topic {min(disputed)} is: {so_far.told(min(disputed))}")
+                raise RetriableError(f"brokers differ on which topic {min(disputed)} is: {so_far.reported(min(disputed))}")
             views.require(self._doubtful)
             ids = {topic: min(so_far.ids(topic), default=None) for topic in topics}
             there = {(topic, number) for topic in topics for seen in so_far.known(topic) for number in seen.partitions}
@@ -354,7 +354,10 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         # A record may have come between the two questions. If still none matches, none before that end does.
         late = self._cluster.list_offsets({tp: asked[tp] for tp in unmatched}, self._plan.isolation) if unmatched else {}
         found = {
-            tp: answer.offset for told in (answers, ends, late) for tp, answer in told.items() if answer.offset is not None
+            tp: answer.offset
+            for reported in (answers, ends, late)
+            for tp, answer in reported.items()
+            if answer.offset is not None
         }
         found |= self._in_range(fixed, is_stop=is_stop)
         return {tp: found[tp] for tp in positions}

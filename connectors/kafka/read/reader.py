@@ -244,8 +244,8 @@ class KafkaReader(SourceReader[KafkaSplit]):
         COUNTERS.add(Counted.RECORDS_SKIPPED, lost)
         before, self._passed_over = self._passed_over, self._passed_over + 1
         level = logging.WARNING if self._passed_over.bit_length() != before.bit_length() else logging.INFO
-        told = "%s. Skipped: %d offsets from %d on; batches skipped so far: %d"
-        log.log(level, told, where, lost, first, self._passed_over)
+        reported = "%s. Skipped: %d offsets from %d on; batches skipped so far: %d"
+        log.log(level, reported, where, lost, first, self._passed_over)
 
     def _note_nulls(self, batch: DecodedBatch) -> None:
         """Said the first time, and whenever their number has doubled, so that the log does not grow."""
@@ -298,8 +298,8 @@ class KafkaReader(SourceReader[KafkaSplit]):
             return
         resume = _after_loss(failure.error, split)
         if resume is None:
-            told = "%s (topic id %s, read up to offset %d): %s; continuing without the rest of it"
-            log.warning(told, split, split.topic_id, split.next_offset, failure.error)
+            reported = "%s (topic id %s, read up to offset %d): %s; continuing without the rest of it"
+            log.warning(reported, split, split.topic_id, split.next_offset, failure.error)
             at = split.next_offset if split.stop_offset is None else split.stop_offset
             COUNTERS.add(Counted.OFFSETS_LOST, at - split.next_offset)
             self._ended.append(replace(split, next_offset=at))

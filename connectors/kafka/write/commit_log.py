@@ -46,8 +46,8 @@ from headrace.connectors.kafka.write.transactions import (
     Producer,
     TransactionDescription,
     TransactionProtocol,
+    TransactionResult,
     Transactions,
-    Verdict,
 )
 from headrace.enumerator.envelope import Envelope
 from headrace.enumerator.errors import FencedError, PeerError, RetriableError, StateError, UsageError
@@ -607,7 +607,7 @@ class DriverLog:
             sender.flush()
         finally:
             sender.close()
-        answer, self._producer = self._transactions.end(producer, self._protocol, Verdict.COMMIT)
+        answer, self._producer = self._transactions.end(producer, self._protocol, TransactionResult.COMMIT)
         if answer is not Answer.DONE:
             code = ErrorCode.PRODUCER_FENCED if answer is Answer.UNKNOWN else ErrorCode.INVALID_TXN_STATE
             raise broker_error(code, f"writing the list of transactions of job {self._names.job!r}")

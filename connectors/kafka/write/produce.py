@@ -290,13 +290,13 @@ class BatchSender:
             self._refused_bytes[topic] = min(len(batch.data), self._refused_bytes.get(topic, len(batch.data)))
             lane.replace_sent(batch, self._fitting(topic, batch))
             return _TooLargeError(item.error_code, where)
-        told = f"{where}: {item.error_message}" if item.error_message else where
-        error = broker_error(item.error_code, told)
+        reported = f"{where}: {item.error_message}" if item.error_message else where
+        error = broker_error(item.error_code, reported)
         if not isinstance(error, RetriableError):
             raise error
         self._cluster.invalidate(topic)
         if item.error_code in _SHORT_OF_REPLICAS:
-            short = _ShortOfReplicasError(item.error_code, told, self._shortages.get(lane.key, ""))
+            short = _ShortOfReplicasError(item.error_code, reported, self._shortages.get(lane.key, ""))
             short.key = lane.key
             return short
         return error

@@ -68,8 +68,8 @@ from headrace.connectors.kafka.write.transactions import (
     Producer,
     TransactionDescription,
     TransactionProtocol,
+    TransactionResult,
     Transactions,
-    Verdict,
     in_parallel,
 )
 from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, StateError, UsageError
@@ -688,7 +688,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
 
     def end(self, handle: KafkaHandle) -> Outcome:
         """Commit in the handle's version of the protocol. "Fenced" settles nothing: the log is asked then."""
-        answer, _ = self._transactions.end(handle.producer, handle.protocol, Verdict.COMMIT)
+        answer, _ = self._transactions.end(handle.producer, handle.protocol, TransactionResult.COMMIT)
         match answer:
             case Answer.DONE:
                 return Outcome.COMMITTED

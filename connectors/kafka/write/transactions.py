@@ -43,8 +43,8 @@ __all__ = [
     "Producer",
     "TransactionDescription",
     "TransactionProtocol",
+    "TransactionResult",
     "Transactions",
-    "Verdict",
     "in_parallel",
 ]
 
@@ -75,7 +75,7 @@ class TransactionProtocol(IntEnum):
     V2 = 2
 
 
-class Verdict(Enum):
+class TransactionResult(Enum):
     """How a transaction is to end."""
 
     COMMIT = True
@@ -271,7 +271,7 @@ class Transactions:
 
         self._cluster.retrying(f"adding partitions to a transaction of {producer.transactional_id!r}", ask)
 
-    def end(self, producer: Producer, protocol: TransactionProtocol, verdict: Verdict) -> tuple[Answer, Producer]:
+    def end(self, producer: Producer, protocol: TransactionProtocol, outcome: TransactionResult) -> tuple[Answer, Producer]:
         """Commit or abort, from whichever process. Asking again after a success answers DONE again.
 
         Returns the answer and the producer to continue with: version 2 gives it a new epoch. A lost connection or a busy
@@ -284,7 +284,7 @@ class Transactions:
                 transactional_id=producer.transactional_id,
                 producer_id=producer.producer_id,
                 producer_epoch=producer.epoch,
-                committed=verdict.value,
+                committed=outcome.value,
                 **(END_TXN_V1 if protocol is TransactionProtocol.V1 else END_TXN_V2).limits,
             )
             response = self._coordinated(str(producer.transactional_id), request)
@@ -308,7 +308,7 @@ class Transactions:
         InitProducerId, with this timeout for the id, whose marker bears a new epoch. REFUSED: nothing was open any more.
         """
         if protocol is TransactionProtocol.V2:
-            return self.end(producer, protocol, Verdict.ABORT)[0]
+            return self.end(producer, protocol, TransactionResult.ABORT)[0]
         try:
             self.renew(producer, timeout_ms)
         except FencedByBrokerError:  # by the marker of this same request, when there was something to abort

@@ -232,17 +232,17 @@ _INSERTS = re.compile(
 
 
 def _telling(method: Callable[..., Any], tell: Callable[[str], None], what: str) -> Callable[..., Any]:
-    def told(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - PySpark's
+    def reported(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - PySpark's
         tell(what)
         return method(self, *arguments, **named)
 
-    return told
+    return reported
 
 
 def _sql(sql: Callable[..., DataFrame], starter: Starter) -> Callable[..., DataFrame]:
-    def told(self: SparkSession, sqlQuery: str, *arguments: Any, **named: Any) -> DataFrame:  # noqa: ANN401, N803 - PySpark's
+    def reported(self: SparkSession, sqlQuery: str, *arguments: Any, **named: Any) -> DataFrame:  # noqa: ANN401, N803 - PySpark's
         if not _READS.match(sqlQuery) or _INSERTS.search(sqlQuery):
             starter.write(f"the SQL statement {sqlQuery.split(maxsplit=1)[0].upper()}")
         return sql(self, sqlQuery, *arguments, **named)
 
-    return told
+    return reported

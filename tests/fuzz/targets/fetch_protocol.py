@@ -42,7 +42,7 @@ def _seeds() -> dict[str, bytes]:
     partition = topic.PartitionData
     found = {}
     for version, (name, records) in enumerate(batches().items(), MIN_VERSION):
-        told = partition(
+        settings = partition(
             partition_index=1,
             error_code=0,
             high_watermark=100,
@@ -55,7 +55,7 @@ def _seeds() -> dict[str, bytes]:
             records=records,
         )
         response = FetchResponse(
-            throttle_time_ms=0, error_code=0, session_id=0, responses=[topic(topic="t", topic_id=None, partitions=[told])]
+            throttle_time_ms=0, error_code=0, session_id=0, responses=[topic(topic="t", topic_id=None, partitions=[settings])]
         )
         number = version % _VERSIONS
         found[f"v{MIN_VERSION + number}-{name}"] = bytes([number]) + bytes(response.encode(version=MIN_VERSION + number))

@@ -53,8 +53,8 @@ def replay(broker, letters, step="fence", when="before"):
 
 
 def letter(topic, number):
-    told = {"__connect.errors.topic": topic, "__connect.errors.partition": "0", "__connect.errors.offset": str(number)}
-    headers = [{"key": name, "value": value.encode()} for name, value in told.items()]
+    settings = {"__connect.errors.topic": topic, "__connect.errors.partition": "0", "__connect.errors.offset": str(number)}
+    headers = [{"key": name, "value": value.encode()} for name, value in settings.items()]
     return {"key": b"%d" % number, "value": b"bad %d" % number, "headers": headers}
 
 

@@ -242,7 +242,7 @@ _doubt = KafkaDiscovery._doubt
 a_broker_out_of_reach_ends_a_doubt = _instead(
     KafkaDiscovery,
     "_doubt",
-    lambda self, name, told, known, views: None if views.failures else _doubt(self, name, told, known, views),
+    lambda self, name, settings, known, views: None if views.failures else _doubt(self, name, settings, known, views),
     "a_broker_out_of_reach_ends_a_doubt",
     "Regression: while one cannot be asked, what the others say against a topic's id counts for nothing.",
 )

@@ -716,7 +716,7 @@ def test_options_of_the_pipeline_that_cannot_be_are_refused_by_name(options, mes
 def test_options_that_are_written_as_in_java_are_understood():
     options = {"parallelism": "4", "maxParallelism": "256", "checkpointingInterval": "3600000"}
     enumerate_fn, read_fn = ReadFromSource(MemorySource(log_of(a="1"))).stages(options)
-    assert (enumerate_fn._subtasks, read_fn._reading.publish_patience_s) == (Subtasks(4, 256), 3 * 3600)
+    assert (enumerate_fn._subtasks, read_fn._reading.publish_timeout_s) == (Subtasks(4, 256), 3 * 3600)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(3, 3), (100, 6)])

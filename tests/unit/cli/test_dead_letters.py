@@ -42,7 +42,7 @@ def kafka():
 
 
 def letter(number, topic="orders", reason="value: is not JSON", replays=0, partition=1):
-    told = {
+    settings = {
         "own": b"%d" % number,
         **({"headrace.replays": b"%d" % replays} if replays else {}),
         "__connect.errors.topic": topic.encode(),
@@ -51,7 +51,7 @@ def letter(number, topic="orders", reason="value: is not JSON", replays=0, parti
         "__connect.errors.exception.message": reason.encode(),
         "headrace.errors.timestamp": b"5",
     }
-    return NewRecord(b"bad %d" % number, key=b"k%d" % number, headers=[*told.items()], timestamp_ms=number * DAY_MS)
+    return NewRecord(b"bad %d" % number, key=b"k%d" % number, headers=[*settings.items()], timestamp_ms=number * DAY_MS)
 
 
 def sink_of(kafka, **given):

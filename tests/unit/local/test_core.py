@@ -146,8 +146,11 @@ def test_execution_checkpointing_timeout_fails_a_checkpoint_and_its_handles_go_t
     run, assigned = running(RunSchedule(1.0, timeout_s=30.0, tolerable_failed_checkpoints=1))
     assert After(30.0, CheckpointTimedOut(8)) in run.handle(IntervalOver())
     run.handle(snapshot(5, assigned[5], 8, 3, ["early"]))
-    told = only(ReportCheckpointFailure, run.handle(CheckpointTimedOut(8)))
-    assert (told.checkpoint_id, told.reason[:68]) == (8, "it was not complete after 30 s; worker 6 did not prepare for it in t")
+    settings = only(ReportCheckpointFailure, run.handle(CheckpointTimedOut(8)))
+    assert (settings.checkpoint_id, settings.reason[:68]) == (
+        8,
+        "it was not complete after 30 s; worker 6 did not prepare for it in t",
+    )
     run.handle(snapshot(6, assigned[6], 8, 3, ["late"]))
     run.handle(IntervalOver())
     run.handle(PauseOver())

@@ -46,7 +46,7 @@ class ChangesFolder(Folder):
         self.store.enlist(0)
 
     def wrote(self, number: int, epoch: int, *rows: dict[str, Any], schema: pa.Schema | None = None) -> WorkerHandle[Any]:
-        first = first_attempt(self.sink, self.store.roster, number)
+        first = first_attempt(self.sink, self.store.registry, number)
         with self.sink.begin(Attempt(first.job, epoch, first.task, first.number)) as transaction:
             transaction.write(pa.RecordBatch.from_pylist(list(rows), schema=schema or self.schema))
             return WorkerHandle(number, transaction.prepare())
@@ -60,7 +60,7 @@ class ChangesFolder(Folder):
     def checkpoints(self) -> list[tuple[int, bool]]:
         """Number of each that is there, and whether it is committed."""
         paths = sorted(Path(self.store.location).glob("checkpoint-*.json"))
-        found = [SERIALIZER.deserialize(self.store.roster.run, path.read_bytes(), str(path)) for path in paths]
+        found = [SERIALIZER.deserialize(self.store.registry.run, path.read_bytes(), str(path)) for path in paths]
         return [(each.positions.checkpoint_id, each.completed) for each in found]
 
     def rows(self) -> list[tuple[int, str]]:

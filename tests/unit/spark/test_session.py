@@ -292,7 +292,7 @@ class FakeSparks:
         return SimpleNamespace(dataSource=SimpleNamespace(register=self.registered.append), stop=lambda: None, conf=conf)
 
     @property
-    def told(self):
+    def settings(self):
         """What a Python process of the session finds in its environment."""
         return {**self.jvms_environment, **(self.context.environment if self.registered else {})}.get(PARALLELISM_VARIABLE)
 
@@ -332,16 +332,16 @@ class TestPlans:
 class TestParallelism:
     def test_is_told_to_the_jvm_before_it_starts(self, sparks):
         session_builder().master("local[2]").getOrCreate()
-        assert (sparks.told, sparks.registered) == ("2", [])
+        assert (sparks.settings, sparks.registered) == ("2", [])
 
     def test_a_second_session_in_the_same_jvm_is_told_its_own(self, sparks):
         session_builder().master("local[2]").getOrCreate()
         session_builder().master("local[8]").getOrCreate()
-        assert (sparks.told, len(sparks.registered)) == ("8", 1)
+        assert (sparks.settings, len(sparks.registered)) == ("8", 1)
 
     def test_of_a_master_that_is_known_only_afterwards_is_told_too(self, sparks):
         session_builder().getOrCreate()
-        assert (sparks.told, len(sparks.registered)) == (str(os.cpu_count()), 1)
+        assert (sparks.settings, len(sparks.registered)) == (str(os.cpu_count()), 1)
 
 
 @pytest.mark.parametrize(

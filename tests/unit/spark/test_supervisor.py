@@ -370,7 +370,7 @@ def test_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_seen_the_boa
 def test_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(core, "LEAST_TIMEOUT_S", 0.0)
     monkeypatch.setattr(PlayedLeaseStore, "timeout_s", 0.05)
-    called, shown, told = [], [], []
+    called, shown, settings = [], [], []
     made = PlayedDriver.__init__
 
     def armed(driver, order):
@@ -386,7 +386,7 @@ def test_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, t
 
     def look_at_it():
         shown.append(json.loads((tmp_path / "status").read_text()))
-        told.append(caplog.text)
+        settings.append(caplog.text)
 
     def cut_off(driver):
         called.append(driver)
@@ -401,9 +401,9 @@ def test_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, t
     assert (end, len(called)) == (STOPPED, 2)
     (waiting,) = shown
     assert (waiting["active"]["state"], waiting["lease"]["waiting"], waiting["takeovers"]) == ("TAKING_OVER", True, 0)
-    assert "waits until this supervisor has seen" in told[0]
-    assert "is to take over" in told[0]
-    assert "takes over" not in told[0]
+    assert "waits until this supervisor has seen" in settings[0]
+    assert "is to take over" in settings[0]
+    assert "takes over" not in settings[0]
     assert "is called: the lease store was seen" in caplog.text
     assert last["takeovers"] == 1
 

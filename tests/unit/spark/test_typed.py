@@ -204,8 +204,8 @@ def test_a_column_that_nobody_asks_for_may_have_a_type_that_spark_does_not_have(
     offsets = StructType([StructField("offset", LongType())])
     assert Frame(kafka, offsets, **options).column("offset") == [0, 1]
     assert Frame(kafka, offsets, onBadRecord="skip", **options).column("offset") == [0]
-    told = StructType([*offsets, StructField("badReason", StringType())])
-    assert [bool(each) for each in Frame(kafka, told, onBadRecord="keep", **options).column("badReason")] == [False, True]
+    settings = StructType([*offsets, StructField("badReason", StringType())])
+    assert [bool(each) for each in Frame(kafka, settings, onBadRecord="keep", **options).column("badReason")] == [False, True]
     assert Frame(kafka, offsets, valueFormat="json").column("offset") == [0, 1]
     assert Frame(kafka, offsets, valueFormat="json", onBadRecord="skip").column("offset") == []
 

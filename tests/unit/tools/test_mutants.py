@@ -134,9 +134,9 @@ def test_what_was_under_way_when_all_was_paused_has_no_verdict(sleeper):
 
 
 def test_mutants_without_a_verdict_are_run_again(monkeypatch, tmp_path):
-    told = iter([{MUTANT: "segfault", "other": "survived"}, {"other": "survived"}])
+    settings = iter([{MUTANT: "segfault", "other": "survived"}, {"other": "survived"}])
     commands = []
-    monkeypatch.setattr(run, "survivors", lambda copy: next(told))
+    monkeypatch.setattr(run, "survivors", lambda copy: next(settings))
     monkeypatch.setattr(run, "mutmut", lambda copy, *command, quiet: commands.append(command))
     run.run(tmp_path, 2)
     assert commands == [("run", "--max-children", "2"), ("run", "--max-children", "2", MUTANT)]
