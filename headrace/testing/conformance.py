@@ -30,9 +30,9 @@ import pytest
 
 from headrace.enumerator import (
     Boundedness,
+    DiscoveryResult,
     EagerEnumerator,
     EmbeddedRun,
-    Findings,
     Source,
     SourceReader,
     SplitBatch,
@@ -182,11 +182,11 @@ class _ObservedDiscovery(SplitDiscovery[Any]):
         self._inner = inner
         self._observed = observed
 
-    def initial(self) -> Findings[Any]:
+    def initial(self) -> DiscoveryResult[Any]:
         self._observed.initial_calls += 1
         return self._inner.initial()
 
-    def later(self, known: Mapping[str, Any]) -> Findings[Any]:
+    def later(self, known: Mapping[str, Any]) -> DiscoveryResult[Any]:
         return self._inner.later(known)
 
     def close(self) -> None:
@@ -214,9 +214,9 @@ class _ObservedSource(Source[Any]):
     def create_reader(self) -> SourceReader[Any]:
         return self._inner.create_reader()
 
-    def splits_missing(self, splits: Sequence[Any]) -> None:
+    def on_splits_missing(self, splits: Sequence[Any]) -> None:
         self.observed.missing += [split.split_id for split in splits]
-        self._inner.splits_missing(splits)
+        self._inner.on_splits_missing(splits)
 
     def checkpoint_completed(self, splits: Sequence[Any]) -> None:
         self.observed.published.update((split.split_id, split) for split in splits)
@@ -579,7 +579,7 @@ class SourceConformance(ABC):
         self.finish(self.start_run(source, checkpoint=checkpoint), log)
 
     def test_removed_split_is_reported(self, external: ExternalContext) -> None:
-        """`splits_missing` is called once for it; the others are read on, unless the source stops the job over it."""
+        """`on_splits_missing` is called once for it; the others are read on, unless the source stops the job over it."""
         log = _Log(external)
         kept, removed = log.new_split(), log.new_split()
         source = self.observe(external.create_source(Boundedness.UNBOUNDED))

@@ -139,7 +139,7 @@ RULES = (
     Rule(
         "environment_cache_millis",
         _lifetime_too_short,
-        f"workers are replaced within {LEAST_LIFETIME_INTERVALS} checkpoint intervals, and forget what the previous ones proved",
+        f"workers are replaced within {LEAST_LIFETIME_INTERVALS} checkpoint intervals, and forget what earlier ones proved",
         "leave it out, or give a longer time",
     ),
     Rule(

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 
-from headrace.connectors.base.outputs import SOLE, OutputHandleSerializer
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, OutputHandleSerializer
 from headrace.connectors.base.sink import HandleSerializer, HandleT, stored_number, stored_text, stored_truth
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.envelope import Envelope, readable_version
@@ -86,7 +86,7 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
 
     def reported(self, output: str) -> tuple[int, int]:
         """What the output's sink had been told before this checkpoint, and what with it; the same where it is none of it."""
-        return (self.epoch_before, self.epoch) if output == SOLE else self.by_output.get(output, (0, 0))
+        return (self.epoch_before, self.epoch) if output == DEFAULT_OUTPUT else self.by_output.get(output, (0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class WorkerRegistry:
 
     def run_at(self, output: str) -> str:
         """The run's name at the sink of this output. It starts with a letter, so it is not a worker's."""
-        return self.run if output == SOLE else f"{self.run}-{output}"
+        return self.run if output == DEFAULT_OUTPUT else f"{self.run}-{output}"
 
-    def job(self, number: int, output: str = SOLE) -> str:
+    def job(self, number: int, output: str = DEFAULT_OUTPUT) -> str:
         """The name under which this worker writes, at the sink: no other worker's, in any life of the run."""
         return f"{self.run_at(output)}-{number}"
 
@@ -321,7 +321,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     # --- the roster ---------------------------------------------------------------------------------------------------
 
-    def enlist(self, number: int) -> None:
+    def add_worker(self, number: int) -> None:
         """This number is taken, durably, before it writes anything."""
         with self._registry_lock:
             self._write_registry(
@@ -337,7 +337,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
                 replace(self.registry, cleaned_up_s={**self.registry.cleaned_up_s, **dict.fromkeys(numbers, at_s)})
             )
 
-    def strike(self, numbers: Iterable[int]) -> None:
+    def remove_workers(self, numbers: Iterable[int]) -> None:
         """Nothing of these numbers is open any more, and they are dead."""
         gone = set(numbers)
         with self._registry_lock:

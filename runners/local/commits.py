@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from headrace.connectors.base.commit import StaleEpochError
-from headrace.connectors.base.outputs import SOLE, Outputs, Sinks
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, HandleT, Outcome, PreparedGoneError, TwoPhaseSink
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import (
@@ -68,7 +68,7 @@ way when its process died may come to the sink later."""
 _Result = TypeVar("_Result")
 
 
-def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int, output: str = SOLE) -> Attempt:
+def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int, output: str = DEFAULT_OUTPUT) -> Attempt:
     """A worker's first transaction of an output; its epochs count on from it. No other worker of any life of the run has its
     name.
     """
@@ -78,7 +78,7 @@ def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class SinkEpochs:
     """What the last checkpoint reports about a sink: its epochs, as in `RunCheckpoint`, and whether all is committed."""
 
     before: int = 0
@@ -92,15 +92,15 @@ class _Told:
         return {self.before, self.last, *(epoch for epoch in self.replaced if epoch > self.before)}
 
 
-class _Ends(ABC, Generic[HandleT]):
+class CommitStrategy(ABC, Generic[HandleT]):
     """How what workers have prepared for one sink is ended."""
 
     @abstractmethod
-    def possible(self, reported: _Told) -> Collection[int]:
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
         """What the sink may have recorded last, if it is the one that the last checkpoint is of."""
 
     @abstractmethod
-    def tells(self, seen: int, reported: _Told) -> bool:
+    def tells(self, seen: int, reported: SinkEpochs) -> bool:
         """Whether this, looked up without waiting for anybody, is what the sink has recorded last."""
 
     @abstractmethod
@@ -136,7 +136,7 @@ class _Ends(ABC, Generic[HandleT]):
         """Give connections back, but for the driver's."""
 
     @abstractmethod
-    def taken_over(self, reported: _Told, listed: Sequence[HandleT]) -> None:
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
         """This coordinator is the sink's driver, and the last checkpoint, which lists these, is recorded. No worker writes."""
 
     @abstractmethod
@@ -144,7 +144,7 @@ class _Ends(ABC, Generic[HandleT]):
         """The checkpoint of this epoch is stored as committed."""
 
 
-class _EndsByWorker(_Ends[HandleT]):
+class PerWorkerCommit(CommitStrategy[HandleT]):
     """Each worker has its own job, and a committer."""
 
     def __init__(self, sink: TwoPhaseSink[HandleT], job: Callable[[int], str], number: int, driver: Committer[HandleT]) -> None:
@@ -152,11 +152,11 @@ class _EndsByWorker(_Ends[HandleT]):
         self._sink, self._job, self._number, self._driver = sink, job, number, driver
         self._writers: dict[int, Committer[HandleT]] = {}
 
-    def possible(self, reported: _Told) -> Collection[int]:
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
         """0, too: the lists may be gone (Kafka's topic of them), or there are none; then the transactions themselves tell."""
         return {0, *reported.possible}
 
-    def tells(self, seen: int, reported: _Told) -> bool:
+    def tells(self, seen: int, reported: SinkEpochs) -> bool:
         """What is decided and not marked yet is left out of it, so something older than the checkpoint says nothing."""
         return seen > 0 and seen >> EPOCH_BITS >= reported.before >> EPOCH_BITS and seen not in reported.replaced
 
@@ -193,7 +193,7 @@ class _EndsByWorker(_Ends[HandleT]):
         for committer in self._writers.values():
             committer.close()
 
-    def taken_over(self, reported: _Told, listed: Sequence[HandleT]) -> None:
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
         """Nothing is left under the coordinator's own job."""
 
     def completed(self, epoch: int) -> None:
@@ -227,17 +227,17 @@ def at_once(
         return list(threads.map(act, committers, owned))
 
 
-class _EndsByList(_Ends[HandleT]):
+class SingleCommit(CommitStrategy[HandleT]):
     """All workers have the run's job: what the sink records is committed."""
 
     def __init__(self, driver: Committer[HandleT]) -> None:
         self._driver = driver
 
-    def possible(self, reported: _Told) -> Collection[int]:
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
         """A checkpoint is completed after the table has recorded it: a table that does not know it is not the one."""
         return {reported.last} if reported.completed else reported.possible
 
-    def tells(self, seen: int, reported: _Told) -> bool:
+    def tells(self, seen: int, reported: SinkEpochs) -> bool:
         """A table's record is one commit."""
         return True
 
@@ -266,7 +266,7 @@ class _EndsByList(_Ends[HandleT]):
     def close(self) -> None:
         """There is the driver alone."""
 
-    def taken_over(self, reported: _Told, listed: Sequence[HandleT]) -> None:
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
         """Lists of coordinators that have died while they committed are removed, and so is what nobody has listed."""
         if reported.completed and reported.last:
             self.completed(reported.last)
@@ -285,16 +285,16 @@ class _Output:
         self.name, self.sink = name, sink
         self.run = registry().run_at(name)
         self.driver = sink.committer(self.run)
-        self.ends: _Ends[Any] = (
-            _EndsByList(self.driver)
+        self.ends: CommitStrategy[Any] = (
+            SingleCommit(self.driver)
             if sink.commits_by_list
-            else _EndsByWorker(sink, lambda writer: registry().job(writer, name), number, self.driver)
+            else PerWorkerCommit(sink, lambda writer: registry().job(writer, name), number, self.driver)
         )
 
     @property
     def of(self) -> str:
         """In messages."""
-        return "the sink" if self.name == SOLE else f"the sink of the output {self.name!r}"
+        return "the sink" if self.name == DEFAULT_OUTPUT else f"the sink of the output {self.name!r}"
 
 
 class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
@@ -529,7 +529,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             last, is_told = self._told(output).last, commits.handles and (place == 0 or self._own(output, commits.handles))
             by_output[output.name] = (last, epoch if is_told else last)
         numbers = {each >> EPOCH_BITS for reported in by_output.values() for each in reported}
-        by_output.pop(SOLE, None)
+        by_output.pop(DEFAULT_OUTPUT, None)
         replaced = () if self._stored is None else self._stored.replaced
         still = tuple(each for each in replaced if each >> EPOCH_BITS in numbers)
         return RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output, still)
@@ -563,9 +563,9 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
     def _listed(self) -> Sequence[WorkerHandle[Any]]:
         return () if self._stored is None else self._stored.handles
 
-    def _told(self, output: _Output) -> _Told:
+    def _told(self, output: _Output) -> SinkEpochs:
         stored = self._stored
-        return _Told() if stored is None else _Told(*stored.reported(output.name), stored.completed, stored.replaced)
+        return SinkEpochs() if stored is None else SinkEpochs(*stored.reported(output.name), stored.completed, stored.replaced)
 
     def _own(self, output: _Output, handles: Collection[WorkerHandle[Any]]) -> list[WorkerHandle[Any]]:
         """Those of this output, as its sink has given them."""
@@ -617,7 +617,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         if first:
             self._store.note_cleaned_up(first, now_s)
         if settled:
-            self._store.strike(settled)
+            self._store.remove_workers(settled)
             for number in settled:
                 del self._due_s[number]
                 for output in self._outputs:

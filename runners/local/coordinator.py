@@ -60,27 +60,27 @@ from headrace.runners.local.checkpoints import (
 )
 from headrace.runners.local.commits import EPOCH_BITS, RunCommitter, first_attempt
 from headrace.runners.local.core import (
-    After,
     AssignSplits,
     CheckpointCommitted,
     CheckpointIsNotStored,
-    CheckpointIsStored,
+    CheckpointStored,
     CommitCheckpoint,
-    DismissWorker,
     EndRun,
     FailRun,
     KillWorker,
+    NotifyCheckpointStored,
     Recover,
     ReportCheckpointFailure,
     ReportWorkerLost,
     RetireWorker,
-    RunBegun,
     RunCore,
     RunRecovered,
+    RunStarted,
+    SetTimer,
     StartWorker,
     StopRequested,
+    StopWorker,
     TakeSnapshot,
-    TellStored,
     WorkerDied,
     WorkerSilent,
 )
@@ -101,7 +101,7 @@ from headrace.runners.local.worker import WorkerOrder, work
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import Restarts
 
-__all__ = ["CoordinatorOrder", "RunBegan", "RunBeginning", "RunOutcome", "coordinate"]
+__all__ = ["CoordinatorOrder", "RunBegan", "RunOutcome", "RunStart", "coordinate"]
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ _FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationErro
 
 
 @dataclass(frozen=True)
-class RunBeginning:
+class RunStart:
     """What all coordinators of one run of the command have in common.
 
     `at_s`: when it was started, in seconds of the epoch. `passed_over`: requests to rescale that were there before.
@@ -143,7 +143,7 @@ class CoordinatorOrder:
     pipeline: PipelineSpec | PipelineFile
     settings: RunSettings
     version: str
-    beginning: RunBeginning
+    beginning: RunStart
     restarts: Restarts
     run: str | None = None
     restarted: int = 0
@@ -246,7 +246,7 @@ def _good_before(order: CoordinatorOrder, mistake: type[HeadraceError]) -> Itera
 
 
 @dataclass(frozen=True)
-class _LastWords:
+class ExitReport:
     """Why a worker ends, and whether no other would do better."""
 
     reason: str
@@ -291,7 +291,7 @@ class _Coordination:
         self._sequence = itertools.count()
         self._worker_processes = worker_processes
         self._started_s: dict[int, float] = {}
-        self._last_words: dict[int, _LastWords] = {}
+        self._last_words: dict[int, ExitReport] = {}
         self._outcome: RunOutcome | None = None
         self._is_rescaling = False
         self._asked_s = self._looked_s = self._awake_s = time.monotonic()
@@ -299,7 +299,7 @@ class _Coordination:
         self._commits = ThreadPoolExecutor(1, "commits")
         self._asking = ThreadPoolExecutor(1, "discovery")
         number = store.registry.next_number
-        store.enlist(number)
+        store.add_worker(number)
         restored: RunCheckpoint[Any, Any] | None = store.latest()
         self._core = self._core_from(restored, number + 1)
         self._committer = RunCommitter(
@@ -376,7 +376,7 @@ class _Coordination:
         )
         try:
             self._serve_metrics()
-            self._handle(RunBegun())
+            self._handle(RunStarted())
             while self._outcome is None:
                 self._take(self._next())
             return self._outcome
@@ -494,26 +494,26 @@ class _Coordination:
             if heard_s is None:
                 heard_s, limit_s = self._started_s[number], START_S
             if now_s - max(heard_s, self._awake_s) > limit_s and number not in self._last_words:
-                self._last_words[number] = _LastWords(f"nothing was heard of it for {limit_s:g} s")
+                self._last_words[number] = ExitReport(f"nothing was heard of it for {limit_s:g} s")
                 self._handle(WorkerSilent(number))
 
     def _hear(self, number: int, failed: Any) -> None:  # noqa: ANN401 - a message of run.proto
-        self._last_words[number] = _LastWords(failed.error, is_final=failed.final)
+        self._last_words[number] = ExitReport(failed.error, is_final=failed.final)
 
     def _ended(self, number: int, how: str) -> WorkerDied:
         """The worker's process is gone: what it has said last comes first."""
         self._server.forget(number, _LAST_WORDS_S)
-        last = self._last_words.pop(number, _LastWords(how))
+        last = self._last_words.pop(number, ExitReport(how))
         chance = random.random()  # noqa: S311 - jitter
         return WorkerDied(number, f"worker {number}: {last.reason}", time.monotonic(), chance, last.is_final)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Any) -> None:  # noqa: ANN401 - an event of the core
-        self._status.saw(event)
+        self._status.record_event(event)
         log.debug("%s: %s", self._core.phase.name, type(event).__name__)
         for command in self._core.handle(event):
-            self._status.did(command)
+            self._status.record_command(command)
             self._perform(command)
         self._server.is_serving = self._core.is_serving
 
@@ -524,11 +524,11 @@ class _Coordination:
             case CommitCheckpoint(checkpoint, handles):
                 self._lag.moved(checkpoint)
                 self._in_commits(lambda: self._commit(checkpoint, handles))
-            case After(delay_s, timer):
+            case SetTimer(delay_s, timer):
                 heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), timer))
             case StartWorker() | KillWorker() | RetireWorker():
                 self._perform_on_process(command)
-            case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
+            case AssignSplits() | TakeSnapshot() | NotifyCheckpointStored() | StopWorker():
                 self._tell(command)
             case DiscoverInitial() | DiscoverLater() | PublishPositions() | ProveGone():
                 self._in(self._asking, lambda: self._ask(command))
@@ -557,7 +557,7 @@ class _Coordination:
                 self._in_commits(lambda: self._committer.retire(number))
 
     def _start(self, number: int) -> None:
-        self._store.enlist(number)
+        self._store.add_worker(number)
         order = WorkerOrder(
             self._order.pipeline,
             self._server.endpoint,
@@ -572,7 +572,7 @@ class _Coordination:
         self._started_s[number] = time.monotonic()
         self._worker_processes.start(number, work, order)
 
-    def _tell(self, command: AssignSplits[Any] | TakeSnapshot | TellStored | DismissWorker) -> None:
+    def _tell(self, command: AssignSplits[Any] | TakeSnapshot | NotifyCheckpointStored | StopWorker) -> None:
         from headrace.runners.local.wire import run_pb2 as pb
 
         match command:
@@ -580,9 +580,9 @@ class _Coordination:
                 message = self._messages.assign_splits(splits)
             case TakeSnapshot(number, checkpoint_id):
                 message = pb.ToWorker(take_snapshot=pb.TakeSnapshot(checkpoint_id=checkpoint_id))
-            case TellStored(number, checkpoint_id):
+            case NotifyCheckpointStored(number, checkpoint_id):
                 message = pb.ToWorker(checkpoint_stored=pb.CheckpointStored(checkpoint_id=checkpoint_id))
-            case DismissWorker(number):
+            case StopWorker(number):
                 message = pb.ToWorker(leave=pb.Leave())
         self._server.send(number, message)
 
@@ -629,7 +629,7 @@ class _Coordination:
 
     def _is_stored(self, checkpoint_id: int) -> None:
         self._stored_id = checkpoint_id
-        self._events.put(CheckpointIsStored(checkpoint_id))
+        self._events.put(CheckpointStored(checkpoint_id))
 
     # --- the source: in its own thread ---------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     with closing(CheckpointStore[Any, Any](checkpoints, serializer, _RETAINED)) as store:
         number = store.registry.next_number
-        store.enlist(number)
+        store.add_worker(number)
         draw = partial(secrets.randbits, EPOCH_BITS)
         committer = RunCommitter(
             store, pipeline.sink, store.latest(), number, time.monotonic, draw, lambda _: None, source.check_readable

@@ -163,7 +163,7 @@ def begun(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[S
         found = discovery.initial()
     lost = [split for split in found.added if split.split_id in found.missing]
     if lost and found.complete:  # nobody looks later
-        source.splits_missing(lost)
+        source.on_splits_missing(lost)
     states = tuple(SplitState(split, finished=False) for split in found.added)
     return Checkpoint(positions.checkpoint_id, states, found.complete)
 

@@ -24,7 +24,7 @@ from headrace.connectors.base.commit import StaleEpochError
 from headrace.enumerator import errors
 from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UsageError
 from headrace.runners.job_file import PipelineFile
-from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunBeginning, RunOutcome, coordinate
+from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunOutcome, RunStart, coordinate
 from headrace.runners.local.monitoring.status import remove_status
 from headrace.runners.local.monitoring.supervised import supervised
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe, reap_group
@@ -72,7 +72,7 @@ def supervise(job: PipelineSpec | PipelineFile, settings: RunSettings, processes
 def _supervise(
     job: PipelineSpec | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext
 ) -> Path | None:
-    beginning = RunBeginning(time.time(), _asked_before(settings.folder))
+    beginning = RunStart(time.time(), _asked_before(settings.folder))
     lifetime = _Lifetime(Restarts(settings.restart))
     with _stopped_by_signals(lifetime):
         while True:

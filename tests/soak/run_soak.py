@@ -255,13 +255,13 @@ def kafka(kind: str) -> Iterator[str]:
 
 def soaked(kind: str, kills: int, seconds: float, seed: int, bug: str | None, only: str, known: Counter[str]) -> dict[str, Any]:
     """Kill so many times, or for so long, in phases whose names hold `only`, of which `known` has the fewest first; judge."""
-    generator, begun_s = random.Random(seed), time.monotonic()
+    generator, started_s = random.Random(seed), time.monotonic()
     with kafka(kind) as bootstrap, tempfile.TemporaryDirectory() as folder, Progress() as progress:
         soak = Soak(bootstrap, Path(folder), generator, bug)
         bar = progress.add_task("kills", total=kills)
         try:
             soak.produce()
-            while soak.killed.total() < kills and time.monotonic() - begun_s < seconds:
+            while soak.killed.total() < kills and time.monotonic() - started_s < seconds:
                 counted = known + soak.killed
                 soak.kill(*min(_all(only), key=lambda pair: (counted[_name(*pair)] / VICTIMS[pair[1]], generator.random())))
                 progress.advance(bar)
@@ -272,7 +272,7 @@ def soaked(kind: str, kills: int, seconds: float, seed: int, bug: str | None, on
         "killed": soak.killed,
         "processes": soak.processes,
         "starts": soak.starts,
-        "seconds": time.monotonic() - begun_s,
+        "seconds": time.monotonic() - started_s,
         **found,
     }
 

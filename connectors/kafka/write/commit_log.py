@@ -507,7 +507,7 @@ class DriverLog:
     def _refuse_lost(self) -> None:
         """The coordinator knows what the driver's last transaction was, until the id is taken over.
 
-        Looked at before that, so that it is known at the next start, too. A driver that has taken the id over and died before
+        Checked before that, so that it is known at the next start, too. A driver that has taken the id over and died before
         its first write leaves nothing to know it by.
         """
         known = self._transactions.describe([self._names.driver])[self._names.driver]

@@ -320,7 +320,11 @@ ends_go_back = _instead(
 )
 
 losses_are_not_told = _instead(
-    KafkaSource, "splits_missing", lambda self, splits: None, "losses_are_not_told", "failOnDataLoss, and a topic is deleted."
+    KafkaSource,
+    "on_splits_missing",
+    lambda self, splits: None,
+    "losses_are_not_told",
+    "failOnDataLoss, and a topic is deleted.",
 )
 
 truncations_are_not_told = _instead(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.cli.compare import Counts, Identity, OrderCheck, RecordFault, RecordField, identity_hash, parse_origin
 from headrace.cli.verify import EpochState
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
-from headrace.connectors.kafka.log_dump import Fate
+from headrace.connectors.kafka.log_dump import TransactionStatus
 from headrace.enumerator.errors import UsageError
 
 
@@ -119,10 +119,10 @@ def test_origin_headers_are_three():
 @pytest.mark.parametrize(
     ("fates", "torn"),
     [
-        ({Fate.COMMITTED: 2}, False),
-        ({Fate.COMMITTED: 1, Fate.OPEN: 1}, False),
-        ({Fate.ABORTED: 2}, False),
-        ({Fate.COMMITTED: 1, Fate.ABORTED: 1, Fate.OPEN: 1}, True),
+        ({TransactionStatus.COMMITTED: 2}, False),
+        ({TransactionStatus.COMMITTED: 1, TransactionStatus.OPEN: 1}, False),
+        ({TransactionStatus.ABORTED: 2}, False),
+        ({TransactionStatus.COMMITTED: 1, TransactionStatus.ABORTED: 1, TransactionStatus.OPEN: 1}, True),
     ],
 )
 def test_an_epoch_is_partially_committed_when_a_part_is_committed_and_a_part_aborted(fates, torn):

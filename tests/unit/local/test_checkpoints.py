@@ -52,7 +52,7 @@ from headrace.runners.local.checkpoints import (
     WorkerRegistry,
 )
 from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
-from headrace.runners.local.coordinator import RunBeginning, RunOutcome
+from headrace.runners.local.coordinator import RunOutcome, RunStart
 from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals, forked_apart, leave_signals_to_supervisor
@@ -133,13 +133,13 @@ def test_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused
     "changes",
     [
         lambda store: store.write(checkpoint(2)),
-        lambda store: store.enlist(7),
-        lambda store: store.strike([0]),
+        lambda store: store.add_worker(7),
+        lambda store: store.remove_workers([0]),
         lambda store: store.take_back(1),
         lambda store: store.remove(),
         lambda store: store.keep_lock(),
     ],
-    ids=["write", "enlist", "strike", "take back", "remove", "look"],
+    ids=["write", "add", "remove", "take back", "remove", "look"],
 )
 def test_of_two_runs_that_both_had_the_lock_the_first_changes_nothing_any_more(tmp_path, changes):
     """The second one has come before the first has looked."""
@@ -429,9 +429,9 @@ def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
 
 def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_swept(tmp_path):
     store = opened(tmp_path)
-    store.enlist(0)
-    store.enlist(1)
-    store.strike([0])
+    store.add_worker(0)
+    store.add_worker(1)
+    store.remove_workers([0])
     store.close()
     again = opened(tmp_path)
     assert (again.registry.next_number, again.registry.not_cleaned_up) == (2, (1,))
@@ -466,7 +466,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over_though_its_run_jso
 
 def test_a_run_that_has_stored_no_checkpoint_yet_starts(tmp_path):
     store = opened(tmp_path)
-    store.enlist(0)
+    store.add_worker(0)
     store.close()
     again = opened(tmp_path)
     assert (again.latest(), again.registry.next_number) == (None, 1)
@@ -542,7 +542,7 @@ def prepared(log, store, number, row):
 def stored_and_aborted(log, store):
     """A row that checkpoint 1 lists, whose transaction was aborted before it was committed. Gives the checkpoint's epoch."""
     for number in (0, 1):
-        store.enlist(number)
+        store.add_worker(number)
     wanted, epoch = prepared(log, store, 1, "row"), (1 << EPOCH_BITS) + 9
     store.write(checkpoint(1, (wanted,), epoch=epoch))
     log.abort(wanted.handle.number)
@@ -586,7 +586,7 @@ def dies(*_):
 def test_what_a_checkpoint_lists_is_committed_and_what_it_does_not_is_aborted(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path)
     for number in (0, 1, 2):
-        store.enlist(number)
+        store.add_worker(number)
     wanted, unwanted = prepared(log, store, 1, "wanted"), prepared(log, store, 2, "unwanted")
     store.write(checkpoint(1, (wanted,), epoch=9))
     JobCommitter("x", committer(store, log)).recover()
@@ -602,7 +602,7 @@ def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_pat
     job = JobCommitter("x", run)
     job.recover()
     for number in (1, 2):
-        store.enlist(number)
+        store.add_worker(number)
     handle, others = prepared(log, store, 1, "row"), prepared(log, store, 2, "later")
     run.propose(checkpoint(1).positions)
     job.commit(1, (handle,))
@@ -623,7 +623,7 @@ def lives(folder, count, each_s, start_s=0.0):
         store = opened(folder)
         number = store.registry.next_number
         for taken in (number, number + 1):
-            store.enlist(taken)
+            store.add_worker(taken)
         JobCommitter("x", committer(store, log, number, clock=lambda now_s=now_s: now_s)).recover()
         store.close()
     return store.registry
@@ -668,7 +668,7 @@ def test_a_damaged_note_of_what_was_swept_is_named(tmp_path, cleaned_up):
 def test_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_over(tmp_path):
     """A worker of who has started an older copy dies before that is refused: its name is that of a worker running elsewhere."""
     log, store = MemoryTransactionLog(), opened(tmp_path)
-    store.enlist(1)
+    store.add_worker(1)
     prepared(log, store, 1, "of the run that continues")
     run = committer(store, log)
     run.retire(1)
@@ -855,7 +855,7 @@ def test_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
 
 def test_a_bounded_run_does_not_start_with_a_savepoint_whose_splits_are_gone():
     class Strict(MemorySource):
-        def splits_missing(self, splits):
+        def on_splits_missing(self, splits):
             raise DataLossError(str([split.split_id for split in splits]))
 
     gone = Checkpoint(1, (SplitState(MemorySplit("gone", 4), finished=False),), exhausted=False)
@@ -952,7 +952,7 @@ def test_no_savepoint_is_made_of_what_is_not_committed_or_not_the_newest(tmp_pat
 def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_is_taken(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path / "run", retained=2)
     for number in (0, 1, 2):
-        store.enlist(number)
+        store.add_worker(number)
     listed, open_still = prepared(log, store, 1, "listed"), prepared(log, store, 2, "of nobody")
     store.write(checkpoint(1, completed=True))
     store.write(checkpoint(2, (listed,), epoch=9))
@@ -1086,7 +1086,7 @@ def test_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
 ):
     coordination = object.__new__(coordinator._Coordination)
     settings = RunSettings(str(tmp_path), workers=2)
-    coordination._order = SimpleNamespace(settings=settings, beginning=RunBeginning(0.0, ()))
+    coordination._order = SimpleNamespace(settings=settings, beginning=RunStart(0.0, ()))
     coordination._is_rescaling = False
     stops = []
     monkeypatch.setattr(coordination, "_handle", stops.append)

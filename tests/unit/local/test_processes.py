@@ -253,13 +253,13 @@ from tests.helpers.run_jobs import narrow, parted
 
 for method in ("listed", "end_all"):  # of one output; the first one's is through then, the second one's is not
 
-    def dying(self, *arguments, real=getattr(commits._EndsByWorker, method), order=Path({1!r}, method)):
+    def dying(self, *arguments, real=getattr(commits.PerWorkerCommit, method), order=Path({1!r}, method)):
         if self._driver._job.endswith("odd") and order.exists():
             order.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, *arguments)
 
-    setattr(commits._EndsByWorker, method, dying)
+    setattr(commits.PerWorkerCommit, method, dying)
 
 pipeline = Pipeline(
     KafkaSource({0!r}, topics=["in"], columns=["key", "value", "partition"]),

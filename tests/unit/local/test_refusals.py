@@ -43,7 +43,7 @@ class ChangesFolder(Folder):
         self.sink.create_table(schema, partition_by)
         self.now_s, self.drawn = 0.0, 0
         self.store = CheckpointStore(str(root / "checkpoints"), SERIALIZER, 1)
-        self.store.enlist(0)
+        self.store.add_worker(0)
 
     def wrote(self, number: int, epoch: int, *rows: dict[str, Any], schema: pa.Schema | None = None) -> WorkerHandle[Any]:
         first = first_attempt(self.sink, self.store.registry, number)
@@ -371,5 +371,5 @@ class Replay:
     def share(self, begin: int, end: int) -> WorkerHandle[Any]:
         """What a new worker has prepared."""
         self.number += 1
-        self.folder.store.enlist(self.number)
+        self.folder.store.add_worker(self.number)
         return self.folder.wrote(self.number, 0, *self.log[begin:end])

@@ -65,15 +65,15 @@ class Clock:
 def shown(folder, clock, checkpoints=1):
     """The status of a run that has read 10 records and written 8 for each of so many checkpoints, and lost a worker."""
     status = RunStatus("run-x", folder, clock.now_s - 60, ADDRESS, lambda number: 77, clock)
-    status.did(ReportWorkerLost(1, "killed", 0.0))
-    status.did(ReportCheckpointFailure(1, "a reader was lost"))
+    status.record_command(ReportWorkerLost(1, "killed", 0.0))
+    status.record_command(ReportCheckpointFailure(1, "a reader was lost"))
     for number in range(2, 2 + checkpoints):
-        status.did(TakeSnapshot(2, number))
+        status.record_command(TakeSnapshot(2, number))
         clock.now_s += 0.25
-        status.saw(WorkerSnapshotted(2, number, {}, (), 10, 8))
-        status.did(CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
+        status.record_event(WorkerSnapshotted(2, number, {}, (), 10, 8))
+        status.record_command(CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
         clock.now_s += 0.25
-        status.saw(CheckpointCommitted(number))
+        status.record_event(CheckpointCommitted(number))
     status.show("RUNNING", {2: 3, 3: 1}, RunLag(clock.now_s, {"a": 7, "b": 0, "c": 1200}))
     return status
 
@@ -103,7 +103,7 @@ def printed_table(*statuses, now_s=None):
     """Of the last of them, as a terminal shows it that has been shown the others."""
     rates = Rates()
     for status in statuses:
-        rates.saw(status)
+        rates.record_event(status)
     console = Console(width=120, file=io.StringIO())
     console.print(table_of(statuses[-1], rates, statuses[-1]["at"] if now_s is None else now_s))
     return console.file.getvalue()
@@ -113,7 +113,7 @@ def test_the_table_tells_when_a_worker_was_last_restarted_and_which(folder):
     clock = Clock()
     status = shown(folder, clock)
     clock.now_s += 3
-    status.did(ReportWorkerLost(7, "killed", 0.0))
+    status.record_command(ReportWorkerLost(7, "killed", 0.0))
     clock.now_s += 42
     status.show("RUNNING", {}, None)
     assert read_status(folder)["last_lost"] == {"number": 7, "at": clock.now_s - 42}

@@ -59,7 +59,7 @@ class Folder:
         self.now_s = 0.0
         self.drawn = 0
         self.store = self.opened("checkpoints")
-        self.store.enlist(0)
+        self.store.add_worker(0)
 
     def opened(self, name: str) -> CheckpointStore[Any, Any]:
         return CheckpointStore(str(self.root / name), SERIALIZER, 1)
@@ -91,7 +91,7 @@ class Folder:
 
     def enlisted(self, number: int, value: str) -> WorkerHandle[Any]:
         """What a new worker has prepared."""
-        self.store.enlist(number)
+        self.store.add_worker(number)
         return self.prepared(number, 0, value)
 
     def begun(self, number: int, epoch: int, value: str) -> Any:
@@ -164,7 +164,7 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     run, job = folder.coordinator()
     job.recover()
     for number in (1, 2, 21):
-        folder.store.enlist(number)
+        folder.store.add_worker(number)
     living, dead = folder.begun(21, 0, "later"), folder.begun(2, 0, "lost")
     run.retire(2)
     commit(run, job, 1, folder.prepared(1, 0, "a"))
@@ -189,7 +189,7 @@ def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypa
         run, job = folder.coordinator()
         job.recover()
         commit(run, job, 1, folder.prepared(1, 0, "a"))
-        folder.store.enlist(2)
+        folder.store.add_worker(2)
         folder.prepared(2, 0, "loser")
         death = Death(nth)
         with monkeypatch.context() as patched:

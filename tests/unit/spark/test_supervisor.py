@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from headrace.connectors.base.lease import Heartbeat, HeartbeatState, LeaseLeaseStore
+from headrace.connectors.base.lease import Heartbeat, HeartbeatState, LeaseStore
 from headrace.enumerator.errors import DeadlineExceededError, PeerError
 from headrace.runners.restarts import FixedDelay
 from headrace.runners.spark import submitted
@@ -145,7 +145,7 @@ def test_a_standby_that_cannot_be_forked_leaves_the_healthy_driver_alone(play, m
 # --- a lease -------------------------------------------------------------------------------------------------------------
 
 
-class PlayedLeaseStore(LeaseLeaseStore):
+class PlayedLeaseStore(LeaseStore):
     """What is written there, and what another supervisor has: `others` gives its heartbeat for each look, or None for no
     news.
     """

@@ -447,7 +447,7 @@ def test_a_registry_that_does_not_have_the_schema_of_before_is_refused(kafka, re
     kafka.append("flights", avro(FLIGHT, ROW, 1))
     assert query.trigger()
     assert pinned(query)["id"] == "2"
-    registry.begin_anew()
+    registry.start_over()
     registry.register("flights-value", LATER)
     query.run()
     with pytest.raises(StateError, match="the registry has no schema 2, which was read then: it is another registry"):
