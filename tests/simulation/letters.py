@@ -226,11 +226,11 @@ class LettersSimulation:
 
     def cut_off(self, answers: int) -> None:
         """The leader of the notes loses sight of the others, and is taken for it for some answers more."""
-        self.happened["cut off"] += 1
+        self.happened["isolated"] += 1
         self.before, self.believed = notes_of(self), 1 + answers % (TRIES - 1)
 
     def make_anew(self) -> None:
-        """The topic is another one of the same name. Who reads it fails; who has read all of it continues."""
+        """The topic is another one of the same name. The process that reads it fails; who has read all of it continues."""
         self.happened["topic recreated"] += 1
         self.topic_id = UUID(int=self.topic_id.int + 1)
         self.topic = [[] for _ in range(PARTITIONS)]
@@ -365,7 +365,7 @@ class LettersSimulation:
                 assert noted.has(number, offset) == (letter.name in found), f"{letter} and its note are at odds"
 
     def drain(self) -> None:
-        """A replay that nothing happens to: every letter is there again, and nothing of its prefix is left open."""
+        """A replay that nothing happens to: every letter is there again, and nothing of its prefix is still open."""
         self.runs.clear()
         try:
             self.whole()

@@ -1,7 +1,7 @@
 """The records of the topic with notes of replays, read without waiting for transactions of others.
 
 One partition holds the notes of all topics of dead letters. A reader under read_committed would wait for the transaction that a
-killed replay of any of them has left open. So the log is read as it is: a record counts if the marker behind it states that it
+killed replay of any of them has left. So the log is read as it is: a record counts if the marker behind it states that it
 is committed.
 """
 
