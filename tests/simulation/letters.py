@@ -17,12 +17,12 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from headrace.cli.letters import replay as replaying
-from headrace.cli.letters import replayed
-from headrace.cli.letters.letters import LetterFilter
-from headrace.cli.letters.notes import Notes
-from headrace.cli.letters.replay import Plan, Replay, job_of
-from headrace.cli.letters.replayed import REPLAYS_TOPIC, Replayed
+from headrace.cli.dead import replay as replaying
+from headrace.cli.dead import replayed
+from headrace.cli.dead.dead import LetterFilter
+from headrace.cli.dead.notes import Notes
+from headrace.cli.dead.replay import Plan, Replay, job_of
+from headrace.cli.dead.replayed import REPLAYS_TOPIC, Replayed
 from headrace.connectors.base.commit import StaleEpochError
 from headrace.connectors.base.dead_letters import REPLAYS
 from headrace.connectors.base.sink import Attempt
@@ -176,7 +176,7 @@ def notes_of(simulation: LettersSimulation) -> Notes:
 
 @dataclass(eq=False)
 class Run:
-    """One process of `headrace dead-letters replay`. `left`: what it has yet to read, of what there was when it started."""
+    """One process of `headrace dead-dead replay`. `left`: what it has yet to read, of what there was when it started."""
 
     replay: Replay
     left: list[tuple[int, int, Lying]] = field(default_factory=list)
@@ -186,7 +186,7 @@ class Run:
 class LettersSimulation:
     """One history. `checked`: the log's changes when all was looked at last."""
 
-    def __init__(self, most_replays: int, letters: int) -> None:
+    def __init__(self, most_replays: int, dead: int) -> None:
         self.happened: Counter[str] = Counter()
         self.log = Log()
         self.claims: dict[str, bytes] = {}
@@ -199,7 +199,7 @@ class LettersSimulation:
         self.checked = 0
         self.end, self.believed = 0, 0
         self.before = notes_of(self)
-        self.append(0, letters)
+        self.append(0, dead)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -360,8 +360,8 @@ class LettersSimulation:
         assert not [name for name, times in found.items() if times > 1], "letters were replayed twice"
         assert found.keys() <= self.due, f"{found.keys() - self.due} were replayed too often"
         noted = Replayed.parse(TOPIC, self.topic_id, "", self.notes())
-        for number, letters in enumerate(self.topic):
-            for offset, letter in enumerate(letters):
+        for number, dead in enumerate(self.topic):
+            for offset, letter in enumerate(dead):
                 assert noted.has(number, offset) == (letter.name in found), f"{letter} and its note are at odds"
 
     def drain(self) -> None:
@@ -372,16 +372,16 @@ class LettersSimulation:
         except HeadraceError as error:
             raise AssertionError(f"the replay does not continue: {error!r}") from error
         self.check()
-        lost = {letter.name for letters in self.topic for letter in letters} & self.due - self.replayed().keys()
+        lost = {letter.name for dead in self.topic for letter in dead} & self.due - self.replayed().keys()
         assert not lost, f"{lost} are not replayed"
         own = f"{self.claimed_by()}_{JOB}"  # another prefix may have had the topic before it was recreated
         assert not self.log.unended(own), "something is still open"
 
 
-def batch_of(letters: Collection[tuple[int, int, Lying]]) -> pa.RecordBatch:
+def batch_of(dead: Collection[tuple[int, int, Lying]]) -> pa.RecordBatch:
     rows = [
         {"key": b"k", "value": letter.name, "headers": letter.headers, "partition": number, "offset": offset, "timestamp": None}
-        for number, offset, letter in letters
+        for number, offset, letter in dead
     ]
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from tests.simulation.dead import LETTERS
+
 from tests.simulation import checkpoints_search, run
-from tests.simulation.bugs import commits, fetches, lease, letters, spark, standby
+from tests.simulation.bugs import commits, dead, fetches, lease, spark, standby
 from tests.simulation.bugs import core as injected
 from tests.simulation.checkpoints_search import SHARDS
 from tests.simulation.commit_search import COMMITS
 from tests.simulation.core_search import CORE
 from tests.simulation.fetch import FETCH
 from tests.simulation.lease import HOSTS
-from tests.simulation.letters import LETTERS
 from tests.simulation.run import OUTPUTS, RUN
 from tests.simulation.search import Adversary
 from tests.simulation.spark import SPARK
@@ -237,7 +238,7 @@ SIMULATIONS = (
     Searched(
         LETTERS,
         200,
-        letters.INJECTED,
+        dead.INJECTED,
         {
             "replay": 150,
             "second replay": 180,

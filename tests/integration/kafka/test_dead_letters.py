@@ -46,8 +46,8 @@ main()
 """
 
 
-def replay(broker, letters, step="fence", when="before"):
-    command = [sys.executable, "-c", DYING, step, when, "dead-letters", "replay", letters, "--bootstrap", broker.bootstrap]
+def replay(broker, dead, step="fence", when="before"):
+    command = [sys.executable, "-c", DYING, step, when, "dead-letters", "replay", dead, "--bootstrap", broker.bootstrap]
     environment = os.environ | {"PYTHONPATH": python_path()}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
 
@@ -59,16 +59,16 @@ def letter(topic, number):
 
 
 def test_replay_killed_before_and_after_its_list_is_durable_and_repeated_is_exact(broker, topic):
-    origin, letters = topic(), topic()
-    for name in (origin, letters):
+    origin, dead = topic(), topic()
+    for name in (origin, dead):
         create_topic(broker.bootstrap, name)
-    column = addressed(pa.array([letter(origin, number) for number in range(160)], LETTER_TYPE), letters)
+    column = addressed(pa.array([letter(origin, number) for number in range(160)], LETTER_TYPE), dead)
     transaction = AtLeastOnceKafkaSink(broker.bootstrap).begin(Attempt("j", 0, 0, 0))
     transaction.write(pa.record_batch([column], ["deadLetter"]))
     transaction.prepare()
     for step, when in [("check", "after"), ("end", "before")]:
-        assert replay(broker, letters, step, when).returncode == -signal.SIGKILL
-    done = replay(broker, letters)
+        assert replay(broker, dead, step, when).returncode == -signal.SIGKILL
+    done = replay(broker, dead)
     assert done.returncode == 0, done.stderr
     found = Counter(value for _, value in read_pairs(broker.bootstrap, origin))
     assert found == Counter(f"bad {number}" for number in range(160))

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from headrace.cli.letters import replay as replaying
-from headrace.cli.letters import replayed as notes
-from headrace.cli.letters.letters import Letter
-from headrace.cli.letters.replay import Replay, read_replayed
-from headrace.cli.letters.replayed import Replayed
+from headrace.cli.dead import replay as replaying
+from headrace.cli.dead import replayed as notes
+from headrace.cli.dead.dead import Letter
+from headrace.cli.dead.replay import Replay, read_replayed
+from headrace.cli.dead.replayed import Replayed
 from headrace.connectors.base.commit import JobCommitter
 
 

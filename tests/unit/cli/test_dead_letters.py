@@ -1,4 +1,4 @@
-"""`headrace dead-letters`: counting, showing, and putting back exactly once, the process that is killed in whichever phase."""
+"""`headrace dead-dead`: counting, showing, and putting back exactly once, the process that is killed in whichever phase."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from headrace.cli.letters import replay as replaying
-from headrace.cli.letters.letters import COLUMNS, LetterFilter, moment_ms
-from headrace.cli.letters.replay import Plan, Replay, job_of
-from headrace.cli.letters.replayed import PAGE, REPLAYS_TOPIC, Replayed
+from headrace.cli.dead import replay as replaying
+from headrace.cli.dead.dead import COLUMNS, LetterFilter, moment_ms
+from headrace.cli.dead.replay import Plan, Replay, job_of
+from headrace.cli.dead.replayed import PAGE, REPLAYS_TOPIC, Replayed
 from headrace.connectors.base.dead_letters import letter_of
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC
@@ -272,12 +272,12 @@ class TestKills:
         first = Replay(sink_of(kafka), "letters", Plan(LetterFilter(), 3))
         first.begin()
         batches = list(KafkaSource(kafka.bootstrap, topics=["letters"], stop=Latest(), columns=COLUMNS).batches())
-        letters = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-        first.add(letters.slice(0, 7))
+        dead = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        first.add(dead.slice(0, 7))
         assert sum(values(kafka).values()) == 5
         replayed(kafka)
         with pytest.raises((FencedError, StateError)):
-            first.add(letters.slice(7))
+            first.add(dead.slice(7))
         assert values(kafka) == many
 
     def test_a_transaction_that_expires_before_its_commit_is_repaired_by_the_next(self, kafka, many):

@@ -11,8 +11,8 @@ from uuid import UUID
 
 import pytest
 
-from headrace.cli.letters.letters import LetterFilter
-from headrace.cli.letters.replay import Plan, Replay
+from headrace.cli.dead.dead import LetterFilter
+from headrace.cli.dead.replay import Plan, Replay
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
 from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, RecordedEpoch
 from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
