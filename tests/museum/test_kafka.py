@@ -383,7 +383,7 @@ def test_flink_39837_nor_when_it_flaps_for_long(bootstrap, topic, monkeypatch, c
         assert reading.until_rows(3)[2:] == [(name, 1, 2, b"c")]
 
 
-def test_seatunnel_11677_a_parked_reader_is_woken_by_splits_that_come_back(bootstrap, topic):
+def test_seatunnel_11677_a_cached_reader_is_woken_by_splits_that_come_back(bootstrap, topic):
     name = topic()
     create_topic(bootstrap, name)
     with Reading(KafkaSource(bootstrap, topics=[name]), parallelism=2, assignment=LazyEnumerator) as reading:
