@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace._extras import needs_extra
-from headrace.cli.options import BOOTSTRAP_VARIABLE, Connection, grouped
+from headrace.cli.options import BOOTSTRAP_VARIABLE, ClientOptions, grouped
 from headrace.cli.output import Listing, epoch_ms, instant, note, show
 from headrace.enumerator.errors import UsageError
 
@@ -54,7 +54,7 @@ def show_command(
     *,
     batch: Batch = None,
     as_json: Json = False,
-    connection: Connection,
+    client: ClientOptions,
 ) -> None:
     """Print the batches in the logs, and the offsets of one. With --bootstrap also where the partitions end, and the lag.
 
@@ -63,7 +63,7 @@ def show_command(
     (source, text) for sources that are not Kafka's, and `damaged` (file, why).
     """
     checkpoint = opened(location)
-    cluster = _cluster(connection)
+    cluster = _cluster(client)
     listings = [_query(checkpoint), _batches(checkpoint), *_offsets(checkpoint, batch, cluster), _damaged(checkpoint)]
     _print(listings, is_json=as_json)
 
@@ -93,7 +93,7 @@ def verify_checkpoint_command(
     location: Location,
     *,
     as_json: Json = False,
-    connection: Connection,
+    client: ClientOptions,
 ) -> None:
     """Check whether the query can continue from here. Exit status 1 if not.
 
@@ -106,7 +106,7 @@ def verify_checkpoint_command(
     from headrace.spark.checkpoints.findings import findings_in_cluster, findings_of
 
     found = findings_of(checkpoint)
-    cluster = _cluster(connection)
+    cluster = _cluster(client)
     if cluster is not None and not any(finding.kind.prevents_restore for finding in found):
         found += findings_in_cluster(cluster, checkpoint)
     rows = [(finding.kind.value, finding.where, finding.what) for finding in found]
@@ -202,7 +202,7 @@ def export_command(
     *,
     to: Annotated[str, typer.Option(help="jvm: Spark's own Kafka connector. run: headrace run.")],
     stopped: Stopped = False,
-    connection: Connection,
+    client: ClientOptions,
 ) -> None:
     """Let a query continue elsewhere: with format("kafka") from a copy of its checkpoint, or in headrace run from a savepoint.
 
@@ -212,7 +212,7 @@ def export_command(
     if to not in ("jvm", "run"):
         raise UsageError(f"--to must be jvm or run, not {to!r}")
     checkpoint = opened(location)
-    cluster = _cluster(connection)
+    cluster = _cluster(client)
     if to == "jvm":
         from headrace.spark.checkpoints.copies import export_to_jvm
 
@@ -239,11 +239,11 @@ def parse_positions(texts: Iterable[str]) -> dict[tuple[str, int], int]:
     return found
 
 
-def _cluster(connection: Connection) -> KafkaCluster | None:
+def _cluster(client: ClientOptions) -> KafkaCluster | None:
     """The cluster that the options, or the environment, name; None where they name none."""
-    if not (any(astuple(connection)) or os.environ.get(BOOTSTRAP_VARIABLE)):
+    if not (any(astuple(client)) or os.environ.get(BOOTSTRAP_VARIABLE)):
         return None
-    return connection.connect()
+    return client.connect()
 
 
 def _copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, stopped: bool) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from headrace.cli.dead_letter_records import COLUMNS, COUNT_COLUMNS, Counts, DeadLetterFilter, Replay, moment_ms
 from headrace.cli.dump import RECORD_COLUMNS, Encoding, record_rows, typed_values
-from headrace.cli.options import CommitTopic, Connection, Prefix, RegistryUrl, grouped
+from headrace.cli.options import ClientOptions, CommitTopic, Prefix, RegistryUrl, grouped
 from headrace.cli.output import Listing, escaped, note, show
 from headrace.cli.verify import TopicReader
 from headrace.cli.watching.progress import Progress
@@ -46,14 +46,14 @@ def list_command(
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
-    connection: Connection,
+    client: ClientOptions,
 ) -> None:
     """Count dead letters by the topic that they came from and the reason.
 
     Plain lines are `letters` (topic, reason, letters, first, last).
     """
     wanted = _wanted(from_topic, reason, since, until)
-    counts, reader = Counts(), TopicReader(connection.connect(), connection.client_properties())
+    counts, reader = Counts(), TopicReader(client.connect(), client.client_properties())
     for batch in reader.batches(topic, COLUMNS):
         counts.add(batch, wanted)
     show(Listing("letters", f"Dead letters in {topic}", COUNT_COLUMNS, counts.rows()))
@@ -72,7 +72,7 @@ def show_command(
     value_format: Annotated[Encoding | None, typer.Option(help="Print the value as JSON, by a schema registry.")] = None,
     key_format: Annotated[Encoding | None, typer.Option(help="The same for the key.")] = None,
     schema_registry: RegistryUrl = None,
-    connection: Connection,
+    client: ClientOptions,
 ) -> None:
     """Print one dead letter: its record as `headrace dump` prints it, and its headers.
 
@@ -81,8 +81,8 @@ def show_command(
     from headrace.connectors.kafka.log_dump import dump, records_of
 
     encodings = {"key": key_format, "value": value_format}
-    typed = typed_values(schema_registry, encodings, connection.registry_properties())
-    cluster = connection.connect()
+    typed = typed_values(schema_registry, encodings, client.registry_properties())
+    cluster = client.connect()
     batch = next((each for each in dump(cluster, topic, partition, offset) if each.marker is None), None)
     rows = [] if batch is None else [row for row in record_rows(topic, partition, batch, typed) if row[1] == offset]
     if batch is None or not rows:
@@ -111,7 +111,7 @@ def replay_command(
     until: Until = None,
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
-    connection: Connection,
+    client: ClientOptions,
 ) -> None:
     """Write dead letters back as the records that they were, each exactly once for a folder of checkpoints.
 
@@ -124,8 +124,8 @@ def replay_command(
     from headrace.connectors.kafka.write.sink import KafkaSink
     from headrace.pipeline import Pipeline
 
-    given = connection.client_properties()
-    reader = TopicReader(connection.connect(), given)
+    given = client.client_properties()
+    reader = TopicReader(client.connect(), given)
     sink = KafkaSink(given["bootstrap.servers"], properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
     replay = Replay(sink, topic, _wanted(from_topic, reason, since, until), max_replays, to)
     source = replace(reader.source(topic, COLUMNS), fail_on_data_loss=False)  # retention may have deleted unread ones

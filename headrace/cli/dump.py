@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from headrace.cli.options import Connection, RegistryUrl, grouped
+from headrace.cli.options import ClientOptions, RegistryUrl, grouped
 from headrace.cli.output import Listing, console, escaped, instant, note, one_line, plain_line, show
 from headrace.enumerator.errors import UsageError
 
@@ -192,7 +192,7 @@ def dump_command(
     value_format: Annotated[Encoding | None, typer.Option(help="Print values as JSON, by a schema registry.")] = None,
     key_format: Annotated[Encoding | None, typer.Option(help="The same for keys.")] = None,
     schema_registry: RegistryUrl = None,
-    connection: Connection,
+    client: ClientOptions,
 ) -> None:
     """Print a topic's log batch by batch, with open and aborted transactions and the markers that end them.
 
@@ -205,8 +205,8 @@ def dump_command(
     if start is not None and partition is None:
         raise UsageError("--from needs --partition: offsets are per partition")
     encodings = {"key": key_format, "value": value_format}
-    typed = typed_values(schema_registry, encodings, connection.registry_properties())
-    cluster = connection.connect()
+    typed = typed_values(schema_registry, encodings, client.registry_properties())
+    cluster = client.connect()
     there = sorted(cluster.topics([topic])[topic].partitions)
     if partition is not None and partition not in there:
         raise UsageError(f"topic {topic!r} has the partitions 0 to {there[-1]}, not {partition}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import Connection, grouped
+from headrace.cli.options import ClientOptions, grouped
 from headrace.cli.output import Listing, console, rich_table, show
 from headrace.enumerator.errors import StateError
 
@@ -101,14 +101,14 @@ def lag_command(
         list[str] | None, typer.Option(help="Default: every topic the group has committed. May be repeated.")
     ] = None,
     watch: Annotated[float | None, typer.Option(help="Repeat at this interval in seconds until Ctrl-C.", min=0.1)] = None,
-    connection: Connection,
+    client: ClientOptions,
 ) -> None:
     """Print the lag of a group: committed offset, last stable offset, high watermark, lag.
 
     Plain lines are `partition` (topic, partition, committed, end, high watermark, lag) and `total` (lag, partitions covered,
     partitions with unknown lag). `end` is the last stable offset; the lag counts offsets up to it.
     """
-    cluster = connection.connect()
+    cluster = client.connect()
     if watch is None:
         for table in tables(group, lag_of(cluster, group, topic or ())):
             show(table)

@@ -47,7 +47,7 @@ CommitTopic = Annotated[str, typer.Option(help="Topic that stores the committabl
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ClientOptions:
     """The options that name a cluster. A parameter of a command: see `grouped`."""
 
     bootstrap: Bootstrap = None
@@ -69,9 +69,9 @@ class Connection:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose keyword parameters that are dataclasses, such as `Connection`, are options: one for each field."""
+    """A command whose keyword parameters that are dataclasses, such as `ClientOptions`, are options: one for each field."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
     signature = inspect.signature(command)
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.durable_lists import DurableLists, read_lists
-from headrace.cli.options import CommitTopic, Connection, Prefix, connect, grouped
+from headrace.cli.options import ClientOptions, CommitTopic, Prefix, connect, grouped
 from headrace.cli.output import Listing, confirm, instant, note, progress, show
 from headrace.cli.tables import TableOptions, abort_in_table, commit_to_table, list_of_table
 from headrace.connectors.base.sink import check_job, is_one_off
@@ -107,7 +107,7 @@ def list_command(
         list[str] | None, typer.Option(help="Only transactions in this state, such as Ongoing. May be repeated.")
     ] = None,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
-    connection: Connection,
+    client: ClientOptions,
     tables: TableOptions,
 ) -> None:
     """List transactional ids and the stored lists of committables. `--prefix ""` lists every id of the cluster.
@@ -124,7 +124,7 @@ def list_command(
     from headrace.connectors.kafka.write.transactions import Transactions
 
     states = [parse_state(text) for text in state or ()]
-    cluster = connection.connect()
+    cluster = client.connect()
     transactions = Transactions(cluster)
     listed = transactions.listing(f"{prefix}." if prefix else "", states)
     rows = []
@@ -168,12 +168,12 @@ def describe(
     transactional_id: Annotated[str, typer.Argument(metavar="ID")],
     *,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
-    connection: Connection,
+    client: ClientOptions,
 ) -> None:
     """Print what the coordinator knows about a transactional id, and whether a list of committables names it."""
     from headrace.connectors.kafka.write.transactions import Transactions
 
-    cluster = connection.connect()
+    cluster = client.connect()
     found = Transactions(cluster).describe([transactional_id])[transactional_id]
     if found is None:
         raise StateError(f"no coordinator knows the transactional id {transactional_id!r}: never used, or expired")
@@ -262,7 +262,7 @@ def abort(
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    connection: Connection,
+    client: ClientOptions,
     tables: TableOptions,
 ) -> None:
     """Abort open transactions; their records never become visible. Stop the job's driver first, or it writes them again.
@@ -277,7 +277,7 @@ def abort(
     if (table := tables.named(context, "transactional_ids", "job", "yes")) is not None:
         abort_in_table(table, transactional_ids or (), job, yes=yes)
         return
-    cluster = connection.connect()
+    cluster = client.connect()
     transactions = Transactions(cluster)
     names = transactional_ids or _open_of(transactions, prefix, job or "")
 
@@ -400,7 +400,7 @@ def commit(
     every: Annotated[bool, typer.Option("--all", help="Every job of the prefix with an incomplete list.")] = False,
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
-    connection: Connection,
+    client: ClientOptions,
     tables: TableOptions,
 ) -> None:
     """Complete lists of committables, as the job's next start would: for a write whose driver died during its commit.
@@ -413,7 +413,7 @@ def commit(
     if (table := tables.named(context, "job", "every")) is not None:
         commit_to_table(table, job or None)
         return
-    sink = kafka_sink(connection.client_properties(), prefix, commit_topic)
+    sink = kafka_sink(client.client_properties(), prefix, commit_topic)
     lists = read_lists(connect(sink.config), commit_topic)
     completions = plan_commit(lists, job or None, prefix)
     if every:

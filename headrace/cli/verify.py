@@ -22,7 +22,7 @@ import typer
 
 from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, RowIdentity, Tally, parse_origin
 from headrace.cli.durable_lists import DurableLists, read_lists
-from headrace.cli.options import Connection, grouped
+from headrace.cli.options import ClientOptions, grouped
 from headrace.cli.output import Listing, escaped, note, progress, show
 from headrace.cli.tables import TableOptions
 from headrace.connectors.kafka.write.names import parse_key
@@ -222,7 +222,7 @@ def verify_command(
         str | None, typer.Option(help="Report partially committed epochs, from the lists of committables in this topic.")
     ] = None,
     examples: Annotated[int, typer.Option(help="Number of records to name for each kind of finding.", min=0)] = EXAMPLES,
-    connection: Connection,
+    client: ClientOptions,
 ) -> None:
     """Check that every record of one topic is in another, or in a table, exactly once. Exit status 1 if not.
 
@@ -245,8 +245,8 @@ def verify_command(
     if table is None:
         _refuse_rows(by, columns)
     comparison = Comparison(by, parse_origin(origin_headers), examples)
-    given = connection.client_properties()
-    cluster = connection.connect()
+    given = client.client_properties()
+    cluster = client.connect()
     topics = TopicReader(cluster, given)
     torn = 0
     if table is not None and rows_by is not None:

@@ -187,6 +187,15 @@ class TestReplay:
         replay(kafka, tmp_path)
         assert values(kafka) == numbers(1, 3)
 
+    def test_dead_letters_of_a_topic_that_was_recreated_are_other_dead_letters(self, kafka, tmp_path):
+        kafka.append("letters", letter(1))
+        replay(kafka, tmp_path)
+        kafka.delete_topic("letters")
+        kafka.create_topic("letters", partitions=2)
+        kafka.append("letters", letter(2))
+        replay(kafka, tmp_path)
+        assert values(kafka) == numbers(1, 2)
+
     def test_records_that_are_not_dead_letters_are_skipped(self, kafka, tmp_path):
         kafka.append("letters", letter(1), b"no letter")
         replay(kafka, tmp_path)
