@@ -22,7 +22,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 
 from benchmarks.beam_java import expansion_service
-from benchmarks.beam_parts import Bundle, ReadWithConfluent, TallyBatches, TallyRecords, bundles, counted_once
+from benchmarks.beam_parts import Bundle, CountBatches, CountRecords, ReadWithConfluent, bundles, counted_once
 from benchmarks.harness import Context, Measurement
 from benchmarks.topics import Shape
 from headrace.beam import ReadFromKafka
@@ -61,13 +61,13 @@ def beam_read(context: Context, work: BeamRead) -> Measurement:
     """
     shape = work.shape(context.system)
     folder = Path(tempfile.mkdtemp(dir=context.scratch))
-    tally = TallyBatches(folder) if context.system == "headrace" else TallyRecords(folder)
+    counts = CountBatches(folder) if context.system == "headrace" else CountRecords(folder)
 
     def build(pipeline: beam.Pipeline) -> None:
         _ = (
             pipeline
             | "Source" >> _SOURCES[context.system](context.bootstrap, shape, work.runner)
-            | "Tally" >> beam.ParDo(tally)
+            | "Tally" >> beam.ParDo(counts)
         )
 
     started_s = time.time()
@@ -78,7 +78,7 @@ def beam_read(context: Context, work: BeamRead) -> Measurement:
 def direct_read(bootstrap: str, shape: Shape, folder: Path) -> int:
     """One read of the whole topic by Beam's runner in Python: the bytes of its values. `folder`: for what workers tell."""
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        _ = pipeline | _headrace(bootstrap, shape, "direct") | beam.ParDo(TallyBatches(folder))
+        _ = pipeline | _headrace(bootstrap, shape, "direct") | beam.ParDo(CountBatches(folder))
     return sum(bundle.value_bytes for bundle in bundles(folder))
 
 

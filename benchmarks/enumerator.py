@@ -22,8 +22,8 @@ from headrace.enumerator import (
     Checkpoint,
     CheckpointSerializer,
     Coordinator,
+    DiscoveryResult,
     EagerEnumerator,
-    Findings,
     LazyEnumerator,
     SplitState,
 )
@@ -96,7 +96,7 @@ def checkpoint_bytes(splits: int) -> bytes:
 def measure(splits: int) -> dict[str, Any]:
     """How long a restore, a discovery round, a checkpoint and lazy assignment take."""
     data = checkpoint_bytes(splits)
-    found = Findings([MemorySplit(f"new-{number}", 0) for number in range(100)], frozenset({"topic-0"}))
+    found = DiscoveryResult([MemorySplit(f"new-{number}", 0) for number in range(100)], frozenset({"topic-0"}))
     times: Times = {}
     for _ in range(REPEATS):
         coordinator, assigned = timed(times, "restore", lambda: restore(data))

@@ -269,16 +269,16 @@ def run(brokers: int, happen: Callable[[Trial], Away], systems: Sequence[System]
 def _document(subject: Subject, away: Away, produced: Sequence[int]) -> dict[str, Any]:
     nothing = np.empty(0, np.int64)
     committed, written = subject.output.logs()
-    verdict = judge(produced, committed, lambda: written, Seen(np.empty(0), nothing, nothing, nothing, nothing))
+    outcome = judge(produced, committed, lambda: written, Seen(np.empty(0), nothing, nothing, nothing, nothing))
     resumed = subject.first_after(away.back)
-    counts = {name: count for name, count in verdict.counts().items() if name not in ("aborted_seen", "unseen")}
+    counts = {name: count for name, count in outcome.counts().items() if name not in ("aborted_seen", "unseen")}
     return {
         "title": subject.system.title,
         "went_on": subject.ended is None,
         "ended": subject.ended,
         "resumed_s": None if resumed is None else round(resumed - away.back, 2),
         "longest_gap_s": round(subject.longest_gap(away.went, away.back), 2),
-        "clean": verdict.clean,
+        "clean": outcome.clean,
         **counts,
         "warnings": _warnings(subject.log),
     }

@@ -115,8 +115,8 @@ def read(name: str, bootstrap: str) -> dict[str, Any]:
         started = time.perf_counter()
         found = pool.submit(READERS[name], bootstrap, scratch).result()
         seconds = time.perf_counter() - started
-        told = [line[:200] for line in Path(scratch, "log").read_text(errors="replace").splitlines() if TOLD in line]
-    return {"seconds": round(seconds, 2), "all": found == SHAPE.records * SHAPE.value_bytes, "told": told[-2:]}
+        settings = [line[:200] for line in Path(scratch, "log").read_text(errors="replace").splitlines() if TOLD in line]
+    return {"seconds": round(seconds, 2), "all": found == SHAPE.records * SHAPE.value_bytes, "told": settings[-2:]}
 
 
 def main(

@@ -123,7 +123,7 @@ class Judged:
         return f"{sign} +{bound} {self.unit}" if self.target["kind"] == "at most more" else f"{sign} {bound} x"
 
     @property
-    def verdict(self) -> str:
+    def outcome(self) -> str:
         """One word."""
         if self.reached is None or not self.valid:
             return "invalid"
@@ -190,7 +190,7 @@ def summary(directory: Path, keys: Collection[str] = ()) -> Table:
             found = values(document, system)
             figure = f"{Spread.of(found.values()).text(document['unit'])} {_unit(document['unit'])}" if found else "-"
             judged = targets.get(system)
-            row = (judged.text(), judged.wanted, judged.verdict) if judged else ("", "", "")
+            row = (judged.text(), judged.wanted, judged.outcome) if judged else ("", "", "")
             table.add_row(key if system == document["systems"][0] else "", system, figure, *row)
     return table
 
@@ -238,8 +238,8 @@ def _table(documents: list[Document]) -> Iterable[str]:
     for document in documents:
         found = [values(document, system) for system in systems]
         figures = [Spread.of(runs.values()).text(unit) if runs else "-" for runs in found]
-        verdicts = [cell for judged in judge(document) for cell in (judged.text(), judged.verdict)]
-        yield f"| {' | '.join((document['title'], *figures, *verdicts))} |"
+        outcomes = [cell for judged in judge(document) for cell in (judged.text(), judged.outcome)]
+        yield f"| {' | '.join((document['title'], *figures, *outcomes))} |"
 
 
 def _facts(documents: Iterable[Document]) -> Iterable[str]:

@@ -88,9 +88,9 @@ def _commit(sink: Any, handle: Any) -> None:  # noqa: ANN401 - the same
 
 def _without_engine(context: Context, work: TableWrite, folder: Path) -> Seconds:
     """In a process that may have others, as the harness's may not."""
-    told = pickle.dumps((context, work, folder))
+    settings = pickle.dumps((context, work, folder))
     command = [sys.executable, "-m", "benchmarks.table_systems"]
-    done = subprocess.run(command, input=told, stdout=subprocess.PIPE, check=True)  # noqa: S603 - our own command
+    done = subprocess.run(command, input=settings, stdout=subprocess.PIPE, check=True)  # noqa: S603 - our own command
     return json.loads(done.stdout), {}
 
 

@@ -122,18 +122,18 @@ def create(system: str, folder: str) -> None:
     _sink(system, folder).create_table(CHANGES_SCHEMA if system in CHANGELOGS else SCHEMA)
 
 
-def main(told: Told, parent: Connection) -> None:
+def main(settings: Told, parent: Connection) -> None:
     """The process. Exit status 0, or REFUSED after a message that says why."""
-    with open(f"{told.folder}/job.log", "a") as log:
+    with open(f"{settings.folder}/job.log", "a") as log:
         os.dup2(log.fileno(), 2)
-    job = {**SYSTEMS, **CHANGELOGS}[told.system](told, parent)
+    job = {**SYSTEMS, **CHANGELOGS}[settings.system](settings, parent)
     try:
         job.run()
     except (FencedError, StaleEpochError, PeerError) as error:
         parent.send(type(error).__name__)
         sys.exit(REFUSED)
     except Exception as error:
-        if told.is_ours:
+        if settings.is_ours:
             raise
         parent.send(type(error).__name__)  # a library's own way of refusing: the oracle judges what it has done
         sys.exit(REFUSED)
@@ -244,16 +244,16 @@ def _widened(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 class Job(ABC):
     """One run."""
 
-    def __init__(self, told: Told, parent: Connection) -> None:
+    def __init__(self, settings: Told, parent: Connection) -> None:
         """Injects what is told."""
-        self.told = told
-        self.state = Path(told.folder)
-        if told.rival is not None:
-            action, act = told.rival, rival_of_delta if told.system.startswith("delta") else rival_of_iceberg
-            owner, method = self.owners()["commit"], COMMITS[told.system]
-            before_nth(owner, method, told.rival_at, lambda: act(told.folder, action))
-        if told.fault is not None:
-            inject(self.owners()[told.fault.owner], told.fault, parent)
+        self.settings = settings
+        self.state = Path(settings.folder)
+        if settings.rival is not None:
+            action, act = settings.rival, rival_of_delta if settings.system.startswith("delta") else rival_of_iceberg
+            owner, method = self.owners()["commit"], COMMITS[settings.system]
+            before_nth(owner, method, settings.rival_at, lambda: act(settings.folder, action))
+        if settings.fault is not None:
+            inject(self.owners()[settings.fault.owner], settings.fault, parent)
 
     @abstractmethod
     def owners(self) -> dict[str, type[Any]]:
@@ -266,7 +266,7 @@ class Job(ABC):
     def run(self) -> None:
         """So many epochs more than are committed."""
         first = sum(1 for _ in (self.state / "commits").iterdir())
-        for epoch in range(first, first + self.told.epochs):
+        for epoch in range(first, first + self.settings.epochs):
             begin, end, content = self.plan(epoch)
             self.write(epoch, begin, end, content)
             self.log_commit(epoch)
@@ -275,7 +275,7 @@ class Job(ABC):
         """First number, the one after the last, and the digest of the plan, which the first who asks has made."""
         path = self.state / "offsets" / str(epoch)
         if not path.exists():
-            made = {"begin": epoch * self.told.rows, "end": (epoch + 1) * self.told.rows, "by": uuid.uuid4().hex}
+            made = {"begin": epoch * self.settings.rows, "end": (epoch + 1) * self.settings.rows, "by": uuid.uuid4().hex}
             partial = self.state / f"offsets-{made['by']}"
             partial.write_text(json.dumps(made))
             with suppress(FileExistsError):  # another driver was first, and its plan counts
@@ -298,15 +298,15 @@ class Job(ABC):
 class SinkJob(Job):
     """By the sink's contract."""
 
-    def __init__(self, told: Told, parent: Connection) -> None:
+    def __init__(self, settings: Told, parent: Connection) -> None:
         """Contacts nobody yet."""
-        super().__init__(told, parent)
-        self.sink: TwoPhaseSink[TableHandle] = _sink(told.system, told.folder)
+        super().__init__(settings, parent)
+        self.sink: TwoPhaseSink[TableHandle] = _sink(settings.system, settings.folder)
         self._committer = JobCommitter(JOB, self.sink.committer(JOB))
 
     def owners(self) -> dict[str, type[Any]]:
         """The sink's own classes."""
-        loaded = _LoadedDelta if self.told.system.startswith("delta") else _LoadedIceberg
+        loaded = _LoadedDelta if self.settings.system.startswith("delta") else _LoadedIceberg
         return {"task": TableTransaction, "file": _File, "work": WorkFolder, "committer": TableCommitter, "commit": loaded}
 
     def write(self, epoch: int, begin: int, end: int, content: str) -> None:
@@ -314,9 +314,9 @@ class SinkJob(Job):
         recorded = self.sink.recorded_epochs().get(JOB, -1)
         refuse_stale(JOB, epoch, recorded)
         handles = []
-        for task in range(self.told.tasks if recorded < epoch else 0):
+        for task in range(self.settings.tasks if recorded < epoch else 0):
             with self.sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
-                rows = self.rows_of(epoch, begin + task, end, self.told.tasks)
+                rows = self.rows_of(epoch, begin + task, end, self.settings.tasks)
                 half = len(rows) // 2
                 transaction.write(rows[:half])
                 transaction.write(rows[half:])
@@ -329,9 +329,9 @@ class ChangesJob(SinkJob):
 
     def rows_of(self, epoch: int, begin: int, end: int, step: int = 1) -> pa.RecordBatch:
         """Each `step`-th change of the epoch from `start`: those of a key are in several tasks."""
-        first = epoch * self.told.rows
+        first = epoch * self.settings.rows
         numbers = np.arange(begin - first, end - first, step)
-        return changes_of(epoch, self.told.rows, self.told.keys).take(pa.array(numbers))
+        return changes_of(epoch, self.settings.rows, self.settings.keys).take(pa.array(numbers))
 
 
 def changes_of(epoch: int, rows: int, keys: int) -> pa.RecordBatch:
@@ -365,7 +365,7 @@ class DeltaAppend(OwnWay):
     def append(self, rows: pa.Table, epoch: int) -> None:
         """In one commit."""
         properties = CommitProperties(app_transactions=[Transaction(JOB, epoch)])
-        write_deltalake(f"{self.told.folder}/table", rows, mode="append", schema_mode="merge", commit_properties=properties)
+        write_deltalake(f"{self.settings.folder}/table", rows, mode="append", schema_mode="merge", commit_properties=properties)
 
 
 class DeltaAsked(DeltaAppend):
@@ -373,7 +373,7 @@ class DeltaAsked(DeltaAppend):
 
     def write(self, epoch: int, begin: int, end: int, content: str) -> None:
         """Unless the table states that it is there."""
-        version = DeltaTable(f"{self.told.folder}/table").transaction_version(JOB)
+        version = DeltaTable(f"{self.settings.folder}/table").transaction_version(JOB)
         if version is None or version < epoch:
             super().write(epoch, begin, end, content)
 
@@ -383,7 +383,7 @@ class IcebergAppend(OwnWay):
 
     def append(self, rows: pa.Table, epoch: int) -> None:
         """In one commit."""
-        self._append(load_catalog(**catalog_of(self.told.folder)).load_table(TABLE), rows, epoch)
+        self._append(load_catalog(**catalog_of(self.settings.folder)).load_table(TABLE), rows, epoch)
 
     def _append(self, table: Any, rows: pa.Table, epoch: int) -> None:  # noqa: ANN401 - PyIceberg's
         table.append(_widened(rows, table.schema().as_arrow()), snapshot_properties={"epoch": str(epoch)})
@@ -394,7 +394,7 @@ class IcebergAsked(IcebergAppend):
 
     def write(self, epoch: int, begin: int, end: int, content: str) -> None:
         """Unless a snapshot states that it is there."""
-        self._table = load_catalog(**catalog_of(self.told.folder)).load_table(TABLE)
+        self._table = load_catalog(**catalog_of(self.settings.folder)).load_table(TABLE)
         summaries = [shot.summary for shot in self._table.metadata.snapshots]
         if all(summary is None or summary["epoch"] != str(epoch) for summary in summaries):
             self.append(pa.Table.from_batches([self.rows_of(epoch, begin, end)]), epoch)

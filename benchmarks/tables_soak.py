@@ -44,7 +44,7 @@ from benchmarks.tables_job import CHANGELOGS, COMMITS, JOB, REFUSED, RIVALS, SYS
 RESULTS = Path(__file__).parent / "results" / "tables-soak.json"
 KILLS_A_TABLE = 25
 EPOCHS, MOST_TASKS, ROWS = 3, 4, 40
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 LONGEST_CALL_S = 0.03  # a kill "during" a call comes within this time after it started
 ALONE, TWO_DRIVERS, RIVAL = "alone", "two drivers", "rival"
 KINDS = (ALONE, TWO_DRIVERS, ALONE, RIVAL, ALONE)
@@ -225,8 +225,8 @@ class World:
     def _start(self, fault: Fault | None, rival: str | None = None, rival_at: int = 1) -> Run:
         tasks = self._generator.randint(1, MOST_TASKS)
         self.runs += 1
-        told = Told(self.system, self.folder, self.epochs, tasks, self.rows, fault, rival, rival_at, self.keys)
-        return Run(self._context, told)
+        settings = Told(self.system, self.folder, self.epochs, tasks, self.rows, fault, rival, rival_at, self.keys)
+        return Run(self._context, settings)
 
     def _is_killed(self, run: Run) -> bool:
         status, said = run.end()
@@ -234,7 +234,7 @@ class World:
             self.refused[said] += 1
         elif status not in (0, -signal.SIGKILL):
             log = Path(self.folder, "job.log").read_text(errors="replace")
-            raise RuntimeError(f"a job of {self.system} ended by itself with {status} ({run.told}):\n{log[-4000:]}")
+            raise RuntimeError(f"a job of {self.system} ended by itself with {status} ({run.settings}):\n{log[-4000:]}")
         return status == -signal.SIGKILL
 
     def _is_done(self, run: Run) -> bool:
@@ -254,18 +254,18 @@ class World:
 class Run:
     """A run of the job, in its own process."""
 
-    def __init__(self, context: Any, told: Told) -> None:  # noqa: ANN401 - multiprocessing's
+    def __init__(self, context: Any, settings: Told) -> None:  # noqa: ANN401 - multiprocessing's
         """Starts it."""
-        self.told = told
+        self.settings = settings
         self._messages: Connection
         self._messages, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=main, args=(told, theirs), daemon=True)
+        self._process = context.Process(target=main, args=(settings, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
     def is_stopped(self) -> bool:
         """Whether it has been frozen, once it is or has ended."""
-        wait([self._messages, self._process.sentinel], PATIENCE_S)
+        wait([self._messages, self._process.sentinel], TIMEOUT_S)
         return bool(self._messages.poll() and self._received() == "stopped")
 
     def thaw(self) -> None:
@@ -275,10 +275,10 @@ class Run:
 
     def end(self) -> tuple[int, str]:
         """Its exit status, once it has ended, and what it has said last. Raises RuntimeError if it does not end."""
-        self._process.join(PATIENCE_S)
+        self._process.join(TIMEOUT_S)
         if self._process.exitcode is None:
             self._process.kill()
-            raise RuntimeError(f"a job does not end: {self.told}")
+            raise RuntimeError(f"a job does not end: {self.settings}")
         said = "nothing"
         while self._messages.poll() and (message := self._received()) is not None:
             said = message

@@ -31,7 +31,7 @@ from headrace.enumerator.events import (
 )
 from headrace.enumerator.ledger import Ledger
 from headrace.enumerator.pauses import DiscoveryPauses
-from headrace.enumerator.source import Findings
+from headrace.enumerator.source import DiscoveryResult
 from headrace.enumerator.split import SplitT
 
 
@@ -106,7 +106,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         self._move(Trigger.DUE)
         return self._discover()
 
-    def discovered(self, findings: Findings[SplitT]) -> list[Command[SplitT]]:
+    def discovered(self, findings: DiscoveryResult[SplitT]) -> list[Command[SplitT]]:
         """A discovery has answered. New splits are entered, known ones left as they are."""
         self._move(Trigger.LAST_ANSWER if findings.complete else Trigger.ANSWER)
         self.ledger.add(findings.added)

@@ -28,7 +28,7 @@ class Boundedness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Findings(Generic[SplitT]):
+class DiscoveryResult(Generic[SplitT]):
     """What one discovery round found.
 
     `added` are splits with resolved positions; one that the ledger already knows is ignored there, so repeating an answer
@@ -50,14 +50,14 @@ class SplitDiscovery(ABC, Generic[SplitT]):
     """
 
     @abstractmethod
-    def initial(self) -> Findings[SplitT]:
+    def initial(self) -> DiscoveryResult[SplitT]:
         """Every split there is, at the position the user chose. Once in the life of a job, before its first checkpoint."""
 
     @abstractmethod
-    def later(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
+    def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
         """Splits not in `known` (id -> split at its last durable position), at the position for splits discovered later."""
 
-    def settled(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
+    def later_or_raise(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
         """As `later`, for callers that look once. Raises RetriableError while something is inconclusive; may wait for that to
         end.
 
@@ -154,13 +154,13 @@ class Source(ABC, Generic[SplitT]):
     def create_reader(self) -> SourceReader[SplitT]:
         """A reader for one reader process."""
 
-    def splits_missing(self, splits: Sequence[SplitT]) -> None:
+    def on_splits_missing(self, splits: Sequence[SplitT]) -> None:
         """Known splits have vanished. Raise DataLossError to stop the job, or return to continue. Coordinator's process."""
 
-    def gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
+    def confirm_deleted(self, splits: Sequence[SplitT]) -> frozenset[str]:
         """Ids of those of these vanished splits that can never come back, by proof: checkpoints leave them out.
 
-        Asked after each look for splits, for what `splits_missing` has tolerated and is still missing. Coordinator's process.
+        Called after each discovery, for what `on_splits_missing` has tolerated and is still missing. Coordinator's process.
         Default: none, as what has vanished may only be out of sight.
         """
         return frozenset()
@@ -207,9 +207,9 @@ class LogSource(Source[OffsetSplitT]):
     def retired(self, splits: Sequence[OffsetSplitT]) -> frozenset[str]:
         """Ids of those of these vanished splits whose state may be forgotten by an engine that plans its own tasks.
 
-        Asked for splits that `splits_missing` has tolerated. Default: those that are `gone`.
+        Asked for splits that `on_splits_missing` has tolerated. Default: those that are `confirm_deleted`.
         """
-        return self.gone(splits)
+        return self.confirm_deleted(splits)
 
     @abstractmethod
     def stop_offsets(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, int]:

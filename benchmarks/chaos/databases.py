@@ -119,7 +119,7 @@ class TableOutput:
                 values += self._found.get_nowait()
         return values
 
-    def verdict(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
+    def outcome(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
         """By the oracle of the restores. What is not visible is lost: none of it is instructed to be partially committed.
 
         `prepared`: transactions that are still in doubt, though the job has caught up.

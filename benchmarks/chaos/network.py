@@ -82,7 +82,7 @@ class _Connection:
 
 
 @dataclass
-class Tally:
+class Counts:
     """What has been done to connections so far: bytes that were held or slowed down, connections that were cut."""
 
     held: int = 0
@@ -97,7 +97,7 @@ class Network:
     `proxy` is called before the servers start. `disturb`, `cut` and `calm` may be called from any thread.
     """
 
-    tally: Tally = field(default_factory=Tally)
+    counts: Counts = field(default_factory=Counts)
     _weather: Weather = CALM
     _where: Where = lambda _source, _target: False
     _connections: set[_Connection] = field(default_factory=set)
@@ -175,7 +175,7 @@ class Network:
         for connection in meant:
             connection.reset()
         self._connections.difference_update(meant)
-        self.tally.cut += len(meant)
+        self.counts.cut += len(meant)
         return len(meant)
 
     async def _serve(
@@ -213,12 +213,12 @@ class Network:
             connection.source = connection.source or source_of(data)
             condition = self._condition(connection, side)
             if condition.holds:
-                self.tally.held += len(data)
+                self.counts.held += len(data)
             while condition.holds:
                 await self._changed.wait()
                 condition = self._condition(connection, side)
             if condition != GOOD:
-                self.tally.slowed += len(data)
+                self.counts.slowed += len(data)
                 await asyncio.sleep(condition.delay_s + (len(data) / condition.bytes_per_s if condition.bytes_per_s else 0))
             try:
                 writer.write(data)

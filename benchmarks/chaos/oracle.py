@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from benchmarks.chaos.testbed import CLIENT_ID
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
+from benchmarks.chaos.testbed import CLIENT_ID
 from benchmarks.restore.oracle import Log, Seen, judge, read_log
 from benchmarks.restore.records import SEQUENCE_BITS, Bools, Ints, identify, record_ids
 
@@ -115,7 +115,7 @@ class Output(Protocol):
     def look(self) -> list[bytes]:
         """The values that became visible since the last look; does not wait."""
 
-    def verdict(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
+    def outcome(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
         """All of it read again, from the start, when nothing comes any more."""
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class TopicOutput:
         """Errors of its connections are librdkafka's to ride out."""
         return [message.value() or b"" for message in self._consumer.consume(CHUNK, 0) if message.error() is None]
 
-    def verdict(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
+    def outcome(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
         """By the oracle of the restores: what is committed, what is written; and what the output check was shown and is not
         there.
         """
@@ -170,9 +170,9 @@ def judged(
     return {**{name: found[name] for name in kept}, "aborted_seen": phantoms(output_check, committed), "gone": gone}
 
 
-def is_clean(verdict: Mapping[str, int]) -> bool:
+def is_clean(outcome: Mapping[str, int]) -> bool:
     """Whether a whole output has each record once, and nothing else."""
-    return not any(verdict.get(name) for name in WRONG)
+    return not any(outcome.get(name) for name in WRONG)
 
 
 def phantoms(output_check: OutputCheck, committed: Mapping[int, Log]) -> int:

@@ -70,14 +70,15 @@ def _row(kind: str, title: str, lines: Lines) -> str:
 def _summary(name: str, lines: Lines) -> str:
     faults = [line for line in lines if "kind" in line]
     proven = [line for line in faults if "proof" in line]
-    verdicts = [line["verdict"] for line in lines if "verdict" in line]
-    sums = {key: sum(each.get(key, 0) for each in verdicts) for key in ("records_in", *WRONG)}
-    unclean = sum(not is_clean(each) for each in verdicts)
-    told = ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in sums.items())
+    outcomes = [line["verdict"] for line in lines if "verdict" in line]
+    sums = {key: sum(each.get(key, 0) for each in outcomes) for key in ("records_in", *WRONG)}
+    unclean = sum(not is_clean(each) for each in outcomes)
+    settings = ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in sums.items())
     wrong = sum(not is_good(line) for line in faults)
     return (
         f"- {title_of(name)}: {len(proven)} faults ({len(faults) - len(proven)} more left no trace and are not counted), "
-        f"after {wrong} of which something was wrong. The outputs of {len(verdicts)} sessions, read again as a whole: {told}; "
+        f"after {wrong} of which something was wrong. The outputs of {len(outcomes)} sessions, read again as a whole: "
+        f"{settings}; "
         f"{unclean} not clean." + _losses([line for line in proven if "lost" in line])
     )
 

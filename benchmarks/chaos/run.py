@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from benchmarks.chaos.testbed import SAFE, UNSAFE, Names, Testbed, testbed
 from rich.console import Console
 
 from benchmarks.chaos.databases import PRODUCTS, table
@@ -39,6 +38,7 @@ from benchmarks.chaos.faults.fault import Kind
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.oracle import VALUE_BYTES, Output, OutputCheck, TopicOutput, is_clean
 from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
+from benchmarks.chaos.testbed import SAFE, UNSAFE, Names, Testbed, testbed
 from benchmarks.chaos.trial import Trial, is_good
 from benchmarks.environment import environment
 
@@ -158,7 +158,7 @@ class Session:
         output_check = self.subject.output_check
         self.trial.watch(START_S, lambda: output_check.missing(produced) == 0)
         self.trial.accuse()
-        found = {"verdict": dict(self.subject.output.verdict(produced, output_check)), "gave_up": len(self.subject.ended)}
+        found = {"verdict": dict(self.subject.output.outcome(produced, output_check)), "gave_up": len(self.subject.ended)}
         self._journal.add({**found, **environment("local"), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
         return found
 
@@ -196,8 +196,10 @@ class Campaign:
             kind = next_kind(kinds, before, generator)
             line = current.suffer(kind, generator)
             bad += not is_good(line)
-            told = {key: line.get(key) for key in TOLD}
-            console.print(len(before) + 1, kind.name, line.get("hit"), told, line.get("not_happened", ""), len(line["ended"]))
+            settings = {key: line.get(key) for key in TOLD}
+            console.print(
+                len(before) + 1, kind.name, line.get("hit"), settings, line.get("not_happened", ""), len(line["ended"])
+            )
         judged = current.judge()
         console.print(judged)
         return bad + (not is_clean(judged["verdict"]))

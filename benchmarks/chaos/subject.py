@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from benchmarks.chaos.testbed import Names, Testbed
 
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.oracle import Output, OutputCheck, now
+from benchmarks.chaos.testbed import Names, Testbed
 from benchmarks.restore.process import LOG, ProcessTree
 from benchmarks.restore.systems import BY_NAME, Job, System
 
@@ -37,8 +37,8 @@ IMPATIENT = {
 
 
 def _embedded(name: str, title: str, properties: Mapping[str, str], **more: object) -> System:
-    told = {"properties": properties, "url": None, **more}
-    return System(name, title, "exactly once", "embedded_copy.py", more=lambda: told, ablation="injected" in more)
+    settings = {"properties": properties, "url": None, **more}
+    return System(name, title, "exactly once", "embedded_copy.py", more=lambda: settings, ablation="injected" in more)
 
 
 EMBEDDED = (
@@ -103,10 +103,10 @@ class Subject:
             PER_TRIGGER,
         )
         command = self.system.command(job)
-        told = {**json.loads(command[-1]), **self.more}
+        settings = {**json.loads(command[-1]), **self.more}
         environment = self.system.environment(None, self.directory, traced=False)
         self._begins.append(self._log().stat().st_size if self._log().exists() else 0)
-        self._tree = ProcessTree([*command[:-1], json.dumps(told)], environment, self.directory)
+        self._tree = ProcessTree([*command[:-1], json.dumps(settings)], environment, self.directory)
         self.starts += 1
 
     @property

@@ -71,6 +71,6 @@ def _span(rig: Rig) -> Capacity:
 def _processors(rig: Rig) -> dict[str, float]:
     """Seconds of processor time so far, by whose they are; the broker's with everything else that runs on the machine."""
     assert rig.tree is not None
-    told = {**rig.tree.cpu_seconds(), **rig.cpu_seconds()}
+    settings = {**rig.tree.cpu_seconds(), **rig.cpu_seconds()}
     all_of_it = psutil.cpu_times()
-    return {**told, "broker and others": all_of_it.user + all_of_it.nice + all_of_it.system - sum(told.values())}
+    return {**settings, "broker and others": all_of_it.user + all_of_it.nice + all_of_it.system - sum(settings.values())}

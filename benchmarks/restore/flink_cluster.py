@@ -17,7 +17,7 @@ from pathlib import Path
 from headrace.runners.spark_processes.class_archives import QUIET
 from headrace.runners.user_cache import find_java
 from headrace.testing.servers.flink.programs import JOB_MANAGER, OPENED, TASK_MANAGER
-from headrace.testing.servers.flink.settings import write_settings
+from headrace.testing.servers.flink.settings import TaskManagerMemory, write_settings
 from headrace.testing.servers.ports import HOST
 
 CLUSTER = "/standby"
@@ -50,15 +50,10 @@ ZOOKEEPER = "org.apache.flink.runtime.zookeeper.FlinkZooKeeperQuorumPeer"
 SMALL = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Of ZooKeeper and the JobManagers. What a standby runs for the first time in a failover is compiled sooner."""
 
-HEAP, FRAMEWORK_HEAP, OFF_HEAP, FRAMEWORK_OFF_HEAP, NETWORK, MANAGED, METASPACE, OVERHEAD = 1024, 128, 64, 128, 64, 64, 256, 192
-"""MiB of a TaskManager. Started without Flink's scripts, which take seconds, it wants every part given; so does its JVM."""
-
-WORK = (
-    f"-Xmx{HEAP + FRAMEWORK_HEAP}m",
-    f"-XX:MaxDirectMemorySize={OFF_HEAP + FRAMEWORK_OFF_HEAP + NETWORK}m",
-    f"-XX:MaxMetaspaceSize={METASPACE}m",
-    "-XX:+UseG1GC",  # as Flink's scripts have it
+MEMORY = TaskManagerMemory(
+    heap=1024, framework_heap=128, off_heap=64, framework_off_heap=128, network=64, managed=64, metaspace=256, overhead=192
 )
+WORK = (*MEMORY.java_options(), "-XX:+UseG1GC")  # as Flink's scripts have it
 
 Command = Sequence[str | Path]
 
@@ -118,7 +113,7 @@ def flink_settings(places: Places, slots: int) -> dict[str, str]:
         "classloader.resolve-order": "parent-first",
         **_high_availability(places),
         **_failure_detection(),
-        **_memory(),
+        **MEMORY.settings(),
     }
 
 
@@ -172,22 +167,6 @@ def _failure_detection() -> dict[str, str]:
         # Only for who looks (how old the REST interface's answers may be). By default 3 s.
         "web.refresh-interval": "200 ms",
     }
-
-
-def _memory() -> dict[str, str]:
-    memory = {
-        "taskmanager.memory.task.heap.size": HEAP,
-        "taskmanager.memory.framework.heap.size": FRAMEWORK_HEAP,
-        "taskmanager.memory.task.off-heap.size": OFF_HEAP,
-        "taskmanager.memory.framework.off-heap.size": FRAMEWORK_OFF_HEAP,
-        "taskmanager.memory.network.min": NETWORK,
-        "taskmanager.memory.network.max": NETWORK,
-        "taskmanager.memory.managed.size": MANAGED,
-        "taskmanager.memory.jvm-metaspace.size": METASPACE,
-        "taskmanager.memory.jvm-overhead.min": OVERHEAD,
-        "taskmanager.memory.jvm-overhead.max": OVERHEAD,
-    }
-    return {"taskmanager.cpu.cores": "1.0", **{name: f"{size}m" for name, size in memory.items()}}
 
 
 def _zookeeper(places: Places) -> dict[str, str]:

@@ -178,17 +178,17 @@ class Supervision:
         self._lookout.pause_s = CALM_LOOK_S if pair.has_standby() else LOOK_S
 
 
-def supervise(told: Mapping[str, Any], submit: Path, status: Path, note: Note) -> None:
-    """Until killed. `told`: a Job (systems.py) with "python", "home" and "jar"; `submit` is run by that Python, once.
+def supervise(settings: Mapping[str, Any], submit: Path, status: Path, note: Note) -> None:
+    """Until killed. `settings`: a Job (systems.py) with "python", "home" and "jar"; `submit` is run by that Python, once.
 
     Raises RuntimeError when the job cannot be submitted, or its classes are not kept.
     """
-    state = Path(told["state"])
+    state = Path(settings["state"])
     with ExitStack() as stack:
         ports = stack.enter_context(reserved_ports())
         places = Places(state, state.parent / "cluster", ports.reserve())
-        slots = int(told["parallelism"])
-        lay_out(places, Path(told["home"]), Path(told["jar"]), flink_settings(places, slots))
+        slots = int(settings["parallelism"])
+        lay_out(places, Path(settings["home"]), Path(settings["jar"]), flink_settings(places, slots))
         group = stack.enter_context(guarded(places.scratch))
         programs = Programs(places)
         cluster = Cluster(programs, places.logs, ports, group)
@@ -196,7 +196,7 @@ def supervise(told: Mapping[str, Any], submit: Path, status: Path, note: Note) -
         note("zookeeper")
         supervision = Supervision(cluster, Lookout(places.zookeeper_port, cluster.rest_ports), slots, status, note)
         supervision.turn(time.monotonic())
-        _submit(told, submit, places, cluster)
+        _submit(settings, submit, places, cluster)
         note("query")
         while supervision.turn(time.monotonic()) < DRY_RUN_S:
             time.sleep(TURN_S)
@@ -209,11 +209,15 @@ def supervise(told: Mapping[str, Any], submit: Path, status: Path, note: Note) -
             time.sleep(TURN_S)
 
 
-def _submit(told: Mapping[str, Any], submit: Path, places: Places, cluster: Cluster) -> None:
+def _submit(settings: Mapping[str, Any], submit: Path, places: Places, cluster: Cluster) -> None:
     """By Flink's client, which ends when the cluster has the job."""
     # PyFlink goes by the other folders only where it is notified of the first.
-    folders = {"FLINK_HOME": told["home"], "FLINK_LIB_DIR": str(places.library), "FLINK_CONF_DIR": str(places.configuration)}
-    text = json.dumps({**told, "client": client_settings(places)})
-    done = subprocess.run([told["python"], submit, text], env={**os.environ, **folders}, check=False)  # noqa: S603 - our own command
+    folders = {
+        "FLINK_HOME": settings["home"],
+        "FLINK_LIB_DIR": str(places.library),
+        "FLINK_CONF_DIR": str(places.configuration),
+    }
+    text = json.dumps({**settings, "client": client_settings(places)})
+    done = subprocess.run([settings["python"], submit, text], env={**os.environ, **folders}, check=False)  # noqa: S603 - our own command
     if done.returncode:
         raise RuntimeError(f"the job could not be submitted; the ends of the cluster's logs:\n{cluster.log_tails()}")

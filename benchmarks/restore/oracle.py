@@ -53,7 +53,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class OracleResult:
     """Counts; see the module."""
 
     records_in: int
@@ -84,7 +84,7 @@ def judge(
     written: Callable[[], Mapping[int, Log]],
     seen: Seen,
     excused: Ints = NOBODY,
-) -> Verdict:
+) -> OracleResult:
     """`produced`: how many records each input partition got. `committed` and `written`: the output by partition, under
     read_committed and read_uncommitted; the second is asked for where something is missing in the first. `excused`: ids of
     records that the input has lost, and that need not come out."""
@@ -98,7 +98,7 @@ def judge(
     missing = np.flatnonzero(~is_there & is_due)
     torn = _how_many_of(missing, _places(_all_ids(written()), produced), len(is_there)) if len(missing) else 0
     aborted_seen, unseen = _compare_with_probe(committed, seen)
-    return Verdict(
+    return OracleResult(
         records_in=sum(produced),
         records_out=len(ids),
         duplicates=len(known) - int(np.count_nonzero(is_there)),

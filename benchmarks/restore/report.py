@@ -54,7 +54,7 @@ def summary(documents: Sequence[Document]) -> Table:
     """Runs for the screen."""
     table = Table("system", "kill", "load", "DFRT", "outage", "recovery", "duplicates", "lost", "torn", "valid")
     for document in documents:
-        result, verdict = document["restore"], document["verdict"]
+        result, outcome = document["restore"], document["verdict"]
         scenario = document["scenario"]
         table.add_row(
             f"{document['system']}, {document['value_bytes']} B",
@@ -63,7 +63,7 @@ def summary(documents: Sequence[Document]) -> Table:
             f"{document['dfrt']:,.0f}",
             _seconds(result["outage_s"]),
             _seconds(result["recovery_s"]),
-            *(str(verdict[name]) for name in ("duplicates", "lost", "torn")),
+            *(str(outcome[name]) for name in ("duplicates", "lost", "torn")),
             "yes" if document["valid"] else "; ".join(document["wrong"]),
         )
     return table
@@ -185,10 +185,10 @@ def _ablations(documents: Sequence[Document]) -> Iterator[str]:
     yield "| | run | killed | records | duplicates | lost | DFRT |"
     yield "|---|---|---|---|---|---|---|"
     for run in documents:
-        verdict = run["verdict"]
+        outcome = run["verdict"]
         yield (
-            f"| {run['title']} | {run['number']} | {run['scenario']['name']} | {verdict['records_in']:,} | "
-            f"{verdict['duplicates']:,} | {verdict['lost']:,} | {run['dfrt'] / 1000:.1f} |"
+            f"| {run['title']} | {run['number']} | {run['scenario']['name']} | {outcome['records_in']:,} | "
+            f"{outcome['duplicates']:,} | {outcome['lost']:,} | {run['dfrt'] / 1000:.1f} |"
         )
 
 

@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.restore.broker_bytes import BrokerBytes
 from benchmarks.restore.load import NO_WINDOW, Controls, Load, load
-from benchmarks.restore.oracle import Seen, Verdict, first_seen, judge, read_logs
+from benchmarks.restore.oracle import OracleResult, Seen, first_seen, judge, read_logs
 from benchmarks.restore.probe import Probe, probe
 from benchmarks.restore.process import ProcessTree
 from benchmarks.restore.scenarios import Phase, Scenario
@@ -295,11 +295,11 @@ def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell
         rig.tree.kill()
         curve, seen = rig.stamps()
         tell("is judged")
-        verdict, visible = _judge(bootstrap, rig.target, work.value_bytes, produced, seen)
+        outcome, visible = _judge(bootstrap, rig.target, work.value_bytes, produced, seen)
     moments = Moments(steady_since, killed.at, killed.dead, watched_until)
     result = restore(curve, visible, moments)
     stolen = getattr(psutil.cpu_times_percent(), "steal", 0.0) / 100  # what a virtual machine's host kept, where that is known
-    wrong = _invalid(work, rig.controls, verdict, stolen)
+    wrong = _invalid(work, rig.controls, outcome, stolen)
     return {
         "system": work.system.name,
         "title": work.system.title,
@@ -320,9 +320,9 @@ def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell
             "partitions_added": work.scenario.added,
             "parallelism": [work.system.parallelism, work.system.parallelism + work.scenario.more],
         },
-        "dfrt": result.throughput if verdict.clean else 0.0,
+        "dfrt": result.throughput if outcome.clean else 0.0,
         "restore": asdict(result),
-        "verdict": {**verdict.counts(), "clean": verdict.clean},
+        "verdict": {**outcome.counts(), "clean": outcome.clean},
         "read_amplification": amplification,
         "marks": rig.marks(killed.at),
         "series": series(curve, visible, killed.at - BEFORE_S, watched_until, killed.at),
@@ -407,21 +407,21 @@ def _reach_phase(rig: Rig) -> int:
     return int(reached.read_text())
 
 
-def _judge(bootstrap: str, topic: str, value_bytes: int, produced: list[int], seen: Seen) -> tuple[Verdict, Curve]:
+def _judge(bootstrap: str, topic: str, value_bytes: int, produced: list[int], seen: Seen) -> tuple[OracleResult, Curve]:
     logs = read_logs(bootstrap, topic, "read_committed", value_bytes)
-    verdict = judge(produced, logs, lambda: read_logs(bootstrap, topic, "read_uncommitted", value_bytes), seen)
-    return verdict, Curve.of_events(first_seen(produced, logs, seen))
+    outcome = judge(produced, logs, lambda: read_logs(bootstrap, topic, "read_uncommitted", value_bytes), seen)
+    return outcome, Curve.of_events(first_seen(produced, logs, seen))
 
 
-def _invalid(work: Work, controls: Controls, verdict: Verdict, stolen: float) -> list[str]:
+def _invalid(work: Work, controls: Controls, outcome: OracleResult, stolen: float) -> list[str]:
     """What makes the run's figures worthless; anomalies of the system's do not."""
     found = []
-    if work.system.ablation and verdict.clean:
+    if work.system.ablation and outcome.clean:
         found.append("the injected bug was not seen")
     if stolen > MOST_STOLEN:
         found.append(f"the machine's host took {stolen:.0%} of its processors' time")
     if controls.behind.value > MOST_BEHIND_S * work.rate:
         found.append(f"the load generator was {controls.behind.value} records late")
-    if verdict.unseen:
-        found.append(f"the probe was not given {verdict.unseen} committed records")
+    if outcome.unseen:
+        found.append(f"the probe was not given {outcome.unseen} committed records")
     return found

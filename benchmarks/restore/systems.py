@@ -70,8 +70,8 @@ class System:
 
     def command(self, job: Job) -> list[str]:
         """The process to start."""
-        told = json.dumps({**asdict(job), **self.more()})
-        return [str(self.python()), str(HERE / "jobs" / self.script), told]
+        settings = json.dumps({**asdict(job), **self.more()})
+        return [str(self.python()), str(HERE / "jobs" / self.script), settings]
 
     def environment(self, phase: Phase | None, directory: Path, *, traced: bool) -> dict[str, str]:
         """Its environment; with a phase, it stops there once the file `armed` is in `directory`."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.base.outputs import SOLE, parts
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, parts
 from headrace.enumerator.errors import UsageError
 
 __all__ = [
@@ -88,7 +88,7 @@ def letter_column(records: pa.RecordBatch, bad: Mapping[int, BadParts]) -> pa.Ar
 
 
 def _letter(record: Mapping[str, Any], micros: int | None, bad: BadParts) -> dict[str, Any]:
-    told: dict[str, object] = {
+    reported: dict[str, object] = {
         _TOPIC: record["topic"],
         _PARTITION: record["partition"],
         _OFFSET: record["offset"],
@@ -99,7 +99,7 @@ def _letter(record: Mapping[str, Any], micros: int | None, bad: BadParts) -> dic
         _TIMESTAMP: None if micros is None else micros // 1000,
         _SCHEMA_ID: bad.schema_id,
     }
-    more = [{"key": name, "value": str(value).encode()} for name, value in told.items() if value is not None]
+    more = [{"key": name, "value": str(value).encode()} for name, value in reported.items() if value is not None]
     return {"key": record["key"], "value": record["value"], "headers": [*(record["headers"] or ()), *more]}
 
 
@@ -144,7 +144,7 @@ class DeadLetters:
 
     topic: str
     then: Any = field(default=None)
-    output: str = field(default=SOLE, kw_only=True)
+    output: str = field(default=DEFAULT_OUTPUT, kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what is not a function."""

@@ -15,7 +15,7 @@ from enum import StrEnum
 from headrace.connectors.base.sink import stored_number, stored_text
 from headrace.enumerator.envelope import Envelope
 
-__all__ = ["Heartbeat", "HeartbeatState", "LeaseLeaseStore", "parse_heartbeat"]
+__all__ = ["Heartbeat", "HeartbeatState", "LeaseStore", "parse_heartbeat"]
 
 _HEARTBEAT = Envelope("headrace-lease", "lease")
 
@@ -71,7 +71,7 @@ def parse_heartbeat(text: str, where: str) -> Heartbeat:
         )
 
 
-class LeaseLeaseStore(ABC):
+class LeaseStore(ABC):
     """One job's place on a lease store. Used by one thread. Contacts nobody before a method is called."""
 
     @property
@@ -85,7 +85,7 @@ class LeaseLeaseStore(ABC):
         """The place, in messages."""
 
     @abstractmethod
-    def look(self) -> Heartbeat | None:
+    def read(self) -> Heartbeat | None:
         """The last heartbeat; None where none was ever written. Returns, or raises, well before `timeout_s`.
 
         Raises RetriableError or DeadlineExceededError where the lease store cannot be asked now, and another PeerError,

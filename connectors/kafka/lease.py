@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from headrace.connectors.base.lease import LEAST_TIMEOUT_S, Heartbeat, LeaseLeaseStore, parse_heartbeat
+from headrace.connectors.base.lease import LEAST_TIMEOUT_S, Heartbeat, LeaseStore, parse_heartbeat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.groups import CommittedOffset
@@ -30,7 +30,7 @@ _LONGEST_CALL_MS = 2_000
 
 
 @dataclass(frozen=True)
-class KafkaLease(LeaseLeaseStore):
+class KafkaLease(LeaseStore):
     """Where the supervisors of one job say which of them leads. Arguments, all but the first two by keyword:
 
     - `bootstrap`: `host:port`, several with commas between.
@@ -80,7 +80,7 @@ class KafkaLease(LeaseLeaseStore):
     def _cluster(self) -> KafkaCluster:
         return KafkaCluster(self.config)
 
-    def look(self) -> Heartbeat | None:
+    def read(self) -> Heartbeat | None:
         """Ask the group's coordinator. None also for an offset that was reset. Raises StateError for what is not a
         heartbeat.
         """

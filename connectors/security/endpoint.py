@@ -17,7 +17,7 @@ __all__ = ["Http", "Question", "checked", "is_web_address", "token_of"]
 
 _LONGEST_ANSWER = 1 << 20
 _CHUNK = 1 << 16
-_DEFAULT_LIFE_S = 60.0  # where an endpoint does not tell (RFC 6749 has it optional)
+_DEFAULT_LIFETIME_S = 60.0  # where an endpoint does not tell (RFC 6749 has it optional)
 _REFUSED = frozenset({400, 401, 403})
 _OBJECT = re.compile(r"<[^>]*>: |[A-Za-z]+\(host=[^)]*\): ")  # urllib3 puts its connections into its messages
 
@@ -66,10 +66,10 @@ def token_of(question: Question, http: Http) -> tuple[str, float]:
         raise _refusal(where, question.who, f"{status} {reason}", status, answer)
     try:
         found = json.loads(answer)
-        token, life_s = found["access_token"], float(found.get("expires_in") or _DEFAULT_LIFE_S)
+        token, lifetime_s = found["access_token"], float(found.get("expires_in") or _DEFAULT_LIFETIME_S)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise AuthenticationError(f"{where} answered without an access_token") from None
-    return checked(token, where), life_s
+    return checked(token, where), lifetime_s
 
 
 def checked(token: object, where: str) -> str:

@@ -36,12 +36,12 @@ class Renewal:
     min_period_s: float = 60.0
     buffer_s: float = 300.0
 
-    def after_s(self, life_s: float, chance: float) -> float:
+    def after_s(self, lifetime_s: float, chance: float) -> float:
         """Seconds from the token's beginning to its renewal. `chance` is drawn from 0 to 1."""
-        planned = life_s * (self.window_factor + self.window_jitter * chance)
-        if life_s <= self.buffer_s + self.min_period_s:
+        planned = lifetime_s * (self.window_factor + self.window_jitter * chance)
+        if lifetime_s <= self.buffer_s + self.min_period_s:
             return planned
-        return max(self.min_period_s, min(planned, life_s - self.buffer_s))
+        return max(self.min_period_s, min(planned, lifetime_s - self.buffer_s))
 
 
 class _Token(NamedTuple):
@@ -77,7 +77,7 @@ class KeptTokens:
             if held is not None and began < held.renewed_from:
                 return held.text
             try:
-                text, life_s = ask()
+                text, lifetime_s = ask()
             except (RetriableError, AuthenticationError) as error:
                 now = time.monotonic()
                 if held is None or now >= held.ends:
@@ -87,8 +87,8 @@ class KeptTokens:
                 )
                 self._tokens[provider] = held._replace(renewed_from=min(now + _AGAIN_S, held.ends))
                 return held.text
-            after_s = renewal.after_s(life_s, random.random())  # noqa: S311 - no secret
-            self._tokens[provider] = _Token(text, began + after_s, began + life_s)
+            after_s = renewal.after_s(lifetime_s, random.random())  # noqa: S311 - no secret
+            self._tokens[provider] = _Token(text, began + after_s, began + lifetime_s)
             return text
 
     def refused(self, text: str) -> None:

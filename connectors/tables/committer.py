@@ -54,7 +54,7 @@ AnswerT = TypeVar("AnswerT")
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 LONGEST_PAUSE_S = 5.0
 
 
@@ -353,7 +353,7 @@ class TableCommitter(Committer[TableHandle]):
         attempts = Retrying(
             retry=retry_if_exception_type(RetriableError),
             wait=wait_random_exponential(multiplier=0.02, max=LONGEST_PAUSE_S),
-            stop=stop_after_delay(PATIENCE_S),
+            stop=stop_after_delay(TIMEOUT_S),
             reraise=True,
         )
         answer: AnswerT = attempts(self._translated, step)

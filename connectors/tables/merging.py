@@ -97,10 +97,10 @@ class Merger:
                 self._unused.discard(place)
 
     def _merged(self, loaded: LoadedTable, work: WorkFolder, changes: tuple[TableHandle, ...], token: str) -> Merge:
-        attempt, told = changes[0].attempt, changes[0].changes
-        assert told is not None
+        attempt, reported = changes[0].attempt, changes[0].changes
+        assert reported is not None
         place = place_of(attempt, token)
-        keys, rows = last_of_each_key(told, _staged(work, changes), self._where)
+        keys, rows = last_of_each_key(reported, _staged(work, changes), self._where)
         files = PartitionedFiles(work, place, self._layout, loaded.files, loaded.schema)
         work.open(place)
         removed = []

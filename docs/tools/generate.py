@@ -1,4 +1,4 @@
-"""Writes the parts of the reference that are made from code: tables of options, and the command line.
+"""Writes the parts of the reference that are made from code: tables of options and metrics, and the command line.
 
     python -m docs.tools.generate
 
@@ -18,11 +18,12 @@ from typer.cli import get_docs_for_click
 
 from headrace.cli import app
 from headrace.connectors.kafka.client import properties
+from headrace.runners.metrics import MetricScope, metrics_of
 from headrace.spark import delta_write, files_write, iceberg_write, kafka_options, sql_write
 from headrace.spark.options import OptionTable
 
 DOCS = Path(__file__).parents[1]
-PAGES = (DOCS / "reference" / "options.md", DOCS / "reference" / "client-properties.md", DOCS / "reference" / "cli.md")
+PAGES = tuple(DOCS / "reference" / f"{name}.md" for name in ("options", "client-properties", "cli", "metrics"))
 MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -73,6 +74,15 @@ def harmless_properties() -> str:
     return table(("properties", "because"), rows)
 
 
+def metrics(scopes: Iterable[MetricScope]) -> str:
+    """The metrics of some scopes, by the names that Prometheus has for them."""
+    rows = []
+    for spec in metrics_of(*scopes):
+        labels = ", ".join(f"`{label}`" for label in spec.labels)
+        rows.append((f"`{spec.series}`", spec.type.value, spec.unit or "-", spec.scope.title, labels or "-", spec.help))
+    return table(("metric", "type", "unit", "of each", "labels", "meaning"), rows)
+
+
 def command_line() -> str:
     """As Typer documents it, without the lists of commands, whose texts it cuts off; usage lines are not commands to run."""
     command = typer.main.get_command(app)
@@ -95,6 +105,8 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "refused-properties": refused_properties,
     "harmless-properties": harmless_properties,
     "command-line": command_line,
+    "spark-metrics": lambda: metrics(scope for scope in MetricScope if scope is not MetricScope.RUN),
+    "run-metrics": lambda: metrics([MetricScope.RUN]),
 }
 
 

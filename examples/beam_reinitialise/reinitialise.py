@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 NUMBERS = 3000  # that each run reads before it ends
 LONG_READ = 2000  # numbers below were read and checkpointed long before the end
 PER_SECOND = 1000
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 TOPIC = "numbers"
 
 
@@ -84,7 +84,7 @@ def headraces(directory: Path) -> list[int]:
             read = ReadFromKafka(consumer_config=config, topics=[TOPIC], output="arrow")
             _ = pipeline | read | beam.ParDo(WriteDown(str(output)))
             job = flink.submit(pipeline)
-            wait_until(lambda: _has(output, NUMBERS), "the pipeline reads too few numbers", PATIENCE_S)
+            wait_until(lambda: _has(output, NUMBERS), "the pipeline reads too few numbers", TIMEOUT_S)
             return flink.savepoint(job)
 
         savepoint = run(directory / "before", None)
@@ -138,8 +138,8 @@ def main() -> int:
             after = read(Path(directory))
         again = sum(number < LONG_READ for number in after)
         counts.append(again)
-        verdict = "initialised again" if again else "continued"
-        table.add_row(name, f"{len(after):,}", f"{again:,}", verdict)
+        outcome = "initialised again" if again else "continued"
+        table.add_row(name, f"{len(after):,}", f"{again:,}", outcome)
     Console().print(table)
     return 0 if counts[0] and not counts[1] else 1
 

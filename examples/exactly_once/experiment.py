@@ -24,7 +24,7 @@ from headrace.testing.servers.kafka import create_topic, delete_topic, start_bro
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[1]
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 POLL_S = 0.1
 NO_COORDINATOR_YET = {
     KafkaError.NOT_COORDINATOR,
@@ -70,17 +70,17 @@ class Kafka:
         producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "log_level": 0})
         for number in numbers:
             producer.produce(topic, str(number).encode(), partition=number % partitions)
-        if producer.flush(PATIENCE_S):
+        if producer.flush(TIMEOUT_S):
             raise ExperimentError("the input could not be produced")
 
     def group_offset(self, group: str, topic: str, partitions: int) -> int:
         """How many records of the topic are behind the offsets that the group has committed."""
         wanted = [TopicPartition(topic, partition) for partition in range(partitions)]
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         with _closing_consumer(self.bootstrap, group) as consumer:
             while True:
                 try:
-                    committed = consumer.committed(wanted, PATIENCE_S)
+                    committed = consumer.committed(wanted, TIMEOUT_S)
                 except KafkaException as error:
                     if error.args[0].code() not in NO_COORDINATOR_YET or time.monotonic() > deadline:
                         raise
@@ -148,7 +148,7 @@ class Reader:
 
     def _run(self) -> None:
         with _closing_consumer(self._bootstrap, f"reader-{uuid.uuid4().hex[:8]}", self._isolation) as consumer:
-            partitions = consumer.list_topics(self._topic, PATIENCE_S).topics[self._topic].partitions
+            partitions = consumer.list_topics(self._topic, TIMEOUT_S).topics[self._topic].partitions
             consumer.assign([TopicPartition(self._topic, partition, 0) for partition in partitions])
             while not self._stop.is_set():
                 message = consumer.poll(POLL_S)
@@ -192,11 +192,11 @@ class Job:
         for process in frozen:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._process.wait(PATIENCE_S)
+        self._process.wait(TIMEOUT_S)
 
     def wait(self) -> int:
         """Until it ends; its exit status."""
-        status: int = self._process.wait(PATIENCE_S)
+        status: int = self._process.wait(TIMEOUT_S)
         return status
 
     def finish(self) -> None:
@@ -206,7 +206,7 @@ class Job:
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         """While it runs. Raises ExperimentError if it ends before, or if that takes too long."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             if self._process.poll() is not None:
                 raise ExperimentError(f"the job has ended before {what}:\n{self._tail()}")
@@ -230,7 +230,7 @@ def _environment() -> dict[str, str]:
 
 def wait_until(what: str, condition: Callable[[], bool]) -> None:
     """Raises ExperimentError if that takes too long."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline:
             raise ExperimentError(f"waited unsuccessfully for {what}")

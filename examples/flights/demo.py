@@ -21,7 +21,7 @@ import pyarrow.parquet
 from display import Display, History, Sample
 from files import committed_files, is_committed, offsets_read
 from flights import FLIGHTS, airlines, flights
-from oracle import CopyVerdict, Verdict, judge, judge_copy, read_output
+from oracle import CopyResult, OracleResult, judge, judge_copy, read_output
 from producer import FlightProducer
 from report import delays, draw
 from rich.console import Console
@@ -58,9 +58,9 @@ class Demo:
         self.outages: list[str] = []
         """What was lost by each kill, as the last lines say it."""
 
-        told = {"bootstrap": bootstrap, "topic": topic, "output": str(self._output), "copy": copy}
-        told |= {"checkpoint": str(directory / "checkpoint"), "records_per_batch": str(total // BATCHES_AT_LEAST)}
-        self._job = SupervisedJob(told, directory)
+        settings = {"bootstrap": bootstrap, "topic": topic, "output": str(self._output), "copy": copy}
+        settings |= {"checkpoint": str(directory / "checkpoint"), "records_per_batch": str(total // BATCHES_AT_LEAST)}
+        self._job = SupervisedJob(settings, directory)
 
     def run(self, rate: float) -> None:
         """Produce and read at the same time, kill twice, add partitions twice, restore, finish."""
@@ -82,11 +82,11 @@ class Demo:
             self._wait("the job's end", self._job.has_finished)
             self._sample()
 
-    def judge(self) -> Verdict:
+    def judge(self) -> OracleResult:
         """Ask the oracle."""
         return judge(self._bootstrap, self._topic, self._output)
 
-    def judge_copy(self) -> CopyVerdict:
+    def judge_copy(self) -> CopyResult:
         """Ask the oracle about the other topic."""
         return judge_copy(self._bootstrap, self._topic, self._copy)
 
@@ -237,16 +237,16 @@ def main(arguments: Sequence[str]) -> int:
         demo = Demo(cluster.bootstrap, topic, copy, options.flights, directory, console)
         demo.run(options.rate)
         console.print("the oracle reads the topic and the output")
-        verdict, copied = demo.judge(), demo.judge_copy()
+        outcome, copied = demo.judge(), demo.judge_copy()
         console.print("and `headrace verify` the two topics:")
         is_verified = demo.verify()
     console.print(delays(demo.output(), airlines()))
     picture = directory / "throughput.png"
     draw(demo.history, picture)
     console.print(f"throughput over time: {picture}", soft_wrap=True, highlight=False)
-    is_whole = verdict.records_in == options.flights
-    if not is_whole or verdict.altered:
-        console.print(f"of {options.flights} flights {verdict.records_in} are in the topic; rows altered: {verdict.altered}")
+    is_whole = outcome.records_in == options.flights
+    if not is_whole or outcome.altered:
+        console.print(f"of {options.flights} flights {outcome.records_in} are in the topic; rows altered: {outcome.altered}")
     in_kafka = (
         f"in Kafka, exactly once: {copied.records_in} records in, {copied.records_out} out, {copied.duplicates} duplicates, "
         f"{copied.lost} lost, {copied.foreign} foreign"
@@ -254,11 +254,11 @@ def main(arguments: Sequence[str]) -> int:
     console.print(in_kafka, soft_wrap=True, highlight=False)
     console.print(f"outages: {'; '.join(demo.outages)}", soft_wrap=True, highlight=False)
     last = (
-        f"headrace demo: {verdict.records_in} records in, {verdict.records_out} out, {verdict.duplicates} duplicates, "
-        f"{verdict.lost} lost, {demo.history.restores} restores"
+        f"headrace demo: {outcome.records_in} records in, {outcome.records_out} out, {outcome.duplicates} duplicates, "
+        f"{outcome.lost} lost, {demo.history.restores} restores"
     )
     console.print(last, soft_wrap=True, highlight=False)
-    return 0 if verdict.is_good and is_whole and copied.is_good and is_verified else 1
+    return 0 if outcome.is_good and is_whole and copied.is_good and is_verified else 1
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

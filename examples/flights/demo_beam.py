@@ -164,17 +164,17 @@ def main(arguments: Sequence[str]) -> int:
         demo = Demo(cluster.bootstrap, flink, topics, options.flights, console)
         follower = demo.run(options.rate)
         console.print("the oracle reads both topics")
-        verdict = judge_copy(cluster.bootstrap, *topics[:2])
+        outcome = judge_copy(cluster.bootstrap, *topics[:2])
     console.print(delays(follower))
     totalled = follower.flights.total()
     if totalled != options.flights:
         console.print(f"the delays are of {totalled} flights, and there are {options.flights}", highlight=False)
     last = (
-        f"headrace demo: {verdict.records_in} records in, {verdict.records_out} out, {verdict.duplicates} duplicates, "
-        f"{verdict.lost} lost, {demo.restores} restores"
+        f"headrace demo: {outcome.records_in} records in, {outcome.records_out} out, {outcome.duplicates} duplicates, "
+        f"{outcome.lost} lost, {demo.restores} restores"
     )
     console.print(last, soft_wrap=True, highlight=False)
-    return 0 if verdict.is_good and verdict.records_in == totalled == options.flights else 1
+    return 0 if outcome.is_good and outcome.records_in == totalled == options.flights else 1
 
 
 if __name__ == "__main__":

@@ -233,25 +233,30 @@ def main(arguments: Sequence[str]) -> int:
     topics = (name, f"{name}-copy")
     paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     with start_broker() as cluster:
-        told = {"PYTHONPATH": paths, "FLIGHTS_BOOTSTRAP": cluster.bootstrap, "FLIGHTS_TOPIC": name, "FLIGHTS_COPY": topics[1]}
-        os.environ |= told
+        request = {
+            "PYTHONPATH": paths,
+            "FLIGHTS_BOOTSTRAP": cluster.bootstrap,
+            "FLIGHTS_TOPIC": name,
+            "FLIGHTS_COPY": topics[1],
+        }
+        os.environ |= request
         for topic in topics:
             create_topic(cluster.bootstrap, topic, PARTITIONS)
         try:
-            with start_flink(environment=told) as flink:
+            with start_flink(environment=request) as flink:
                 demo = Demo(cluster.bootstrap, flink, topics, options.flights, console)
                 demo.run(options.rate)
             console.print("the oracle reads both topics")
-            verdict = judge_copy(cluster.bootstrap, *topics)
+            outcome = judge_copy(cluster.bootstrap, *topics)
         finally:
             for topic in topics:
                 delete_topic(cluster.bootstrap, topic)
     last = (
-        f"headrace demo: {verdict.records_in} records in, {verdict.records_out} out, {verdict.duplicates} duplicates, "
-        f"{verdict.lost} lost, {demo.moves} moves"
+        f"headrace demo: {outcome.records_in} records in, {outcome.records_out} out, {outcome.duplicates} duplicates, "
+        f"{outcome.lost} lost, {demo.moves} moves"
     )
     console.print(last, soft_wrap=True, highlight=False)
-    return 0 if verdict.is_good and verdict.records_in == options.flights else 1
+    return 0 if outcome.is_good and outcome.records_in == options.flights else 1
 
 
 if __name__ == "__main__":

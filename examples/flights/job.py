@@ -56,10 +56,10 @@ def to_kafka(records: DataFrame, bootstrap: str, copy: str, checkpoint: str) -> 
 
 def job(spark: SparkSession) -> list[StreamingQuery]:
     """Start both queries."""
-    told = json.loads(os.environ["FLIGHTS_JOB"])
-    source = told["bootstrap"], told["topic"], told["records_per_batch"]
-    files = to_parquet(parsed(read_records(spark, *source)), told["output"], f"{told['checkpoint']}/parquet")
+    settings = json.loads(os.environ["FLIGHTS_JOB"])
+    source = settings["bootstrap"], settings["topic"], settings["records_per_batch"]
+    files = to_parquet(parsed(read_records(spark, *source)), settings["output"], f"{settings['checkpoint']}/parquet")
     # Two queries that start at once from one DataFrame can fail in Spark, which changes what both share while it serializes it:
     # so each has a session and its own DataFrame.
     copy_of = read_records(spark.newSession(), *source)
-    return [files, to_kafka(copy_of, told["bootstrap"], told["copy"], f"{told['checkpoint']}/kafka")]
+    return [files, to_kafka(copy_of, settings["bootstrap"], settings["copy"], f"{settings['checkpoint']}/kafka")]

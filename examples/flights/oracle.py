@@ -26,7 +26,7 @@ ANSWER_S = 30.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class OracleResult:
     """What the oracle found. Records are distinguished by their `id`."""
 
     records_in: int
@@ -44,14 +44,14 @@ class Verdict:
         return self.duplicates == self.lost == self.altered == 0
 
 
-def judge(bootstrap: str, topic: str, output: Path) -> Verdict:
+def judge(bootstrap: str, topic: str, output: Path) -> OracleResult:
     """Read both to their ends and compare."""
     records = read_topic(bootstrap, topic)
     rows = read_output(output).select(records.column_names).cast(records.schema)
     before, after = (table.to_pandas(types_mapper=pd.ArrowDtype) for table in (records, rows))
     if not before["id"].is_unique:
         raise ValueError(f"topic {topic} itself has flights twice, so their ids tell nothing")
-    return Verdict(
+    return OracleResult(
         records_in=len(before),
         records_out=len(after),
         duplicates=int(after["id"].duplicated().sum()),
@@ -61,7 +61,7 @@ def judge(bootstrap: str, topic: str, output: Path) -> Verdict:
 
 
 @dataclass(frozen=True)
-class CopyVerdict:
+class CopyResult:
     """What the oracle found in the other topic. Records are distinguished by all of their value."""
 
     records_in: int
@@ -79,10 +79,10 @@ class CopyVerdict:
         return self.duplicates == self.lost == self.foreign == 0
 
 
-def judge_copy(bootstrap: str, topic: str, copy: str) -> CopyVerdict:
+def judge_copy(bootstrap: str, topic: str, copy: str) -> CopyResult:
     """Read both topics to their ends, read_committed, and compare."""
     before, after = (Counter(message.value() for message in _messages(bootstrap, name)) for name in (topic, copy))
-    return CopyVerdict(
+    return CopyResult(
         records_in=before.total(),
         records_out=after.total(),
         duplicates=sum(count - 1 for count in after.values()),

@@ -48,13 +48,13 @@ CONF = {
 class SupervisedJob:
     """`headrace supervise` with a standby: all its processes, JVMs and Python workers too. Leave the context to end them."""
 
-    def __init__(self, told: Mapping[str, str], directory: Path) -> None:
-        """Started by `start`. `told`: what job.py is told. What it writes is appended to `job.log` in `directory`."""
+    def __init__(self, settings: Mapping[str, str], directory: Path) -> None:
+        """Started by `start`. `settings`: what job.py is told. What it writes is appended to `job.log` in `directory`."""
         self._status = directory / "status.json"
         conf = [argument for name, value in CONF.items() for argument in ("--conf", f"{name}={value}")]
         supervise = ["supervise", f"{JOB}:job", "--standby", "1", "--status", str(self._status), *conf]
         self._command = [sys.executable, "-c", COMMAND_LINE, *supervise]
-        self._environment = {**os.environ, "FLIGHTS_JOB": json.dumps(dict(told))}
+        self._environment = {**os.environ, "FLIGHTS_JOB": json.dumps(dict(settings))}
         self._log = directory / "job.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._is_finishing = False

@@ -27,7 +27,7 @@ def beam_command(
         typer.Option(file_okay=False, help="Keep checkpoints and savepoints here. Default: they are deleted at the end."),
     ] = None,
     savepoint: Annotated[str | None, typer.Option(help="Print options that restore from this savepoint.")] = None,
-    patience: Annotated[
+    timeout: Annotated[
         float, typer.Option(min=1, help="Seconds that a job may wait for its workers or a checkpoint before that is reported.")
     ] = 60.0,
     config: Annotated[list[str] | None, typer.Option(help="A Flink setting, name=value. May be repeated.")] = None,
@@ -38,11 +38,11 @@ def beam_command(
     that fail and restart. Python workers run the same Python as this command and inherit PYTHONPATH.
     """
     from headrace.testing.servers.flink import start_flink
-    from headrace.testing.servers.flink.watch import Patience
+    from headrace.testing.servers.flink.watch import Timeouts
 
     settings = named_settings(config)
-    limits = Patience(patience, patience)
-    with until_interrupted(), start_flink(slots=slots, state=state, config=settings, patience=limits) as cluster:
+    limits = Timeouts(timeout, timeout)
+    with until_interrupted(), start_flink(slots=slots, state=state, config=settings, timeout=limits) as cluster:
         print("\n".join(cluster.options(savepoint=savepoint)), flush=True)  # noqa: T201 - the command's output
         note(f"Flink is ready; its REST interface is at http://{cluster.rest.address}. Ctrl-C stops it.")
         watches: dict[str, Watch] = {}

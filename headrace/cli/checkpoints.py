@@ -110,7 +110,7 @@ def verify_checkpoint_command(
     if cluster is not None and not any(finding.kind.prevents_restore for finding in found):
         found += findings_in_cluster(cluster, checkpoint)
     rows = [(finding.kind.value, finding.where, finding.what) for finding in found]
-    _print([Listing("finding", "Findings", FINDING_COLUMNS, rows)], is_json=as_json)
+    _print([Listing("finding", "DiscoveryResult", FINDING_COLUMNS, rows)], is_json=as_json)
     is_bad = any(finding.kind.prevents_restore for finding in found)
     asked = "" if cluster is not None else " (topics and offsets were not looked at: give --bootstrap)"
     note(f"the query can{'not' if is_bad else ''} continue from this checkpoint{asked}")
@@ -298,8 +298,8 @@ def _offsets(checkpoint: SparkCheckpoint, number: int | None, cluster: KafkaClus
             continue
         ends = [] if cluster is None else [(state.end, state.lag) for state in partition_states(cluster, positions)]
         for at, split in enumerate(positions):
-            told = (source.name, positions.form.value, split.topic, None if split.topic_id is None else str(split.topic_id))
-            rows.append((*told, split.partition, split.next_offset, *(ends[at] if ends else ())))
+            reported = (source.name, positions.form.value, split.topic, None if split.topic_id is None else str(split.topic_id))
+            rows.append((*reported, split.partition, split.next_offset, *(ends[at] if ends else ())))
     shown = checkpoint.last_planned if number is None else number
     columns = OFFSET_COLUMNS if cluster is None else LAG_COLUMNS
     return [
@@ -328,11 +328,11 @@ def _differences(first: SparkCheckpoint, second: SparkCheckpoint, number: int | 
         if (one := before.get(place)) != (other := after.get(place))
     ]
     texts, others = (_other_texts(checkpoint, number) for checkpoint in (first, second))
-    told = [(source, texts.get(source), others.get(source)) for source in sorted({*texts, *others})]
+    reported = [(source, texts.get(source), others.get(source)) for source in sorted({*texts, *others})]
     return [
         Listing("query", "Queries", ("what", "first", "second"), [fact for fact in facts if fact[1] != fact[2]]),
         Listing("offset", "Offsets", DIFF_COLUMNS, rows),
-        Listing("other", "Other sources", ("source", "first", "second"), [row for row in told if row[1] != row[2]]),
+        Listing("other", "Other sources", ("source", "first", "second"), [row for row in reported if row[1] != row[2]]),
     ]
 
 

@@ -128,7 +128,7 @@ class RecordFault(StrEnum):
 
 
 @dataclass(slots=True)
-class Tally:
+class Counts:
     """The counts. Add all of the input first."""
 
     records_in: int = 0

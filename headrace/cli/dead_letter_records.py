@@ -114,7 +114,7 @@ class Count:
 
 
 @dataclass(slots=True)
-class Counts:
+class DeadLetterCounts:
     """All that was counted. `others`: records that are not dead letters."""
 
     by_reason: dict[tuple[str, str], Count] = field(default_factory=dict)

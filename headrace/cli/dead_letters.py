@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.dead_letter_records import COLUMNS, COUNT_COLUMNS, Counts, DeadLetterFilter, Replay, moment_ms
+from headrace.cli.dead_letter_records import COLUMNS, COUNT_COLUMNS, DeadLetterCounts, DeadLetterFilter, Replay, moment_ms
 from headrace.cli.dump import RECORD_COLUMNS, Encoding, record_rows, typed_values
 from headrace.cli.options import ClientOptions, CommitTopic, Prefix, RegistryUrl, grouped
 from headrace.cli.output import Listing, escaped, note, show
@@ -53,7 +53,7 @@ def list_command(
     Plain lines are `letters` (topic, reason, letters, first, last).
     """
     wanted = _wanted(from_topic, reason, since, until)
-    counts, reader = Counts(), TopicReader(client.connect(), client.client_properties())
+    counts, reader = DeadLetterCounts(), TopicReader(client.connect(), client.client_properties())
     for batch in reader.batches(topic, COLUMNS):
         counts.add(batch, wanted)
     show(Listing("letters", f"Dead letters in {topic}", COUNT_COLUMNS, counts.rows()))

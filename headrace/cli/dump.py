@@ -12,6 +12,7 @@ import typer
 
 from headrace.cli.options import ClientOptions, RegistryUrl, grouped
 from headrace.cli.output import Listing, console, escaped, instant, note, one_line, plain_line, show
+from headrace.connectors.formats.by_name import FORMATS, create_format
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId
     from headrace.connectors.formats.value_format import DecodedValues
     from headrace.connectors.kafka.log_dump import DumpedBatch
+
+if TYPE_CHECKING:
+    Encoding = str
+else:  # an enum at run time: Typer lists and checks its values
+    Encoding = StrEnum("Encoding", {name: name for name, spec in FORMATS.items() if spec.registry_kind is not None})
+"""The formats whose schemas a registry has."""
 
 MOST_BATCHES = 100
 BATCH_COLUMNS = (
@@ -91,8 +98,8 @@ class RegistryValues:
             for part in found:
                 reasons = {each.row: each.reason for each in part.decoded.bad}
                 for index, (at, value) in enumerate(zip(part.rows, part.decoded.values.to_pylist(), strict=True)):
-                    row, told = rows[at], one_line(json.dumps(value, default=str, ensure_ascii=False))
-                    texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else told
+                    row, reported = rows[at], one_line(json.dumps(value, default=str, ensure_ascii=False))
+                    texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else reported
         return texts
 
 
@@ -109,31 +116,23 @@ def _decoded(
     """Values of one schema, by the message types that they name if it has several; or why they cannot be decoded."""
     import pyarrow as pa
 
-    from headrace.connectors.formats.by_name import create_format
     from headrace.connectors.formats.registry.protobuf_values import by_message_type
 
     if group.schema_id not in schemas:
         return f"the schema registry has no schema {group.schema_id}"
     schema = schemas[group.schema_id]
-    if schema.kind != {Encoding.JSON_SCHEMA: "JSON"}.get(wanted, wanted.upper()):
+    spec = FORMATS[wanted]
+    if schema.kind != spec.registry_kind:
         return f"schema {schema.id} of the registry is {schema.kind}"
     try:
-        if schema.kind == "PROTOBUF":
+        if "message" in spec.arguments:
             return [_Part(rows, made.decode(bodies)) for rows, bodies, made in by_message_type(schema, group, values)]
-        recursive: Recursive | None = "json" if wanted is Encoding.AVRO else None
+        recursive: Recursive | None = "json" if "recursive" in spec.arguments else None
         made = create_format(wanted, schema=schema.text, references=dict(schema.references), recursive=recursive)
     except UsageError as error:
         return str(error)
     bodies = pa.array([value[group.skipped :] for value in values.to_pylist()], pa.binary())
     return [_Part(range(len(bodies)), made.decode(bodies))]
-
-
-class Encoding(StrEnum):
-    """How keys or values are encoded, for those that are not text."""
-
-    AVRO = "avro"
-    PROTOBUF = "protobuf"
-    JSON_SCHEMA = "json-schema"
 
 
 def record_rows(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, RowIdentity, Tally, parse_origin
+from headrace.cli.compare import Counts, Identity, OrderCheck, RecordFault, RecordField, RowIdentity, parse_origin
 from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import ClientOptions, grouped
 from headrace.cli.output import Listing, escaped, note, progress, show
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.connectors.kafka.client.cluster import KafkaCluster
-    from headrace.connectors.kafka.log_dump import Fate
+    from headrace.connectors.kafka.log_dump import TransactionStatus
     from headrace.connectors.kafka.read.source import KafkaSource
 
 EXAMPLES = 10
@@ -49,14 +49,14 @@ class EpochState:
 
     job: str
     epoch: int
-    fates: Mapping[Fate, int]
+    fates: Mapping[TransactionStatus, int]
 
     @property
     def is_torn(self) -> bool:
         """Some are committed and others aborted."""
-        from headrace.connectors.kafka.log_dump import Fate
+        from headrace.connectors.kafka.log_dump import TransactionStatus
 
-        return bool(self.fates.get(Fate.COMMITTED)) and bool(self.fates.get(Fate.ABORTED))
+        return bool(self.fates.get(TransactionStatus.COMMITTED)) and bool(self.fates.get(TransactionStatus.ABORTED))
 
 
 def epoch_states(cluster: KafkaCluster, lists: DurableLists, topic: str) -> list[EpochState]:
@@ -136,7 +136,7 @@ class Comparison:
     identity: Identity
     order: OrderCheck | None
     most_examples: int
-    tally: Tally = field(default_factory=Tally)
+    counts: Counts = field(default_factory=Counts)
     examples: dict[str, list[Sequence[object]]] = field(default_factory=dict)
     lost: int = 0
 
@@ -145,7 +145,7 @@ class Comparison:
         columns = [*self.identity.columns, *_ORIGIN]
         self._count_input(topics, before)
         for batch in topics.batches(after, [*columns, "headers"] if self.order else columns):
-            for index, finding in self.tally.add_output(self.identity.hashes(batch)):
+            for index, finding in self.counts.add_output(self.identity.hashes(batch)):
                 self._note(finding, self.identity, batch, index)
             self._check_order(batch)
         self._find_lost(topics, before)
@@ -154,23 +154,23 @@ class Comparison:
         """Read the topic and the table's rows; and the topic again, as far as needed, to name lost records."""
         self._count_input(topics, before)
         for batch in rows:
-            for index, finding in self.tally.add_output(identity.hashes(batch)):
+            for index, finding in self.counts.add_output(identity.hashes(batch)):
                 self._note(finding, identity, batch, index)
         self._find_lost(topics, before)
 
     def _count_input(self, topics: TopicReader, before: str) -> None:
         for batch in topics.batches(before, self.identity.columns):
-            self.tally.add_input(self.identity.hashes(batch))
+            self.counts.add_input(self.identity.hashes(batch))
 
     def _find_lost(self, topics: TopicReader, before: str) -> None:
-        self.lost = self.tally.lost
+        self.lost = self.counts.lost
         if self.lost and self.most_examples:
             with closing(topics.batches(before, [*self.identity.columns, *_ORIGIN])) as again:
                 self._name_lost(again)
 
     def _name_lost(self, batches: Iterator[pa.RecordBatch]) -> None:
         for batch in batches:
-            for index in self.tally.lost_among(self.identity.hashes(batch)):
+            for index in self.counts.lost_among(self.identity.hashes(batch)):
                 self._note(RecordFault.LOST, self.identity, batch, index)
             if len(self.examples.get(RecordFault.LOST, ())) >= min(self.lost, self.most_examples):
                 return
@@ -280,17 +280,17 @@ def _report(comparison: Comparison, torn: int) -> None:
     for finding, rows in comparison.examples.items():
         show(Listing(finding, finding.capitalize(), ("topic", "partition", "offset", "identity"), rows))
     disorder = _report_order(comparison.order)
-    tally = comparison.tally
-    if tally.repeated:
-        note(f"{tally.repeated} input records repeat an identity: such records are counted, not distinguished")
-    typer.echo(tally.summary(comparison.lost))
-    if comparison.lost or tally.duplicates or tally.foreign or torn or disorder:
+    counts = comparison.counts
+    if counts.repeated:
+        note(f"{counts.repeated} input records repeat an identity: such records are counted, not distinguished")
+    typer.echo(counts.summary(comparison.lost))
+    if comparison.lost or counts.duplicates or counts.foreign or torn or disorder:
         raise typer.Exit(1)
 
 
 def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) -> int:
     """Print the recorded epochs; the number of partially committed ones."""
-    from headrace.connectors.kafka.log_dump import Fate
+    from headrace.connectors.kafka.log_dump import TransactionStatus
 
     if commit_topic is None:
         return 0
@@ -300,12 +300,12 @@ def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) 
         (
             state.job,
             state.epoch,
-            *(state.fates.get(fate, 0) for fate in Fate),
+            *(state.fates.get(fate, 0) for fate in TransactionStatus),
             "torn" if state.is_torn else "not partially committed",
         )
         for state in states
     ]
-    show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in Fate), "torn"), rows))
+    show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in TransactionStatus), "torn"), rows))
     for job, reason in lists.unreadable.items():
         note(f"job {job}: the state of its epoch is unknown: {reason}")
     return sum(state.is_torn for state in states)

@@ -17,8 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from headrace.connectors.formats.by_name import create_format
-from headrace.connectors.formats.plain import StringFormat
+from headrace.connectors.formats.by_name import FORMATS, FormatSpec, create_format
 from headrace.connectors.formats.registry.registered import RegisteredFormat
 from headrace.connectors.formats.registry.schemas import (
     RegisteredSchema,
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from headrace.connectors.formats.registry.client import SchemaRegistry
 
 __all__ = [
+    "RECORD_FORMATS",
     "BadRecord",
-    "FormatName",
     "RecursiveField",
     "TypedFormat",
     "TypedOptions",
@@ -47,16 +46,8 @@ __all__ = [
 Field = Literal["key", "value"]
 FIELDS: tuple[Field, Field] = ("key", "value")
 REGISTRY_PREFIX = "schema.registry."
-
-
-class FormatName(StrEnum):
-    """The formats of keys and values."""
-
-    AVRO = "avro"
-    JSON = "json"
-    JSON_SCHEMA = "json-schema"
-    PROTOBUF = "protobuf"
-    STRING = "string"
+RECORD_FORMATS = {name: spec for name, spec in FORMATS.items() if name != "bytes"}
+"""The formats of keys and values. Without one, a column has the bytes as they are."""
 
 
 class RecursiveField(StrEnum):
@@ -230,38 +221,40 @@ def read_formats(
     _check(given, registry_properties)
     formats: dict[Field, TypedFormat] = {}
     for field in FIELDS:
-        name: FormatName | None = given.get(f"{field}Format")
-        if name in _KINDS:
-            formats[field] = _schemed(name, field, given, topics, wanted, registry_properties)
-        elif name is FormatName.JSON:
-            formats[field] = TypedFormat.seen(_json(field, given, wanted), {"format": str(name)}, wanted, field)
-        elif name is FormatName.STRING:
-            formats[field] = TypedFormat.seen(StringFormat(), {"format": str(name)}, wanted, field)
+        spec: FormatSpec | None = given.get(f"{field}Format")
+        if spec is None:
+            continue
+        if spec.registry_kind is not None:
+            formats[field] = _schemed(spec, field, given, topics, wanted, registry_properties)
+        else:
+            plain = _without_schema(spec, field, given, wanted)
+            formats[field] = TypedFormat.seen(plain, {"format": spec.name}, wanted, field)
     return TypedOptions(formats, str(given.get("onBadRecord", BadRecord.FAIL)))  # type: ignore[arg-type] # its values
 
 
 def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> None:
     """That no option means nothing."""
     for field in FIELDS:
-        name = given.get(f"{field}Format")
+        spec: FormatSpec | None = given.get(f"{field}Format")
         for option in (f"{field}Subject", f"{field}SchemaVersion", f"{field}Schema", f"{field}SchemaFile"):
-            if option in given and (name is None or name is FormatName.STRING):
+            if option in given and (spec is None or not spec.arguments):
                 raise UsageError(f"option '{option}' means nothing without {field}Format of another kind than string")
-            if option in given and name is FormatName.JSON and option != f"{field}Schema":
-                raise UsageError(f"option '{option}' means nothing with {field}Format=json")
-        if f"{field}Message" in given and name is not FormatName.PROTOBUF:
-            raise UsageError(f"option '{field}Message' means nothing without {field}Format=protobuf")
-        if f"{field}Recursive" in given and name is not FormatName.AVRO:
-            raise UsageError(f"option '{field}Recursive' means nothing without {field}Format=avro")
-    if "schemaRegistryUrl" in given and not any(given.get(f"{field}Format") in _KINDS for field in FIELDS):
+            if option in given and spec is not None and spec.registry_kind is None and option != f"{field}Schema":
+                raise UsageError(f"option '{option}' means nothing with {field}Format={spec.name}")
+        for option, argument in ((f"{field}Message", "message"), (f"{field}Recursive", "recursive")):
+            if option in given and (spec is None or argument not in spec.arguments):
+                takers = " or ".join(each.name for each in RECORD_FORMATS.values() if argument in each.arguments)
+                raise UsageError(f"option '{option}' means nothing without {field}Format={takers}")
+    if "schemaRegistryUrl" in given and not any(_has_schema(given.get(f"{field}Format")) for field in FIELDS):
+        *others, last = (spec.name for spec in RECORD_FORMATS.values() if _has_schema(spec))
         raise UsageError(
-            "option 'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro, json-schema or protobuf"
+            f"option 'schemaRegistryUrl' means nothing without valueFormat or keyFormat of {', '.join(others)} or {last}"
         )
     if registry_properties and "schemaRegistryUrl" not in given:
         raise UsageError(f"option '{REGISTRY_PREFIX}{min(registry_properties)}' needs schemaRegistryUrl")
     for field in FIELDS:
         said = f"{field}.subject.name.strategy"
-        if said in registry_properties and given.get(f"{field}Format") not in _KINDS:
+        if said in registry_properties and not _has_schema(given.get(f"{field}Format")):
             raise UsageError(f"option '{REGISTRY_PREFIX}{said}' means nothing without {field}Format of a schema registry")
         if f"{field}Record" in given and "schemaRegistryUrl" not in given:
             raise UsageError(f"option '{field}Record' needs schemaRegistryUrl")
@@ -269,8 +262,17 @@ def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> 
         raise UsageError("option 'onBadRecord' means nothing without valueFormat or keyFormat")
 
 
+def _has_schema(spec: FormatSpec | None) -> bool:
+    """Whether a schema registry has schemas of this format."""
+    return spec is not None and spec.registry_kind is not None
+
+
+def _no_schema(spec: FormatSpec, field: Field) -> UsageError:
+    return UsageError(f"{field}Format={spec.name} needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
+
+
 def _schemed(
-    name: FormatName,
+    spec: FormatSpec,
     field: Field,
     given: Mapping[str, Any],
     topics: Sequence[str] | None,
@@ -286,35 +288,23 @@ def _schemed(
     if text is not None:
         if f"{field}Subject" in given or f"{field}SchemaVersion" in given:
             raise UsageError(f"give {field}Schema, or {field}Subject of a schema registry, not both")
-        own = RegisteredSchema(0, _KINDS[name], text)
-        made = _bare(name, field, given, text, fields)
-        return TypedFormat.seen(made, _pin(name, field, given, own, {}), wanted, field)
+        own = RegisteredSchema(0, str(spec.registry_kind), text)
+        made = _bare(spec, field, given, text, fields)
+        return TypedFormat.seen(made, _pin(spec, field, given, own, {}), wanted, field)
     if "schemaRegistryUrl" not in given:
-        raise UsageError(f"{field}Format={name} needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
+        raise _no_schema(spec, field)
     registry = SchemaRegistry(given["schemaRegistryUrl"], registry_properties)
     _check_subject(field, given, registry_properties)
     version, more = given.get(f"{field}SchemaVersion"), _own_arguments(field, given)
-    subject = given.get(f"{field}Subject") or _subject(registry, name, field, topics, _record(field, given))
-    found = _registered_class(name).of_subject(registry, subject, version=version, fields=fields, field=field, **more)
-    return TypedFormat.seen(found, _pin(name, field, given, found.reader, {"id": str(found.reader.id)}), wanted, field)
+    subject = given.get(f"{field}Subject") or _subject(registry, spec, field, topics, _record(field, given))
+    found = _registered_class(spec).of_subject(registry, subject, version=version, fields=fields, field=field, **more)
+    return TypedFormat.seen(found, _pin(spec, field, given, found.reader, {"id": str(found.reader.id)}), wanted, field)
 
 
-_KINDS = {FormatName.AVRO: "AVRO", FormatName.JSON_SCHEMA: "JSON", FormatName.PROTOBUF: "PROTOBUF"}
-"""What a registry calls the formats whose schemas it has."""
-
-
-def _registered_class(name: FormatName) -> type[RegisteredFormat]:
-    if name is FormatName.AVRO:
-        from headrace.connectors.formats.registry.avro_values import RegisteredAvroFormat
-
-        return RegisteredAvroFormat
-    if name is FormatName.JSON_SCHEMA:
-        from headrace.connectors.formats.registry.json_values import RegisteredJsonFormat
-
-        return RegisteredJsonFormat
-    from headrace.connectors.formats.registry.protobuf_values import RegisteredProtobufFormat
-
-    return RegisteredProtobufFormat
+def _registered_class(spec: FormatSpec) -> type[RegisteredFormat]:
+    if spec.load_registered is None:
+        raise UsageError(f"a schema registry has no schemas of format {spec.name!r}")
+    return spec.load_registered()
 
 
 def _own_arguments(field: Field, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,18 +313,18 @@ def _own_arguments(field: Field, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def _bare(name: FormatName, field: Field, given: Mapping[str, Any], text: str, fields: Sequence[str] | None) -> ValueFormat:
+def _bare(spec: FormatSpec, field: Field, given: Mapping[str, Any], text: str, fields: Sequence[str] | None) -> ValueFormat:
     """Values of one schema, without a registry's wire format."""
-    return create_format(str(name), schema=text, fields=fields, **_own_arguments(field, given))
+    return create_format(spec.name, schema=text, fields=fields, **_own_arguments(field, given))
 
 
 def _pin(
-    name: FormatName, field: Field, given: Mapping[str, Any], reader: RegisteredSchema, named: Mapping[str, str]
+    spec: FormatSpec, field: Field, given: Mapping[str, Any], reader: RegisteredSchema, named: Mapping[str, str]
 ) -> dict[str, Any]:
     """With the type of all that the schema has, of which a query may read a part; a type within itself has none."""
-    pin = {"format": str(name), **named, "fingerprint": reader.fingerprint}
+    pin = {"format": spec.name, **named, "fingerprint": reader.fingerprint}
     try:
-        made = create_format(str(name), schema=reader.text, references=dict(reader.references), **_own_arguments(field, given))
+        made = create_format(spec.name, schema=reader.text, references=dict(reader.references), **_own_arguments(field, given))
         return {**pin, "type": _described(made.arrow_type)}
     except UsageError:
         return pin
@@ -380,7 +370,7 @@ def _inline(field: Field, given: Mapping[str, Any]) -> str | None:
         raise UsageError(f"option '{field}SchemaFile': {path} cannot be read: {error}") from error
 
 
-def _subject(registry: SchemaRegistry, name: FormatName, field: Field, topics: Sequence[str] | None, record: str | None) -> str:
+def _subject(registry: SchemaRegistry, spec: FormatSpec, field: Field, topics: Sequence[str] | None, record: str | None) -> str:
     """What the registry's strategy makes of the topic and of the record's name. Raises UsageError naming the option to give."""
     names = set(topics or ())
     strategy = dict(registry.config.strategies).get(field, SubjectStrategy.TOPIC_NAME)
@@ -389,7 +379,7 @@ def _subject(registry: SchemaRegistry, name: FormatName, field: Field, topics: S
             f"option '{field}Subject' is missing: with a pattern or several topics it cannot be told from the topic's name"
         )
     if strategy is not SubjectStrategy.TOPIC_NAME and record is None:
-        option = "Message" if name is FormatName.PROTOBUF else "Record"
+        option = "Message" if "message" in spec.arguments else "Record"
         raise UsageError(f"option '{field}{option}' is missing: {strategy} names the subject after the record")
     return registry.subject(names.pop() if len(names) == 1 else None, field=field, record=record)
 
@@ -407,8 +397,11 @@ def _check_subject(field: Field, given: Mapping[str, Any], registry_properties: 
         raise UsageError(f"give {field}Subject or {REGISTRY_PREFIX}{said}, not both")
     if f"{field}Record" not in given:
         return
-    if given[f"{field}Format"] is FormatName.PROTOBUF:
-        raise UsageError(f"option '{field}Record' means nothing with {field}Format=protobuf: {field}Message names the record")
+    spec: FormatSpec = given[f"{field}Format"]
+    if "message" in spec.arguments:
+        raise UsageError(
+            f"option '{field}Record' means nothing with {field}Format={spec.name}: {field}Message names the record"
+        )
     if not registry_properties.get(said, "").endswith("RecordNameStrategy"):
         raise UsageError(
             f"option '{field}Record' means nothing without {REGISTRY_PREFIX}{said} of RecordNameStrategy or "
@@ -418,9 +411,10 @@ def _check_subject(field: Field, given: Mapping[str, Any], registry_properties: 
         raise UsageError(f"option '{field}Record' means nothing with {field}Schema, which has its own name")
 
 
-def _json(field: Field, given: Mapping[str, Any], columns: StructType | None) -> ValueFormat:
-    from headrace.connectors.formats.json_values import JsonFormat
-
+def _without_schema(spec: FormatSpec, field: Field, given: Mapping[str, Any], columns: StructType | None) -> ValueFormat:
+    """A format that no schema describes. It takes the type of its values from the frame's column, or needs none."""
+    if "arrow_type" not in spec.arguments:
+        return create_format(spec.name)
     column = _column(field, columns)
     if column is None and f"{field}Schema" in given:
         column = _from_json(field, given[f"{field}Schema"])
@@ -428,10 +422,10 @@ def _json(field: Field, given: Mapping[str, Any], columns: StructType | None) ->
         column = StructType([])
     if column is None:
         raise UsageError(
-            f"{field}Format=json needs the type of the {field}: with .schema('{field} struct<...>'), or in {field}Schema the "
-            "type's JSON (frame.schema.json())"
+            f"{field}Format={spec.name} needs the type of the {field}: with .schema('{field} struct<...>'), or in "
+            f"{field}Schema the type's JSON (frame.schema.json())"
         )
-    return JsonFormat(to_arrow_type(column, timezone="UTC"))
+    return create_format(spec.name, arrow_type=to_arrow_type(column, timezone="UTC"))
 
 
 def _from_json(field: Field, text: str) -> DataType:
@@ -460,32 +454,32 @@ def write_formats(
             raise UsageError(f"option '{field}SchemaReferences' needs schemaRegistryUrl and {field}Schema or {field}SchemaFile")
     formats: dict[Field, ValueFormat] = {}
     for field in FIELDS:
-        name: FormatName | None = given.get(f"{field}Format")
+        spec: FormatSpec | None = given.get(f"{field}Format")
         column = _column(field, schema)
-        if name is None:
+        if spec is None:
             continue
         if column is None:
             raise UsageError(f"option '{field}Format' needs a column {field!r}; the columns are {', '.join(schema.names)}")
-        if name is FormatName.JSON and f"{field}Schema" in given:
-            raise UsageError(f"option '{field}Schema' means nothing to a sink with {field}Format=json: the frame has the type")
+        if spec.registry_kind is None and f"{field}Schema" in given:
+            raise UsageError(
+                f"option '{field}Schema' means nothing to a sink with {field}Format={spec.name}: the frame has the type"
+            )
         kind = to_arrow_type(column, timezone="UTC")
-        formats[field] = _writer(name, field, given, schema, registry_properties)
+        formats[field] = _writer(spec, field, given, schema, registry_properties)
         formats[field].encode(pa.array([], kind))  # what can never fit is refused here, and not by every task
     return formats
 
 
 def _writer(
-    name: FormatName, field: Field, given: Mapping[str, Any], schema: StructType, registry_properties: Mapping[str, str]
+    spec: FormatSpec, field: Field, given: Mapping[str, Any], schema: StructType, registry_properties: Mapping[str, str]
 ) -> ValueFormat:
-    if name is FormatName.STRING:
-        return StringFormat()
-    if name is FormatName.JSON:
-        return _json(field, given, schema)
+    if spec.registry_kind is None:
+        return _without_schema(spec, field, given, schema)
     text = _inline(field, given)
     if "schemaRegistryUrl" in given:
         _check_subject(field, given, registry_properties)
         asked = _Asked(
-            name=name,
+            spec=spec,
             field=field,
             url=given["schemaRegistryUrl"],
             properties=tuple(sorted(registry_properties.items())),
@@ -500,10 +494,10 @@ def _writer(
         )
         return _registered(asked, _now_and_then())
     if text is None:
-        raise UsageError(f"{field}Format={name} needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
+        raise _no_schema(spec, field)
     if f"{field}Subject" in given or f"{field}SchemaVersion" in given:
         raise UsageError(f"options '{field}Subject' and '{field}SchemaVersion' need schemaRegistryUrl")
-    return _bare(name, field, given, text, None)
+    return _bare(spec, field, given, text, None)
 
 
 _ASKED_AGAIN_S = 300.0
@@ -518,7 +512,7 @@ def _now_and_then() -> int:
 class _Asked:
     """What a sink's options say of a registry's schema: a version of a subject; or a text, that is registered or is to be."""
 
-    name: FormatName
+    spec: FormatSpec
     field: Field
     url: str
     properties: tuple[tuple[str, str], ...]
@@ -533,7 +527,7 @@ class _Asked:
 
     def subject_in(self, registry: SchemaRegistry, record: str | None) -> str:
         """The one that is named, or that of the topic and of a record of this name."""
-        return self.subject or _subject(registry, self.name, self.field, [self.topic] if self.topic else None, record)
+        return self.subject or _subject(registry, self.spec, self.field, [self.topic] if self.topic else None, record)
 
 
 @functools.lru_cache(maxsize=64)
@@ -542,7 +536,7 @@ def _registered(asked: _Asked, _period: int) -> ValueFormat:
     from headrace.connectors.formats.registry.client import SchemaRegistry
 
     registry = SchemaRegistry(asked.url, dict(asked.properties))
-    make = functools.partial(_registered_class(asked.name), registry)
+    make = functools.partial(_registered_class(asked.spec), registry)
     if asked.message is not None:
         make = functools.partial(make, message=asked.message)
     if asked.text is None:
@@ -551,7 +545,7 @@ def _registered(asked: _Asked, _period: int) -> ValueFormat:
         return make(registry.version(asked.subject_in(registry, asked.record), asked.version))
     if asked.version is not None:
         raise UsageError("give a version of the subject, or a schema, not both")
-    own = registry.compose(_KINDS[asked.name], asked.text, asked.references)
+    own = registry.compose(str(asked.spec.registry_kind), asked.text, asked.references)
     subject = asked.subject_in(registry, make(own).record)  # what is not a schema of the format is not registered
     return make(registry.register(subject, own) if asked.registers else registry.lookup(subject, own))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, TypeGuard
 
+from headrace.connectors.formats.by_name import FormatSpec
 from headrace.connectors.formats.registry.schemas import SchemaReference
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.topology import TopicPartition
@@ -20,7 +21,7 @@ from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import duration_s
-from headrace.spark.kafka_formats import FIELDS, REGISTRY_PREFIX, BadRecord, FormatName, RecursiveField
+from headrace.spark.kafka_formats import FIELDS, RECORD_FORMATS, REGISTRY_PREFIX, BadRecord, RecursiveField
 from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, boolean, choice, integer, text, verbatim
 
 __all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "Delivery"]
@@ -134,6 +135,13 @@ def _end_word(option: Option, value: str) -> Position:
     return _BY_NAME[word]
 
 
+def _format(option: Option, value: str) -> FormatSpec:
+    word = text(option, value).lower()
+    if word not in RECORD_FORMATS:
+        raise option.refuse(value, " or ".join(RECORD_FORMATS))
+    return RECORD_FORMATS[word]
+
+
 def _no_match(option: Option, value: str) -> NoMatch:
     match value.strip().lower():
         case "error":
@@ -239,10 +247,10 @@ _SOURCE: tuple[Option, ...] = (
     Option("maxUncompressedBatchBytes", integer(1), "ours: most bytes that a compressed batch may unpack to. Default 256 MiB"),
     Option(
         "valueFormat",
-        choice(FormatName),
-        "ours: decode `value`: `avro`, `protobuf`, `json-schema`, `json`, `string`",
+        _format,
+        f"ours: decode `value`: {', '.join(f'`{name}`' for name in RECORD_FORMATS)}",
     ),
-    Option("keyFormat", choice(FormatName), "ours: the same for `key`"),
+    Option("keyFormat", _format, "ours: the same for `key`"),
     *_SCHEMAS,
     *(
         Option(
@@ -262,8 +270,8 @@ _SOURCE: tuple[Option, ...] = (
 
 _SINK: tuple[Option, ...] = (
     Option("topic", text, "topic of all rows; overrides the column `topic`"),
-    Option("valueFormat", choice(FormatName), "encode `value`, as above. Default: bytes or a string"),
-    Option("keyFormat", choice(FormatName), "the same for `key`"),
+    Option("valueFormat", _format, "encode `value`, as above. Default: bytes or a string"),
+    Option("keyFormat", _format, "the same for `key`"),
     *_SCHEMAS,
     *(
         Option(

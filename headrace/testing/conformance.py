@@ -30,9 +30,9 @@ import pytest
 
 from headrace.enumerator import (
     Boundedness,
+    DiscoveryResult,
     EagerEnumerator,
     EmbeddedRun,
-    Findings,
     Source,
     SourceReader,
     SplitBatch,
@@ -182,11 +182,11 @@ class _ObservedDiscovery(SplitDiscovery[Any]):
         self._inner = inner
         self._observed = observed
 
-    def initial(self) -> Findings[Any]:
+    def initial(self) -> DiscoveryResult[Any]:
         self._observed.initial_calls += 1
         return self._inner.initial()
 
-    def later(self, known: Mapping[str, Any]) -> Findings[Any]:
+    def later(self, known: Mapping[str, Any]) -> DiscoveryResult[Any]:
         return self._inner.later(known)
 
     def close(self) -> None:
@@ -214,9 +214,9 @@ class _ObservedSource(Source[Any]):
     def create_reader(self) -> SourceReader[Any]:
         return self._inner.create_reader()
 
-    def splits_missing(self, splits: Sequence[Any]) -> None:
+    def on_splits_missing(self, splits: Sequence[Any]) -> None:
         self.observed.missing += [split.split_id for split in splits]
-        self._inner.splits_missing(splits)
+        self._inner.on_splits_missing(splits)
 
     def checkpoint_completed(self, splits: Sequence[Any]) -> None:
         self.observed.published.update((split.split_id, split) for split in splits)
@@ -278,7 +278,7 @@ class SourceConformance(ABC):
     poll_timeout_s: float = 0.0
     quiet_polls = 3
     """So many steps in a row without records mean that none will come."""
-    patience_polls = 20
+    timeout_polls = 20
     """So many steps in a row without records, while some are owed, are a failure."""
     observes_source = True
     """False for a runner that copies the source to other processes: the cases that count its calls are skipped then."""
@@ -320,14 +320,14 @@ class SourceConformance(ABC):
         quiet = 0
         while len(log.values_of(run)) < count:
             quiet = 0 if run.step(self.poll_timeout_s) else quiet + 1
-            assert quiet < self.patience_polls, f"{len(log.values_of(run))} of {count} records came, and no more do"
+            assert quiet < self.timeout_polls, f"{len(log.values_of(run))} of {count} records came, and no more do"
 
     def read_to_end(self, run: Run) -> None:
         """Until the source ends by itself."""
         quiet = 0
         while not run.finished:
             quiet = 0 if run.step(self.poll_timeout_s) else quiet + 1
-            assert quiet < self.patience_polls, "a bounded source does not end"
+            assert quiet < self.timeout_polls, "a bounded source does not end"
 
     def assert_quiet(self, run: Run, log: _Log) -> None:
         """Nothing more comes."""
@@ -579,7 +579,7 @@ class SourceConformance(ABC):
         self.finish(self.start_run(source, checkpoint=checkpoint), log)
 
     def test_removed_split_is_reported(self, external: ExternalContext) -> None:
-        """`splits_missing` is called once for it; the others are read on, unless the source stops the job over it."""
+        """`on_splits_missing` is called once for it; the others are read on, unless the source stops the job over it."""
         log = _Log(external)
         kept, removed = log.new_split(), log.new_split()
         source = self.observe(external.create_source(Boundedness.UNBOUNDED))
@@ -631,7 +631,7 @@ class SourceConformance(ABC):
             assert serializer.deserialize(serializer.version, json.loads(text)) == item
 
     def _polls(self, reader: SourceReader[Any]) -> Iterator[SplitBatch[Any] | None]:
-        for _ in range(self.patience_polls):
+        for _ in range(self.timeout_polls):
             yield reader.poll(self.poll_timeout_s)
 
     def test_golden_splits(self, external: ExternalContext) -> None:

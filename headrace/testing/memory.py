@@ -22,7 +22,7 @@ import pyarrow as pa
 from headrace.enumerator.errors import DataLossError, UsageError
 from headrace.enumerator.source import (
     Boundedness,
-    Findings,
+    DiscoveryResult,
     JsonObject,
     LogSource,
     SourceReader,
@@ -125,17 +125,17 @@ class MemoryDiscovery(SplitDiscovery[MemorySplit]):
     def __init__(self, source: MemorySource) -> None:
         self._source = source
 
-    def initial(self) -> Findings[MemorySplit]:
+    def initial(self) -> DiscoveryResult[MemorySplit]:
         """Every split, from its first value or (start="latest") from its end as it is now."""
         log, latest = self._source.log, self._source.start == "latest"
         added = [self._split(split_id, log.end(split_id) if latest else 0) for split_id in log.split_ids()]
-        return Findings(added, complete=self._source.is_bounded)
+        return DiscoveryResult(added, complete=self._source.is_bounded)
 
-    def later(self, known: Mapping[str, MemorySplit]) -> Findings[MemorySplit]:
+    def later(self, known: Mapping[str, MemorySplit]) -> DiscoveryResult[MemorySplit]:
         """The splits that are not known, from their first value."""
         seen = self._source.log.split_ids()
         added = [self._split(split_id, 0) for split_id in seen if split_id not in known]
-        return Findings(added, missing=frozenset(known.keys() - set(seen)), complete=self._source.is_bounded)
+        return DiscoveryResult(added, missing=frozenset(known.keys() - set(seen)), complete=self._source.is_bounded)
 
     def _split(self, split_id: str, start: int) -> MemorySplit:
         return MemorySplit(split_id, start, self._source.log.end(split_id) if self._source.is_bounded else None)

@@ -152,7 +152,7 @@ class _Job:
 class SinkConformance(ABC):
     """Subclass it, see the module. Each case is a method; `external` is the fixture that calls the factory."""
 
-    patience_s: float = 0.0
+    timeout_s: float = 0.0
     """For so many seconds what was committed may stay unseen."""
 
     @abstractmethod
@@ -181,7 +181,7 @@ class SinkConformance(ABC):
     def assert_visible(self, external: SinkContext, *expected: Sequence[str]) -> None:
         """A reader sees these values, each once, and no others."""
         wanted = Counter(value for values in expected for value in values)
-        deadline = time.monotonic() + self.patience_s
+        deadline = time.monotonic() + self.timeout_s
         while (seen := Counter(external.visible())) != wanted and time.monotonic() < deadline:
             continue
         assert seen == wanted, f"lost: {sorted(wanted - seen)}; duplicated or foreign: {sorted(seen - wanted)}"

@@ -203,7 +203,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             self._report([split for split in found.missing if split.split_id not in self._worker.reported])
             if not tracker.try_claim(self._without_gone(found)):
                 return
-            self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, time.monotonic())
+            self._worker.last_look = workers.LastPoll(found.checkpoint.checkpoint_id, time.monotonic())
             for work in self._dealt(found):
                 # the first splits hold the watermark back until they are read; those found later cannot
                 time_of_split = watermark.current_watermark()
@@ -250,7 +250,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     def _report(self, missing: Sequence[Any]) -> None:
         if missing:
-            self._source.splits_missing(missing)  # raises where that ends the job: then it is said at every attempt
+            self._source.on_splits_missing(missing)  # raises where that ends the job: then it is said at every attempt
             self._worker.reported |= {split.split_id for split in missing}
 
 

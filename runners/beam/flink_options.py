@@ -19,11 +19,8 @@ from headrace.enumerator.errors import UsageError
 MIN_PAUSE_MS = 500
 """At least so long between a checkpoint's completion and the next one's start, for the news of it to reach every task first."""
 
-LEAST_LIFE_INTERVALS = 10
+LEAST_LIFETIME_INTERVALS = 10
 """A worker process that is replaced sooner than after so many checkpoint intervals forgets what it is about to prove."""
-
-ON_FLINK = frozenset({"FlinkRunner", "PortableRunner"})
-"""Runners by name: Flink's job server is reached by a PortableRunner."""
 
 
 class Promise(Enum):
@@ -73,9 +70,9 @@ class Options:
         return default if value is None else str(value).upper()
 
 
-def _life_too_short(options: Options) -> bool:
-    life_ms = options.number("environment_cache_millis", 0)
-    return 0 < life_ms < LEAST_LIFE_INTERVALS * options.number("checkpointing_interval", 0)
+def _lifetime_too_short(options: Options) -> bool:
+    lifetime_ms = options.number("environment_cache_millis", 0)
+    return 0 < lifetime_ms < LEAST_LIFETIME_INTERVALS * options.number("checkpointing_interval", 0)
 
 
 _WRITE = frozenset({Promise.WRITE, Promise.WRITE_TABLE})
@@ -141,8 +138,8 @@ RULES = (
     ),
     Rule(
         "environment_cache_millis",
-        _life_too_short,
-        f"workers are replaced within {LEAST_LIFE_INTERVALS} checkpoint intervals, and forget what the last ones have proven",
+        _lifetime_too_short,
+        f"workers are replaced within {LEAST_LIFETIME_INTERVALS} checkpoint intervals, and forget what earlier ones proved",
         "leave it out, or give a longer time",
     ),
     Rule(

@@ -28,10 +28,10 @@ class Mark(Generic[PositionT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket(Generic[PositionT]):
+class FinalizationToken(Generic[PositionT]):
     """One call's position, and the one that its finalisation will prove: no other ticket, or each would keep all before it."""
 
-    life: int
+    lifetime: int
     reached: Mark[PositionT]
     proven: Mark[PositionT] | None
 
@@ -51,18 +51,18 @@ class Publication(Generic[PositionT]):
         """
         self._most = most_outstanding
         self._lock = threading.Lock()
-        self._life = 0
+        self._lifetime = 0
         self._last: PositionT | None = None
         self._numbers = 0
         self._finalised: Mark[PositionT] | None = None
         self._published = 0
         self._outstanding = 0
 
-    def register(self, start: PositionT, end: PositionT) -> Ticket[PositionT] | None:
+    def register(self, start: PositionT, end: PositionT) -> FinalizationToken[PositionT] | None:
         """A call has read from `start` to `end`. The ticket for `finalised`; None when nothing is owed, or too much is."""
         with self._lock:
             if start != self._last:
-                self._life += 1
+                self._lifetime += 1
                 self._finalised = None
                 self._published = self._numbers
                 self._outstanding = 0
@@ -74,26 +74,26 @@ class Publication(Generic[PositionT]):
             if self._most is not None and self._outstanding >= self._most:
                 return None
             self._outstanding += 1
-            return Ticket(self._life, Mark(self._numbers, end), self._finalised)
+            return FinalizationToken(self._lifetime, Mark(self._numbers, end), self._finalised)
 
-    def finalised(self, ticket: Ticket[PositionT]) -> PositionT | None:
+    def finalised(self, token: FinalizationToken[PositionT]) -> PositionT | None:
         """The runner has finalised the call's bundle. What to publish now, if anything: never less than before."""
         with self._lock:
-            if ticket.life != self._life:
+            if token.lifetime != self._lifetime:
                 return None
             self._outstanding -= 1
-            if self._finalised is None or ticket.reached.number > self._finalised.number:
-                self._finalised = ticket.reached
-            if ticket.proven is None or ticket.proven.number <= self._published:
+            if self._finalised is None or token.reached.number > self._finalised.number:
+                self._finalised = token.reached
+            if token.proven is None or token.proven.number <= self._published:
                 return None
-            self._published = ticket.proven.number
-            return ticket.proven.end
+            self._published = token.proven.number
+            return token.proven.end
 
-    def not_published(self, ticket: Ticket[PositionT]) -> None:
+    def not_published(self, token: FinalizationToken[PositionT]) -> None:
         """What `finalised` of this ticket gave could not be published: it is owed still."""
         with self._lock:
-            if ticket.life == self._life and ticket.proven is not None:
-                self._published = min(self._published, ticket.proven.number - 1)
+            if token.lifetime == self._lifetime and token.proven is not None:
+                self._published = min(self._published, token.proven.number - 1)
 
     def settled(self, position: PositionT) -> bool:
         """Whether the last position is this one and was published."""

@@ -11,57 +11,57 @@ from typing import Any, Generic
 from headrace.enumerator.source import Source
 from headrace.enumerator.source_driver import PositionPublisher
 from headrace.enumerator.split import SplitT
-from headrace.runners.beam.publication import Publication, Ticket
+from headrace.runners.beam.publication import FinalizationToken, Publication
 from headrace.runners.beam.reader_restriction import Published, ReaderRestriction
 from headrace.runners.beam.worker import Worker
 
 log = logging.getLogger(__name__)
 
-PUBLISH_PATIENCE_S = 900.0
+PUBLISH_TIMEOUT_S = 900.0
 """How long last positions wait for a runner that finalises no bundle, in seconds; or three checkpoints, if that is longer."""
 
 
 class Publisher(Generic[SplitT]):
     """Of one DoFn instance. `note` is called at the end of each call, by its thread; what it registers in any thread."""
 
-    def __init__(self, source: Source[SplitT], worker: Worker[SplitT], patience_s: float) -> None:
-        """`patience_s`: see `PUBLISH_PATIENCE_S`."""
+    def __init__(self, source: Source[SplitT], worker: Worker[SplitT], timeout_s: float) -> None:
+        """`timeout_s`: see `PUBLISH_TIMEOUT_S`."""
         self._positions = PositionPublisher(source, worker.publish_failures)
         self._worker = worker
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     def note(self, begun: ReaderRestriction[SplitT], stands: Mapping[str, SplitT], tracker: Any, finalizer: Any) -> None:
         """A call started there and its splits stand here; those that have ended go once their last position is published."""
-        tickets = []
+        tokens = []
         for start in (*begun.reading, *begun.unpublished):
             publication = self._worker.publication(start.split_id)
-            ticket = publication.register(start, stands.get(start.split_id, start))
-            if ticket is not None:
-                tickets.append((publication, ticket))
+            token = publication.register(start, stands.get(start.split_id, start))
+            if token is not None:
+                tokens.append((publication, token))
         for last in begun.unpublished:
             if self._worker.publication(last.split_id).settled(last) or self._given_up(last):
                 tracker.try_claim(Published(last.split_id))
-        if tickets:
-            finalizer.register(partial(self._finalised, tickets))
+        if tokens:
+            finalizer.register(partial(self._finalised, tokens))
 
     def _given_up(self, last: SplitT) -> bool:
         """A runner that finalises no bundle must not keep a read that has ended from ending."""
         now_s = time.monotonic()
         waits_since_s = max(self._worker.ended_s.setdefault(last.split_id, now_s), self._worker.finalised_s)
-        if now_s - waits_since_s < self._patience_s:
+        if now_s - waits_since_s < self._timeout_s:
             return False
         log.error(
             "%s was read to its end, and its last position is not published: the runner has finalised no bundle for %.0f s. "
             "That needs a runner with bundle finalization; on Flink the options --streaming and --checkpointing_interval",
             last,
-            self._patience_s,
+            self._timeout_s,
         )
         return True
 
-    def _finalised(self, tickets: Sequence[tuple[Publication[SplitT], Ticket[SplitT]]]) -> None:
+    def _finalised(self, tokens: Sequence[tuple[Publication[SplitT], FinalizationToken[SplitT]]]) -> None:
         """In a thread of the runner's choice, which may drop what is raised here."""
         self._worker.finalised_s = time.monotonic()
-        found = [(publication, ticket, publication.finalised(ticket)) for publication, ticket in tickets]
+        found = [(publication, token, publication.finalised(token)) for publication, token in tokens]
         splits = [split for _, _, split in found if split is not None]
         if not splits:
             return
@@ -71,6 +71,6 @@ class Publisher(Generic[SplitT]):
             log.error("the positions of %s cannot be published: %s", ", ".join(map(str, splits)), error)
             return
         if not is_published:
-            for publication, ticket, split in found:
+            for publication, token, split in found:
                 if split is not None:
-                    publication.not_published(ticket)
+                    publication.not_published(token)

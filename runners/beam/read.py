@@ -22,14 +22,15 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, LogSource, Source
 from headrace.enumerator.split import OffsetSplit, SplitT
-from headrace.runners.beam import flink_options
+from headrace.runners.beam import capabilities, flink_options
 from headrace.runners.beam import worker as workers
+from headrace.runners.beam.capabilities import Stages
 from headrace.runners.beam.coders import Element, ReaderFormat
 from headrace.runners.beam.enumerate import EnumerateBounded, EnumerateUnbounded
 from headrace.runners.beam.event_time import IDLE_LAG, EventTime, ProcessingTime, SplitWatermark, bounds
 from headrace.runners.beam.flink_options import Promise
 from headrace.runners.beam.flink_placement import Subtasks
-from headrace.runners.beam.publisher import PUBLISH_PATIENCE_S, Publisher
+from headrace.runners.beam.publisher import PUBLISH_TIMEOUT_S, Publisher
 from headrace.runners.beam.read_limit import POSITIONS, Limit, ReadLimited
 from headrace.runners.beam.reader_cache import HeldReader
 from headrace.runners.beam.reader_restriction import Claim, ReaderTracker
@@ -54,8 +55,6 @@ DISCOVERY_INTERVAL_S = 300.0
 DEFAULT_READERS = 4
 """How many readers share the splits that are found, where neither `num_readers` nor the option --parallelism says."""
 
-_ONE_STAGE_AFTER_THE_OTHER = {"FnApiRunner", "BundleBasedDirectRunner"}
-
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[SplitT]):
@@ -66,7 +65,7 @@ class Reading(Generic[SplitT]):
     event_time: EventTime
     read_s: float
     publishes: bool
-    publish_patience_s: float = PUBLISH_PATIENCE_S
+    publish_timeout_s: float = PUBLISH_TIMEOUT_S
 
 
 class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
@@ -80,7 +79,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def setup(self) -> None:
         """Once per instance."""
         self._worker = workers.join(self._reading.transform)
-        self._publisher = Publisher(self._reading.source, self._worker, self._reading.publish_patience_s)
+        self._publisher = Publisher(self._reading.source, self._worker, self._reading.publish_timeout_s)
 
     def teardown(self) -> None:
         """Once per instance, unless the process is killed."""
@@ -138,19 +137,19 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         """
         heard_s = time.monotonic()
         deadline_s = heard_s + self._reading.read_s
-        patience_s = max(WAIT_S, self._reading.read_s / (1 + len(self._worker.readers)))
+        timeout_s = max(WAIT_S, self._reading.read_s / (1 + len(self._worker.readers)))
         while held.positions:
-            batch = held.poll(patience_s)
+            batch = held.poll(timeout_s)
             if batch is None:
                 # a reader may also say so between two batches, without having waited
-                if time.monotonic() - heard_s < patience_s:
+                if time.monotonic() - heard_s < timeout_s:
                     continue
                 return
             heard_s = time.monotonic()
             claim = Claim(batch.split, batch.finished)
             if tracker.try_claim(claim):
                 held.granted(batch, claim.left)
-                patience_s = WAIT_S
+                timeout_s = WAIT_S
                 if batch.records.num_rows:
                     yield self._timestamped(batch.records, batch.split.split_id, held)
             else:
@@ -243,12 +242,14 @@ class ToRecords(beam.DoFn):
         return (TimestampedValue(row, Timestamp(micros=micros)) for row, micros in pairs)
 
 
-def _check_streams(runner: str) -> None:
+def _check_streams(pipeline: Any) -> None:
     """A source without an end needs a runner whose stages run in parallel, or not one record comes out, silently."""
     wanted = "read up to a stop or a limit, or use Prism (--runner=PrismRunner), Flink, or another runner that streams"
-    if runner in _ONE_STAGE_AFTER_THE_OTHER:
+    stages = capabilities.of_runner(pipeline).stages
+    if stages is Stages.ONE_BY_ONE:
+        runner = capabilities.name_of(pipeline)
         raise UsageError(f"{runner} ends one stage before it starts the next, and this source has no end: {wanted}")
-    if runner == "SwitchingDirectRunner":
+    if stages is Stages.DEPENDS:
         log.warning("DirectRunner reads a source without an end only where Beam can fetch its program Prism; else %s", wanted)
 
 
@@ -323,9 +324,10 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
         options = pbegin.pipeline.options.get_all_options(retain_unknown_options=True)
-        if self._publishes and type(pbegin.pipeline.runner).__name__ in flink_options.ON_FLINK:
+        check_options = capabilities.of_runner(pbegin.pipeline).check_options
+        if self._publishes and check_options is not None:
             unbounded = self._source.boundedness is Boundedness.UNBOUNDED and self._limit is None
-            flink_options.refuse(Promise.OFFSETS, options, unbounded=unbounded)
+            check_options(Promise.OFFSETS, options, unbounded=unbounded)
         batches = self._read(pbegin, options) if self._limit is None else self._read_limited(pbegin, self._limit, options)
         if self._output == "arrow":
             return batches
@@ -349,12 +351,12 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         return flink_options.Options(options, unbounded=self._source.boundedness is Boundedness.UNBOUNDED)
 
     def _reading(self, options: Mapping[str, Any]) -> Reading[Any]:
-        patience_s = max(PUBLISH_PATIENCE_S, 3 * self._given(options).number("checkpointing_interval", 0) / 1000)
-        return Reading(self._source, uuid.uuid4().hex, self._event_time, self._read_s, self._publishes, patience_s)
+        timeout_s = max(PUBLISH_TIMEOUT_S, 3 * self._given(options).number("checkpointing_interval", 0) / 1000)
+        return Reading(self._source, uuid.uuid4().hex, self._event_time, self._read_s, self._publishes, timeout_s)
 
     def _read(self, pbegin: Any, options: Mapping[str, Any]) -> Any:
         if self._source.boundedness is Boundedness.UNBOUNDED:
-            _check_streams(type(pbegin.pipeline.runner).__name__)
+            _check_streams(pbegin.pipeline)
         enumerate_fn, read_fn = self.stages(options)
         return (
             pbegin

@@ -33,7 +33,7 @@ from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, En
 from headrace.connectors.base.sink import HandleSerializer, HandleT, Outcome, stored_number, stored_text, stored_truth
 from headrace.enumerator.envelope import Envelope, readable_version
 from headrace.enumerator.transitions import Transitions, allowed_after
-from headrace.runners.beam.publication import Publication, Ticket
+from headrace.runners.beam.publication import FinalizationToken, Publication
 
 __all__ = [
     "SHARD_TRANSITIONS",
@@ -180,7 +180,7 @@ class _Slots:
             self._free.append(slot)
 
 
-class _Life:
+class _Lifetime:
     """What is known to be durable since the shard was last restored."""
 
     def __init__(self) -> None:
@@ -188,8 +188,8 @@ class _Life:
         self.durable = 0
         """Every transaction up to this number."""
 
-    def finalised(self, ticket: Ticket[int]) -> None:
-        number = self.publication.finalised(ticket)
+    def finalised(self, token: FinalizationToken[int]) -> None:
+        number = self.publication.finalised(token)
         if number is not None:
             self.durable = max(self.durable, number)
 
@@ -204,7 +204,7 @@ class Shard(Generic[HandleT]):
     def __init__(self) -> None:
         """Nothing is known: the shard may have been restored, or be new."""
         self.slots = _Slots()
-        self.life = _Life()
+        self.lifetime = _Lifetime()
         self.count: int | None = None
         """`ShardState.count` as the last call returned it; None while a call is under way, and after one that failed."""
         self.cleaned_up_s = 0.0
@@ -225,12 +225,12 @@ class ShardCall(Generic[HandleT]):
         self._now_s = now_s
         self._has_rows = has_rows
         self._before = state.count
-        self._life = shard.life
+        self._lifetime = shard.lifetime
         self._durable = 0
         self._waiting: list[PreparedTransaction[HandleT]] = []
         self._aborted: list[PreparedTransaction[HandleT]] = []
         self._slot: int | None = None
-        self._ticket: Ticket[int] | None = None
+        self._token: FinalizationToken[int] | None = None
 
     def handle(self, event: ShardEvent[HandleT]) -> list[ShardCommand[HandleT]]:
         """Take one event, return what is to be done, in this order; the last command of a call is Return.
@@ -267,8 +267,8 @@ class ShardCall(Generic[HandleT]):
         shard = self._shard
         known, shard.count = shard.count, None
         if known != self._state.count:  # restored, or called in another process meanwhile: what was known proves nothing now
-            shard.life = _Life()
-        self._life = shard.life
+            shard.lifetime = _Lifetime()
+        self._lifetime = shard.lifetime
         if known == self._state.count and self._now_s - shard.cleaned_up_s < CLEAN_UP_S:
             return self._end()
         self.phase = ShardPhase.CLEANING_UP
@@ -309,14 +309,14 @@ class ShardCall(Generic[HandleT]):
         return []
 
     def _finalised(self) -> list[ShardCommand[HandleT]]:
-        if self._ticket is not None:
-            self._life.finalised(self._ticket)
+        if self._token is not None:
+            self._lifetime.finalised(self._token)
         return []
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _end(self) -> list[ShardCommand[HandleT]]:
-        self._durable = self._life.durable
+        self._durable = self._lifetime.durable
         self._waiting = [entry for entry in self._state.entries if entry.number <= self._durable]
         if not self._waiting:
             return self._write()
@@ -339,9 +339,9 @@ class ShardCall(Generic[HandleT]):
 
     def _return(self) -> list[ShardCommand[HandleT]]:
         self._shard.count = self._state.count
-        self._ticket = self._life.publication.register(self._before, self._state.count)
+        self._token = self._lifetime.publication.register(self._before, self._state.count)
         self.phase = ShardPhase.RETURNED
-        return [Return(self._state, awaits_finalisation=self._ticket is not None)]
+        return [Return(self._state, awaits_finalisation=self._token is not None)]
 
 
 SHARD_TRANSITIONS: Transitions[ShardPhase] = {

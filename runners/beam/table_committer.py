@@ -23,12 +23,12 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, HandleT, Outcome, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import PeerError, StateError
-from headrace.runners.beam.publication import Ticket
+from headrace.runners.beam.publication import FinalizationToken
 from headrace.runners.beam.table_epochs import (
-    CommitterLife,
+    CommitterLifetime,
     CommitterState,
     CommitterStateSerializer,
-    StateAndTicket,
+    StateAndToken,
     is_of,
     refuse_other_history,
 )
@@ -111,14 +111,14 @@ class EpochWriter(beam.DoFn):
         if stored is not None:
             before = self._serializer.deserialize(stored, f"the committer of run {self._run}")
         committer = _committer(self._sink, self._run)
-        life, returned = committer.call(before, element[1], time.monotonic())
+        lifetime, returned = committer.call(before, element[1], time.monotonic())
         if returned.state != before or stored is None:
             epochs.write(self._serializer.serialize(returned.state))
-        if returned.ticket is not None:
-            bundle_finalizer.register(partial(_finalised, life, returned.ticket))
+        if returned.token is not None:
+            bundle_finalizer.register(partial(_finalised, lifetime, returned.token))
 
 
-class _Life(CommitterLife[HandleT]):
+class _Lifetime(CommitterLifetime[HandleT]):
     """With the table's driver of this life."""
 
     committer: Committer[HandleT] | None = None
@@ -132,11 +132,11 @@ class EpochCommitter(Generic[HandleT]):
         self._sink = sink
         self._run = run
         self._serializer = CommitterStateSerializer(sink.handles)
-        self._last: tuple[CommitterState[HandleT], _Life[HandleT]] | None = None
+        self._last: tuple[CommitterState[HandleT], _Lifetime[HandleT]] | None = None
 
     def call(
         self, before: CommitterState[HandleT], element: bytes, now_s: float
-    ) -> tuple[_Life[HandleT], StateAndTicket[HandleT]]:
+    ) -> tuple[_Lifetime[HandleT], StateAndToken[HandleT]]:
         """Commit what is durable, then take the handle into the state. The ticket is for the life's `finalised`.
 
         Raises what the sink raises, and StateError for a state of another history than the table's. The bundle has failed then.
@@ -144,45 +144,45 @@ class EpochCommitter(Generic[HandleT]):
         with _lock:
             last, self._last = self._last, None
             is_known = last is not None and last[0] == before
-            life = last[1] if last is not None and is_known else _Life(before)
-            begun = life.position
+            lifetime = last[1] if last is not None and is_known else _Lifetime(before)
+            begun = lifetime.position
         try:
-            state = self._performed(life, before, element, now_s)
+            state = self._performed(lifetime, before, element, now_s)
         except BaseException:
-            if life.committer is not None:
+            if lifetime.committer is not None:
                 with suppress(Exception):
-                    life.committer.close()
+                    lifetime.committer.close()
             raise
         with _lock:
-            ticket = life.returned(begun, state)
-            self._last = (state, life)
-        return life, StateAndTicket(state, ticket)
+            token = lifetime.returned(begun, state)
+            self._last = (state, lifetime)
+        return lifetime, StateAndToken(state, token)
 
     def _performed(
-        self, life: _Life[HandleT], state: CommitterState[HandleT], element: bytes, now_s: float
+        self, lifetime: _Lifetime[HandleT], state: CommitterState[HandleT], element: bytes, now_s: float
     ) -> CommitterState[HandleT]:
         if state.run != self._run:
             self._follow(state)
             state = CommitterState(self._run)
         job = job_of(state.run)
-        committer = life.committer
+        committer = lifetime.committer
         if committer is None:
-            committer = life.committer = self._sink.committer(job)
+            committer = lifetime.committer = self._sink.committer(job)
             state = _recovered(committer, job, state)
-        state = _committed(committer, job, state, life.durable)
+        state = _committed(committer, job, state, lifetime.durable)
         if element != HEARTBEAT:
             run, handle, stored = self._serializer.unpack(element)
             if run != state.run:
                 raise StateError(f"a handle of run {run} has come to the committer of run {state.run}: its rows would be lost")
             state = state.adding(handle, stored)
         with _lock:
-            orphans = life.orphans()
+            orphans = lifetime.orphans()
         if orphans:
             committer.clean_up_tasks(orphans, state.handles)
-        if life.wants_look(now_s, LOOK_S):
+        if lifetime.wants_look(now_s, LOOK_S):
             opened = committer.open_tasks()
             with _lock:
-                life.looked(opened, now_s)
+                lifetime.looked(opened, now_s)
         return state
 
     def _follow(self, state: CommitterState[HandleT]) -> None:
@@ -263,7 +263,7 @@ def _committer(sink: TwoPhaseSink[Any], run: str) -> EpochCommitter[Any]:
         return _committers.setdefault(run, EpochCommitter(sink, run))
 
 
-def _finalised(life: _Life[Any], ticket: Ticket[Any]) -> None:
+def _finalised(lifetime: _Lifetime[Any], token: FinalizationToken[Any]) -> None:
     """In a thread of the runner's choice."""
     with _lock:
-        life.finalised(ticket)
+        lifetime.finalised(token)

@@ -46,14 +46,14 @@ from headrace.connectors.base.sink import (
 )
 from headrace.enumerator.envelope import Envelope, readable_version
 from headrace.enumerator.errors import StateError
-from headrace.runners.beam.publication import Publication, Ticket
+from headrace.runners.beam.publication import FinalizationToken, Publication
 
 __all__ = [
-    "CommitterLife",
+    "CommitterLifetime",
     "CommitterState",
     "CommitterStateSerializer",
     "ReceivedHandle",
-    "StateAndTicket",
+    "StateAndToken",
     "refuse_other_history",
 ]
 
@@ -155,7 +155,7 @@ class _Position:
     looks: int
 
 
-class CommitterLife(Generic[HandleT]):
+class CommitterLifetime(Generic[HandleT]):
     """What one process knows of the committer since it was restored, and a restore does not need. Not thread-safe."""
 
     def __init__(self, state: CommitterState[HandleT]) -> None:
@@ -189,7 +189,7 @@ class CommitterLife(Generic[HandleT]):
         suspects, self._suspects = self._suspects, None
         return suspects
 
-    def returned(self, before: _Position, state: CommitterState[HandleT]) -> Ticket[_Position] | None:
+    def returned(self, before: _Position, state: CommitterState[HandleT]) -> FinalizationToken[_Position] | None:
         """A call that started at `before` ends with this state. The ticket for `finalised`; None when nothing is owed."""
         self._position = replace(self._position, count=state.count)
         return self._publication.register(before, self._position)
@@ -199,19 +199,19 @@ class CommitterLife(Generic[HandleT]):
         """For `returned`, as the call starts."""
         return self._position
 
-    def finalised(self, ticket: Ticket[_Position]) -> None:
+    def finalised(self, token: FinalizationToken[_Position]) -> None:
         """The runner has finalised the bundle of the call."""
-        position = self._publication.finalised(ticket)
+        position = self._publication.finalised(token)
         if position is not None:
             self._durable = position
 
 
 @dataclass(frozen=True, slots=True)
-class StateAndTicket(Generic[HandleT]):
+class StateAndToken(Generic[HandleT]):
     """What a call gives back."""
 
     state: CommitterState[HandleT]
-    ticket: Ticket[_Position] | None
+    token: FinalizationToken[_Position] | None
 
 
 class CommitterStateSerializer(Generic[HandleT]):

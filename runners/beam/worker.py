@@ -83,9 +83,9 @@ class CachedReaders(Generic[SplitT]):
         _close([found])
         return None
 
-    def clean_up(self, patience_s: float) -> int:
+    def clean_up(self, timeout_s: float) -> int:
         """Close the readers that were cached longer ago than that; how many are left."""
-        oldest_s = self._clock() - patience_s
+        oldest_s = self._clock() - timeout_s
         with self._lock:
             late = [key for key, (since_s, _) in self._cached.items() if since_s <= oldest_s]
             closing = [self._cached.pop(key) for key in late]
@@ -105,7 +105,7 @@ def _close(cached: Sequence[tuple[float, Cached[Any]] | None]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class LastLook:
+class LastPoll:
     """The last look for splits of this process: its number in the life of the job, and when it was, in monotonic seconds."""
 
     number: int
@@ -123,7 +123,7 @@ class Worker(Generic[SplitT]):
 
     readers: CachedReaders[SplitT] = field(default_factory=CachedReaders)
     ends: Ends[SplitT] = field(default_factory=Ends)
-    last_look: LastLook | None = None
+    last_look: LastPoll | None = None
     reported: set[str] = field(default_factory=set)
     pauses: DiscoveryPauses = field(default_factory=DiscoveryPauses)
     discovery_failures: FailureLog = field(default_factory=FailureLog)

@@ -35,8 +35,9 @@ from apache_beam.utils.windowed_value import WindowedValue
 from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
 from headrace.connectors.base.sink import Attempt, Committer, HandleT, ImmediateSink, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
+from headrace.runners.beam import capabilities
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
-from headrace.runners.beam.flink_options import ON_FLINK, Promise, refuse
+from headrace.runners.beam.flink_options import Promise
 from headrace.runners.beam.resume_delay import pause
 from headrace.runners.beam.shard import (
     BundleFinalised,
@@ -183,13 +184,14 @@ def _constant(value: Shards) -> Callable[[Any], Shards]:
 
 
 def _check_runner(pipeline: Any, promise: Promise) -> None:
-    name = type(pipeline.runner).__name__
-    if name not in ON_FLINK:
+    check_options = capabilities.of_runner(pipeline).check_options
+    if check_options is None:
+        name = capabilities.name_of(pipeline)
         raise UsageError(
             f"delivery='exactly-once' needs Flink's checkpoints, and {name} takes none that a sink can follow: "
             "run on Flink (headrace beam starts one), or take delivery='at-least-once'"
         )
-    refuse(promise, pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True)
+    check_options(promise, pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True)
 
 
 class _Waiting:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 
-from headrace.connectors.base.outputs import SOLE, OutputHandleSerializer
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, OutputHandleSerializer
 from headrace.connectors.base.sink import HandleSerializer, HandleT, stored_number, stored_text, stored_truth
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.envelope import Envelope, readable_version
@@ -44,9 +44,9 @@ __all__ = [
     "CheckpointNotStoredError",
     "CheckpointStore",
     "NewestPositions",
-    "Roster",
     "RunCheckpoint",
     "RunCheckpointSerializer",
+    "WorkerRegistry",
     "has_run",
     "newest_positions",
 ]
@@ -84,13 +84,13 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
     by_output: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     replaced: tuple[int, ...] = ()
 
-    def told(self, output: str) -> tuple[int, int]:
+    def reported(self, output: str) -> tuple[int, int]:
         """What the output's sink had been told before this checkpoint, and what with it; the same where it is none of it."""
-        return (self.epoch_before, self.epoch) if output == SOLE else self.by_output.get(output, (0, 0))
+        return (self.epoch_before, self.epoch) if output == DEFAULT_OUTPUT else self.by_output.get(output, (0, 0))
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class WorkerRegistry:
     """`run`: the job's name at the sink, for good. `next_number`: above that of every worker that was ever started.
 
     `not_cleaned_up`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one
@@ -109,9 +109,9 @@ class Roster:
 
     def run_at(self, output: str) -> str:
         """The run's name at the sink of this output. It starts with a letter, so it is not a worker's."""
-        return self.run if output == SOLE else f"{self.run}-{output}"
+        return self.run if output == DEFAULT_OUTPUT else f"{self.run}-{output}"
 
-    def job(self, number: int, output: str = SOLE) -> str:
+    def job(self, number: int, output: str = DEFAULT_OUTPUT) -> str:
         """The name under which this worker writes, at the sink: no other worker's, in any life of the run."""
         return f"{self.run_at(output)}-{number}"
 
@@ -134,7 +134,7 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
                 "completed": checkpoint.completed,
                 "epochs": [checkpoint.epoch_before, checkpoint.epoch],
                 "replaced": checkpoint.replaced,
-                "outputs": {name: checkpoint.told(name) for name in self.outputs},
+                "outputs": {name: checkpoint.reported(name) for name in self.outputs},
                 "handle_version": self._handles.version,
                 "handles": [[listed.number, self._handles.serialize(listed.handle)] for listed in checkpoint.handles],
                 "source": self._source.serialize(checkpoint.positions).decode(),
@@ -147,12 +147,14 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
         with RUN_CHECKPOINT.reading(where):
             if body["run"] != run:
                 raise StateError(f"{where}: this checkpoint is of the run {body['run']!r}, and the folder is of {run!r}")
-            told = {name: _two(epochs) for name, epochs in body["outputs"].items()}
-            if tuple(sorted(told)) != self.outputs:
-                raise other_outputs(where, tuple(sorted(told)), self.outputs)
-            return self._read(body, told, where)
+            reported = {name: _two(epochs) for name, epochs in body["outputs"].items()}
+            if tuple(sorted(reported)) != self.outputs:
+                raise other_outputs(where, tuple(sorted(reported)), self.outputs)
+            return self._read(body, reported, where)
 
-    def _read(self, body: Mapping[str, Any], told: Mapping[str, tuple[int, int]], where: str) -> RunCheckpoint[SplitT, HandleT]:
+    def _read(
+        self, body: Mapping[str, Any], reported: Mapping[str, tuple[int, int]], where: str
+    ) -> RunCheckpoint[SplitT, HandleT]:
         version = readable_version(body["handle_version"], self._handles.version)
         handles = tuple(
             WorkerHandle(stored_number(number), self._handles.deserialize(version, value)) for number, value in body["handles"]
@@ -165,7 +167,7 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             raise ValueError(f"positions of checkpoint {positions.checkpoint_id} in checkpoint {body['checkpoint_id']}")
         before, epoch = _two(body["epochs"])
         replaced = tuple(map(stored_number, body["replaced"]))
-        return RunCheckpoint(positions, handles, completed, epoch, before, told, replaced)
+        return RunCheckpoint(positions, handles, completed, epoch, before, reported, replaced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +212,14 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         """
         self._serializer = serializer
         self._retained = retained
-        self._roster_lock = threading.Lock()
+        self._registry_lock = threading.Lock()
         self._clock = _clock_of_boot()
         self.files = files = run_files(checkpoints)
         with usable(files.location):
             self._lock = FolderLock(make_machine_folder(checkpoints), files.location)
             try:
                 files.claim()
-                self.roster = self._read_roster()
+                self.registry = self._read_registry()
                 self._check_there()
             except BaseException:
                 self._lock.close()
@@ -285,7 +287,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     def _read(self, checkpoint_id: int) -> RunCheckpoint[SplitT, HandleT]:
         name = _name(checkpoint_id)
-        return self._serializer.deserialize(self.roster.run, self.files.read(name), self.files.where(name))
+        return self._serializer.deserialize(self.registry.run, self.files.read(name), self.files.where(name))
 
     def write(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> None:
         """Make it durable, in place of one of the same number, then remove what is not retained.
@@ -296,7 +298,9 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         """
         self.keep_lock()
         try:
-            self.files.write(_name(checkpoint.positions.checkpoint_id), self._serializer.serialize(self.roster.run, checkpoint))
+            self.files.write(
+                _name(checkpoint.positions.checkpoint_id), self._serializer.serialize(self.registry.run, checkpoint)
+            )
         except NotWrittenError as error:
             raise CheckpointNotStoredError(error.strerror) from error
         self._note_checkpointed()
@@ -311,49 +315,51 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     def remove(self) -> None:
         """Everything of the run: it is over, and what it has written is committed. Raises as `keep_lock`."""
-        with self._roster_lock:  # first: whoever follows, if this process dies before all are gone, may find none
-            self._write_roster(replace(self.roster, checkpointed=False))
+        with self._registry_lock:  # first: whoever follows, if this process dies before all are gone, may find none
+            self._write_registry(replace(self.registry, checkpointed=False))
         self.files.remove([*map(_name, _ids(self.files)), SAVEPOINT, _RUN])  # in this order: no other run starts with it
 
     # --- the roster ---------------------------------------------------------------------------------------------------
 
-    def enlist(self, number: int) -> None:
+    def add_worker(self, number: int) -> None:
         """This number is taken, durably, before it writes anything."""
-        with self._roster_lock:
-            self._write_roster(
-                replace(self.roster, next_number=number + 1, not_cleaned_up=(*self.roster.not_cleaned_up, number))
+        with self._registry_lock:
+            self._write_registry(
+                replace(self.registry, next_number=number + 1, not_cleaned_up=(*self.registry.not_cleaned_up, number))
             )
 
     def note_cleaned_up(self, numbers: Iterable[int], at_s: float) -> None:
         """They were cleaned up for the first time at `at_s`, by `time.monotonic`: durably, as a life may be shorter than it
         takes until they may be struck, and the next one is not to start with them again.
         """
-        with self._roster_lock:
-            self._write_roster(replace(self.roster, cleaned_up_s={**self.roster.cleaned_up_s, **dict.fromkeys(numbers, at_s)}))
+        with self._registry_lock:
+            self._write_registry(
+                replace(self.registry, cleaned_up_s={**self.registry.cleaned_up_s, **dict.fromkeys(numbers, at_s)})
+            )
 
-    def strike(self, numbers: Iterable[int]) -> None:
+    def remove_workers(self, numbers: Iterable[int]) -> None:
         """Nothing of these numbers is open any more, and they are dead."""
         gone = set(numbers)
-        with self._roster_lock:
-            not_cleaned_up = tuple(n for n in self.roster.not_cleaned_up if n not in gone)
-            cleaned_up_s = {n: at_s for n, at_s in self.roster.cleaned_up_s.items() if n not in gone}
-            self._write_roster(replace(self.roster, not_cleaned_up=not_cleaned_up, cleaned_up_s=cleaned_up_s))
+        with self._registry_lock:
+            not_cleaned_up = tuple(n for n in self.registry.not_cleaned_up if n not in gone)
+            cleaned_up_s = {n: at_s for n, at_s in self.registry.cleaned_up_s.items() if n not in gone}
+            self._write_registry(replace(self.registry, not_cleaned_up=not_cleaned_up, cleaned_up_s=cleaned_up_s))
 
     def _note_checkpointed(self) -> None:
-        with self._roster_lock:
-            if not self.roster.checkpointed:
-                self._write_roster(replace(self.roster, checkpointed=True))
+        with self._registry_lock:
+            if not self.registry.checkpointed:
+                self._write_registry(replace(self.registry, checkpointed=True))
 
     def _check_there(self) -> None:
         """Raises StateError where a checkpoint was stored and none is there, which is not to be taken for a run that starts."""
-        if self.roster.checkpointed and not _ids(self.files):
+        if self.registry.checkpointed and not _ids(self.files):
             raise StateError(
-                f"{self.location}: the checkpoints of this run, {self.roster.run}, are gone, and {_RUN} is there: to start "
+                f"{self.location}: the checkpoints of this run, {self.registry.run}, are gone, and {_RUN} is there: to start "
                 "again would write all of it again. Put them back; if they are lost, start in a new folder, with a savepoint "
                 "if any"
             )
 
-    def _read_roster(self) -> Roster:
+    def _read_registry(self) -> WorkerRegistry:
         where = self.files.where(_RUN)
         try:
             data = self.files.read(_RUN)
@@ -361,9 +367,9 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             if _ids(self.files):
                 missing = f"{where} is missing, and there are checkpoints: which run they are of is not known"
                 raise StateError(missing) from error
-            roster = Roster(f"run-{uuid.uuid4().hex}", outputs=self._serializer.outputs)
-            self._write_roster(roster)
-            return roster
+            registry = WorkerRegistry(f"run-{uuid.uuid4().hex}", outputs=self._serializer.outputs)
+            self._write_registry(registry)
+            return registry
         body = RUN.open(data, where)
         with RUN.reading(where):
             outputs = tuple(map(stored_text, body["outputs"]))
@@ -371,24 +377,26 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             same_clock = self._clock is not None and body["clock"] == self._clock
             cleaned_up_s = dict(map(_cleaned_up, body["cleaned_up"])) if same_clock else {}
             next_number = stored_number(body["next_number"])
-            roster = Roster(stored_text(body["run"]), next_number, not_cleaned_up, outputs, checkpointed, cleaned_up_s)
+            registry = WorkerRegistry(
+                stored_text(body["run"]), next_number, not_cleaned_up, outputs, checkpointed, cleaned_up_s
+            )
         if outputs != self._serializer.outputs:
             raise other_outputs(self.location, outputs, self._serializer.outputs)
-        return roster
+        return registry
 
-    def _write_roster(self, roster: Roster) -> None:
+    def _write_registry(self, registry: WorkerRegistry) -> None:
         self.keep_lock()
         body = {
-            "run": roster.run,
-            "next_number": roster.next_number,
-            "not_cleaned_up": list(roster.not_cleaned_up),
-            "outputs": list(roster.outputs),
-            "checkpointed": roster.checkpointed,
+            "run": registry.run,
+            "next_number": registry.next_number,
+            "not_cleaned_up": list(registry.not_cleaned_up),
+            "outputs": list(registry.outputs),
+            "checkpointed": registry.checkpointed,
             "clock": self._clock,
-            "cleaned_up": [[number, at_s] for number, at_s in sorted(roster.cleaned_up_s.items())],
+            "cleaned_up": [[number, at_s] for number, at_s in sorted(registry.cleaned_up_s.items())],
         }
         self.files.write(_RUN, RUN.seal(body))
-        self.roster = roster
+        self.registry = registry
 
 
 def other_outputs(where: str, found: tuple[str, ...], wanted: tuple[str, ...]) -> StateError:

@@ -8,7 +8,8 @@ is the checkpoint's number and some random bits, so that two copies of a folder 
 the epoch that the sink has recorded last is behind, or of another branch, and is refused. Rows that are copied, as what was
 prepared is aborted, have a new epoch: two folders may have stored one checkpoint, and one of them alone may copy it.
 
-Each worker writes under its own sink job (`Roster.job`), so a clean-up aborts a dead worker's transactions and nobody else's.
+Each worker writes under its own sink job (`WorkerRegistry.job`), so a clean-up aborts a dead worker's transactions and nobody
+else's.
 To a sink that commits by list (tables) all write under the run's job, each as its own task: the sink records the
 checkpoint's epoch and commits all of it in one step, and cleans up by task.
 
@@ -36,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from headrace.connectors.base.commit import StaleEpochError
-from headrace.connectors.base.outputs import SOLE, Outputs, Sinks
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, HandleT, Outcome, PreparedGoneError, TwoPhaseSink
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import (
@@ -51,7 +52,7 @@ from headrace.enumerator.errors import (
     is_retriable,
 )
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.checkpoints import CheckpointStore, Roster, RunCheckpoint
+from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint, WorkerRegistry
 from headrace.runners.local.core import WorkerHandle
 
 __all__ = ["RunCommitter", "first_attempt"]
@@ -67,17 +68,17 @@ way when its process died may come to the sink later."""
 _Result = TypeVar("_Result")
 
 
-def first_attempt(sink: TwoPhaseSink[Any], roster: Roster, number: int, output: str = SOLE) -> Attempt:
+def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int, output: str = DEFAULT_OUTPUT) -> Attempt:
     """A worker's first transaction of an output; its epochs count on from it. No other worker of any life of the run has its
     name.
     """
     if sink.commits_by_list:
-        return Attempt(roster.run_at(output), 0, number, 0)
-    return Attempt(roster.job(number, output), 0, 0, 0)
+        return Attempt(registry.run_at(output), 0, number, 0)
+    return Attempt(registry.job(number, output), 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class SinkEpochs:
     """What the last checkpoint reports about a sink: its epochs, as in `RunCheckpoint`, and whether all is committed."""
 
     before: int = 0
@@ -91,15 +92,15 @@ class _Told:
         return {self.before, self.last, *(epoch for epoch in self.replaced if epoch > self.before)}
 
 
-class _Ends(ABC, Generic[HandleT]):
+class CommitStrategy(ABC, Generic[HandleT]):
     """How what workers have prepared for one sink is ended."""
 
     @abstractmethod
-    def possible(self, told: _Told) -> Collection[int]:
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
         """What the sink may have recorded last, if it is the one that the last checkpoint is of."""
 
     @abstractmethod
-    def tells(self, seen: int, told: _Told) -> bool:
+    def tells(self, seen: int, reported: SinkEpochs) -> bool:
         """Whether this, looked up without waiting for anybody, is what the sink has recorded last."""
 
     @abstractmethod
@@ -135,7 +136,7 @@ class _Ends(ABC, Generic[HandleT]):
         """Give connections back, but for the driver's."""
 
     @abstractmethod
-    def taken_over(self, told: _Told, listed: Sequence[HandleT]) -> None:
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
         """This coordinator is the sink's driver, and the last checkpoint, which lists these, is recorded. No worker writes."""
 
     @abstractmethod
@@ -143,7 +144,7 @@ class _Ends(ABC, Generic[HandleT]):
         """The checkpoint of this epoch is stored as committed."""
 
 
-class _EndsByWorker(_Ends[HandleT]):
+class PerWorkerCommit(CommitStrategy[HandleT]):
     """Each worker has its own job, and a committer."""
 
     def __init__(self, sink: TwoPhaseSink[HandleT], job: Callable[[int], str], number: int, driver: Committer[HandleT]) -> None:
@@ -151,13 +152,13 @@ class _EndsByWorker(_Ends[HandleT]):
         self._sink, self._job, self._number, self._driver = sink, job, number, driver
         self._writers: dict[int, Committer[HandleT]] = {}
 
-    def possible(self, told: _Told) -> Collection[int]:
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
         """0, too: the lists may be gone (Kafka's topic of them), or there are none; then the transactions themselves tell."""
-        return {0, *told.possible}
+        return {0, *reported.possible}
 
-    def tells(self, seen: int, told: _Told) -> bool:
+    def tells(self, seen: int, reported: SinkEpochs) -> bool:
         """What is decided and not marked yet is left out of it, so something older than the checkpoint says nothing."""
-        return seen > 0 and seen >> EPOCH_BITS >= told.before >> EPOCH_BITS and seen not in told.replaced
+        return seen > 0 and seen >> EPOCH_BITS >= reported.before >> EPOCH_BITS and seen not in reported.replaced
 
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
         """Each transaction tells by itself."""
@@ -192,7 +193,7 @@ class _EndsByWorker(_Ends[HandleT]):
         for committer in self._writers.values():
             committer.close()
 
-    def taken_over(self, told: _Told, listed: Sequence[HandleT]) -> None:
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
         """Nothing is left under the coordinator's own job."""
 
     def completed(self, epoch: int) -> None:
@@ -226,17 +227,17 @@ def at_once(
         return list(threads.map(act, committers, owned))
 
 
-class _EndsByList(_Ends[HandleT]):
+class SingleCommit(CommitStrategy[HandleT]):
     """All workers have the run's job: what the sink records is committed."""
 
     def __init__(self, driver: Committer[HandleT]) -> None:
         self._driver = driver
 
-    def possible(self, told: _Told) -> Collection[int]:
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
         """A checkpoint is completed after the table has recorded it: a table that does not know it is not the one."""
-        return {told.last} if told.completed else told.possible
+        return {reported.last} if reported.completed else reported.possible
 
-    def tells(self, seen: int, told: _Told) -> bool:
+    def tells(self, seen: int, reported: SinkEpochs) -> bool:
         """A table's record is one commit."""
         return True
 
@@ -265,10 +266,10 @@ class _EndsByList(_Ends[HandleT]):
     def close(self) -> None:
         """There is the driver alone."""
 
-    def taken_over(self, told: _Told, listed: Sequence[HandleT]) -> None:
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
         """Lists of coordinators that have died while they committed are removed, and so is what nobody has listed."""
-        if told.completed and told.last:
-            self.completed(told.last)
+        if reported.completed and reported.last:
+            self.completed(reported.last)
         self._driver.clean_up(listed)
 
     def completed(self, epoch: int) -> None:
@@ -279,21 +280,21 @@ class _EndsByList(_Ends[HandleT]):
 class _Output:
     """One of the run's sinks."""
 
-    def __init__(self, name: str, sink: TwoPhaseSink[Any], roster: Callable[[], Roster], number: int) -> None:
+    def __init__(self, name: str, sink: TwoPhaseSink[Any], registry: Callable[[], WorkerRegistry], number: int) -> None:
         """`number`: the coordinator's own."""
         self.name, self.sink = name, sink
-        self.run = roster().run_at(name)
+        self.run = registry().run_at(name)
         self.driver = sink.committer(self.run)
-        self.ends: _Ends[Any] = (
-            _EndsByList(self.driver)
+        self.ends: CommitStrategy[Any] = (
+            SingleCommit(self.driver)
             if sink.commits_by_list
-            else _EndsByWorker(sink, lambda writer: roster().job(writer, name), number, self.driver)
+            else PerWorkerCommit(sink, lambda writer: registry().job(writer, name), number, self.driver)
         )
 
     @property
     def of(self) -> str:
         """In messages."""
-        return "the sink" if self.name == SOLE else f"the sink of the output {self.name!r}"
+        return "the sink" if self.name == DEFAULT_OUTPUT else f"the sink of the output {self.name!r}"
 
 
 class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
@@ -319,20 +320,22 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         self._clock, self._draw, self._is_stored = clock, draw, is_stored
         self._check_readable = check_readable
         self._sinks = Outputs(sinks)
-        self._outputs = [_Output(name, self._sinks.sinks[name], lambda: store.roster, number) for name in self._sinks.in_order]
+        self._outputs = [
+            _Output(name, self._sinks.sinks[name], lambda: store.registry, number) for name in self._sinks.in_order
+        ]
         self._fenced = False
         self._proposed: Checkpoint[SplitT] | None = None
         # Number of a dead worker -> when it is to be cleaned up again, None at once. What an earlier life has left is dead,
         # too.
         self._due_s: dict[int, tuple[float, ...] | None] = {
-            n: self._left_s(n) for n in store.roster.not_cleaned_up if n != number
+            n: self._left_s(n) for n in store.registry.not_cleaned_up if n != number
         }
 
     def _left_s(self, number: int) -> tuple[float, ...] | None:
         """A life shorter than SETTLE_S continues where the previous one was, so that a loop of such lives does not pile them
         up.
         """
-        first_s = self._store.roster.cleaned_up_s.get(number)
+        first_s = self._store.registry.cleaned_up_s.get(number)
         return None if first_s is None or first_s > self._clock() else _settling(first_s)
 
     def retire(self, number: int) -> None:
@@ -392,7 +395,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         decided = [output for output in self._outputs if epochs[output.name] == stored.epoch]
         ended = {output.name for output in decided if _has_ended(output, seen[output.name])}
         for output in self._outputs:
-            _, last = stored.told(output.name)
+            _, last = stored.reported(output.name)
             if last and epochs[output.name] != last:
                 self._record_stored(output, last, decided)
                 decided.append(output)
@@ -460,12 +463,12 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
 
     def _refuse_stale(self, output: _Output, seen: int) -> None:
         """`seen`: what the output's sink has recorded last, 0 if nothing."""
-        told = self._told(output)
-        possible = {0} if self._stored is None else output.ends.possible(told)
+        reported = self._told(output)
+        possible = {0} if self._stored is None else output.ends.possible(reported)
         if seen in possible:
             return
         last = 0 if self._stored is None else self._stored.positions.checkpoint_id
-        if seen in (0, told.before):
+        if seen in (0, reported.before):
             known = f"checkpoint {seen >> EPOCH_BITS}" if seen else "none of its checkpoints"
             raise StateError(
                 f"{self._store.location}: the last good checkpoint is {last}, and {output.of} knows {known}: it is another "
@@ -525,8 +528,8 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         for place, output in enumerate(self._outputs):
             last, is_told = self._told(output).last, commits.handles and (place == 0 or self._own(output, commits.handles))
             by_output[output.name] = (last, epoch if is_told else last)
-        numbers = {each >> EPOCH_BITS for told in by_output.values() for each in told}
-        by_output.pop(SOLE, None)
+        numbers = {each >> EPOCH_BITS for reported in by_output.values() for each in reported}
+        by_output.pop(DEFAULT_OUTPUT, None)
         replaced = () if self._stored is None else self._stored.replaced
         still = tuple(each for each in replaced if each >> EPOCH_BITS in numbers)
         return RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output, still)
@@ -538,8 +541,8 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         makes no copies of its own. A later one, as a table takes a lower one for something that it has recorded.
         """
         following = stored.epoch + 1
-        room = max((stored.positions.checkpoint_id + 1 << EPOCH_BITS) - following, 0)
-        epoch = following + (self._draw() * room >> EPOCH_BITS)
+        headroom = max((stored.positions.checkpoint_id + 1 << EPOCH_BITS) - following, 0)
+        epoch = following + (self._draw() * headroom >> EPOCH_BITS)
         by_output = {
             name: (before, epoch if last == stored.epoch else last) for name, (before, last) in stored.by_output.items()
         }
@@ -560,9 +563,9 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
     def _listed(self) -> Sequence[WorkerHandle[Any]]:
         return () if self._stored is None else self._stored.handles
 
-    def _told(self, output: _Output) -> _Told:
+    def _told(self, output: _Output) -> SinkEpochs:
         stored = self._stored
-        return _Told() if stored is None else _Told(*stored.told(output.name), stored.completed, stored.replaced)
+        return SinkEpochs() if stored is None else SinkEpochs(*stored.reported(output.name), stored.completed, stored.replaced)
 
     def _own(self, output: _Output, handles: Collection[WorkerHandle[Any]]) -> list[WorkerHandle[Any]]:
         """Those of this output, as its sink has given them."""
@@ -614,7 +617,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         if first:
             self._store.note_cleaned_up(first, now_s)
         if settled:
-            self._store.strike(settled)
+            self._store.remove_workers(settled)
             for number in settled:
                 del self._due_s[number]
                 for output in self._outputs:

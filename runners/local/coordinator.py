@@ -60,33 +60,33 @@ from headrace.runners.local.checkpoints import (
 )
 from headrace.runners.local.commits import EPOCH_BITS, RunCommitter, first_attempt
 from headrace.runners.local.core import (
-    After,
     AssignSplits,
     CheckpointCommitted,
     CheckpointIsNotStored,
-    CheckpointIsStored,
+    CheckpointStored,
     CommitCheckpoint,
-    DismissWorker,
     EndRun,
     FailRun,
     KillWorker,
+    NotifyCheckpointStored,
     Recover,
     ReportCheckpointFailure,
     ReportWorkerLost,
     RetireWorker,
-    RunBegun,
     RunCore,
     RunRecovered,
+    RunStarted,
+    SetTimer,
     StartWorker,
     StopRequested,
+    StopWorker,
     TakeSnapshot,
-    TellStored,
     WorkerDied,
     WorkerSilent,
 )
 from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
-from headrace.runners.local.processes import Nursery, leave_signals_to_supervisor
+from headrace.runners.local.processes import WorkerProcesses, leave_signals_to_supervisor
 from headrace.runners.local.rescale import (
     RescaleRequest,
     drop_requests,
@@ -101,7 +101,7 @@ from headrace.runners.local.worker import WorkerOrder, work
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import Restarts
 
-__all__ = ["CoordinatorOrder", "RunBegan", "RunBeginning", "RunOutcome", "coordinate"]
+__all__ = ["CoordinatorOrder", "RunBegan", "RunOutcome", "RunStart", "coordinate"]
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ _FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationErro
 
 
 @dataclass(frozen=True)
-class RunBeginning:
+class RunStart:
     """What all coordinators of one run of the command have in common.
 
     `at_s`: when it was started, in seconds of the epoch. `passed_over`: requests to rescale that were there before.
@@ -143,7 +143,7 @@ class CoordinatorOrder:
     pipeline: PipelineSpec | PipelineFile
     settings: RunSettings
     version: str
-    beginning: RunBeginning
+    beginning: RunStart
     restarts: Restarts
     run: str | None = None
     restarted: int = 0
@@ -182,14 +182,14 @@ def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, li
     os.setpgid(0, 0)  # the group that its workers join, and that ends with it
     leave_signals_to_supervisor()
     util.register_after_fork(supervisor, Connection.close)  # its end is to be this process's end
-    nursery = Nursery()  # first: what the user's file does may make a fork unsafe
+    worker_processes = WorkerProcesses()  # first: what the user's file does may make a fork unsafe
     try:
-        outcome = _opened(order, socket, supervisor, nursery)
+        outcome = _opened(order, socket, supervisor, worker_processes)
     except Exception as error:
         log.debug("the coordinator has failed", exc_info=True)
         outcome = _failure(error)
     finally:
-        nursery.close(0.0)
+        worker_processes.close(0.0)
     supervisor.send(outcome)
     lifeline.close()
 
@@ -199,7 +199,7 @@ def _failure(error: Exception) -> RunOutcome:
     return RunOutcome(error=str(error) or kinds[0], kinds=kinds, is_final=isinstance(error, _FINAL))
 
 
-def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nursery: Nursery) -> RunOutcome:
+def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worker_processes: WorkerProcesses) -> RunOutcome:
     pipeline = order.pipeline.load()
     log.debug("the pipeline is loaded")
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
@@ -212,12 +212,12 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
         savepoint = given_savepoint(order.settings.savepoint_file, files)  # first: nothing is made for one that is not there
         store: CheckpointStore[Any, Any] = CheckpointStore(checkpoints, serializer, order.settings.retained)
     try:
-        if order.run not in (None, store.roster.run):
+        if order.run not in (None, store.registry.run):
             raise _gone(checkpoints, order.run)
-        supervisor.send(RunBegan(store.roster.run))
+        supervisor.send(RunBegan(store.registry.run))
         remove_status(order.settings.folder)  # of a life before
         begin_with(savepoint, store, positions, partial(begun, pipeline.source))
-        coordination = _Coordination(order, socket, pipeline, store, nursery, supervisor.send)
+        coordination = _Coordination(order, socket, pipeline, store, worker_processes, supervisor.send)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()
     finally:
@@ -246,7 +246,7 @@ def _good_before(order: CoordinatorOrder, mistake: type[HeadraceError]) -> Itera
 
 
 @dataclass(frozen=True)
-class _LastWords:
+class ExitReport:
     """Why a worker ends, and whether no other would do better."""
 
     reason: str
@@ -277,7 +277,7 @@ class _Coordination:
         socket: Path,
         pipeline: PipelineSpec,
         store: CheckpointStore[Any, Any],
-        nursery: Nursery,
+        worker_processes: WorkerProcesses,
         tell: Callable[[Restarts], None],
     ) -> None:
         """`tell`: to the supervisor. Called by the main thread."""
@@ -289,17 +289,17 @@ class _Coordination:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Any]] = []
         self._sequence = itertools.count()
-        self._nursery = nursery
+        self._worker_processes = worker_processes
         self._started_s: dict[int, float] = {}
-        self._last_words: dict[int, _LastWords] = {}
+        self._last_words: dict[int, ExitReport] = {}
         self._outcome: RunOutcome | None = None
         self._is_rescaling = False
         self._asked_s = self._looked_s = self._awake_s = time.monotonic()
         self._driver = SourceDriver(pipeline.source, pipeline.source.create_discovery())
         self._commits = ThreadPoolExecutor(1, "commits")
         self._asking = ThreadPoolExecutor(1, "discovery")
-        number = store.roster.next_number
-        store.enlist(number)
+        number = store.registry.next_number
+        store.add_worker(number)
         restored: RunCheckpoint[Any, Any] | None = store.latest()
         self._core = self._core_from(restored, number + 1)
         self._committer = RunCommitter(
@@ -336,7 +336,7 @@ class _Coordination:
         progress_s = last_progress_s(order.beginning.at_s, store.last_written_s, time.time())
         address = self._server.endpoint.address
         self._status = RunStatus(
-            store.roster.run, order.settings.folder, progress_s, address, store.size, restarted=order.restarted
+            store.registry.run, order.settings.folder, progress_s, address, store.size, restarted=order.restarted
         )
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
@@ -370,13 +370,13 @@ class _Coordination:
         return replace(outcome, savepoint=path)
 
     def _ran(self) -> RunOutcome:
-        self._nursery.watch(
+        self._worker_processes.watch(
             lambda number, how: self._events.put(_ProcessEnded(number, how)),
             lambda error: self._events.put(_Broken(error)),
         )
         try:
             self._serve_metrics()
-            self._handle(RunBegun())
+            self._handle(RunStarted())
             while self._outcome is None:
                 self._take(self._next())
             return self._outcome
@@ -481,8 +481,8 @@ class _Coordination:
 
     def _look_for_silent_ones(self) -> None:
         now_s, settings = time.monotonic(), self._order.settings
-        patience_s = settings.heartbeat_timeout_s
-        if now_s - self._looked_s > patience_s - settings.heartbeat_interval_s:
+        timeout_s = settings.heartbeat_timeout_s
+        if now_s - self._looked_s > timeout_s - settings.heartbeat_interval_s:
             # This process stood still, or the machine: heartbeats that came meanwhile are not taken note of yet.
             log.warning(
                 "the coordinator stood still for %.1f s; its workers are given their time again", now_s - self._looked_s
@@ -490,30 +490,30 @@ class _Coordination:
             self._awake_s = now_s
         self._looked_s = now_s
         for number in self._core.workers:
-            heard_s, limit_s = self._server.heard_s(number), patience_s
+            heard_s, limit_s = self._server.heard_s(number), timeout_s
             if heard_s is None:
                 heard_s, limit_s = self._started_s[number], START_S
             if now_s - max(heard_s, self._awake_s) > limit_s and number not in self._last_words:
-                self._last_words[number] = _LastWords(f"nothing was heard of it for {limit_s:g} s")
+                self._last_words[number] = ExitReport(f"nothing was heard of it for {limit_s:g} s")
                 self._handle(WorkerSilent(number))
 
     def _hear(self, number: int, failed: Any) -> None:  # noqa: ANN401 - a message of run.proto
-        self._last_words[number] = _LastWords(failed.error, is_final=failed.final)
+        self._last_words[number] = ExitReport(failed.error, is_final=failed.final)
 
     def _ended(self, number: int, how: str) -> WorkerDied:
         """The worker's process is gone: what it has said last comes first."""
         self._server.forget(number, _LAST_WORDS_S)
-        last = self._last_words.pop(number, _LastWords(how))
+        last = self._last_words.pop(number, ExitReport(how))
         chance = random.random()  # noqa: S311 - jitter
         return WorkerDied(number, f"worker {number}: {last.reason}", time.monotonic(), chance, last.is_final)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Any) -> None:  # noqa: ANN401 - an event of the core
-        self._status.saw(event)
+        self._status.record_event(event)
         log.debug("%s: %s", self._core.phase.name, type(event).__name__)
         for command in self._core.handle(event):
-            self._status.did(command)
+            self._status.record_command(command)
             self._perform(command)
         self._server.is_serving = self._core.is_serving
 
@@ -524,11 +524,11 @@ class _Coordination:
             case CommitCheckpoint(checkpoint, handles):
                 self._lag.moved(checkpoint)
                 self._in_commits(lambda: self._commit(checkpoint, handles))
-            case After(delay_s, timer):
+            case SetTimer(delay_s, timer):
                 heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), timer))
             case StartWorker() | KillWorker() | RetireWorker():
                 self._perform_on_process(command)
-            case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
+            case AssignSplits() | TakeSnapshot() | NotifyCheckpointStored() | StopWorker():
                 self._tell(command)
             case DiscoverInitial() | DiscoverLater() | PublishPositions() | ProveGone():
                 self._in(self._asking, lambda: self._ask(command))
@@ -552,27 +552,27 @@ class _Coordination:
             case StartWorker(_, number):
                 self._start(number)
             case KillWorker(number):
-                self._nursery.kill(number)  # which a frozen process cannot outlive
+                self._worker_processes.kill(number)  # which a frozen process cannot outlive
             case RetireWorker(number):
                 self._in_commits(lambda: self._committer.retire(number))
 
     def _start(self, number: int) -> None:
-        self._store.enlist(number)
+        self._store.add_worker(number)
         order = WorkerOrder(
             self._order.pipeline,
             self._server.endpoint,
             number,
             {
-                name: first_attempt(sink, self._store.roster, number, name)
+                name: first_attempt(sink, self._store.registry, number, name)
                 for name, sink in self._pipeline.outputs.sinks.items()
             },
             self._order.version,
             self._order.settings.heartbeat_interval_s,
         )
         self._started_s[number] = time.monotonic()
-        self._nursery.start(number, work, order)
+        self._worker_processes.start(number, work, order)
 
-    def _tell(self, command: AssignSplits[Any] | TakeSnapshot | TellStored | DismissWorker) -> None:
+    def _tell(self, command: AssignSplits[Any] | TakeSnapshot | NotifyCheckpointStored | StopWorker) -> None:
         from headrace.runners.local.wire import run_pb2 as pb
 
         match command:
@@ -580,9 +580,9 @@ class _Coordination:
                 message = self._messages.assign_splits(splits)
             case TakeSnapshot(number, checkpoint_id):
                 message = pb.ToWorker(take_snapshot=pb.TakeSnapshot(checkpoint_id=checkpoint_id))
-            case TellStored(number, checkpoint_id):
+            case NotifyCheckpointStored(number, checkpoint_id):
                 message = pb.ToWorker(checkpoint_stored=pb.CheckpointStored(checkpoint_id=checkpoint_id))
-            case DismissWorker(number):
+            case StopWorker(number):
                 message = pb.ToWorker(leave=pb.Leave())
         self._server.send(number, message)
 
@@ -590,7 +590,7 @@ class _Coordination:
         """Those that were dismissed have some seconds; after a failure none has a reason to continue."""
         assert self._outcome is not None
         self._server.is_serving = False
-        self._nursery.close(LEAVE_S if self._outcome.error is None else 0.0)
+        self._worker_processes.close(LEAVE_S if self._outcome.error is None else 0.0)
         self._server.close()
 
     # --- storing and committing: in the commit thread -----------------------------------------------------------------
@@ -608,7 +608,7 @@ class _Coordination:
         threads.submit(guarded)
 
     def _new_job(self) -> JobCommitter[Any]:
-        return JobCommitter(self._store.roster.run, self._committer)
+        return JobCommitter(self._store.registry.run, self._committer)
 
     def _recover(self) -> None:
         self._job.recover()
@@ -629,7 +629,7 @@ class _Coordination:
 
     def _is_stored(self, checkpoint_id: int) -> None:
         self._stored_id = checkpoint_id
-        self._events.put(CheckpointIsStored(checkpoint_id))
+        self._events.put(CheckpointStored(checkpoint_id))
 
     # --- the source: in its own thread ---------------------------------------------------------------------------
 

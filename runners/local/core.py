@@ -114,7 +114,7 @@ class WorkerHandle(Generic[HandleT]):
 
 
 @dataclass(frozen=True, slots=True)
-class RunBegun:
+class RunStarted:
     """The store is open and ours."""
 
 
@@ -175,7 +175,7 @@ class WorkerSnapshotted(Generic[SplitT, HandleT]):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointIsStored:
+class CheckpointStored:
     """The checkpoint of CommitCheckpoint is durable; its transactions are being ended."""
 
     checkpoint_id: int
@@ -197,7 +197,7 @@ class CheckpointCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalOver:
+class CheckpointDue:
     """It is time for a checkpoint."""
 
 
@@ -221,7 +221,7 @@ class RestartDue:
 
 
 @dataclass(frozen=True, slots=True)
-class GatheringOver:
+class JoinTimeout:
     """Whoever has not joined by now is not waited for."""
 
 
@@ -230,17 +230,17 @@ class StopRequested:
     """Stop with a savepoint: take a last checkpoint, commit it, end."""
 
 
-RunTimer = IntervalOver | PauseOver | CheckpointTimedOut | RestartDue | GatheringOver | DiscoveryDue
+RunTimer = CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout | DiscoveryDue
 
 RunEvent = (
-    RunBegun
+    RunStarted
     | RunRecovered
     | WorkerJoined
     | WorkerSilent
     | WorkerDied
     | SplitDone
     | WorkerSnapshotted[SplitT, HandleT]
-    | CheckpointIsStored
+    | CheckpointStored
     | CheckpointIsNotStored
     | CheckpointCommitted
     | RunTimer
@@ -297,7 +297,7 @@ class TakeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class TellStored:
+class NotifyCheckpointStored:
     """To a worker: this checkpoint is durable."""
 
     number: int
@@ -305,7 +305,7 @@ class TellStored:
 
 
 @dataclass(frozen=True, slots=True)
-class DismissWorker:
+class StopWorker:
     """To a worker: abort what is open, and end."""
 
     number: int
@@ -315,7 +315,7 @@ class DismissWorker:
 class CommitCheckpoint(Generic[SplitT, HandleT]):
     """Store the checkpoint with these handles, then commit them.
 
-    CheckpointIsStored or CheckpointIsNotStored reports the first, CheckpointCommitted of the second.
+    CheckpointStored or CheckpointIsNotStored reports the first, CheckpointCommitted of the second.
     """
 
     checkpoint: Checkpoint[SplitT]
@@ -323,7 +323,7 @@ class CommitCheckpoint(Generic[SplitT, HandleT]):
 
 
 @dataclass(frozen=True, slots=True)
-class After:
+class SetTimer:
     """Send this event in so many seconds."""
 
     delay_s: float
@@ -368,10 +368,10 @@ RunCommand = (
     | RetireWorker
     | AssignSplits[SplitT]
     | TakeSnapshot
-    | TellStored
-    | DismissWorker
+    | NotifyCheckpointStored
+    | StopWorker
     | CommitCheckpoint[SplitT, HandleT]
-    | After
+    | SetTimer
     | ReportCheckpointFailure
     | ReportWorkerLost
     | FailRun
@@ -468,20 +468,20 @@ class RunCore(Generic[SplitT, HandleT]):
 
     def _apply(self, event: RunEvent[SplitT, HandleT]) -> list[RunCommand[SplitT, HandleT]]:
         match event:
-            case RunBegun():
+            case RunStarted():
                 self.phase = RunPhase.RECOVERING
                 return [*(self._start(place) for place in range(len(self._slots))), Recover()]
             case RunRecovered():
                 return self._recovered()
             case WorkerJoined() | WorkerSilent() | WorkerDied() | SplitDone() | WorkerSnapshotted():
                 return self._of_worker(event)
-            case CheckpointIsStored():
+            case CheckpointStored():
                 return self._stored(event)
             case CheckpointIsNotStored():
                 return self._heart(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, event.reason)
             case CheckpointCommitted():
                 return self._committed()
-            case IntervalOver() | PauseOver() | CheckpointTimedOut() | RestartDue() | GatheringOver():
+            case CheckpointDue() | PauseOver() | CheckpointTimedOut() | RestartDue() | JoinTimeout():
                 return self._timer(event)
             case StopRequested():
                 self._stopping = self._wanted = True
@@ -531,7 +531,7 @@ class RunCore(Generic[SplitT, HandleT]):
             case GiveUp():
                 return [*commands, *self._fail(RunFailedError(f"{event.reason}; not restarted: {decision.reason}"))]
             case Restart(delay_s):
-                commands += [ReportWorkerLost(event.number, event.reason, delay_s), After(delay_s, RestartDue(place))]
+                commands += [ReportWorkerLost(event.number, event.reason, delay_s), SetTimer(delay_s, RestartDue(place))]
             case _:
                 assert_never(decision)
         # While the first workers gather none of them is registered.
@@ -540,8 +540,8 @@ class RunCore(Generic[SplitT, HandleT]):
     def _recovered(self) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
         commands: list[RunCommand[SplitT, HandleT]] = [
-            After(GATHER_S, GatheringOver()),
-            After(self._schedule.interval_s, IntervalOver()),
+            SetTimer(GATHER_S, JoinTimeout()),
+            SetTimer(self._schedule.interval_s, CheckpointDue()),
         ]
         return commands + self._heart(Started()) + self._gather()
 
@@ -572,20 +572,22 @@ class RunCore(Generic[SplitT, HandleT]):
         self._checkpoint_id += 1
         self.phase = RunPhase.COLLECTING
         return [
-            After(self._schedule.timeout_s, CheckpointTimedOut(self._checkpoint_id)),
+            SetTimer(self._schedule.timeout_s, CheckpointTimedOut(self._checkpoint_id)),
             *self._heart(CheckpointTriggered(self._checkpoint_id)),
         ]
 
-    def _stored(self, event: CheckpointIsStored) -> list[RunCommand[SplitT, HandleT]]:
+    def _stored(self, event: CheckpointStored) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.COMMITTING
         stored = set(map(id, self._committing))
         self._prepared = [prepared for prepared in self._prepared if id(prepared) not in stored]
         self._committing = ()
         self._failures = 0
-        told: list[RunCommand[SplitT, HandleT]] = [
-            TellStored(slot.number, event.checkpoint_id) for slot in self._slots if slot.joined and slot.number is not None
+        reported: list[RunCommand[SplitT, HandleT]] = [
+            NotifyCheckpointStored(slot.number, event.checkpoint_id)
+            for slot in self._slots
+            if slot.joined and slot.number is not None
         ]
-        return told + self._heart(CheckpointCompleted(event.checkpoint_id))
+        return reported + self._heart(CheckpointCompleted(event.checkpoint_id))
 
     def _committed(self) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
@@ -604,7 +606,7 @@ class RunCore(Generic[SplitT, HandleT]):
         if delay_s <= 0:
             return []
         self._paused = True
-        return [After(delay_s, PauseOver())]
+        return [SetTimer(delay_s, PauseOver())]
 
     def _declined(self, event: DeclineCheckpoint) -> list[RunCommand[SplitT, HandleT]]:
         """A worker was lost meanwhile: no fault of the checkpoint."""
@@ -630,12 +632,12 @@ class RunCore(Generic[SplitT, HandleT]):
     # --- timers -------------------------------------------------------------------------------------------------------
 
     def _timer(
-        self, event: IntervalOver | PauseOver | CheckpointTimedOut | RestartDue | GatheringOver
+        self, event: CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout
     ) -> list[RunCommand[SplitT, HandleT]]:
         match event:
-            case IntervalOver():
+            case CheckpointDue():
                 self._wanted = True
-                return [After(self._schedule.interval_s, event)]
+                return [SetTimer(self._schedule.interval_s, event)]
             case PauseOver():
                 self._paused = False
                 return []
@@ -643,7 +645,7 @@ class RunCore(Generic[SplitT, HandleT]):
                 return self._timed_out(event)
             case RestartDue():
                 return [self._start(event.slot)] if self._slots[event.slot].number is None else []
-            case GatheringOver():
+            case JoinTimeout():
                 return self._assemble()
             case _:
                 assert_never(event)
@@ -683,7 +685,7 @@ class RunCore(Generic[SplitT, HandleT]):
             case DeclineCheckpoint():
                 return self._declined(command)
             case ScheduleDiscovery(delay_s):
-                return [After(delay_s, DiscoveryDue())]
+                return [SetTimer(delay_s, DiscoveryDue())]
             case Fail(error):
                 return self._fail(error)
             case SourceFinished():
@@ -711,20 +713,20 @@ class RunCore(Generic[SplitT, HandleT]):
 
     def _end(self, *, finished: bool) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.ENDED
-        return [*(DismissWorker(number) for number in self.workers), EndRun(finished)]
+        return [*(StopWorker(number) for number in self.workers), EndRun(finished)]
 
 
 _OPEN = (RunPhase.RUNNING, RunPhase.COLLECTING, RunPhase.STORING, RunPhase.COMMITTING)
-_CHECKPOINT_TIMERS = (IntervalOver, PauseOver, CheckpointTimedOut)
+_CHECKPOINT_TIMERS = (CheckpointDue, PauseOver, CheckpointTimedOut)
 _OF_WORKERS = (WorkerJoined, WorkerSilent, WorkerDied, SplitDone, WorkerSnapshotted)
 _ANSWERS = (
-    *(RunRecovered, CheckpointIsStored, CheckpointIsNotStored, CheckpointCommitted),
+    *(RunRecovered, CheckpointStored, CheckpointIsNotStored, CheckpointCommitted),
     *(SplitsDiscovered, SplitsGone, DiscoveryFailed),
 )
 _TRIGGERED = (RunPhase.COLLECTING, RunPhase.STORING)  # STORING: there is no worker to wait for
 
 RUN_TRANSITIONS: Transitions[RunPhase] = {
-    (RunPhase.CREATED, RunBegun): (RunPhase.RECOVERING,),
+    (RunPhase.CREATED, RunStarted): (RunPhase.RECOVERING,),
     # STORING: a source that was finished is so at once
     (RunPhase.RECOVERING, RunRecovered): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
     **{
@@ -742,7 +744,7 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
             SplitsGone,
             DiscoveryDue,
             *_CHECKPOINT_TIMERS,
-            GatheringOver,
+            JoinTimeout,
         )
     },
     # ENDED: the restart strategy gives up, or there is no first discovery
@@ -751,7 +753,7 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
     # what lets a checkpoint start
     **{
         (RunPhase.RUNNING, event): (RunPhase.RUNNING, *_TRIGGERED)
-        for event in (IntervalOver, PauseOver, SplitsDiscovered, SplitDone)
+        for event in (CheckpointDue, PauseOver, SplitsDiscovered, SplitDone)
     },
     # ENDED: before the first discovery there is nothing to store
     (RunPhase.RUNNING, StopRequested): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
@@ -760,11 +762,11 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
     (RunPhase.COLLECTING, WorkerDied): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
     (RunPhase.COLLECTING, CheckpointTimedOut): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
     (RunPhase.STORING, CheckpointTimedOut): (RunPhase.STORING, RunPhase.ENDED),
-    (RunPhase.STORING, CheckpointIsStored): (RunPhase.COMMITTING,),
+    (RunPhase.STORING, CheckpointStored): (RunPhase.COMMITTING,),
     (RunPhase.STORING, CheckpointIsNotStored): (RunPhase.RUNNING, RunPhase.ENDED),
     (RunPhase.COMMITTING, CheckpointCommitted): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
     **{
         (RunPhase.ENDED, event): (RunPhase.ENDED,)
-        for event in (*_OF_WORKERS, *_CHECKPOINT_TIMERS, *_ANSWERS, RestartDue, GatheringOver, DiscoveryDue, StopRequested)
+        for event in (*_OF_WORKERS, *_CHECKPOINT_TIMERS, *_ANSWERS, RestartDue, JoinTimeout, DiscoveryDue, StopRequested)
     },
 }

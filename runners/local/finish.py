@@ -35,11 +35,11 @@ def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
     positions = CheckpointSerializer(source.name, source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     with closing(CheckpointStore[Any, Any](checkpoints, serializer, _RETAINED)) as store:
-        number = store.roster.next_number
-        store.enlist(number)
+        number = store.registry.next_number
+        store.add_worker(number)
         draw = partial(secrets.randbits, EPOCH_BITS)
         committer = RunCommitter(
             store, pipeline.sink, store.latest(), number, time.monotonic, draw, lambda _: None, source.check_readable
         )
         with closing(committer):
-            JobCommitter(store.roster.run, committer).recover()
+            JobCommitter(store.registry.run, committer).recover()

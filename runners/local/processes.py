@@ -25,7 +25,7 @@ __all__ = [
     "CALLED_AGAIN",
     "CALLED_AGAIN_ERROR",
     "PROCESS_NAME",
-    "Nursery",
+    "WorkerProcesses",
     "children_heed_signals",
     "end_group",
     "forked",
@@ -110,7 +110,7 @@ def children_heed_signals() -> None:
     )
 
 
-class Nursery:
+class WorkerProcesses:
     """Starts processes, by number, from a fork of this one as it was when the nursery was made: with one thread.
 
     They end by SIGKILL when this process does, also frozen ones. `start`, `kill` and `close` are called by one thread.

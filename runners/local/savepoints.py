@@ -44,7 +44,7 @@ __all__ = [
     "take_savepoint",
 ]
 
-SAVEPOINT_FILE = Envelope("headrace-savepoint", "savepoint")
+_ENVELOPE = Envelope("headrace-savepoint", "savepoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class Savepoint:
 
     def serialize(self) -> bytes:
         """In its envelope."""
-        return SAVEPOINT_FILE.seal({"run": self.run, "checkpoint_id": self.checkpoint_id, "source": self.source})
+        return _ENVELOPE.seal({"run": self.run, "checkpoint_id": self.checkpoint_id, "source": self.source})
 
     @classmethod
     def deserialize(cls, data: bytes, where: str) -> Savepoint:
         """What `serialize` wrote. Raises StateError, naming `where`, for anything else."""
-        body = SAVEPOINT_FILE.open(data, where)
-        with SAVEPOINT_FILE.reading(where):
+        body = _ENVELOPE.open(data, where)
+        with _ENVELOPE.reading(where):
             return cls(stored_text(body["run"]), stored_number(body["checkpoint_id"]), stored_text(body["source"]))
 
     def write(self, folder: Path) -> Path:
@@ -163,7 +163,7 @@ def begun(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[S
         found = discovery.initial()
     lost = [split for split in found.added if split.split_id in found.missing]
     if lost and found.complete:  # nobody looks later
-        source.splits_missing(lost)
+        source.on_splits_missing(lost)
     states = tuple(SplitState(split, finished=False) for split in found.added)
     return Checkpoint(positions.checkpoint_id, states, found.complete)
 

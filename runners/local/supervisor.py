@@ -24,7 +24,7 @@ from headrace.connectors.base.commit import StaleEpochError
 from headrace.enumerator import errors
 from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UsageError
 from headrace.runners.job_file import PipelineFile
-from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunBeginning, RunOutcome, coordinate
+from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunOutcome, RunStart, coordinate
 from headrace.runners.local.monitoring.status import remove_status
 from headrace.runners.local.monitoring.supervised import supervised
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe, reap_group
@@ -72,27 +72,29 @@ def supervise(job: PipelineSpec | PipelineFile, settings: RunSettings, processes
 def _supervise(
     job: PipelineSpec | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext
 ) -> Path | None:
-    beginning = RunBeginning(time.time(), _asked_before(settings.folder))
-    life = _Life(Restarts(settings.restart))
-    with _stopped_by_signals(life):
+    beginning = RunStart(time.time(), _asked_before(settings.folder))
+    lifetime = _Lifetime(Restarts(settings.restart))
+    with _stopped_by_signals(lifetime):
         while True:
-            order = CoordinatorOrder(job, settings, version("headrace"), beginning, life.restarts, life.run, life.restarted)
-            outcome = life.live(order, context)
+            order = CoordinatorOrder(
+                job, settings, version("headrace"), beginning, lifetime.restarts, lifetime.run, lifetime.restarted
+            )
+            outcome = lifetime.live(order, context)
             if outcome.workers is not None:
                 settings = replace(settings, workers=outcome.workers)
                 continue
             if outcome.error is None:
                 return outcome.savepoint
             error = _error_of(outcome)
-            if outcome.is_final or life.stopping.is_set():
+            if outcome.is_final or lifetime.stopping.is_set():
                 raise error
-            decision = life.restarts.failed(time.monotonic(), random.random())  # noqa: S311 - jitter
+            decision = lifetime.restarts.failed(time.monotonic(), random.random())  # noqa: S311 - jitter
             if isinstance(decision, GiveUp):
                 raise RunFailedError(f"{outcome.error}; not restarted: {decision.reason}") from error
             log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)
-            if life.stopping.wait(decision.delay_s):
+            if lifetime.stopping.wait(decision.delay_s):
                 raise RunFailedError(f"stopped, without a last checkpoint, while it was to start again after: {outcome.error}")
-            life.restarted += 1
+            lifetime.restarted += 1
 
 
 def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
@@ -103,7 +105,7 @@ def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
         return ()
 
 
-class _Life:
+class _Lifetime:
     """The coordinator of now, if there is one. `stop` may be called by a signal handler.
 
     `restarts`: all failures so far, of coordinators and of their workers. `run`: its name, from when a coordinator has told it.
@@ -190,17 +192,17 @@ def _error_of(outcome: RunOutcome) -> HeadraceError:
 
 
 @contextmanager
-def _stopped_by_signals(life: _Life) -> Iterator[None]:
+def _stopped_by_signals(lifetime: _Lifetime) -> Iterator[None]:
     """SIGTERM and Ctrl-C stop with a last checkpoint; the second one ends at once. Only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, _: object) -> None:
-        if life.stopping.is_set():
+        if lifetime.stopping.is_set():
             raise KeyboardInterrupt
         log.warning("%s: stopping with a last checkpoint", signal.Signals(number).name)
-        life.stop()
+        lifetime.stop()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -78,11 +78,11 @@ def plan_tasks(
     pieces = [piece for item in ranges if item.size > 0 for piece in _split_by_size(item, max_task_records)]
     if min_tasks is not None:
         return [[piece] for piece in _split_to_count(pieces, min_tasks)]
-    room = _room(sum(piece.size for piece in pieces), parallelism)
-    return _pack(pieces, min(room, max_task_records or room))
+    headroom = _headroom(sum(piece.size for piece in pieces), parallelism)
+    return _pack(pieces, min(headroom, max_task_records or headroom))
 
 
-def _room(total: int, parallelism: int | None) -> int:
+def _headroom(total: int, parallelism: int | None) -> int:
     """How many records are packed into one task."""
     share = LEAST_TASK_RECORDS if parallelism is None else math.ceil(total / parallelism)
     return min(max(share, LEAST_TASK_RECORDS), TASK_RECORDS)
@@ -107,11 +107,11 @@ def _cut(item: OffsetRange, parts: int) -> list[OffsetRange]:
 
 def _pack(pieces: list[OffsetRange], limit: int) -> list[list[OffsetRange]]:
     tasks: list[list[OffsetRange]] = []
-    room = 0
+    headroom = 0
     for piece in sorted(pieces, key=lambda piece: (piece.split_id, piece.start)):
-        if piece.size > room or not tasks:
+        if piece.size > headroom or not tasks:
             tasks.append([])
-            room = limit
+            headroom = limit
         tasks[-1].append(piece)
-        room -= piece.size
+        headroom -= piece.size
     return tasks

@@ -28,6 +28,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
+from headrace.runners.spark import private
 from headrace.runners.spark.metrics.reports import REPORTS_VARIABLE, own_address
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark_processes.daemon import ZYGOTE_VARIABLE
@@ -80,7 +81,7 @@ class HeadraceBuilder(SparkSession.Builder):
 
     def getOrCreate(self) -> SparkSession:  # noqa: N802 - Spark's name
         """The session. Raises UsageError for a warm one on a cluster, and what Spark raises."""
-        master = self._options.get("spark.master")
+        master = private.builder_options(self).get("spark.master")
         if master is not None:
             self._check(master)
             _tell_parallelism(os.environ, _local_cores(master))
@@ -92,7 +93,7 @@ class HeadraceBuilder(SparkSession.Builder):
                 started.enter_context(_launched_by(launcher))
             session = super().getOrCreate()
         _hide_secrets(session)
-        context = SparkContext._active_spark_context
+        context = private.active_context()
         if context is None:
             return session  # of Spark Connect
         try:
@@ -108,7 +109,7 @@ class HeadraceBuilder(SparkSession.Builder):
 
     def _launcher(self, master: str | None) -> Path | None:
         """What Spark is to run as its Python; None for what it is told already."""
-        if self._options.get(FORKING, "true").lower() == "false" or not _may_fork(master):
+        if private.builder_options(self).get(FORKING, "true").lower() == "false" or not _may_fork(master):
             return None
         return _warm_python()
 
@@ -187,7 +188,7 @@ def _builder(kind: type[HeadraceBuilder]) -> SparkSession.Builder:
     os.environ.setdefault(WORKERS, sys.executable)
     if not is_found:
         os.environ[DRIVER] = sys.executable
-    active = SparkContext._active_spark_context
+    active = private.active_context()
     if active is not None and not _has_headrace(active.pythonExec):
         raise UsageError(
             f"the active Spark session runs {active.pythonExec} in its workers, which cannot import headrace: "
@@ -248,19 +249,17 @@ def _register(session: SparkSession, context: SparkContext, parallelism: int) ->
 
 def _was_told(context: SparkContext) -> str | None:
     """The parallelism that Python processes of this session are told: by its JVM, or by the data source registered with it."""
-    told: str | None = context.environment.get(PARALLELISM_VARIABLE)
-    if told is None and context._jvm is not None:
-        told = context._jvm.java.lang.System.getenv(PARALLELISM_VARIABLE)
-    return told
+    reported: str | None = context.environment.get(PARALLELISM_VARIABLE)
+    return private.jvm_variable(context, PARALLELISM_VARIABLE) if reported is None else reported
 
 
 def told_parallelism_of(session: SparkSession) -> int | None:
     """The tasks that the session runs at once, as its Python processes are told; None where they are not, or over Connect."""
-    context = SparkContext._active_spark_context
+    context = private.active_context()
     if context is None or not isinstance(session, SparkSession):
         return None
-    told = _was_told(context)
-    return int(told) if told and told.isdecimal() else None
+    reported = _was_told(context)
+    return int(reported) if reported and reported.isdecimal() else None
 
 
 def is_local(master: str) -> bool:
@@ -375,16 +374,16 @@ def _start_zygote(python: str) -> None:
     os.environ[ZYGOTE_VARIABLE] = str(address)
 
 
-def end_processes(patience_s: float) -> None:
+def end_processes(timeout_s: float) -> None:
     """End the JVM that this process has started, and the process that its Python daemons are forked from. They remove their
     temporary files, for which they have so many seconds in all. For a process that is about to end without its own clean-up.
     """
-    jvm = getattr(SparkContext._gateway, "proc", None)
+    jvm = private.jvm_process()
     started: list[subprocess.Popen[bytes]] = [*([] if jvm is None else [jvm]), *_alive]
     for process in started:
         if process.stdin is not None:
             process.stdin.close()  # at which they end
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     for process in started:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))

@@ -23,7 +23,7 @@ from typing import Generic
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import HeadraceError, OutageError, StateError
 from headrace.enumerator.resumed import ResumedLogDiscovery
-from headrace.enumerator.source import Findings, SplitDiscovery
+from headrace.enumerator.source import DiscoveryResult, SplitDiscovery
 from headrace.enumerator.source_driver import FailureLog, PositionPublisher
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.log_read import LogOffsets, LogRead
@@ -127,7 +127,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         first, last = self._parse(start), self._parse(end)
         gone = [split for split_id, split in first.splits.items() if split_id not in last.splits]
         if gone and not _is_complete(last):  # what leaves our own offsets was tolerated before they were stored
-            self._source.splits_missing(gone)
+            self._source.on_splits_missing(gone)
         begins = self._begins(first, last)
         ranges = [OffsetRange(split_id, begins[split_id], split.next_offset) for split_id, split in last.splits.items()]
         return [
@@ -211,16 +211,16 @@ class StreamPlanner(Generic[OffsetSplitT]):
         added = {split.split_id: self._retired.pop(split.split_id, split) for split in findings.added}
         lost = [split for split_id, split in watched.items() if split_id in findings.missing]
         if lost:
-            self._source.splits_missing(lost)
+            self._source.on_splits_missing(lost)
         self._missing = (self._missing | findings.missing) - added.keys()
         self._retire(offsets)
         present = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
         return {**added, **present}
 
-    def _findings(self, known: Mapping[str, OffsetSplitT]) -> Findings[OffsetSplitT]:
+    def _findings(self, known: Mapping[str, OffsetSplitT]) -> DiscoveryResult[OffsetSplitT]:
         """What is inconclusive now is for the next batch to find; AvailableNow may have none."""
         if self._pins_end:
-            return self._discovery.settled(known)
+            return self._discovery.later_or_raise(known)
         findings = self._discovery.later(known)
         if findings.inconclusive is None:
             if self._inconclusive.worked():

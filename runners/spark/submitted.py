@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.private import submitted_settings
 from headrace.runners.spark.session import GATEWAY
 
 __all__ = ["as_it_was_submitted", "properties_text"]
@@ -80,12 +81,4 @@ def _escaped(text: str) -> str:
 
 
 def _settings() -> dict[str, str]:
-    from pyspark import SparkConf
-    from pyspark.java_gateway import launch_gateway
-
-    gateway = launch_gateway()  # type: ignore[no-untyped-call]  # connects to the JVM that is there
-    try:
-        found = dict(SparkConf(_jvm=gateway.jvm).getAll())
-    finally:
-        gateway.close()
-    return {name: value for name, value in found.items() if name != _OF_THAT_JVM}
+    return {name: value for name, value in submitted_settings().items() if name != _OF_THAT_JVM}

@@ -70,13 +70,13 @@ def reachable(address: Path) -> Iterator[str]:
 def _run_by_fork(address: Path, module: str) -> int | None:
     """The status of the fork, as `os.waitpid` gives it, or None when no zygote forked one."""
     given = {"module": module, "argv": sys.argv, "environ": dict(os.environ), "path": sys.path, "directory": os.getcwd()}
-    told = json.dumps(given).encode()
+    reported = json.dumps(given).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             with reachable(address) as name:
                 connection.connect(name)
-            socket.send_fds(connection, [len(told).to_bytes(LENGTH_BYTES)], [0, 1, 2])
-            connection.sendall(told)
+            socket.send_fds(connection, [len(reported).to_bytes(LENGTH_BYTES)], [0, 1, 2])
+            connection.sendall(reported)
             if connection.recv(1) != FORKED:
                 return None
         except OSError:

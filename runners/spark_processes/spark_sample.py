@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
+from headrace.runners.spark.private import shut_down_jvm
 from headrace.runners.spark.session import session_builder
 
 SETTINGS: dict[str, bool | float | int | str | None] = {
@@ -75,12 +75,8 @@ def main(directory: Path) -> None:
     read = spark.read.parquet(target).groupBy("id").count().count()
     if read != ROWS:
         raise SystemExit(f"{read} of {ROWS} numbers came out")
-    gateway = SparkContext._gateway
-    assert gateway is not None
     spark.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(JVM_EXIT_S)
+    shut_down_jvm(JVM_EXIT_S)
 
 
 if __name__ == "__main__":

@@ -120,8 +120,8 @@ def _report_end(descriptor: int, fork: Fork) -> None:
 def _become(connection: socket.socket) -> None:
     """Take over what the process that asked has (streams, environment, arguments, path), and run what it would."""
     length, streams, _, _ = socket.recv_fds(connection, LENGTH_BYTES, STREAMS)
-    with connection.makefile("rb") as told:
-        request = told.read(int.from_bytes(length))
+    with connection.makefile("rb") as reported:
+        request = reported.read(int.from_bytes(length))
     if len(streams) != STREAMS:
         return  # it has gone again
     wanted: Mapping[str, Any] = json.loads(request)

@@ -80,7 +80,7 @@ class TestKafka(OnBeam):
     """On a fake broker: a real one is behind the same source in test_kafka.py, and behind the transform on a real Flink."""
 
     poll_timeout_s = 0.2
-    patience_polls = 100
+    timeout_polls = 100
 
     @pytest.fixture(autouse=True)
     def reach(self, fake_kafka):

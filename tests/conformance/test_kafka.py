@@ -109,7 +109,7 @@ class TopicPerSplit(KafkaContext):
 class OnKafka(SourceConformance):
     poll_timeout_s = 0.2
     quiet_polls = 2
-    patience_polls = 100
+    timeout_polls = 100
     context: type[KafkaContext] = PartitionPerSplit
 
     @pytest.fixture(autouse=True)

@@ -34,7 +34,7 @@ from tests.helpers.python_path import python_path
 from .test_kafka import PartitionPerSplit, TopicPerSplit
 
 DISCOVERY_S = 0.1
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 LOOK_S = 0.01
 
 JOB = """
@@ -142,7 +142,7 @@ class ProcessRun(Run):
 
     def _until(self, condition: Any) -> None:
         """Let it run until this holds and nothing is half committed, or it has ended."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             self._signal("resume")
             while not (self.finished or condition()):
@@ -178,7 +178,7 @@ class ProcessRun(Run):
 class OnRun(SourceConformance):
     poll_timeout_s = 0.3
     quiet_polls = 2
-    patience_polls = 100
+    timeout_polls = 100
     observes_source = False
     context: type[PartitionPerSplit] | type[TopicPerSplit] = PartitionPerSplit
 

@@ -72,7 +72,7 @@ class KafkaContext(SinkContext):
 
 
 class OnKafka(SinkConformance):
-    patience_s = 10.0
+    timeout_s = 10.0
 
     @pytest.fixture(autouse=True)
     def reach(self, broker):
@@ -93,5 +93,5 @@ class TestKafkaSink(OnKafka):
 def test_the_kit_catches(bug: type[PassingSink], fake_kafka):
     kit = OnKafka()
     kit.bootstrap = fake_kafka.bootstrap
-    kit.patience_s = 0.5  # what a fake broker has committed is visible at once; the case is shown to pass without the bug
+    kit.timeout_s = 0.5  # what a fake broker has committed is visible at once; the case is shown to pass without the bug
     assert_caught(kit, bug)

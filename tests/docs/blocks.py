@@ -41,7 +41,7 @@ from tests.helpers.python_path import python_path
 ADDRESS = "127.0.0.1:9092"
 REGISTRY = "https://registry:8081"
 MAIN = "from headrace.cli import main; main()"
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 SERVERS = ("broker",)
 """Commands that run until they are interrupted: their first line of output is what the page shows."""
 
@@ -153,7 +153,7 @@ class Page:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             check=False,
         ).stdout
 

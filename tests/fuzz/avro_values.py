@@ -72,7 +72,7 @@ class Case:
         """Whether every byte is looked at: what is skipped may be wrong within its bounds."""
         return self.fields is None and self.reader is self.writer
 
-    def told(self, data: bytes) -> str:
+    def request(self, data: bytes) -> str:
         """What fastavro reads, as a text that can be compared."""
         value = expected(self.reader, read(self.writer, data, None if self.reader is self.writer else self.reader))
         return said(value if self.fields is None else {name: value[name] for name in self.fields})
@@ -157,12 +157,12 @@ def _check_values(case: Case, items: Sequence[bytes], column: pa.Array, refused:
                 raise Finding(f"row {row} is not a value, and was read")
         elif row in refused:
             raise Finding(f"row {row} is a value, and was refused: {refused[row]}")
-        elif said(value) != case.told(item):
-            raise Finding(f"row {row} was read as {said(value)}; fastavro reads {case.told(item)}")
+        elif said(value) != case.request(item):
+            raise Finding(f"row {row} was read as {said(value)}; fastavro reads {case.request(item)}")
 
 
 def run_chunk(
-    seed: str, chunk: int, told: dict[str, Any], keep: Path | None = None, decode: Decode = AvroFormat.decode
+    seed: str, chunk: int, request: dict[str, Any], keep: Path | None = None, decode: Decode = AvroFormat.decode
 ) -> None:
     """Adds to what is told. `keep`: a file that each batch is written to before it is decoded."""
     found, chance = drawn(f"{seed}-{chunk}"), random.Random(f"{seed}-{chunk}")
@@ -180,7 +180,7 @@ def run_chunk(
         took = time.thread_time() - began
         if took > SLOW_S:
             raise Finding(f"{took} s for batch {number} of chunk {chunk}")
-        told["slowest_ms"] = max(told["slowest_ms"], took * 1000)
-        told["outcomes"].update(outcomes)
-        told["rows"] += outcomes["decoded"]
-        told["buffers"] += len(items)
+        request["slowest_ms"] = max(request["slowest_ms"], took * 1000)
+        request["outcomes"].update(outcomes)
+        request["rows"] += outcomes["decoded"]
+        request["buffers"] += len(items)

@@ -71,14 +71,14 @@ class Figures:
     resident_bytes: int = 0
     findings: list[str] = field(default_factory=list)
 
-    def add(self, told: dict[str, Any]) -> None:
+    def add(self, settings: dict[str, Any]) -> None:
         """What a child has told of some chunks."""
-        self.chunk = told["chunk"]
-        self.outcomes.update(told["outcomes"])
+        self.chunk = settings["chunk"]
+        self.outcomes.update(settings["outcomes"])
         for name in ("buffers", "rows", "cpu_s"):
-            setattr(self, name, getattr(self, name) + told[name])
+            setattr(self, name, getattr(self, name) + settings[name])
         for name in ("slowest_ms", "arrow_bytes", "resident_bytes"):
-            setattr(self, name, max(getattr(self, name), told[name]))
+            setattr(self, name, max(getattr(self, name), settings[name]))
 
 
 def check(mutant: Mutant, decode: Decode, *, in_full: bool) -> tuple[str, int]:
@@ -99,9 +99,11 @@ def check(mutant: Mutant, decode: Decode, *, in_full: bool) -> tuple[str, int]:
     return "decoded" if rows else "no rows", rows
 
 
-def run_chunk(seed: str, chunk: int, told: dict[str, Any], decode: Decode = kernel.decode, keep: Path | None = None) -> None:
+def run_chunk(
+    seed: str, chunk: int, settings: dict[str, Any], decode: Decode = kernel.decode, keep: Path | None = None
+) -> None:
     """Adds to what is told. `keep`: a file that each buffer is written to before it is decoded."""
-    clock, outcomes = time.perf_counter, told["outcomes"]
+    clock, outcomes = time.perf_counter, settings["outcomes"]
     for number, mutant in enumerate(islice(mutants(f"{seed}-{chunk}"), CHUNK)):
         if keep is not None:
             keep.write_bytes(mutant.data)
@@ -114,10 +116,10 @@ def run_chunk(seed: str, chunk: int, told: dict[str, Any], decode: Decode = kern
         took = clock() - began
         if took > SLOW_S:
             took = _processor_time(mutant, decode)
-        told["slowest_ms"] = max(told["slowest_ms"], took * 1000)
+        settings["slowest_ms"] = max(settings["slowest_ms"], took * 1000)
         outcomes[outcome] += 1
-        told["rows"] += rows
-    told["buffers"] += CHUNK
+        settings["rows"] += rows
+    settings["buffers"] += CHUNK
 
 
 def _processor_time(mutant: Mutant, decode: Decode) -> float:
@@ -130,16 +132,16 @@ def _processor_time(mutant: Mutant, decode: Decode) -> float:
     return took
 
 
-def check_memory(told: dict[str, Any]) -> None:
+def check_memory(settings: dict[str, Any]) -> None:
     """Raises Finding for a peak, since the process started, beyond a limit."""
-    told["arrow_bytes"] = pa.default_memory_pool().max_memory()
-    told["resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    settings["arrow_bytes"] = pa.default_memory_pool().max_memory()
+    settings["resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     for name, limit in (("arrow_bytes", ARROW_LIMIT), ("resident_bytes", RESIDENT_LIMIT)):
-        if told[name] > limit:
-            raise Finding(f"{name} is {told[name]}, more than {limit} (buffers unpack to {UNPACKED_LIMIT} bytes or 1 MiB)")
+        if settings[name] > limit:
+            raise Finding(f"{name} is {settings[name]}, more than {limit} (buffers unpack to {UNPACKED_LIMIT} bytes or 1 MiB)")
 
 
-def new_tally(chunk: int) -> dict[str, Any]:
+def new_counts(chunk: int) -> dict[str, Any]:
     """Of no buffer yet."""
     zeros: dict[str, Any] = dict.fromkeys(("buffers", "rows", "cpu_s", "slowest_ms", "arrow_bytes", "resident_bytes"), 0)
     return {"chunk": chunk, "outcomes": Counter(), **zeros}
@@ -154,15 +156,15 @@ def work(of: str, seed: str, first: int, last: int, keep: Path | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     faulthandler.enable()
     faulthandler.register(signal.SIGPROF, chain=True)  # where it hangs; then the signal ends the process
-    told, began = new_tally(first), time.process_time()
+    settings, began = new_counts(first), time.process_time()
     for chunk in range(first, last):
         signal.setitimer(signal.ITIMER_PROF, HANG_S)
-        CHUNKS[of](seed, chunk, told, keep=keep)
-        check_memory(told)
+        CHUNKS[of](seed, chunk, settings, keep=keep)
+        check_memory(settings)
         if (chunk + 1) % REPORTED_EVERY == 0 or chunk + 1 == last:
             now = time.process_time()
-            print(json.dumps({**told, "chunk": chunk + 1, "cpu_s": now - began}), flush=True)  # noqa: T201
-            told, began = new_tally(chunk + 1), now
+            print(json.dumps({**settings, "chunk": chunk + 1, "cpu_s": now - began}), flush=True)  # noqa: T201
+            settings, began = new_counts(chunk + 1), now
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 

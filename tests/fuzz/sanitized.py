@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.flood import CHUNK, new_tally, run_chunk
+from tests.fuzz.flood import CHUNK, new_counts, run_chunk
 from tests.fuzz.run import RESULTS
 from tests.fuzz.target import load, read_corpus
 
@@ -48,10 +48,10 @@ def work(chunks: int) -> None:
     target = load("decoder")
     for data in [*target.seeds().values(), *read_corpus("decoder")]:
         target.check(data)
-    told = new_tally(0)
+    settings = new_counts(0)
     for chunk in range(chunks):
-        run_chunk(_SEED, chunk, told, decode=decode_exactly)
-    print(json.dumps({"buffers": told["buffers"], "rows": told["rows"], "outcomes": told["outcomes"]}))  # noqa: T201
+        run_chunk(_SEED, chunk, settings, decode=decode_exactly)
+    print(json.dumps({"buffers": settings["buffers"], "rows": settings["rows"], "outcomes": settings["outcomes"]}))  # noqa: T201
 
 
 def overrun() -> None:
@@ -99,10 +99,10 @@ def run(buffers: int) -> dict[str, Any]:
         flood = sanitized(checkout, "-m", "tests.fuzz.sanitized", "--child", str(buffers // CHUNK))
         tests = sanitized(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS)
     findings = [done.stderr[-4000:] + done.stdout[-2000:] for done in (flood, tests) if done.returncode]
-    told = {} if flood.returncode else json.loads(flood.stdout.splitlines()[-1])
+    settings = {} if flood.returncode else json.loads(flood.stdout.splitlines()[-1])
     return {
         "target": "sanitized",
-        **told,
+        **settings,
         "unit_tests": tests.stdout.strip().splitlines()[-1:],
         "seconds": round(time.monotonic() - began),
         "findings": findings,

@@ -81,7 +81,7 @@ class Counted(beam.DoFn):
 
 
 @dataclass
-class Verdict:
+class OracleResult:
     """What the state of the job reports about a partition."""
 
     count: int
@@ -100,9 +100,9 @@ class Witness:
         seen = spans | "Seen" >> beam.ParDo(Seen(self.path)).with_output_types(tuple[str, tuple[int, int, int]])
         _ = seen | "Checked" >> beam.ParDo(Checked(self.path))
 
-    def verdicts(self) -> dict[str, Verdict]:
+    def outcomes(self) -> dict[str, OracleResult]:
         """By partition, the last word of the job's state."""
-        return {line["checked"]: Verdict(line["count"], line["wrong"]) for line in notes(self.path) if "checked" in line}
+        return {line["checked"]: OracleResult(line["count"], line["wrong"]) for line in notes(self.path) if "checked" in line}
 
     def first_since(self, at_s: float) -> dict[str, int]:
         """By partition, the offset at which reading started after that time."""

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from headrace.connectors.kafka.format.record_batch import stored_batches
-from tests.helpers.raw_kafka import PATIENCE_S, TIME_MS, TRANSACTIONAL, RawKafka, batch
+from tests.helpers.raw_kafka import TIME_MS, TIMEOUT_S, TRANSACTIONAL, RawKafka, batch
 
 Facts = list[Any]
 RECORDING = Path(__file__).parents[1] / "unit" / "testing" / "kafka_answers.json"
@@ -106,7 +106,7 @@ class Rig:
 
     @staticmethod
     def until(ready: Callable[[], bool]) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while not ready():
             assert time.monotonic() < end, "the broker did not become ready"
 
@@ -250,48 +250,48 @@ def _transaction_version(rig: Rig) -> int:
 def end_txn(rig: Rig, version: int) -> Facts:
     """The table of what EndTxn answers."""
     topic = rig.topic()
-    told: Facts = []
+    facts: Facts = []
 
     def begun(name: str) -> Producer:
         producer = Producer(rig, name, version)
         producer.init()
-        told.append([name, producer.epoch, producer.write(topic)])
+        facts.append([name, producer.epoch, producer.write(topic)])
         return producer
 
     one = begun("commit twice")
-    told += [one.end(True), one.end(True), one.settled()]
-    told += [["abort, same epoch", one.end(False)], ["commit again", one.end(True)]]
-    told += [["abort, next epoch", one.end(False, one.epoch + 1)], ["commit after that", one.end(True)], one.settled()]
+    facts += [one.end(True), one.end(True), one.settled()]
+    facts += [["abort, same epoch", one.end(False)], ["commit again", one.end(True)]]
+    facts += [["abort, next epoch", one.end(False, one.epoch + 1)], ["commit after that", one.end(True)], one.settled()]
     two = begun("abort twice")
-    told += [two.end(False), two.end(False), two.end(True), two.settled()]
+    facts += [two.end(False), two.end(False), two.end(True), two.settled()]
     for commit in (True, False):
         empty = Producer(rig, f"empty {commit}", version)
         empty.init()
-        told += [["empty", commit, empty.end(commit), empty.end(commit)], empty.settled()]
+        facts += [["empty", commit, empty.end(commit), empty.end(commit)], empty.settled()]
     three = begun("taken over while open")
-    told += [_other(three), three.end(True), three.end(False), three.settled()]
+    facts += [_other(three), three.end(True), three.end(False), three.settled()]
     four = begun("taken over after commit")
-    told += [four.end(True), _other(four), four.end(True), four.end(False)]
+    facts += [four.end(True), _other(four), four.end(True), four.end(False)]
     five = begun("unknown")
-    told += [five.end(True, producer_id=five.pid + 1_000_000), five.end(True, transactional_id=rig.name("nobody"))]
-    told += [five.end(True, five.epoch + 1), five.end(True, five.epoch - 1), five.end(True)]
-    return told
+    facts += [five.end(True, producer_id=five.pid + 1_000_000), five.end(True, transactional_id=rig.name("nobody"))]
+    facts += [five.end(True, five.epoch + 1), five.end(True, five.epoch - 1), five.end(True)]
+    return facts
 
 
 @_both_versions
 def versions_of_end_txn_mixed(rig: Rig, version: int) -> Facts:
     topic = rig.topic()
-    told: Facts = []
+    facts: Facts = []
     for first, then in ((4, 5), (5, 4)):
         for commit in (True, False):
             producer = Producer(rig, f"{first} {then} {commit}", version)
             producer.init()
-            told.append([first, then, commit, producer.write(topic), producer.end(commit, version=first)])
+            facts.append([first, then, commit, producer.write(topic), producer.end(commit, version=first)])
             for again in (commit, not commit):
                 for epoch in (0, 1):
-                    told.append([again, epoch, producer.end(again, producer.epoch + epoch, version=then)])
-            told.append(producer.settled())
-    return told
+                    facts.append([again, epoch, producer.end(again, producer.epoch + epoch, version=then)])
+            facts.append(producer.settled())
+    return facts
 
 
 def _other(producer: Producer) -> int:
@@ -304,19 +304,19 @@ def _other(producer: Producer) -> int:
 def transactions_after_each_other(rig: Rig, version: int) -> Facts:
     topic = rig.topic()
     producer = Producer(rig, "chain", version)
-    told: Facts = [rig.facts(producer.init())]
+    facts: Facts = [rig.facts(producer.init())]
     for commit in (True, False, True):
-        told += [producer.write(topic), producer.write(topic)]
+        facts += [producer.write(topic), producer.write(topic)]
         late = producer.epoch
         answer = producer.end(commit)
-        told.append(answer)
+        facts.append(answer)
         producer.settled()
         if version == 2:
             producer.epoch, producer.sequence = producer.epoch + answer[1], 0
-        told.append(["late write", _late(producer, topic, late)])
-    told.append(rig.facts(rig.fetch(topic, 0, isolation_level=1)))
-    told.append(rig.facts(rig.fetch(topic, 0, isolation_level=0)))
-    return told
+        facts.append(["late write", _late(producer, topic, late)])
+    facts.append(rig.facts(rig.fetch(topic, 0, isolation_level=1)))
+    facts.append(rig.facts(rig.fetch(topic, 0, isolation_level=0)))
+    return facts
 
 
 def _late(producer: Producer, topic: str, epoch: int) -> int:
@@ -333,15 +333,15 @@ def zombies(rig: Rig, version: int) -> Facts:
     topic = rig.topic()
     old = Producer(rig, "zombie", version)
     old.init()
-    told: Facts = [old.write(topic), _other(old), old.write(topic), old.write_only(topic), old.end(True)]
-    told.append(rig.facts(old.describe()))
+    facts: Facts = [old.write(topic), _other(old), old.write(topic), old.write_only(topic), old.end(True)]
+    facts.append(rig.facts(old.describe()))
     unadded = Producer(rig, "unadded", version)
     unadded.init()
-    told.append(["write that was not announced", unadded.write_only(topic)])
-    told.append(["wrong producer id", unadded.add(topic, v3_and_below_producer_id=unadded.pid + 1_000_000)])
-    told.append(["wrong epoch", unadded.add(topic, v3_and_below_producer_epoch=unadded.epoch + 1)])
-    told.append(["unknown topic", unadded.add(rig.name("nowhere"))])
-    return told
+    facts.append(["write that was not announced", unadded.write_only(topic)])
+    facts.append(["wrong producer id", unadded.add(topic, v3_and_below_producer_id=unadded.pid + 1_000_000)])
+    facts.append(["wrong epoch", unadded.add(topic, v3_and_below_producer_epoch=unadded.epoch + 1)])
+    facts.append(["unknown topic", unadded.add(rig.name("nowhere"))])
+    return facts
 
 
 @_both_versions
@@ -349,16 +349,16 @@ def producers_that_renew_themselves(rig: Rig, version: int) -> Facts:
     producer = Producer(rig, "renewing", version)
     producer.init()
     pid, epoch = producer.pid, producer.epoch
-    told: Facts = [rig.facts(producer.init(producer_id=pid, producer_epoch=epoch)) for _ in range(3)]
-    told.append(rig.facts(producer.init(producer_id=pid, producer_epoch=epoch + 5)))
-    told.append(rig.facts(producer.init(producer_id=pid + 1_000_000, producer_epoch=epoch)))
-    told.append(rig.facts(producer.init(producer_id=pid)))
+    facts: Facts = [rig.facts(producer.init(producer_id=pid, producer_epoch=epoch)) for _ in range(3)]
+    facts.append(rig.facts(producer.init(producer_id=pid, producer_epoch=epoch + 5)))
+    facts.append(rig.facts(producer.init(producer_id=pid + 1_000_000, producer_epoch=epoch)))
+    facts.append(rig.facts(producer.init(producer_id=pid)))
     for timeout in (0, -1, 2**31 - 1):
         producer.timeout_ms = timeout
-        told.append(rig.facts(producer.init()))
+        facts.append(rig.facts(producer.init()))
     producer.timeout_ms, producer.id = 1000, ""
-    told.append(rig.facts(producer.init()))
-    return told
+    facts.append(rig.facts(producer.init()))
+    return facts
 
 
 @_both_versions
@@ -366,33 +366,33 @@ def timed_out(rig: Rig, version: int) -> Facts:
     topic = rig.topic()
     producer = Producer(rig, "slow", version, timeout_ms=300)
     producer.init()
-    told: Facts = [producer.write(topic)]
+    facts: Facts = [producer.write(topic)]
     rig.until(lambda: producer.describe().transaction_state == "CompleteAbort")
     for api in (4, 5):
-        told += [[api, producer.end(True, version=api), producer.end(False, version=api)]]
-    told += [producer.write_only(topic), rig.facts(producer.describe())]
-    return told
+        facts += [[api, producer.end(True, version=api), producer.end(False, version=api)]]
+    facts += [producer.write_only(topic), rig.facts(producer.describe())]
+    return facts
 
 
 @scenario
 def what_is_told_of_transactions(rig: Rig) -> Facts:
     topic = rig.topic(partitions=2)
     producer = Producer(rig, "described", 1)
-    told: Facts = [rig.facts(producer.describe())]
+    facts: Facts = [rig.facts(producer.describe())]
     producer.init()
-    told.append(rig.facts(producer.describe()))
+    facts.append(rig.facts(producer.describe()))
     producer.write(topic)
-    told.append(rig.facts(producer.describe()))
+    facts.append(rig.facts(producer.describe()))
     asked = [{"name": topic, "partition_indexes": [0, 1, 7]}, {"name": rig.name("nowhere"), "partition_indexes": [0]}]
-    told.append(rig.facts(rig.raw("DescribeProducers", 0, topics=asked)))
+    facts.append(rig.facts(rig.raw("DescribeProducers", 0, topics=asked)))
     for state, pattern in (("Ongoing", None), ("Empty", None), ("Nonsense", None), ("Ongoing", "described"), ("Ongoing", ".*")):
         filters = {"state_filters": [state], "producer_id_filters": [producer.pid], "duration_filter": -1}
-        told.append(rig.facts(rig.raw("ListTransactions", 2, transactional_id_pattern=pattern, **filters)))
-    told.append(
+        facts.append(rig.facts(rig.raw("ListTransactions", 2, transactional_id_pattern=pattern, **filters)))
+    facts.append(
         rig.facts(rig.raw("ListTransactions", 2, state_filters=[], producer_id_filters=[], transactional_id_pattern="("))
     )
-    told.append(producer.end(True))
-    return told
+    facts.append(producer.end(True))
+    return facts
 
 
 @_both_versions
@@ -402,7 +402,7 @@ def offsets_in_transactions(rig: Rig, version: int) -> Facts:
     group = rig.name("group")
     rig.coordinator(group, 0)
     producer.init()
-    told: Facts = []
+    facts: Facts = []
 
     def commit(offset: int, **changes: Any) -> Any:
         parts = [{"partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": "m"}]
@@ -428,16 +428,16 @@ def offsets_in_transactions(rig: Rig, version: int) -> Facts:
     probe = Group(rig)
     rig.until(lambda: probe("Heartbeat", 4, member_id="x", generation_id=1).error_code == 25)
     if version == 1:
-        told.append(add())
-    told += [commit(5), fetched(False), fetched(True)]
-    told += [
+        facts.append(add())
+    facts += [commit(5), fetched(False), fetched(True)]
+    facts += [
         ["wrong epoch", commit(6, producer_epoch=producer.epoch + 3)],
         ["old epoch", commit(6, producer_epoch=producer.epoch - 1)],
     ]
-    told.append(producer.end(True))
+    facts.append(producer.end(True))
     rig.until(lambda: fetched(True)["groups"][0]["topics"][0]["partitions"][0]["error_code"] == 0)
-    told += [fetched(True), producer.settled()]
-    return told
+    facts += [fetched(True), producer.settled()]
+    return facts
 
 
 # --- producing ---------------------------------------------------------------------------------------------------------------
@@ -448,12 +448,12 @@ def sequences(rig: Rig) -> Facts:
     topic = rig.topic()
     found = rig.raw("InitProducerId", 4, transactional_id=None, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1)
     pid = found.producer_id
-    told: Facts = [found.producer_epoch]
+    facts: Facts = [found.producer_epoch]
 
     def write(epoch: int, sequence: int, count: int = 1, producer_id: int = pid) -> None:
         data = batch(*[b"v"] * count, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
         answer = rig.produce(topic, data)
-        told.append([epoch, sequence, count, answer.error_code, answer.base_offset, answer.log_start_offset])
+        facts.append([epoch, sequence, count, answer.error_code, answer.base_offset, answer.log_start_offset])
 
     write(0, 0, 2)
     write(0, 2)
@@ -475,18 +475,18 @@ def sequences(rig: Rig) -> Facts:
     write(0, 9, producer_id=pid + 500_000)
     write(3, 7, producer_id=pid + 500_001)
     write(2, 8, producer_id=pid + 500_001)
-    return told
+    return facts
 
 
 @scenario
 def sequences_that_wrap(rig: Rig) -> Facts:
     topic = rig.topic()
-    told: Facts = []
+    facts: Facts = []
     for sequence, count in ((2**31 - 3, 2), (2**31 - 1, 1), (0, 1), (1, 1), (2**31 - 1, 1)):
         data = batch(*[b"v"] * count, producer_id=7_000_000, producer_epoch=0, base_sequence=sequence)
         answer = rig.produce(topic, data)
-        told.append([sequence, answer.error_code, answer.base_offset])
-    return told
+        facts.append([sequence, answer.error_code, answer.base_offset])
+    return facts
 
 
 @scenario
@@ -496,10 +496,10 @@ def refused_writes(rig: Rig) -> Facts:
     good = batch(b"x")
     broken = good[:-1] + bytes([good[-1] ^ 1])
     keyless = _keyless()
-    told: Facts = []
+    facts: Facts = []
 
     def write(what: str, data: bytes, to: str = topic, version: int = 9, **fields: Any) -> None:
-        told.append([what, rig.facts(rig.produce(to, data, version, **fields))])
+        facts.append([what, rig.facts(rig.produce(to, data, version, **fields))])
 
     write("good", good)
     write("crc", broken)
@@ -516,11 +516,11 @@ def refused_writes(rig: Rig) -> Facts:
     write("by id", good, version=13)
     part = {"partition_data": [{"index": 9, "records": good}, {"index": -1, "records": good}]}
     whole = {"acks": -1, "timeout_ms": 1000, "transactional_id": None}
-    told.append(rig.facts(rig.raw("Produce", 9, topic_data=[{"name": topic, **part}], **whole)))
-    told.append(rig.facts(rig.raw("Produce", 9, topic_data=[{"name": rig.name("nowhere"), **part}], **whole)))
+    facts.append(rig.facts(rig.raw("Produce", 9, topic_data=[{"name": topic, **part}], **whole)))
+    facts.append(rig.facts(rig.raw("Produce", 9, topic_data=[{"name": rig.name("nowhere"), **part}], **whole)))
     unknown = uuid.UUID(int=77)
-    told.append(rig.facts(rig.raw("Produce", 13, topic_data=[{"topic_id": unknown, **part}], **whole)))
-    return told
+    facts.append(rig.facts(rig.raw("Produce", 13, topic_data=[{"topic_id": unknown, **part}], **whole)))
+    return facts
 
 
 def _keyless() -> bytes:
@@ -539,10 +539,10 @@ def more_replicas_in_sync_than_there_are(rig: Rig) -> Facts:
 def the_time_of_appending(rig: Rig) -> Facts:
     topic = rig.topic(message_timestamp_type="LogAppendTime")
     rig.written(topic, b"a", b"b")
-    told = [rig.facts(rig.fetch(topic, 0))]
+    facts = [rig.facts(rig.fetch(topic, 0))]
     answer = rig.produce(topic, batch(b"c"))
-    told.append([answer.error_code, answer.base_offset, answer.log_append_time_ms > _NOW_MS])
-    return told
+    facts.append([answer.error_code, answer.base_offset, answer.log_append_time_ms > _NOW_MS])
+    return facts
 
 
 # --- reading -----------------------------------------------------------------------------------------------------------------
@@ -553,19 +553,19 @@ def fetches(rig: Rig) -> Facts:
     topic = rig.topic()
     for values in ((b"a", b"b"), (b"c" * 500,), (b"d",)):
         rig.written(topic, *values)
-    told: Facts = []
+    facts: Facts = []
     for offset in (0, 1, 2, 3, 4, 5, -1, 100):
-        told.append([offset, rig.facts(rig.fetch(topic, offset))])
+        facts.append([offset, rig.facts(rig.fetch(topic, offset))])
     for most in (0, 1, 50, 75, 200, 600, 650, 700):
-        told.append(["partition bytes", most, rig.facts(rig.fetch(topic, 0, partition_max_bytes=most))])
-        told.append(["bytes", most, rig.facts(rig.fetch(topic, 0, max_bytes=most))])
+        facts.append(["partition bytes", most, rig.facts(rig.fetch(topic, 0, partition_max_bytes=most))])
+        facts.append(["bytes", most, rig.facts(rig.fetch(topic, 0, max_bytes=most))])
     for epoch in (-1, 0, 1, 5):
-        told.append(["leader epoch", epoch, rig.facts(rig.fetch(topic, 0, current_leader_epoch=epoch))])
-        told.append(["last epoch", epoch, rig.facts(rig.fetch(topic, 1, last_fetched_epoch=epoch))])
-    told.append(rig.facts(rig.fetch(topic, 100, last_fetched_epoch=0)))
+        facts.append(["leader epoch", epoch, rig.facts(rig.fetch(topic, 0, current_leader_epoch=epoch))])
+        facts.append(["last epoch", epoch, rig.facts(rig.fetch(topic, 1, last_fetched_epoch=epoch))])
+    facts.append(rig.facts(rig.fetch(topic, 100, last_fetched_epoch=0)))
     for version in (4, 7, 11, 13, 16):
-        told.append([version, rig.facts(rig.fetch(topic, 1, version))])
-    return told
+        facts.append([version, rig.facts(rig.fetch(topic, 1, version))])
+    return facts
 
 
 @scenario
@@ -573,16 +573,16 @@ def fetches_of_what_is_not_there(rig: Rig) -> Facts:
     topic = rig.topic()
     part = {"fetch_offset": 0, "partition_max_bytes": 1000}
     whole = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1000, "isolation_level": 0}
-    told: Facts = []
+    facts: Facts = []
     for named in (topic, rig.name("nowhere")):
         asked = [{"topic": named, "partitions": [{"partition": 3, **part}]}]
-        told.append(rig.facts(rig.raw("Fetch", 12, topics=asked, **whole)))
-        told.append(rig.facts(rig.raw("Fetch", 12, topics=asked, **{**whole, "isolation_level": 1})))
+        facts.append(rig.facts(rig.raw("Fetch", 12, topics=asked, **whole)))
+        facts.append(rig.facts(rig.raw("Fetch", 12, topics=asked, **{**whole, "isolation_level": 1})))
     asked = [{"topic_id": uuid.UUID(int=77), "partitions": [{"partition": 0, **part}]}]
-    told.append(rig.facts(rig.raw("Fetch", 13, topics=asked, **whole)))
+    facts.append(rig.facts(rig.raw("Fetch", 13, topics=asked, **whole)))
     asked = [{"topic_id": rig.topic_id(topic), "partitions": [{"partition": 4, **part}]}]
-    told.append(rig.facts(rig.raw("Fetch", 13, topics=asked, **whole)))
-    return told
+    facts.append(rig.facts(rig.raw("Fetch", 13, topics=asked, **whole)))
+    return facts
 
 
 @scenario
@@ -592,7 +592,7 @@ def several_partitions_at_once(rig: Rig) -> Facts:
         for _ in range(count):
             parts = [{"name": topic, "partition_data": [{"index": index, "records": batch(b"v" * 100)}]}]
             rig.raw("Produce", 9, topic_data=parts, acks=-1, timeout_ms=1000, transactional_id=None)
-    told: Facts = []
+    facts: Facts = []
     for most, each in ((1 << 20, 1 << 20), (1, 1), (200, 1 << 20), (1 << 20, 200), (400, 300)):
         asked = [
             {
@@ -600,79 +600,79 @@ def several_partitions_at_once(rig: Rig) -> Facts:
                 "partitions": [{"partition": n, "fetch_offset": 0, "partition_max_bytes": each} for n in (0, 1, 2)],
             }
         ]
-        told.append([most, each, rig.facts(rig.raw("Fetch", 12, max_wait_ms=0, min_bytes=1, max_bytes=most, topics=asked))])
-    return told
+        facts.append([most, each, rig.facts(rig.raw("Fetch", 12, max_wait_ms=0, min_bytes=1, max_bytes=most, topics=asked))])
+    return facts
 
 
 @scenario
 def reading_what_is_committed(rig: Rig) -> Facts:
     topic = rig.topic()
-    told: Facts = []
+    facts: Facts = []
     first, second = Producer(rig, "first", 1), Producer(rig, "second", 1)
     first.init(), second.init()
     rig.written(topic, b"plain")
-    told += [first.write(topic), second.write(topic), first.write(topic)]
+    facts += [first.write(topic), second.write(topic), first.write(topic)]
     for level in (0, 1):
-        told.append(rig.facts(rig.fetch(topic, 0, isolation_level=level)))
-    told += [second.end(False), second.settled()["transaction_state"]]
+        facts.append(rig.facts(rig.fetch(topic, 0, isolation_level=level)))
+    facts += [second.end(False), second.settled()["transaction_state"]]
     for offset in (0, 1, 2):
-        told.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))])
-    told.append(_offsets(rig, topic))
-    told += [first.end(True), first.settled()["transaction_state"]]
+        facts.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))])
+    facts.append(_offsets(rig, topic))
+    facts += [first.end(True), first.settled()["transaction_state"]]
     for offset in range(7):
-        told.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))])
-        told.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1, partition_max_bytes=100))])
-    told.append(_offsets(rig, topic))
-    return told
+        facts.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))])
+        facts.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1, partition_max_bytes=100))])
+    facts.append(_offsets(rig, topic))
+    return facts
 
 
 def _offsets(rig: Rig, topic: str) -> Any:
-    told = []
+    facts = []
     for level in (0, 1):
         for timestamp in (-1, -2, -3, -4, 0, TIME_MS, TIME_MS + 1, TIME_MS + 3, TIME_MS + 4, 2**50):
             parts = [{"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}]
             answer = rig.raw("ListOffsets", 8, isolation_level=level, topics=[{"name": topic, "partitions": parts}])
-            told.append([level, timestamp, rig.facts(answer.topics[0].partitions[0])])
-    return told
+            facts.append([level, timestamp, rig.facts(answer.topics[0].partitions[0])])
+    return facts
 
 
 @scenario
 def offsets_by_time(rig: Rig) -> Facts:
     topic = rig.topic()
-    told: Facts = [_offsets(rig, topic)]
+    facts: Facts = [_offsets(rig, topic)]
     rig.written(topic, b"a", b"b", b"c")
     rig.written(topic, b"d", b"e")
-    told.append(_offsets(rig, topic))
+    facts.append(_offsets(rig, topic))
     for epoch in (0, 1, 4):
         parts = [{"partition_index": 0, "timestamp": -1, "current_leader_epoch": epoch}]
-        told.append(rig.facts(rig.raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": parts}])))
+        facts.append(rig.facts(rig.raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": parts}])))
     for name, index in ((topic, 5), (rig.name("nowhere"), 0)):
         parts = [{"partition_index": index, "timestamp": -1, "current_leader_epoch": -1}]
-        told.append(rig.facts(rig.raw("ListOffsets", 6, isolation_level=0, topics=[{"name": name, "partitions": parts}])))
+        facts.append(rig.facts(rig.raw("ListOffsets", 6, isolation_level=0, topics=[{"name": name, "partitions": parts}])))
     parts = [{"partition_index": 0, "timestamp": -5, "current_leader_epoch": -1}]
-    told.append(rig.facts(rig.raw("ListOffsets", 9, isolation_level=0, topics=[{"name": topic, "partitions": parts}])))
-    return told
+    facts.append(rig.facts(rig.raw("ListOffsets", 9, isolation_level=0, topics=[{"name": topic, "partitions": parts}])))
+    return facts
 
 
 @scenario
 def leader_epochs(rig: Rig) -> Facts:
     topic = rig.topic()
     rig.written(topic, b"a", b"b")
-    told: Facts = []
+    facts: Facts = []
     for current, epoch in ((-1, 0), (0, 0), (1, 0), (-1, 1), (-1, 5), (-1, -1)):
         parts = [{"partition": 0, "current_leader_epoch": current, "leader_epoch": epoch}]
         answer = rig.raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])
-        told.append([current, epoch, rig.facts(answer)])
+        facts.append([current, epoch, rig.facts(answer)])
     parts = [{"partition": 8, "current_leader_epoch": -1, "leader_epoch": 0}]
-    told.append(rig.facts(rig.raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])))
-    return told
+    facts.append(rig.facts(rig.raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])))
+    return facts
 
 
 @scenario
 def fetch_sessions(rig: Rig) -> Facts:
     topic = rig.topic(partitions=2)
     rig.written(topic, b"a")
-    told: Facts = []
+    facts: Facts = []
 
     def ask(session: int, epoch: int, offsets: dict[int, int], forgotten: tuple[int, ...] = ()) -> Any:
         parts = [{"partition": n, "fetch_offset": at, "partition_max_bytes": 1 << 20} for n, at in offsets.items()]
@@ -684,20 +684,20 @@ def fetch_sessions(rig: Rig) -> Facts:
 
     first = ask(0, 0, {0: 0, 1: 0})
     session = first.session_id
-    told += [session > 0, rig.facts(first), rig.facts(ask(session, 1, {}))]
-    told += [rig.facts(ask(session, 2, {0: 1})), rig.facts(ask(session, 3, {}))]
+    facts += [session > 0, rig.facts(first), rig.facts(ask(session, 1, {}))]
+    facts += [rig.facts(ask(session, 2, {0: 1})), rig.facts(ask(session, 3, {}))]
     rig.written(topic, b"b")
-    told += [rig.facts(ask(session, 4, {})), rig.facts(ask(session, 4, {})), rig.facts(ask(session, 7, {}))]
-    told += [
+    facts += [rig.facts(ask(session, 4, {})), rig.facts(ask(session, 4, {})), rig.facts(ask(session, 7, {}))]
+    facts += [
         rig.facts(ask(session, 5, {0: 2}, (1,))),
         rig.facts(ask(session, 6, {1: 0})),
         rig.facts(ask(session, 7, {0: 99})),
     ]
-    told += [rig.facts(ask(session, 8, {})), rig.facts(ask(session + 1, 3, {})), rig.facts(ask(0, -1, {0: 0}))]
+    facts += [rig.facts(ask(session, 8, {})), rig.facts(ask(session + 1, 3, {})), rig.facts(ask(0, -1, {0: 0}))]
     again = ask(session, 0, {0: 0})
-    told += [again.session_id not in {0, session}, rig.facts(again), rig.facts(ask(session, 9, {}))]
-    told += [rig.facts(ask(again.session_id, -1, {})), rig.facts(ask(again.session_id, 1, {}))]
-    return told
+    facts += [again.session_id not in {0, session}, rig.facts(again), rig.facts(ask(session, 9, {}))]
+    facts += [rig.facts(ask(again.session_id, -1, {})), rig.facts(ask(again.session_id, 1, {}))]
+    return facts
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------------
@@ -738,36 +738,36 @@ class Group:
 @scenario
 def a_group_of_one(rig: Rig) -> Facts:
     group = Group(rig)
-    told: Facts = [rig.facts(group.join("nobody"))]
+    facts: Facts = [rig.facts(group.join("nobody"))]
     invited = group.join()
-    told.append(rig.facts(invited))
+    facts.append(rig.facts(invited))
     joined = group.join(invited.member_id)
-    told.append(rig.facts(joined))
+    facts.append(rig.facts(joined))
     member, generation = joined.member_id, joined.generation_id
     who = {"member_id": member, "generation_id": generation}
-    told.append(["early heartbeat", group("Heartbeat", 4, **who).error_code])
-    told.append(["wrong protocol", rig.facts(group("SyncGroup", 5, **who, protocol_type="other", assignments=[]))])
+    facts.append(["early heartbeat", group("Heartbeat", 4, **who).error_code])
+    facts.append(["wrong protocol", rig.facts(group("SyncGroup", 5, **who, protocol_type="other", assignments=[]))])
     share = [{"member_id": member, "assignment": b"share"}]
-    told.append(rig.facts(group.sync(**who, assignments=share)))
-    told.append(rig.facts(group("SyncGroup", 5, **who, assignments=[])))
-    told.append(["heartbeat", group("Heartbeat", 4, **who).error_code])
-    told.append(["old generation", group("Heartbeat", 4, member_id=member, generation_id=generation - 1).error_code])
-    told.append(["stranger", group("Heartbeat", 4, member_id="x", generation_id=generation).error_code])
-    told.append(rig.facts(rig.raw("DescribeGroups", 5, groups=[group.id, rig.name("no group")])))
-    told.append(rig.facts(rig.raw("DescribeGroups", 6, groups=[rig.name("no group")])))
-    told.append(["other protocol", rig.facts(group.join(protocol_type="connect"))])
-    told.append(["no common protocol", rig.facts(group.join(protocols=[{"name": "new", "metadata": b""}]))])
-    told.append(["busy", rig.facts(rig.raw("DeleteGroups", 2, groups_names=[group.id, rig.name("no group")]))])
+    facts.append(rig.facts(group.sync(**who, assignments=share)))
+    facts.append(rig.facts(group("SyncGroup", 5, **who, assignments=[])))
+    facts.append(["heartbeat", group("Heartbeat", 4, **who).error_code])
+    facts.append(["old generation", group("Heartbeat", 4, member_id=member, generation_id=generation - 1).error_code])
+    facts.append(["stranger", group("Heartbeat", 4, member_id="x", generation_id=generation).error_code])
+    facts.append(rig.facts(rig.raw("DescribeGroups", 5, groups=[group.id, rig.name("no group")])))
+    facts.append(rig.facts(rig.raw("DescribeGroups", 6, groups=[rig.name("no group")])))
+    facts.append(["other protocol", rig.facts(group.join(protocol_type="connect"))])
+    facts.append(["no common protocol", rig.facts(group.join(protocols=[{"name": "new", "metadata": b""}]))])
+    facts.append(["busy", rig.facts(rig.raw("DeleteGroups", 2, groups_names=[group.id, rig.name("no group")]))])
     left = [{"member_id": "stranger"}, {"member_id": member}]
-    told.append(rig.facts(group("LeaveGroup", 4, members=left)))
-    told.append(["after", group("Heartbeat", 4, **who).error_code])
-    told.append(rig.facts(rig.raw("DescribeGroups", 5, groups=[group.id])))
+    facts.append(rig.facts(group("LeaveGroup", 4, members=left)))
+    facts.append(["after", group("Heartbeat", 4, **who).error_code])
+    facts.append(rig.facts(rig.raw("DescribeGroups", 5, groups=[group.id])))
     rejoined = group.joined()
-    told.append([rejoined.generation_id, group("LeaveGroup", 2, member_id=rejoined.member_id).error_code])
+    facts.append([rejoined.generation_id, group("LeaveGroup", 2, member_id=rejoined.member_id).error_code])
     listed = rig.raw("ListGroups", 5, states_filter=["Empty"], types_filter=[])
-    told.append([rig.facts(each) for each in listed.groups if each.group_id == group.id])
-    told.append(rig.facts(rig.raw("DeleteGroups", 2, groups_names=[group.id])))
-    return told
+    facts.append([rig.facts(each) for each in listed.groups if each.group_id == group.id])
+    facts.append(rig.facts(rig.raw("DeleteGroups", 2, groups_names=[group.id])))
+    return facts
 
 
 @scenario
@@ -782,20 +782,20 @@ def a_group_of_two(rig: Rig) -> Facts:
         invited = other.join()
         other.send_join(invited.member_id)
         rig.until(lambda: group("Heartbeat", 4, **who).error_code == 27)
-        told: Facts = [["its sync", group.sync(**who).error_code]]
+        facts: Facts = [["its sync", group.sync(**who).error_code]]
         again = group.join(first.member_id)
         second = other_raw.receive("JoinGroup", 9)
-        told += [rig.facts(again), rig.facts(second)]
+        facts += [rig.facts(again), rig.facts(second)]
         later = {"generation_id": again.generation_id}
         other.send("SyncGroup", 5, **_protocol(), member_id=second.member_id, assignments=[], **later)
         shares = [{"member_id": first.member_id, "assignment": b"1"}, {"member_id": second.member_id, "assignment": b"2"}]
-        told.append(rig.facts(group.sync(member_id=first.member_id, assignments=shares, **later)))
-        told.append(rig.facts(other_raw.receive("SyncGroup", 5)))
-        told.append(["the same again", rig.facts(other.join(second.member_id))["generation_id"] - again.generation_id])
-        told.append(rig.facts(other("LeaveGroup", 4, members=[{"member_id": second.member_id}])))
-        told.append(["the other", group("Heartbeat", 4, member_id=first.member_id, **later).error_code])
-        told.append(rig.facts(group.join(first.member_id)))
-    return told
+        facts.append(rig.facts(group.sync(member_id=first.member_id, assignments=shares, **later)))
+        facts.append(rig.facts(other_raw.receive("SyncGroup", 5)))
+        facts.append(["the same again", rig.facts(other.join(second.member_id))["generation_id"] - again.generation_id])
+        facts.append(rig.facts(other("LeaveGroup", 4, members=[{"member_id": second.member_id}])))
+        facts.append(["the other", group("Heartbeat", 4, member_id=first.member_id, **later).error_code])
+        facts.append(rig.facts(group.join(first.member_id)))
+    return facts
 
 
 def _protocol() -> dict[str, str]:
@@ -805,42 +805,42 @@ def _protocol() -> dict[str, str]:
 @scenario
 def bad_joins(rig: Rig) -> Facts:
     group = Group(rig)
-    told: Facts = []
+    facts: Facts = []
     for timeout in (0, 10, 2**31 - 1):
-        told.append([timeout, rig.facts(group.join(session_timeout_ms=timeout))])
-    told.append(rig.facts(group.join(protocols=[])))
-    told.append(rig.facts(group.join(protocol_type="")))
-    told.append(["before version 4", rig.facts(group.join(version=3))["error_code"]])
+        facts.append([timeout, rig.facts(group.join(session_timeout_ms=timeout))])
+    facts.append(rig.facts(group.join(protocols=[])))
+    facts.append(rig.facts(group.join(protocol_type="")))
+    facts.append(["before version 4", rig.facts(group.join(version=3))["error_code"]])
     group.id = ""
-    told.append(["nameless", rig.facts(group.join())])
-    return told
+    facts.append(["nameless", rig.facts(group.join())])
+    return facts
 
 
 @scenario
 def static_members(rig: Rig) -> Facts:
     group = Group(rig)
     first = group.join(group_instance_id="one")
-    told: Facts = [rig.facts(first)]
+    facts: Facts = [rig.facts(first)]
     who = {"member_id": first.member_id, "generation_id": first.generation_id, "group_instance_id": "one"}
     share = [{"member_id": first.member_id, "assignment": b"share"}]
-    told.append(rig.facts(group.sync(**who, assignments=share)))
+    facts.append(rig.facts(group.sync(**who, assignments=share)))
     again = group.join(group_instance_id="one")
-    told.append(rig.facts(again))
-    told.append(["the previous one", group("Heartbeat", 4, **who).error_code])
+    facts.append(rig.facts(again))
+    facts.append(["the previous one", group("Heartbeat", 4, **who).error_code])
     who["member_id"] = again.member_id
-    told.append(["the new one", group("Heartbeat", 4, **who).error_code])
-    told.append(rig.facts(group.sync(**who)))
-    told.append(["unknown instance", group("Heartbeat", 4, **{**who, "group_instance_id": "two"}).error_code])
-    told.append(rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "two"}])))
-    told.append(rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "one"}])))
-    return told
+    facts.append(["the new one", group("Heartbeat", 4, **who).error_code])
+    facts.append(rig.facts(group.sync(**who)))
+    facts.append(["unknown instance", group("Heartbeat", 4, **{**who, "group_instance_id": "two"}).error_code])
+    facts.append(rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "two"}])))
+    facts.append(rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "one"}])))
+    return facts
 
 
 @scenario
 def offsets_of_groups(rig: Rig) -> Facts:
     topic = rig.topic(partitions=2)
     group = Group(rig)
-    told: Facts = []
+    facts: Facts = []
 
     def commit(
         what: str, offset: int = 3, metadata: str = "m", generation: int = -1, member: str = "", index: int = 0, **n: Any
@@ -850,20 +850,20 @@ def offsets_of_groups(rig: Rig) -> Facts:
         ]
         who = {"generation_id_or_member_epoch": generation, "member_id": member}
         topics = [{"name": topic, "partitions": parts, **n}]
-        told.append([what, rig.facts(group("OffsetCommit", 9, topics=topics, **who))])
+        facts.append([what, rig.facts(group("OffsetCommit", 9, topics=topics, **who))])
 
     def fetched(**fields: Any) -> Any:
         asked = [{"group_id": group.id, "topics": [{"name": topic, "partition_indexes": [0, 1, 7]}], **fields}]
         return rig.facts(rig.raw("OffsetFetch", 9, groups=asked, require_stable=False))
 
-    told.append(fetched())
+    facts.append(fetched())
     commit("a stranger of no group", generation=4, member="x")
     commit("by hand")
     commit("too much metadata", metadata="m" * 5000)
     commit("no partition", index=9)
     commit("no topic", name=rig.name("nowhere"))
     commit("a generation", generation=0, member="x")
-    told += [fetched(), fetched(topics=None)]
+    facts += [fetched(), fetched(topics=None)]
     joined = group.joined()
     commit("by hand while there are members", 4)
     commit("before its assignment", 4, generation=joined.generation_id, member=joined.member_id)
@@ -873,17 +873,17 @@ def offsets_of_groups(rig: Rig) -> Facts:
     commit("by a member", 5, generation=joined.generation_id, member=joined.member_id)
     commit("by a member of an older generation", 6, generation=joined.generation_id - 1, member=joined.member_id)
     commit("by a stranger", 6, generation=joined.generation_id, member="x")
-    told.append(fetched())
+    facts.append(fetched())
     group("LeaveGroup", 4, members=[{"member_id": joined.member_id}])
     deleted = [{"name": topic, "partitions": [{"partition_index": 0}, {"partition_index": 9}]}]
-    told.append(rig.facts(group("OffsetDelete", 0, topics=deleted)))
-    told += [
+    facts.append(rig.facts(group("OffsetDelete", 0, topics=deleted)))
+    facts += [
         fetched(topics=None),
         rig.facts(rig.raw("OffsetDelete", 0, group_id=rig.name("no group"), topics=deleted)),
     ]
     old = {"group_id": group.id, "topics": [{"name": topic, "partition_indexes": [0]}]}
-    told.append(rig.facts(rig.raw("OffsetFetch", 5, **old)))
-    return told
+    facts.append(rig.facts(rig.raw("OffsetFetch", 5, **old)))
+    return facts
 
 
 # --- topics ------------------------------------------------------------------------------------------------------------------
@@ -893,34 +893,34 @@ def offsets_of_groups(rig: Rig) -> Facts:
 def metadata_of_topics(rig: Rig) -> Facts:
     topic = rig.topic(partitions=2)
     none = uuid.UUID(int=0)
-    told: Facts = []
+    facts: Facts = []
     for name in (topic, rig.name("nowhere"), "bad name!", ""):
-        told.append(
+        facts.append(
             rig.facts(rig.raw("Metadata", 12, topics=[{"name": name, "topic_id": none}], allow_auto_topic_creation=False))
         )
-    told.append(rig.facts(rig.raw("Metadata", 12, topics=[{"name": None, "topic_id": rig.topic_id(topic)}])))
-    told.append(rig.facts(rig.raw("Metadata", 12, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}])))
-    told.append(rig.facts(rig.raw("Metadata", 12, topics=[])))
-    told.append(rig.facts(rig.raw("Metadata", 5, topics=[{"name": topic}])))
+    facts.append(rig.facts(rig.raw("Metadata", 12, topics=[{"name": None, "topic_id": rig.topic_id(topic)}])))
+    facts.append(rig.facts(rig.raw("Metadata", 12, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}])))
+    facts.append(rig.facts(rig.raw("Metadata", 12, topics=[])))
+    facts.append(rig.facts(rig.raw("Metadata", 5, topics=[{"name": topic}])))
     for kind, key in ((0, "g"), (1, "t"), (7, "x")):
-        told.append(
+        facts.append(
             rig.patient(
                 lambda kind=kind, key=key: rig.raw("FindCoordinator", 4, key_type=kind, coordinator_keys=[key]).coordinators[0]
             ).error_code
         )
-    return told
+    return facts
 
 
 @scenario
 def creating_topics(rig: Rig) -> Facts:
     topic = rig.topic()
-    told: Facts = []
+    facts: Facts = []
 
     def create(what: str, **changes: Any) -> None:
         validate = changes.pop("validate_only", False)
         wanted = {"name": rig.name(what), "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
         answer = rig.raw("CreateTopics", 7, topics=[{**wanted, **changes}], timeout_ms=5000, validate_only=validate)
-        told.append([what, rig.facts(answer)])
+        facts.append([what, rig.facts(answer)])
 
     create("taken", name=topic)
     create("bad", name="bad name!")
@@ -942,13 +942,13 @@ def creating_topics(rig: Rig) -> Facts:
     create("default", **place)
     create("trial", validate_only=True)
     create("trial")
-    return told
+    return facts
 
 
 @scenario
 def changing_topics(rig: Rig) -> Facts:
     topic = rig.topic(partitions=2)
-    told: Facts = []
+    facts: Facts = []
     soon = {"timeout_ms": 5000}
 
     def described() -> Any:
@@ -958,7 +958,7 @@ def changing_topics(rig: Rig) -> Facts:
 
     for name, count in ((topic, 2), (topic, 1), (topic, 0), (topic, 3), (rig.name("nowhere"), 3)):
         wanted = [{"name": name, "count": count, "assignments": None}]
-        told.append([count, rig.facts(rig.raw("CreatePartitions", 3, topics=wanted, timeout_ms=5000, validate_only=False))])
+        facts.append([count, rig.facts(rig.raw("CreatePartitions", 3, topics=wanted, timeout_ms=5000, validate_only=False))])
     for key, operation, value in (
         ("retention.ms", 0, "1000"), ("retention.ms", 0, "x"), ("no.such", 0, "1"), ("cleanup.policy", 2, "compact"),
         ("cleanup.policy", 3, "delete"), ("retention.ms", 2, "5"), ("retention.ms", 1, None), ("no.such", 1, None),
@@ -967,22 +967,22 @@ def changing_topics(rig: Rig) -> Facts:
         wanted = [{"resource_type": 2, "resource_name": topic, "configs": configs}]
         before = described()
         answer = rig.raw("IncrementalAlterConfigs", 1, resources=wanted, validate_only=False)
-        told.append([key, operation, value, rig.facts(answer)])
-        told.append(_changed(described, before) if answer.responses[0].error_code == 0 and key != "no.such" else before)
+        facts.append([key, operation, value, rig.facts(answer)])
+        facts.append(_changed(described, before) if answer.responses[0].error_code == 0 and key != "no.such" else before)
     asked = [{"resource_type": 2, "resource_name": rig.name("nowhere"), "configuration_keys": None}]
-    told.append(rig.facts(rig.raw("DescribeConfigs", 4, resources=asked)))
-    told.append(
+    facts.append(rig.facts(rig.raw("DescribeConfigs", 4, resources=asked)))
+    facts.append(
         rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": rig.name("nowhere"), "topic_id": uuid.UUID(int=0)}], **soon))
     )
-    told.append(rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}], **soon)))
-    told.append(rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": None, "topic_id": rig.topic_id(topic)}], **soon)))
-    told.append(rig.facts(rig.raw("DeleteTopics", 5, topic_names=[topic], **soon)))
-    return told
+    facts.append(rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}], **soon)))
+    facts.append(rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": None, "topic_id": rig.topic_id(topic)}], **soon)))
+    facts.append(rig.facts(rig.raw("DeleteTopics", 5, topic_names=[topic], **soon)))
+    return facts
 
 
 def _changed(ask: Callable[[], Any], before: Any) -> Any:
     """What is told once it is no longer what it was: a broker hears of new settings a little later."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while (found := ask()) == before:
         assert time.monotonic() < end, "nothing changed"
     return found
@@ -993,32 +993,32 @@ def deleting_records(rig: Rig) -> Facts:
     topic = rig.topic()
     for values in ((b"a", b"b"), (b"c", b"d")):
         rig.written(topic, *values)
-    told: Facts = []
+    facts: Facts = []
     for offset in (0, 1, 3, 2, 9, -2, -1):
         parts = [{"partition_index": 0, "offset": offset}]
-        told.append(
+        facts.append(
             [
                 offset,
                 rig.facts(rig.raw("DeleteRecords", 2, topics=[{"name": topic, "partitions": parts}], timeout_ms=5000)),
             ]
         )
-        told.append(_offsets(rig, topic)[1])
-        told.append(rig.facts(rig.fetch(topic, 0)))
-        told.append(rig.facts(rig.fetch(topic, 3)))
+        facts.append(_offsets(rig, topic)[1])
+        facts.append(rig.facts(rig.fetch(topic, 0)))
+        facts.append(rig.facts(rig.fetch(topic, 3)))
     for name, index in ((topic, 6), (rig.name("nowhere"), 0)):
         parts = [{"partition_index": index, "offset": 0}]
-        told.append(rig.facts(rig.raw("DeleteRecords", 2, topics=[{"name": name, "partitions": parts}], timeout_ms=5000)))
-    return told
+        facts.append(rig.facts(rig.raw("DeleteRecords", 2, topics=[{"name": name, "partitions": parts}], timeout_ms=5000)))
+    return facts
 
 
 @scenario
 def quotas(rig: Rig) -> Facts:
-    told: Facts = []
+    facts: Facts = []
     client = [{"entity_type": "client-id", "entity_name": rig.name("client")}]
 
     def alter(what: str, entity: Any, key: str, value: float, remove: bool = False) -> None:
         entries = [{"entity": entity, "ops": [{"key": key, "value": value, "remove": remove}]}]
-        told.append([what, rig.facts(rig.raw("AlterClientQuotas", 1, entries=entries, validate_only=False))])
+        facts.append([what, rig.facts(rig.raw("AlterClientQuotas", 1, entries=entries, validate_only=False))])
 
     def described() -> Any:
         part = [{"entity_type": "client-id", "match_type": 0, "match": rig.name("client")}]
@@ -1026,12 +1026,12 @@ def quotas(rig: Rig) -> Facts:
 
     alter("set", client, "producer_byte_rate", 1000.0)
     rig.until(lambda: bool(described()["entries"]))
-    told.append(described())
+    facts.append(described())
     alter("unknown key", client, "beauty", 1.0)
     alter("unknown entity", [{"entity_type": "planet", "entity_name": "x"}], "producer_byte_rate", 1.0)
     alter("remove", client, "producer_byte_rate", 0.0, remove=True)
     rig.until(lambda: not described()["entries"])
-    return told
+    return facts
 
 
 def played(name: str, address: str) -> Facts:

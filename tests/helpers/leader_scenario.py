@@ -31,26 +31,26 @@ def leaders_that_move(cluster: ThreeBrokers) -> Facts:
         with RawKafka(cluster.address(LEADER)) as leader:
             rig.until(lambda: _write(leader, topic) == 0)
             assert _write(leader, topic) == 0
-            told: Facts = [["leader", *_asked(rig, leader, topic, 0)]]
+            facts: Facts = [["leader", *_asked(rig, leader, topic, 0)]]
             rig.until(lambda: _fetched(follower, topic, 0).high_watermark == 2)
-        told += [["follower", *_asked(rig, follower, topic, 0)], ["stranger", *_asked(rig, raw, topic, 0)]]
-        told.append(["metadata", _described(raw, topic, 0)])
+        facts += [["follower", *_asked(rig, follower, topic, 0)], ["stranger", *_asked(rig, raw, topic, 0)]]
+        facts.append(["metadata", _described(raw, topic, 0)])
         cluster.stop(LEADER)
         rig.until(lambda: _partition(raw, topic).leader_id == FOLLOWER and _partition(follower, topic).leader_id == FOLLOWER)
         rig.until(lambda: _partition(raw, topic).isr_nodes == [FOLLOWER])
         epoch = _partition(raw, topic).leader_epoch
         rig.until(lambda: _write(follower, topic) == 0)
-        told += [
+        facts += [
             ["new leader", *_asked(rig, follower, topic, epoch)],
             ["stranger", *_asked(rig, raw, topic, epoch)],
         ]
-        told.append(["metadata", epoch > 0, _described(raw, topic, epoch)])
+        facts.append(["metadata", epoch > 0, _described(raw, topic, epoch)])
         cluster.restart(LEADER)
         rig.until(lambda: sorted(_partition(raw, topic).isr_nodes) == [LEADER, FOLLOWER])
         with RawKafka(cluster.address(LEADER)) as back:
             rig.until(lambda: _fetched(back, topic, 0).high_watermark == 3)
-            told.append(["back again", *_asked(rig, back, topic, _partition(raw, topic).leader_epoch)])
-    return told
+            facts.append(["back again", *_asked(rig, back, topic, _partition(raw, topic).leader_epoch)])
+    return facts
 
 
 def _create(rig: Rig, topic: str) -> None:
@@ -91,28 +91,28 @@ def _described(raw: RawKafka, topic: str, epoch: int) -> Any:
 
 def _asked(rig: Rig, raw: RawKafka, topic: str, epoch: int) -> Facts:
     """Everything about the partition, at the current epoch, the ones alongside it, and none."""
-    told: Facts = []
+    facts: Facts = []
     for known in (-1, epoch - 1 if epoch else 0, epoch, epoch + 1):
         answer = _fetched(raw, topic, 0, current_leader_epoch=known)
-        told.append(["fetch", known - epoch, answer.error_code, answer.high_watermark, _epochs(answer, epoch)])
+        facts.append(["fetch", known - epoch, answer.error_code, answer.high_watermark, _epochs(answer, epoch)])
         parts = [{"partition": 0, "current_leader_epoch": known, "leader_epoch": 0}]
         found = (
             raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])
             .topics[0]
             .partitions[0]
         )
-        told.append(["end of epoch 0", known - epoch, found.error_code, found.leader_epoch, found.end_offset])
+        facts.append(["end of epoch 0", known - epoch, found.error_code, found.leader_epoch, found.end_offset])
         wanted = [{"partition_index": 0, "timestamp": -1, "current_leader_epoch": known}]
         listed = (
             raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": wanted}]).topics[0].partitions[0]
         )
-        told.append(["latest", known - epoch, listed.error_code, listed.offset])
-    told.append(["old fetch", _fetched(raw, topic, 0, version=10).error_code])
-    told.append(["diverging", rig.facts(_fetched(raw, topic, 2, last_fetched_epoch=0))["diverging_epoch"]])
+        facts.append(["latest", known - epoch, listed.error_code, listed.offset])
+    facts.append(["old fetch", _fetched(raw, topic, 0, version=10).error_code])
+    facts.append(["diverging", rig.facts(_fetched(raw, topic, 2, last_fetched_epoch=0))["diverging_epoch"]])
     parts = [{"name": topic, "partition_data": [{"index": 0, "records": b"broken"}]}]
     refused = raw("Produce", 9, acks=-1, timeout_ms=5000, transactional_id=None, topic_data=parts)
-    told.append(["broken write", refused.responses[0].partition_responses[0].error_code])
-    return told
+    facts.append(["broken write", refused.responses[0].partition_responses[0].error_code])
+    return facts
 
 
 def _epochs(answer: Any, epoch: int) -> list[Any]:

@@ -10,7 +10,7 @@ from kafka.protocol.api_message import ApiMessage
 
 from headrace.testing.fake_kafka.state.logs.batches import BatchShape, NewRecord, record_batch
 
-PATIENCE_S = 40.0
+TIMEOUT_S = 40.0
 TIME_MS = 1_700_000_000_000
 TRANSACTIONAL = 0x10
 
@@ -21,7 +21,7 @@ class RawKafka:
     def __init__(self, address: str) -> None:
         self.address = address
         host, _, port = address.partition(":")
-        self._socket = socket.create_connection((host, int(port)), PATIENCE_S)
+        self._socket = socket.create_connection((host, int(port)), TIMEOUT_S)
         self._number = 0
 
     def __enter__(self) -> RawKafka:

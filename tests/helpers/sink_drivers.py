@@ -21,7 +21,7 @@ from headrace.runners.spark_processes.spark_archive import archive_at_hand
 from tests.helpers.python_path import python_path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 240.0
+TIMEOUT_S = 240.0
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def _driver(folder: Path, arguments: Mapping[str, Any], environment: Mapping[str
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
 
 
 def _log(folder: Path) -> str:
@@ -56,18 +56,18 @@ def kill_driver(folder: Path, arguments: Mapping[str, Any], module: str, owner: 
     kill = {"module": module, "owner": owner, "method": method, "when": when, "nth": nth, "mark": str(mark)}
     environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": python_path(ROOT / "tests" / "faults" / "kill")}
     with _driver(folder, {**arguments, "tasks": 2}, environment) as process:
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
         assert mark.exists(), _log(folder)
         assert process.returncode == -signal.SIGKILL
 
 
 def finish_driver(folder: Path, arguments: Mapping[str, Any], is_done: Callable[[], bool]) -> None:
     """Run a driver over the same checkpoint, with another number of tasks, until all is written; then end it in good order."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     with _driver(folder, {**arguments, "tasks": 3}, {}) as process:
         while not is_done():
             assert process.poll() is None, _log(folder)
             assert time.monotonic() < deadline, _log(folder)
             time.sleep(0.05)
         (folder / "done").touch()
-        assert process.wait(PATIENCE_S) == 0, _log(folder)
+        assert process.wait(TIMEOUT_S) == 0, _log(folder)

@@ -56,26 +56,26 @@ def log_epoch(directory: Path, epoch: int, content: Any) -> None:
     partial.rename(directory / str(epoch))
 
 
-def main(told: dict[str, Any]) -> None:
-    if told["kill"]:
-        inject(told["kill"])
-    offsets, commits = (Path(told["state"]) / name for name in ("offsets", "commits"))
+def main(settings: dict[str, Any]) -> None:
+    if settings["kill"]:
+        inject(settings["kill"])
+    offsets, commits = (Path(settings["state"]) / name for name in ("offsets", "commits"))
     for directory in (offsets, commits):
         directory.mkdir(parents=True, exist_ok=True)
-    given = {"transactional_id_prefix": told["prefix"], "transaction_timeout_ms": told["timeout_ms"]}
-    sink = kafka_sink(told["bootstrap"], told["topic"], told["commits"], **given)
+    given = {"transactional_id_prefix": settings["prefix"], "transaction_timeout_ms": settings["timeout_ms"]}
+    sink = kafka_sink(settings["bootstrap"], settings["topic"], settings["commits"], **given)
     committer = JobCommitter(JOB, sink.committer(JOB))
     first = sum(1 for _ in commits.glob("[0-9]*"))
-    for epoch in range(first, first + told["epochs"]):
+    for epoch in range(first, first + settings["epochs"]):
         if not (offsets / str(epoch)).exists():
-            log_epoch(offsets, epoch, [epoch * told["rows"], (epoch + 1) * told["rows"]])
+            log_epoch(offsets, epoch, [epoch * settings["rows"], (epoch + 1) * settings["rows"]])
         begin, end = json.loads((offsets / str(epoch)).read_text())
         recorded = sink.recorded_epochs().get(JOB, -1)
         refuse_stale(JOB, epoch, recorded)
         handles = []
-        for task in range(told["tasks"] if recorded < epoch else 0):
+        for task in range(settings["tasks"] if recorded < epoch else 0):
             with sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
-                transaction.write(rows(str(number) for number in range(begin + task, end, told["tasks"])))
+                transaction.write(rows(str(number) for number in range(begin + task, end, settings["tasks"])))
                 handles.append(transaction.prepare())
         committer.commit(epoch, tuple(handle for handle in handles if handle is not None))
         log_epoch(commits, epoch, {})

@@ -21,7 +21,7 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
 from tests.helpers.kafka_tools import AT_THE_END
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 POLL_S = 0.02  # what is waited for may need the processor itself
 SAFE_DOWNGRADE = 2
 UPGRADE = 1
@@ -74,10 +74,10 @@ def read_pairs(bootstrap: str, topic: str, isolation: str = "read_committed") ->
         "log_level": 0,
     }
     with closing(Consumer(settings)) as consumer:
-        partitions = consumer.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions
+        partitions = consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         left, pairs = set(partitions), []
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while left:
             assert time.monotonic() < deadline, f"{topic} was not read to its end"
             message = consumer.poll(1.0)
@@ -93,7 +93,7 @@ def read_pairs(bootstrap: str, topic: str, isolation: str = "read_committed") ->
 
 def eventually(read: Any, wanted: Any) -> None:
     """Wait for it: a commit is visible some milliseconds after it is answered."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while (found := read()) != wanted:
         assert time.monotonic() < deadline, f"{found} instead of {wanted}"
         time.sleep(POLL_S)
@@ -115,7 +115,7 @@ def set_transaction_version(bootstrap: str, level: int) -> None:
         )
         response = connection.request(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[key], validate_only=False))
         assert response.error_code == ErrorCode.NONE, response
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while connection.finalized_features().get("transaction.version") != level:
             assert time.monotonic() < deadline
     finally:

@@ -21,7 +21,7 @@ from headrace.testing.servers.ports import reserved_ports
 from tests.helpers.python_path import python_path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 240.0
+TIMEOUT_S = 240.0
 POLL_S = 0.1
 
 
@@ -60,7 +60,7 @@ class SparkJob:
         """End it, however it is."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(PATIENCE_S)
+        self._process.wait(TIMEOUT_S)
 
     @property
     def _log(self) -> Path:
@@ -72,7 +72,7 @@ class SparkJob:
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         """While it runs."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert self._process.poll() is None, self.log()[-3000:]
             assert time.monotonic() < deadline, self.log()[-3000:]
@@ -80,7 +80,7 @@ class SparkJob:
 
     def wait(self) -> int:
         """Until it ends by itself; its exit status."""
-        return self._process.wait(PATIENCE_S)
+        return self._process.wait(TIMEOUT_S)
 
     def finish(self) -> None:
         """Tell it to end in good order, and wait until it has."""
@@ -144,11 +144,11 @@ def standalone_cluster(folder: Path, hosts: Sequence[str]) -> Iterator[str]:
             for process in processes:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait(PATIENCE_S)
+                process.wait(TIMEOUT_S)
 
 
 def _wait_for_workers(log: Path, count: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while log.read_text(errors="replace").count("Registering worker") < count:
         assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(POLL_S)

@@ -22,7 +22,7 @@ from headrace.spark import run
 HISTORY = Path(os.environ.get("HISTORY", "/dev/null"))
 
 
-def told() -> list[str]:
+def settings() -> list[str]:
     return HISTORY.read_text().split("\n")[:-1] if HISTORY.exists() else []
 
 
@@ -106,12 +106,12 @@ class Query:
 
 def fails_twice_and_then_runs(spark: Session) -> Query:
     """Killed, with a child in its own session; then an error; then it runs, and has its supervisor told to stop."""
-    attempt = len([line for line in told() if line.startswith("attempt")])
+    attempt = len([line for line in settings() if line.startswith("attempt")])
     tell(f"attempt {attempt}")
     if attempt == 0:
         tell(f"child {subprocess.Popen(['sleep', '600'], start_new_session=True).pid}")
         os.kill(os.getpid(), signal.SIGKILL)
-    (child,) = (line.split()[1] for line in told() if line.startswith("child"))
+    (child,) = (line.split()[1] for line in settings() if line.startswith("child"))
     tell("the child is gone" if not Path("/proc", child).exists() or zombie(child) else "the child is there")
     if attempt == 1:
         raise ConnectionError("no broker answers")
@@ -155,7 +155,7 @@ def runs_with_a_child(spark: Session) -> Query:
 
 def is_taken_over(spark: Session) -> Query:
     """Its first driver kills itself once a standby waits; the one that takes over has its supervisor told to stop."""
-    runs = [line for line in told() if line.startswith("runs in")]
+    runs = [line for line in settings() if line.startswith("runs in")]
     tell(f"runs in {os.getpid()}")
     query = Query()
 

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 from headrace import cli
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.sink import Attempt, one_off_job
-from headrace.connectors.kafka.write.transactions import Transactions, Verdict
+from headrace.connectors.kafka.write.transactions import TransactionResult, Transactions
 from headrace.testing import DyingCommitter, Killed
 from headrace.testing.servers.kafka import create_topic, start_broker
 from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
@@ -343,7 +343,7 @@ def test_a_partially_committed_epoch_is_told_from_one_that_is_under_way(run, bro
 
     eventually(epochs, [["job", "0", "1", "0", "1", "0", "not partially committed"]])
     transactions = Transactions(sink.cluster())
-    transactions.end(handles[1].producer, handles[1].protocol, Verdict.ABORT)
+    transactions.end(handles[1].producer, handles[1].protocol, TransactionResult.ABORT)
     eventually(epochs, [["job", "0", "1", "1", "0", "0", "torn"]])
     assert run(*names).status == 1
     run("transactions", "commit", "--job", "job", *where)

@@ -99,9 +99,9 @@ def replaced(table, column, row, value):
 def test_the_oracle_sees(broker, flights, oracle, tmp_path, change, duplicates, lost, altered):
     rows = oracle.read_topic(broker.bootstrap, flights)
     write_output(tmp_path, change(rows))
-    verdict = oracle.judge(broker.bootstrap, flights, tmp_path)
-    assert (verdict.records_in, verdict.duplicates, verdict.lost, verdict.altered) == (1000, duplicates, lost, altered)
-    assert verdict.is_good == (not (duplicates or lost or altered))
+    outcome = oracle.judge(broker.bootstrap, flights, tmp_path)
+    assert (outcome.records_in, outcome.duplicates, outcome.lost, outcome.altered) == (1000, duplicates, lost, altered)
+    assert outcome.is_good == (not (duplicates or lost or altered))
 
 
 def write_output(directory, *tables):

@@ -34,9 +34,9 @@ def run(broker, script, *arguments):
         ("group_offsets", "group_offsets: they follow the checkpoint"),
     ],
 )
-def test_the_experiment_comes_out_as_it_should(broker, script, verdict):
+def test_the_experiment_comes_out_as_it_should(broker, script, outcome):
     done = run(broker, script)
-    assert done.stdout.splitlines()[-1:] == [verdict], done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1:] == [outcome], done.stdout + done.stderr
     assert done.returncode == 0
 
 

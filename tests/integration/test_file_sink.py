@@ -28,7 +28,7 @@ from headrace.enumerator.errors import UsageError
 from tests.helpers.file_rig import JOB, WORK, batch_of, job_committer, left_over, prepared, published, visible
 from tests.helpers.python_path import python_path
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 WRITER = """
 import os, sys
@@ -68,7 +68,7 @@ def kill_after_line(code: str, line: str, times: int, *arguments: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
-        watchdog = threading.Timer(PATIENCE_S, process.kill)
+        watchdog = threading.Timer(TIMEOUT_S, process.kill)
         watchdog.start()
         try:
             assert process.stdout is not None
@@ -145,7 +145,7 @@ def test_a_reader_alongside_it_sees_only_whole_files_of_committed_epochs(tmp_pat
             committer.commit(epoch, tuple(prepared(sink, epoch, task, [f"{epoch}.{task}"] * rows) for task in range(tasks)))
     finally:
         reader.over.set()
-        reader.join(PATIENCE_S)
+        reader.join(TIMEOUT_S)
     if reader.error is not None:
         raise reader.error
     assert len(reader.looks) > 3, "the reader has seen the folder grow"

@@ -22,7 +22,7 @@ from headrace.testing.servers.kafka import create_topic
 
 pytestmark = pytest.mark.broker
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 RATE = 500.0
 SHORT = Timing(warm_up_s=1.0, steady_s=1.0, restore_s=60.0)
 
@@ -37,7 +37,7 @@ def counters() -> Iterator[BrokerBytes]:
 def _on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose machine had other things to do has worthless figures, but the harness must work there too."""
     monkeypatch.setattr("benchmarks.restore.run.MOST_STOLEN", 1.0)
-    monkeypatch.setattr("benchmarks.restore.run.MOST_BEHIND_S", PATIENCE_S)
+    monkeypatch.setattr("benchmarks.restore.run.MOST_BEHIND_S", TIMEOUT_S)
 
 
 SCENARIOS = [
@@ -85,17 +85,17 @@ def test_what_the_load_says_it_wrote_is_in_the_topic_and_the_probe_sees_it_all(b
         _until(lambda: controls.visible.value >= sum(counts), watching.check)
         watching.kill()
         written = read_log(broker.bootstrap, name, "read_committed", 100)
-        verdict = judge(counts, written, lambda: written, watching.seen())
-    assert verdict.clean
-    assert verdict.unseen == verdict.out_of_order == 0
-    assert verdict.records_out == sum(counts) == int(running.curve().total[-1])
+        outcome = judge(counts, written, lambda: written, watching.seen())
+    assert outcome.clean
+    assert outcome.unseen == outcome.out_of_order == 0
+    assert outcome.records_out == sum(counts) == int(running.curve().total[-1])
     without_one = {**written, 0: Log(written[0].offsets[1:], written[0].ids[1:])}
     assert judge(counts, without_one, lambda: without_one, watching.seen()).lost == 1
     assert isinstance(running.curve(), Curve)
 
 
 def _until(condition, check) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         check()
         assert time.monotonic() < deadline

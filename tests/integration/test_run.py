@@ -22,7 +22,7 @@ from tests.helpers.sink_rig import read_pairs
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 RECORDS = 2000
 
 
@@ -55,15 +55,15 @@ def test_the_lines_of_the_guide_copy_a_topic_exactly_once_with_4_workers_killed_
     run = started(job, log)
     try:
         more()
-        wait_until(copied(RECORDS), "the first records", PATIENCE_S)
+        wait_until(copied(RECORDS), "the first records", TIMEOUT_S)
         more()  # which it is copying when it is killed
         run.send_signal(signal.SIGKILL)
         run.wait()
         run = started(job, log)
         more()
-        wait_until(copied(produced), "all records", PATIENCE_S)
+        wait_until(copied(produced), "all records", TIMEOUT_S)
         run.send_signal(signal.SIGTERM)
-        assert run.wait(PATIENCE_S) == 0, log.read_text()
+        assert run.wait(TIMEOUT_S) == 0, log.read_text()
     finally:
         run.kill()
         run.wait()

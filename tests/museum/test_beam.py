@@ -223,7 +223,7 @@ def test_a_runner_that_finalises_nothing_does_not_keep_a_bounded_read_from_endin
     assert read(run) == "123456"
     run.calls()
     assert run.job.reading
-    run.read.fn._publisher._patience_s = 0.0
+    run.read.fn._publisher._timeout_s = 0.0
     run.calls()
     assert not run.job.reading
     assert "last position is not published: the runner has finalised no bundle" in caplog.text
@@ -319,8 +319,8 @@ def test_calls_and_checkpoints_without_end_keep_the_last_positions_only():
     for number in range(100):
         end = Position(number + 1)
         kept.append(weakref.ref(end))
-        ticket = publication.register(Position(number), end)
-        publication.finalised(ticket)
-        del end, ticket
+        token = publication.register(Position(number), end)
+        publication.finalised(token)
+        del end, token
     gc.collect()
     assert len([position for position in kept if position() is not None]) <= 2

@@ -15,7 +15,7 @@ from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.write import sink as sink_module
 from headrace.connectors.kafka.write.produce import BatchSender
-from headrace.connectors.kafka.write.transactions import TransactionProtocol, Transactions, Verdict
+from headrace.connectors.kafka.write.transactions import TransactionProtocol, TransactionResult, Transactions
 from headrace.enumerator.errors import HeadraceError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import ErrorCode, Refuse
@@ -129,8 +129,8 @@ def test_flink_8086_the_same_state_restored_twice(sink, out, bootstrap):
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_flink_39072_an_expired_id_is_settled_by_the_log(sink, out, outcome):
     (handle,) = prepared(sink, JOB, 0, ["a"])
-    verdict = Verdict.COMMIT if outcome is Outcome.COMMITTED else Verdict.ABORT
-    Transactions(sink.cluster()).end(handle.producer, handle.protocol, verdict)
+    outcome = TransactionResult.COMMIT if outcome is Outcome.COMMITTED else TransactionResult.ABORT
+    Transactions(sink.cluster()).end(handle.producer, handle.protocol, outcome)
     expired = replace(handle, producer=replace(handle.producer, transactional_id=f"{sink.transactional_id_prefix}.expired"))
     assert sink.committer(JOB).end(expired) is outcome
 
@@ -293,7 +293,7 @@ def ended_after_the_cluster_moved_on(fake):
     handles = prepared(sink, JOB, 0, ["a"])
     assert handles[0].protocol is TransactionProtocol.V1
     recorded_and_killed(sink, handles)
-    Transactions(sink.cluster()).end(handles[0].producer, TransactionProtocol.V1, Verdict.COMMIT)
+    Transactions(sink.cluster()).end(handles[0].producer, TransactionProtocol.V1, TransactionResult.COMMIT)
     fake.set_transaction_version(2)
     committer(sink, JOB).commit(0, ())
     return visible(fake)
@@ -307,7 +307,7 @@ def test_a_handle_is_ended_in_its_own_version(fake):
 def test_what_is_ended_in_the_clusters_version_is_written_twice(fake, monkeypatch):
     honest = Transactions.end
     monkeypatch.setattr(
-        Transactions, "end", lambda self, producer, _, verdict: honest(self, producer, self.protocol(), verdict)
+        Transactions, "end", lambda self, producer, _, outcome: honest(self, producer, self.protocol(), outcome)
     )
     monkeypatch.setattr(sink_module, "outcome_of", lambda *_, **__: Outcome.ABORTED)
     assert ended_after_the_cluster_moved_on(fake) == ["a", "a"]
@@ -327,8 +327,8 @@ def test_an_abort_after_the_commit_does_not_make_it_look_lost(sink, out, bootstr
     handles = prepared(sink, JOB, 0, ["a"])
     recorded_and_killed(sink, handles)
     transactions = Transactions(sink.cluster())
-    _, renewed = transactions.end(handles[0].producer, handles[0].protocol, Verdict.COMMIT)
-    transactions.end(renewed, handles[0].protocol, Verdict.ABORT)
+    _, renewed = transactions.end(handles[0].producer, handles[0].protocol, TransactionResult.COMMIT)
+    transactions.end(renewed, handles[0].protocol, TransactionResult.ABORT)
     assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
     committer(sink, JOB).commit(0, ())
     eventually(lambda: read_all(bootstrap, out, "read_uncommitted"), ["a"])

@@ -28,7 +28,7 @@ EQUIVALENT = FOLDER / "equivalent.json"
 RESULTS = FOLDER / "results"
 # the working directory is on its path, as mutmut expects
 AS_MUTMUT = f"import runpy; runpy.run_path({str(FOLDER / 'patient.py')!r}, run_name='__main__')"
-RUNS_WITHOUT_VERDICT = 5
+RUNS_WITHOUT_RESULT = 5
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "site", "__pycache__", "results", "mutants")
 _LINKS = ("enumerator", "connectors", "runners")
 
@@ -47,6 +47,7 @@ _CORE = (
     "coordinator",
     "progress",
     "checkpoint",
+    "envelope",
     "embedded",
     "pauses",
     "source_driver",
@@ -67,6 +68,7 @@ GROUPS = {
             ),
             *(
                 "tests/unit/enumerator/test_checkpoint",
+                "tests/unit/enumerator/test_envelope",
                 "tests/unit/enumerator/test_embedded",
                 "tests/unit/enumerator/test_errors",
             ),
@@ -193,7 +195,7 @@ def run(copy: Path, children: int) -> None:
     mutmut(copy, "run", "--max-children", str(children), quiet=False)
     if before:  # mutmut takes them for done
         mutmut(copy, "run", "--max-children", str(children), *before, quiet=False)
-    for _ in range(RUNS_WITHOUT_VERDICT):  # the run was paused, see patient.py
+    for _ in range(RUNS_WITHOUT_RESULT):  # the run was paused, see patient.py
         ended = [mutant for mutant, status in survivors(copy).items() if status == "segfault"]
         if not ended:
             return
@@ -202,10 +204,10 @@ def run(copy: Path, children: int) -> None:
 
 def check(name: str, copy: Path) -> tuple[dict[str, object], list[str]]:
     """Of what mutmut has found in the group: the figures, and what is wrong with them."""
-    told, reasons = survivors(copy), explained(GROUPS[name].modules)
-    changes = {mutant: change_of(copy, mutant) for mutant in told}
+    request, reasons = survivors(copy), explained(GROUPS[name].modules)
+    changes = {mutant: change_of(copy, mutant) for mutant in request}
     wrong = [
-        f"{told[mutant]}: {mutant}\n    - {change.was}\n    + {change.now}"
+        f"{request[mutant]}: {mutant}\n    - {change.was}\n    + {change.now}"
         for mutant, change in changes.items()
         if change not in reasons
     ]
@@ -213,8 +215,8 @@ def check(name: str, copy: Path) -> tuple[dict[str, object], list[str]]:
     total = len(mutmut(copy, "results", "--all", "true").splitlines())
     if total == 0:
         wrong.append(f"{name}: mutmut has made no mutants; what it says about that is above")
-    figures = {"group": name, "modules": list(GROUPS[name].modules), "mutants": total, "survivors": len(told)}
-    return {**figures, "explained": len(told) - sum(change not in reasons for change in changes.values())}, wrong
+    figures = {"group": name, "modules": list(GROUPS[name].modules), "mutants": total, "survivors": len(request)}
+    return {**figures, "explained": len(request) - sum(change not in reasons for change in changes.values())}, wrong
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from headrace.enumerator import (
     Checkpoint,
     CheckpointSerializer,
     Coordinator,
+    DiscoveryResult,
     EagerEnumerator,
-    Findings,
     LazyEnumerator,
     SplitBatch,
     SplitState,
@@ -59,7 +59,7 @@ class ExternalState:
     def records(self, split_id: str, start: int, stop: int) -> list[Record]:
         return [(split_id, offset) for offset in range(start, stop) if self.is_record(split_id, offset)]
 
-    def find(self, known: dict[str, MemorySplit] | None) -> Findings[MemorySplit]:
+    def find(self, known: dict[str, MemorySplit] | None) -> DiscoveryResult[MemorySplit]:
         """What discovery answers; `known` is None for the initial one."""
         seen = [split_id for split_id in self.ends if split_id not in self.hidden | self.deleted]
         at_end = known is None and self.latest and not self.bounded
@@ -69,7 +69,7 @@ class ExternalState:
             if known is None or split_id not in known
         ]
         missing = frozenset(known or ()) - set(seen)
-        return Findings(added, missing, complete=self.bounded and self.closed and not self.hidden)
+        return DiscoveryResult(added, missing, complete=self.bounded and self.closed and not self.hidden)
 
 
 @dataclass(eq=False)
@@ -123,7 +123,7 @@ class Simulation:
     def start(self, *, parallelism: int, assignment: int) -> None:
         self.lives += 1
         self.slots = [Slot() for _ in range(parallelism)]
-        self.discovery: list[Findings[MemorySplit] | Exception | None] = []
+        self.discovery: list[DiscoveryResult[MemorySplit] | Exception | None] = []
         self.asked: list[Any] = []
         self.proofs: list[frozenset[str]] = []
         self.gone: set[str] = set()

@@ -39,7 +39,7 @@ CONFIG = ClientConfig(
 BROKERS = tuple(Broker(number, f"b{number}", 9092) for number in range(3))
 UNKNOWN_BROKER = 77
 PARTITIONS = 3
-ROOM = 4000
+HEADROOM = 4000
 CALM_ROUNDS = 150
 _ABSENCES = {UnknownTopicError: "unknown topic", TopicRecreatedError: "another topic"}
 LONGEST_SILENCE_S = 2.0
@@ -104,7 +104,7 @@ class Log:
         """This broker hears what is true."""
         self.views[broker] = View(self.id_of_today, self.leader, self.epoch)
 
-    def told(self, now: float) -> list[View]:
+    def settings(self, now: float) -> list[View]:
         """What each broker says now."""
         return [View(None)] * len(self.views) if now < self.forgotten_until else self.views
 
@@ -166,14 +166,16 @@ class FetchSimulation:
 
     def _look_up_at(self, log: Log, source: FetchFrom, broker: int) -> None:
         """As the fetcher does it: one broker is asked, and all of them about what that one does not know."""
-        view = log.told(self.now)[broker]
+        view = log.settings(self.now)[broker]
         if view.topic_id is not None and self.plan.topic_id_of(source) in (None, view.topic_id):
             log.seen_at = self.now
             found = self.plan.leader_found(source, Leader(view.leader, view.epoch), view.topic_id, self.now)
             self._outcome(log, found)
             return
-        told = log.told(self.now)
-        answers = [{log.topic: _metadata(log.topic, view)} for view in (*told[broker:], *told[:broker])]  # who was asked first
+        settings = log.settings(self.now)
+        answers = [
+            {log.topic: _metadata(log.topic, view)} for view in (*settings[broker:], *settings[:broker])
+        ]  # who was asked first
         error = topic_ids.absence(log.topic, 0, self.plan.topic_id_of(source), answers)
         self.happened[_ABSENCES.get(type(error), "one broker lags behind")] += 1
         self._outcome(log, self.plan.lookup_failed(source, error, self.now))
@@ -190,7 +192,7 @@ class FetchSimulation:
     def send(self, broker: int) -> None:
         """The next request to a broker."""
         target = BROKERS[broker % len(BROKERS)]
-        asked = self.plan.take(target, self.now, ROOM)
+        asked = self.plan.take(target, self.now, HEADROOM)
         busy = {item.topic for request in self.flight for item in request.asked if self._is_current(item)}
         twice = busy & {item.topic for item in asked}
         assert not twice, f"{twice} are asked for twice at the same time"

@@ -56,11 +56,11 @@ from headrace.runners.spark.supervision.lease.core import (
     LeasePhase,
     LeaseStarted,
     LeaseStoreFailed,
+    LeaseStoreRead,
     LeaveRequested,
-    LookAtLeaseStore,
-    LookDue,
-    Looked,
     MayCall,
+    ReadDue,
+    ReadLeaseStore,
     WriteHeartbeat,
 )
 from headrace.runners.spark.supervision.standby import (
@@ -181,7 +181,7 @@ class Host:
         self.stops = 0
         self.end: DriverEnd | None = None
         self.ended: DriverEnd | None = None
-        self.asked: deque[LookAtLeaseStore | WriteHeartbeat] = deque()
+        self.asked: deque[ReadLeaseStore | WriteHeartbeat] = deque()
         self.answer: tuple[LeaseEvent, float] | None = None
         self.drivers: dict[int, Driver] = {}
         self.lease = LeaseCore(f"{self.simulation.chances.randrange(1000):03}-{self.name}-{self.started}", self.name, TIMEOUT_S)
@@ -214,10 +214,10 @@ class Host:
     def tell_lease(self, event: LeaseEvent) -> None:
         for command in self.lease.handle(event):
             match command:
-                case LookAtLeaseStore() | WriteHeartbeat():
+                case ReadLeaseStore() | WriteHeartbeat():
                     self.asked.append(command)
                 case Follow():
-                    self.begin_anew()
+                    self.start_over()
                     self.tell(WarmUp(self.now_s))
                 case Lead():
                     self.simulation.happened["leads"] += 1
@@ -230,11 +230,11 @@ class Host:
                 case EndLease(end):
                     assert end.ending is not Ending.FENCED, "a supervisor has ended as the other one has taken over"
                     assert self.stops, "a supervisor has ended that was not told to"
-                    self.begin_anew()
+                    self.start_over()
                     self.end, self.is_on = end, False
                     self.simulation.happened[f"ended: {end.ending.name}"] += 1
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         for driver in self.drivers.values():
             driver.is_alive = False
         self.drivers.clear()
@@ -264,7 +264,7 @@ class Host:
         if self.is_on and self.core.wake_at_s is not None and self.now_s >= self.core.wake_at_s:
             self.tell(TimePassed(self.now_s))
         if self.is_on and self.lease.wake_at_s is not None and self.now_s >= self.lease.wake_at_s:
-            self.tell_lease(LookDue(self.now_s))
+            self.tell_lease(ReadDue(self.now_s))
 
     def tell_of(self, number: int, event: DriverHeard | DriverLost) -> None:
         if number == self.core.called and self.lease.phase is LeasePhase.LEADING:
@@ -281,7 +281,7 @@ class Host:
         elif isinstance(question, WriteHeartbeat):
             answer = HeartbeatWritten(self.now_s)
         else:
-            answer = Looked(self.now_s, self.simulation.heartbeat())
+            answer = LeaseStoreRead(self.now_s, self.simulation.heartbeat())
         self.answer = answer, self.now_s
 
     def hear_from_lease_store(self) -> None:
@@ -613,9 +613,9 @@ class Simulation:
     def is_settled(self) -> bool:
         """One leads, and its driver runs the job; the other one follows, with a warm driver."""
         seen = [
-            (host.lease.phase, number == host.core.called, life.phase, host.drivers[number].hangs)
+            (host.lease.phase, number == host.core.called, lifetime.phase, host.drivers[number].hangs)
             for host in self.hosts
-            for number, life in host.core.drivers.items()
+            for number, lifetime in host.core.drivers.items()
             if host.is_on
         ]
         return len(seen) == len(SETTLED) and set(seen) == SETTLED

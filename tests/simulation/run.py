@@ -18,7 +18,7 @@ from typing import Any, assert_never
 from unittest.mock import patch
 
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
-from headrace.connectors.base.outputs import SOLE, Outputs, Sinks
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks
 from headrace.connectors.base.sink import HandleSerializer, RecordedEpoch
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
@@ -33,38 +33,38 @@ from headrace.enumerator.events import (
     SplitsDiscovered,
 )
 from headrace.enumerator.progress import ReaderProgress
-from headrace.enumerator.source import Findings, SplitBatch
+from headrace.enumerator.source import DiscoveryResult, SplitBatch
 from headrace.runners.local import commits
 from headrace.runners.local.balanced import BalancedEnumerator
-from headrace.runners.local.checkpoints import CheckpointNotStoredError, Roster, RunCheckpoint, RunCheckpointSerializer
-from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter, _EndsByWorker
+from headrace.runners.local.checkpoints import CheckpointNotStoredError, RunCheckpoint, RunCheckpointSerializer, WorkerRegistry
+from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, PerWorkerCommit, RunCommitter
 from headrace.runners.local.core import (
-    After,
     AssignSplits,
     CheckpointCommitted,
+    CheckpointDue,
     CheckpointIsNotStored,
-    CheckpointIsStored,
+    CheckpointStored,
     CheckpointTimedOut,
     CommitCheckpoint,
-    DismissWorker,
     EndRun,
     FailRun,
-    IntervalOver,
     KillWorker,
+    NotifyCheckpointStored,
     PauseOver,
     Recover,
     ReportCheckpointFailure,
     ReportWorkerLost,
     RetireWorker,
-    RunBegun,
     RunCore,
     RunRecovered,
     RunSchedule,
+    RunStarted,
+    SetTimer,
     SplitDone,
     StartWorker,
     StopRequested,
+    StopWorker,
     TakeSnapshot,
-    TellStored,
     WorkerDied,
     WorkerJoined,
     WorkerSilent,
@@ -129,7 +129,7 @@ class Disk:
 
     def __init__(self, outputs: tuple[str, ...]) -> None:
         self.files: dict[int, bytes] = {}
-        self.roster = Roster("run-x", outputs=outputs)
+        self.registry = WorkerRegistry("run-x", outputs=outputs)
         self.full = False
         self.claims = 0
 
@@ -146,8 +146,8 @@ class DiskStore:
         self.serializer: RunCheckpointSerializer[MemorySplit, Any] = RunCheckpointSerializer(_POSITIONS, handles)
 
     @property
-    def roster(self) -> Roster:
-        return self.disk.roster
+    def registry(self) -> WorkerRegistry:
+        return self.disk.registry
 
     @property
     def last_id(self) -> int:
@@ -156,7 +156,7 @@ class DiskStore:
     def latest(self) -> RunCheckpoint[MemorySplit, Any] | None:
         if not self.disk.files:
             return None
-        return self.serializer.deserialize(self.roster.run, self.disk.files[self.last_id], "disk")
+        return self.serializer.deserialize(self.registry.run, self.disk.files[self.last_id], "disk")
 
     def keep_claim(self) -> None:
         """As `ObjectLog`: whoever has claimed it last writes."""
@@ -168,30 +168,32 @@ class DiskStore:
         self.keep_claim()
         if self.disk.full:
             raise CheckpointNotStoredError("no space left")
-        self.disk.files = {checkpoint.positions.checkpoint_id: self.serializer.serialize(self.roster.run, checkpoint)}
+        self.disk.files = {checkpoint.positions.checkpoint_id: self.serializer.serialize(self.registry.run, checkpoint)}
         self.changing()
 
-    def enlist(self, number: int) -> None:
+    def add_worker(self, number: int) -> None:
         self.keep_claim()
-        self.disk.roster = replace(self.roster, next_number=number + 1, not_cleaned_up=(*self.roster.not_cleaned_up, number))
+        self.disk.registry = replace(
+            self.registry, next_number=number + 1, not_cleaned_up=(*self.registry.not_cleaned_up, number)
+        )
 
     def note_cleaned_up(self, numbers: list[int], at_s: float) -> None:
         self.keep_claim()
-        self.disk.roster = replace(self.roster, cleaned_up_s={**self.roster.cleaned_up_s, **dict.fromkeys(numbers, at_s)})
+        self.disk.registry = replace(self.registry, cleaned_up_s={**self.registry.cleaned_up_s, **dict.fromkeys(numbers, at_s)})
 
-    def strike(self, numbers: list[int]) -> None:
+    def remove_workers(self, numbers: list[int]) -> None:
         self.keep_claim()
-        left = tuple(number for number in self.roster.not_cleaned_up if number not in numbers)
-        cleaned_up_s = {number: at_s for number, at_s in self.roster.cleaned_up_s.items() if number in left}
-        self.disk.roster = replace(self.roster, not_cleaned_up=left, cleaned_up_s=cleaned_up_s)
+        left = tuple(number for number in self.registry.not_cleaned_up if number not in numbers)
+        cleaned_up_s = {number: at_s for number, at_s in self.registry.cleaned_up_s.items() if number in left}
+        self.disk.registry = replace(self.registry, not_cleaned_up=left, cleaned_up_s=cleaned_up_s)
 
 
 class Worker:
     """A worker's process. What it is told and says waits in `inbox` and `outbox`."""
 
-    def __init__(self, simulation: RunSimulation, number: int, roster: Roster) -> None:
+    def __init__(self, simulation: RunSimulation, number: int, registry: WorkerRegistry) -> None:
         self.simulation, self.number = simulation, number
-        self.jobs = {name: roster.job(number, name) for name in simulation.outputs.sinks}
+        self.jobs = {name: registry.job(number, name) for name in simulation.outputs.sinks}
         self.inbox: deque[Any] = deque()
         self.outbox: deque[Any] = deque([WorkerJoined(number)])
         self.progress: ReaderProgress[MemorySplit] = ReaderProgress()
@@ -218,9 +220,9 @@ class Worker:
                 self.at |= {split.split_id: split for split in splits}
             case TakeSnapshot(_, checkpoint_id):
                 self.snapshot(checkpoint_id)
-            case TellStored(_, checkpoint_id):
+            case NotifyCheckpointStored(_, checkpoint_id):
                 self.progress.checkpoint_completed(self.reported.pop(checkpoint_id, {}))
-            case DismissWorker():
+            case StopWorker():
                 self.die()
             case _:
                 raise AssertionError(message)
@@ -261,14 +263,14 @@ class Worker:
         self.alive = False
 
 
-class Life:
+class Lifetime:
     """One coordinator, on one disk."""
 
     def __init__(self, simulation: RunSimulation, disk: Disk) -> None:
         self.simulation = simulation
         self.store = DiskStore(disk, simulation.outputs.handles, simulation.changing)
-        number = disk.roster.next_number
-        self.store.enlist(number)
+        number = disk.registry.next_number
+        self.store.add_worker(number)
         restored = self.store.latest()
         shape: dict[str, Any] = {"parallelism": simulation.parallelism}
         enumerator: Any = (
@@ -289,7 +291,7 @@ class Life:
             self.is_stored,
             lambda splits: None,  # nothing of a log is ever removed here
         )
-        self.job: JobCommitter[Any] = JobCommitter(self.store.roster.run, self.committer)
+        self.job: JobCommitter[Any] = JobCommitter(self.store.registry.run, self.committer)
         self.workers: dict[int, Worker] = {}
         self.events: deque[Any] = deque()
         self.timers: list[Any] = []
@@ -297,7 +299,7 @@ class Life:
         self.stored_id = 0
         self.retired: set[str] = set()
         self.ended: Exception | str = ""
-        self.handle(RunBegun())
+        self.handle(RunStarted())
 
     def handle(self, event: Any) -> None:
         if not self.ended:
@@ -314,18 +316,18 @@ class Life:
                 self.commits.append(command)
             case RetireWorker():
                 self.commits.append(command)
-            case After(_, timer):
+            case SetTimer(_, timer):
                 self.timers.append(timer)
             case StartWorker(_, number):
-                self.store.enlist(number)
-                self.workers[number] = Worker(self.simulation, number, self.store.roster)
+                self.store.add_worker(number)
+                self.workers[number] = Worker(self.simulation, number, self.store.registry)
             case KillWorker(number):
                 self.lose(number)
-            case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
+            case AssignSplits() | TakeSnapshot() | NotifyCheckpointStored() | StopWorker():
                 if command.number in self.workers:
                     self.workers[command.number].inbox.append(command)
             case DiscoverInitial() | DiscoverLater():
-                self.events.append(SplitsDiscovered(Findings([MemorySplit(name, 0) for name in self.simulation.ends])))
+                self.events.append(SplitsDiscovered(DiscoveryResult([MemorySplit(name, 0) for name in self.simulation.ends])))
             case PublishPositions() | ReportMissing() | ProveGone() | ReportDiscoveryFailure() | ReportWorkerLost():
                 pass
             case ReportCheckpointFailure():
@@ -353,7 +355,7 @@ class Life:
             match work:
                 case RetireWorker(number):
                     self.committer.retire(number)
-                    self.retired.update(self.store.roster.job(number, name) for name in self.simulation.outputs.sinks)
+                    self.retired.update(self.store.registry.job(number, name) for name in self.simulation.outputs.sinks)
                 case Recover():
                     self.job.recover()
                     self.events.append(RunRecovered())
@@ -366,7 +368,7 @@ class Life:
                 self.ended = error
                 return
             self.simulation.happened["not stored"] += 1
-            self.job = JobCommitter(self.store.roster.run, self.committer)
+            self.job = JobCommitter(self.store.registry.run, self.committer)
             self.events.append(CheckpointIsNotStored(work.checkpoint.checkpoint_id, "no space left"))
         except PeerError as error:
             self.simulation.expect_aborted(error)
@@ -380,7 +382,7 @@ class Life:
 
     def is_stored(self, checkpoint_id: int) -> None:
         self.stored_id = checkpoint_id
-        self.events.append(CheckpointIsStored(checkpoint_id))
+        self.events.append(CheckpointStored(checkpoint_id))
 
 
 class RunSimulation:
@@ -402,10 +404,10 @@ class RunSimulation:
         self.disk = Disk(self.names)
         self.kept: list[Disk] = []
         self.zombies: list[Worker] = []
-        self.others: list[Life] = []
+        self.others: list[Lifetime] = []
         self.disks = [self.disk]
         self.locks = False
-        self.life = Life(self, self.disk)
+        self.lifetime = Lifetime(self, self.disk)
 
     def draw(self) -> int:
         """Bits that are the same each time, and spread as chance spreads them."""
@@ -414,11 +416,11 @@ class RunSimulation:
 
     def output_of(self, split_id: str, offset: int) -> str:
         """Where the transform sends this row."""
-        return SOLE
+        return DEFAULT_OUTPUT
 
     def drivers(self) -> int:
         """How many have taken the run over at its sinks."""
-        return sum(self.log.generation(self.disk.roster.run_at(name)) for name in self.outputs.sinks)
+        return sum(self.log.generation(self.disk.registry.run_at(name)) for name in self.outputs.sinks)
 
     def changing(self) -> None:
         if self.dies_in is not None:
@@ -434,31 +436,31 @@ class RunSimulation:
         self.ends[name] += 1 + rows % 5
 
     def event(self) -> None:
-        if self.life.events:
-            self.life.handle(self.life.events.popleft())
+        if self.lifetime.events:
+            self.lifetime.handle(self.lifetime.events.popleft())
         self.look()
 
     def timer(self, which: int) -> None:
-        timers = self.life.timers
+        timers = self.lifetime.timers
         if timers:
             timer = timers.pop(which % len(timers))
             self.happened[f"timer {type(timer).__name__}"] += 1
-            self.life.handle(timer)
+            self.lifetime.handle(timer)
         self.look()
 
     def interval(self) -> None:
         """The timers of an ordinary checkpoint."""
-        for timer in [timer for timer in self.life.timers if isinstance(timer, IntervalOver | PauseOver)]:
-            self.life.timers.remove(timer)
-            self.life.handle(timer)
+        for timer in [timer for timer in self.lifetime.timers if isinstance(timer, CheckpointDue | PauseOver)]:
+            self.lifetime.timers.remove(timer)
+            self.lifetime.handle(timer)
         self.look()
 
     def deliver(self, which: int) -> None:
-        speaking = [worker for worker in self.life.workers.values() if worker.outbox]
+        speaking = [worker for worker in self.lifetime.workers.values() if worker.outbox]
         if speaking:
             message = speaking[which % len(speaking)].outbox.popleft()
             assert not isinstance(message, SplitDone)
-            self.life.handle(message)
+            self.lifetime.handle(message)
         self.look()
 
     def receive(self, which: int) -> None:
@@ -468,7 +470,7 @@ class RunSimulation:
         self.of_worker(which, lambda worker: worker.read(split, rows))
 
     def of_worker(self, which: int, act: Callable[[Worker], None]) -> None:
-        workers = [*self.life.workers.values()]
+        workers = [*self.lifetime.workers.values()]
         if workers:
             worker = workers[which % len(workers)]
             try:
@@ -480,7 +482,7 @@ class RunSimulation:
         """A living worker's transaction was aborted; it cannot continue."""
         self.happened["transaction gone"] += 1
         self.expect_aborted(f"the transaction of worker {worker.number}, which lives, was aborted")
-        self.life.lose(worker.number)
+        self.lifetime.lose(worker.number)
 
     def expect_aborted(self, what: object) -> None:
         """Something was aborted that is used still: not by this run itself."""
@@ -498,7 +500,10 @@ class RunSimulation:
     def holders(self, row: tuple[str, int], asking: Worker) -> set[str]:
         """The jobs whose transactions have written this row."""
         living = {
-            entry for worker in (*self.life.workers.values(), *self.zombies) if worker.alive for entry in worker.open.values()
+            entry
+            for worker in (*self.lifetime.workers.values(), *self.zombies)
+            if worker.alive
+            for entry in worker.open.values()
         }
         others = living - {*asking.open.values()}
         held = (entry for entry in self.log.entries if entry.state is State.PREPARED or entry.number in others)
@@ -506,11 +511,11 @@ class RunSimulation:
 
     def commit(self, dies: int, after: int) -> None:
         """The commit thread's work; in one of four cases the coordinator dies within it."""
-        if not self.life.commits:
+        if not self.lifetime.commits:
             return
         self.dies_in = after % 12 if dies % 4 == 0 else None
         try:
-            self.life.run_commit()
+            self.lifetime.run_commit()
         except CoordinatorDiedError:
             self.happened["killed in commit"] += 1
             self.crash(dies)
@@ -518,30 +523,30 @@ class RunSimulation:
         self.look()
 
     def kill(self, which: int) -> None:
-        numbers = [*self.life.workers]
+        numbers = [*self.lifetime.workers]
         if numbers:
             self.happened["worker killed"] += 1
-            self.life.lose(numbers[which % len(numbers)])
+            self.lifetime.lose(numbers[which % len(numbers)])
 
     def silence(self, which: int) -> None:
-        numbers = [*self.life.workers]
+        numbers = [*self.lifetime.workers]
         if numbers:
             self.happened["worker silent"] += 1
-            self.life.handle(WorkerSilent(numbers[which % len(numbers)]))
+            self.lifetime.handle(WorkerSilent(numbers[which % len(numbers)]))
         self.look()
 
     def crash(self, zombies: int) -> None:
         """The coordinator is gone; its workers, too, or frozen for now."""
         self.happened["coordinator killed"] += 1
         if zombies % 2:
-            self.zombies += self.life.workers.values()
+            self.zombies += self.lifetime.workers.values()
         self.begin()
 
     def zombie(self, which: int, split: int, rows: int) -> None:
         """A worker of an earlier coordinator, that does not know it yet, continues."""
         if self.zombies:
             worker = self.zombies[which % len(self.zombies)]
-            if self.locks and worker.number not in self.disk.roster.not_cleaned_up:
+            if self.locks and worker.number not in self.disk.registry.not_cleaned_up:
                 self.zombies.remove(worker)
                 return
             self.happened["zombie"] += 1
@@ -581,7 +586,7 @@ class RunSimulation:
         """A second coordinator starts with a copy; the first does not know, and continues when it likes (`other`)."""
         if self.kept:
             self.happened["foreign coordinator"] += 1
-            self.others.append(self.life)
+            self.others.append(self.lifetime)
             self.disk = copy.deepcopy(self.kept[which % len(self.kept)])
             self.disk.full = False
             self.disks.append(self.disk)
@@ -591,7 +596,7 @@ class RunSimulation:
         """A coordinator starts with the same checkpoints on another machine, where no lock keeps it out."""
         self.happened["foreign coordinator"] += 1
         self.happened["second machine"] += 1
-        self.others.append(self.life)
+        self.others.append(self.lifetime)
         self.begin()
 
     def same_folder_copied(self) -> None:
@@ -602,56 +607,56 @@ class RunSimulation:
         """A step of a coordinator that another has replaced."""
         if not self.others:
             return
-        life = self.others[which % len(self.others)]
+        lifetime = self.others[which % len(self.others)]
         self.happened["other"] += 1
         if what % 4 == 0:
-            life.run_commit()
-        elif what % 4 == 1 and life.events:
-            life.handle(life.events.popleft())
+            lifetime.run_commit()
+        elif what % 4 == 1 and lifetime.events:
+            lifetime.handle(lifetime.events.popleft())
         elif what % 4 == 2:
-            for worker in [*life.workers.values()]:
+            for worker in [*lifetime.workers.values()]:
                 try:
                     while worker.inbox and not worker.is_locked_out():
                         worker.receive()
                     worker.read(what, what)
                 except PeerError:
-                    life.lose(worker.number)
+                    lifetime.lose(worker.number)
         else:
-            for worker in life.workers.values():
+            for worker in lifetime.workers.values():
                 while worker.outbox:
-                    life.handle(worker.outbox.popleft())
-            if IntervalOver() in life.timers:
-                life.timers.remove(IntervalOver())
-                life.handle(IntervalOver())
-        if isinstance(life.ended, FencedError):
+                    lifetime.handle(worker.outbox.popleft())
+            if CheckpointDue() in lifetime.timers:
+                lifetime.timers.remove(CheckpointDue())
+                lifetime.handle(CheckpointDue())
+        if isinstance(lifetime.ended, FencedError):
             self.happened["fenced"] += 1
-        if life.ended:
-            self.others.remove(life)
+        if lifetime.ended:
+            self.others.remove(lifetime)
 
     def stop(self) -> None:
         self.happened["stop"] += 1
-        self.life.handle(StopRequested())
+        self.lifetime.handle(StopRequested())
         self.look()
 
     # --- promises -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self.life = Life(self, self.disk)
+        self.lifetime = Lifetime(self, self.disk)
 
     def look(self) -> None:
         """A life that has ended is followed by the next."""
-        ended = self.life.ended
+        ended = self.lifetime.ended
         if not ended:
             return
-        for number in [*self.life.workers]:
-            self.life.lose(number)
+        for number in [*self.lifetime.workers]:
+            self.lifetime.lose(number)
         if isinstance(ended, StaleEpochError):
             self.happened["stale folder refused"] += 1
             self.disks.remove(self.disk)
             if not self.disks:
                 raise BrokenPromiseError("the newest folder was refused")
             self.disk = self.disks[-1]
-            self.others = [life for life in self.others if life.store.disk is not self.disk]
+            self.others = [lifetime for lifetime in self.others if lifetime.store.disk is not self.disk]
         self.begin()
 
     def check(self) -> None:
@@ -684,9 +689,9 @@ class RunSimulation:
         """
         if self.happened["foreign coordinator"]:
             return False
-        roster = self.disk.roster
-        known = {roster.job(number, name) for number in roster.not_cleaned_up for name in self.outputs.sinks}
-        living = {job for worker in self.life.workers.values() for job in worker.jobs.values()}
+        registry = self.disk.registry
+        known = {registry.job(number, name) for number in registry.not_cleaned_up for name in self.outputs.sinks}
+        living = {job for worker in self.lifetime.workers.values() for job in worker.jobs.values()}
         return any(entry.unended for entry in self.log.entries if entry.job in known - living)
 
     def round(self) -> None:
@@ -694,15 +699,15 @@ class RunSimulation:
         self.now_s += SETTLE_S[-1]
         self.disk.full = False
         for _ in range(4):
-            while self.life.commits or self.life.events:
+            while self.lifetime.commits or self.lifetime.events:
                 self.commit(1, 0)
                 self.event()
-            for worker in [*self.life.workers.values()]:
+            for worker in [*self.lifetime.workers.values()]:
                 self.settle(worker)
-        for timer in [timer for timer in self.life.timers if not isinstance(timer, CheckpointTimedOut)]:
-            if timer in self.life.timers:
-                self.life.timers.remove(timer)
-                self.life.handle(timer)
+        for timer in [timer for timer in self.lifetime.timers if not isinstance(timer, CheckpointTimedOut)]:
+            if timer in self.lifetime.timers:
+                self.lifetime.timers.remove(timer)
+                self.lifetime.handle(timer)
                 self.look()
 
     def settle(self, worker: Worker) -> None:
@@ -716,12 +721,12 @@ class RunSimulation:
             return
         if worker.is_locked_out() and worker.waits_for is not None:
             self.happened["lock timeout"] += 1
-            if of_the_dead := self.holders(worker.waits_for, worker) & self.life.retired:
+            if of_the_dead := self.holders(worker.waits_for, worker) & self.lifetime.retired:
                 raise BrokenPromiseError(f"{sorted(of_the_dead)}, which are dead, keep worker {worker.number} waiting")
-            self.life.lose(worker.number)
+            self.lifetime.lose(worker.number)
             return
-        while worker.outbox and worker.number in self.life.workers:
-            self.life.handle(worker.outbox.popleft())
+        while worker.outbox and worker.number in self.lifetime.workers:
+            self.lifetime.handle(worker.outbox.popleft())
             self.look()
 
 
@@ -867,7 +872,7 @@ def living_workers_are_cleaned_up() -> Iterator[None]:
     clean_up = RunCommitter.clean_up
 
     def clean_up_all(self: Any, keep: Any) -> None:
-        self._due_s |= {number: None for number in self._store.roster.not_cleaned_up if number not in self._due_s}
+        self._due_s |= {number: None for number in self._store.registry.not_cleaned_up if number not in self._due_s}
         clean_up(self, keep)
 
     with patch.object(RunCommitter, "clean_up", clean_up_all):
@@ -989,12 +994,12 @@ def copies_are_recorded_under_the_epoch_of_what_was_aborted() -> Iterator[None]:
 
 @contextmanager
 def a_look_at_what_copies_have_replaced_is_news() -> Iterator[None]:
-    tells = _EndsByWorker.tells
+    tells = PerWorkerCommit.tells
 
-    def without(self: Any, seen: int, told: Any) -> bool:
-        return tells(self, seen, replace(told, replaced=()))
+    def without(self: Any, seen: int, settings: Any) -> bool:
+        return tells(self, seen, replace(settings, replaced=()))
 
-    with patch.object(_EndsByWorker, "tells", without):
+    with patch.object(PerWorkerCommit, "tells", without):
         yield
 
 

@@ -38,7 +38,7 @@ from headrace.testing.servers.flink import FlinkCluster
 from headrace.testing.servers.flink.programs import FLINK_VERSION, RUNNER_VERSION
 from headrace.testing.servers.kafka import create_topic, start_broker
 from headrace.testing.servers.kafka.jars import KAFKA_VERSION
-from tests.helpers.beam_jobs import Flow, Verdict, Witness
+from tests.helpers.beam_jobs import Flow, TransactionResult, Witness
 from tests.helpers.flink_rig import eventually, flink_cluster, frozen_workers, job
 from tests.helpers.kafka_rig import committed
 from tests.helpers.sink_rig import read_all
@@ -47,7 +47,7 @@ PARTITIONS = 4
 CHECKPOINT_MS = 2000
 LONGEST_PAUSE_S = 12.0
 WHILE_RESTORING, ZOMBIES = 3, 4
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 def identities(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -57,7 +57,7 @@ def identities(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @dataclass
-class Tally:
+class Counts:
     """What was found. `ahead`: kills after which a group offset was ahead of where its partition was read on."""
 
     kills: int = 0
@@ -92,7 +92,7 @@ class Soak:
             create_topic(bootstrap, topic, partitions=PARTITIONS)
         self.witness = Witness(directory / "notes")
         self.flow = Flow(bootstrap)
-        self.tally = Tally()
+        self.record_counts = Counts()
         for partition in range(PARTITIONS):
             self.flow.add(self.source, partition)
 
@@ -121,16 +121,16 @@ class Soak:
 
     def kill(self, job_id: str) -> None:
         """One kill, and the comparison of offsets once every partition is read again."""
-        restores = self.tally.kills % WHILE_RESTORING == WHILE_RESTORING - 1
+        restores = self.record_counts.kills % WHILE_RESTORING == WHILE_RESTORING - 1
         if not restores:
-            self.flink.wait_running(job_id, PATIENCE_S)
+            self.flink.wait_running(job_id, TIMEOUT_S)
             since_s = time.time()
-            eventually(lambda: self.witness.first_since(since_s), PATIENCE_S)  # it reads
+            eventually(lambda: self.witness.first_since(since_s), TIMEOUT_S)  # it reads
             time.sleep(self.random.uniform(0, LONGEST_PAUSE_S))  # the moment of a kill, not a wait for something
-            eventually(self.open_transactions, PATIENCE_S)  # so that there is something to go wrong
-        self.tally.while_restoring += restores
-        zombies = not restores and self.tally.kills % ZOMBIES == 0
-        self.tally.with_zombies += zombies
+            eventually(self.open_transactions, TIMEOUT_S)  # so that there is something to go wrong
+        self.record_counts.while_restoring += restores
+        zombies = not restores and self.record_counts.kills % ZOMBIES == 0
+        self.record_counts.with_zombies += zombies
         with frozen_workers(self.flink) if zombies else nullcontext():
             self.strike(job_id)
 
@@ -140,14 +140,14 @@ class Soak:
         published = self.published()
         since_s = time.time()
         self.flink.start_task_manager()
-        self.tally.kills += 1
-        if self.tally.kills % WHILE_RESTORING == WHILE_RESTORING - 1:
+        self.record_counts.kills += 1
+        if self.record_counts.kills % WHILE_RESTORING == WHILE_RESTORING - 1:
             return  # the next one comes meanwhile
-        eventually(lambda: published.keys() <= self.witness.first_since(since_s).keys(), PATIENCE_S)
+        eventually(lambda: published.keys() <= self.witness.first_since(since_s).keys(), TIMEOUT_S)
         restored = self.witness.first_since(since_s)
-        self.tally.offsets_compared += len(published)
-        self.tally.ahead += [
-            {"kill": self.tally.kills, "partition": name, "published": offset, "restored": restored[name]}
+        self.record_counts.offsets_compared += len(published)
+        self.record_counts.ahead += [
+            {"kill": self.record_counts.kills, "partition": name, "published": offset, "restored": restored[name]}
             for name, offset in published.items()
             if offset > restored[name]
         ]
@@ -166,18 +166,18 @@ class Soak:
         """No more records; once all are written, they are counted."""
         written = self.flow.stop()
         expected = {f"{name.rpartition('-')[2]}-{offset}" for name, count in written.items() for offset in range(count)}
-        self.tally.records = len(expected)
-        counts = {name: Verdict(count, 0) for name, count in written.items()}
-        eventually(lambda: {name: v.count for name, v in self.witness.verdicts().items()} == written, PATIENCE_S)
-        self.tally.wrong_in_state = sum(v.wrong for v in self.witness.verdicts().values())
-        assert self.tally.wrong_in_state or self.witness.verdicts() == counts
-        eventually(lambda: len(read_all(self.bootstrap, self.target)) >= len(expected), PATIENCE_S)
-        eventually(lambda: self.open_transactions() == [], PATIENCE_S)
-        self.tally.open_transactions = len(self.open_transactions())
+        self.record_counts.records = len(expected)
+        counts = {name: TransactionResult(count, 0) for name, count in written.items()}
+        eventually(lambda: {name: v.count for name, v in self.witness.outcomes().items()} == written, TIMEOUT_S)
+        self.record_counts.wrong_in_state = sum(v.wrong for v in self.witness.outcomes().values())
+        assert self.record_counts.wrong_in_state or self.witness.outcomes() == counts
+        eventually(lambda: len(read_all(self.bootstrap, self.target)) >= len(expected), TIMEOUT_S)
+        eventually(lambda: self.open_transactions() == [], TIMEOUT_S)
+        self.record_counts.open_transactions = len(self.open_transactions())
         found = Counter(read_all(self.bootstrap, self.target))
-        self.tally.duplicates = sum(times - 1 for times in found.values())
-        self.tally.lost, self.tally.foreign = len(expected - found.keys()), len(found.keys() - expected)
-        self.tally.aborted = len(read_all(self.bootstrap, self.target, "read_uncommitted")) - found.total()
+        self.record_counts.duplicates = sum(times - 1 for times in found.values())
+        self.record_counts.lost, self.record_counts.foreign = len(expected - found.keys()), len(found.keys() - expected)
+        self.record_counts.aborted = len(read_all(self.bootstrap, self.target, "read_uncommitted")) - found.total()
 
 
 def main() -> int:
@@ -196,12 +196,12 @@ def main() -> int:
     ):
         soak = Soak(flink, broker.bootstrap, Path(directory), random.Random(arguments.seed))
         with job(flink, soak.build, checkpoint_ms=CHECKPOINT_MS) as job_id:
-            eventually(lambda: len(soak.published()) == PARTITIONS, PATIENCE_S)
+            eventually(lambda: len(soak.published()) == PARTITIONS, TIMEOUT_S)
             for _ in bar.track(range(arguments.kills), description="SIGKILLs of the task manager"):
                 soak.kill(job_id)
             soak.finish()
     result = {
-        **asdict(soak.tally),
+        **asdict(soak.record_counts),
         "seed": arguments.seed,
         "seconds": round(time.monotonic() - started_s),
         "versions": {
@@ -215,7 +215,7 @@ def main() -> int:
     print(json.dumps(result, indent=2))  # noqa: T201 - the command's output
     if arguments.result is not None:
         arguments.result.write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if soak.tally.is_good else 1
+    return 0 if soak.record_counts.is_good else 1
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class Soak(ABC):
         self.bootstrap, self.generator = bootstrap, generator
         name = f"soak-{uuid.uuid4().hex[:8]}"
         create_topic(bootstrap, name, 4)
-        self.told: dict[str, Any] = {
+        self.settings: dict[str, Any] = {
             "bootstrap": bootstrap,
             "topic": name,
             "commits": f"{name}-commits",
@@ -101,7 +101,7 @@ class Soak(ABC):
         self.state.mkdir()
         self.kills: Counter[str] = Counter()
         self.outages = self.zombies = self.runs = self.rounds = 0
-        sink = kafka_sink(bootstrap, name, self.told["commits"], transactional_id_prefix=name)
+        sink = kafka_sink(bootstrap, name, self.settings["commits"], transactional_id_prefix=name)
         self._transactions, self._log, self._handles = Transactions(sink.cluster()), sink.commit_log(), sink.handles
 
     @abstractmethod
@@ -195,7 +195,7 @@ class Soak(ABC):
 
     def ongoing(self) -> list[str]:
         """The job's open transactions."""
-        return self._transactions.ongoing(self.told["prefix"])
+        return self._transactions.ongoing(self.settings["prefix"])
 
     def judge(self) -> dict[str, int]:
         """Let the job finish, then count its output, read_committed."""
@@ -203,9 +203,9 @@ class Soak(ABC):
         epochs = self.epochs()
         wanted = {str(number) for number in range(epochs * ROWS)}
         still_open = len(self.ongoing())
-        found = Counter(read_all(self.bootstrap, self.told["topic"]))
+        found = Counter(read_all(self.bootstrap, self.settings["topic"]))
         seen = [sum(str(epoch * ROWS + row) in found for row in range(ROWS)) for epoch in range(epochs)]
-        uncommitted = read_all(self.bootstrap, self.told["topic"], "read_uncommitted")
+        uncommitted = read_all(self.bootstrap, self.settings["topic"], "read_uncommitted")
         return {
             "epochs": epochs,
             "records": len(wanted),
@@ -229,9 +229,9 @@ class BareSoak(Soak):
 
     def start(self, kill: Kill | None, epochs: int, tasks: int) -> subprocess.Popen[str]:
         """The job in a process."""
-        told = {**self.told, "tasks": tasks, "epochs": epochs, "kill": kill}
+        settings = {**self.settings, "tasks": tasks, "epochs": epochs, "kill": kill}
         with (self.state / "job.log").open("a") as log:
-            return subprocess.Popen([sys.executable, str(HELPERS / "sink_job.py"), json.dumps(told)], stderr=log, text=True)
+            return subprocess.Popen([sys.executable, str(HELPERS / "sink_job.py"), json.dumps(settings)], stderr=log, text=True)
 
     def follow(self, process: subprocess.Popen[str]) -> None:
         """It ends by itself."""
@@ -255,7 +255,7 @@ class SparkSoak(Soak):
     def __init__(self, bootstrap: str, directory: Path, generator: random.Random) -> None:
         """No bug is injected in it."""
         super().__init__(bootstrap, directory, generator, SPARK_TIMEOUT_MS)
-        self._input = f"{self.told['topic']}-input"
+        self._input = f"{self.settings['topic']}-input"
         create_topic(bootstrap, self._input, 1)
         self._sent = 0
         self._marks: dict[int, Path] = {}
@@ -269,10 +269,10 @@ class SparkSoak(Soak):
             "read": {**connection, "subscribe": self._input, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(ROWS)},
             "write": {
                 **connection,
-                "topic": self.told["topic"],
-                "commitTopic": self.told["commits"],
-                "transactionalIdPrefix": self.told["prefix"],
-                "kafka.transaction.timeout.ms": str(self.told["timeout_ms"]),
+                "topic": self.settings["topic"],
+                "commitTopic": self.settings["commits"],
+                "transactionalIdPrefix": self.settings["prefix"],
+                "kafka.transaction.timeout.ms": str(self.settings["timeout_ms"]),
             },
             "select": ["value"],
             "checkpoint": str(self.state / "checkpoint"),
@@ -351,7 +351,7 @@ def main() -> int:
             while soak.kills.total() < options.kills // 2:
                 progress.advance(bar, soak.round())
             document["protocols"][f"v{level}"] = {
-                "timeout_ms": soak.told["timeout_ms"],
+                "timeout_ms": soak.settings["timeout_ms"],
                 "kills": soak.kills.total(),
                 "by_phase": dict(sorted(soak.kills.items())),
                 "outages": soak.outages,
@@ -363,7 +363,7 @@ def main() -> int:
     print(json.dumps(document, indent=1))  # noqa: T201 - the command's output
     if options.result is not None:
         options.result.write_text(json.dumps(document, indent=1) + "\n")
-    return int(any(verdict[bad] for verdict in document["protocols"].values() for bad in BAD))
+    return int(any(outcome[bad] for outcome in document["protocols"].values() for bad in BAD))
 
 
 if __name__ == "__main__":

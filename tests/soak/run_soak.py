@@ -48,7 +48,7 @@ BAD_EVERY = 4
 """One in so many records is not a JSON."""
 
 TIMEOUT_MS = 300_000
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 LOOK_S = 0.02
 TAIL = 300
 AFTER_A_DEATH = {"fence": "coordinator", "clean_up": "worker"}
@@ -89,8 +89,8 @@ class Soak:
         self.produced = 0
         self._plan = ""
         self._producer = Producer({"bootstrap.servers": bootstrap})
-        told = {"bootstrap": bootstrap, "folder": str(folder), "timeout_ms": TIMEOUT_MS, "bug": bug}
-        self._environment = os.environ | {"HEADRACE_RUN_SOAK": json.dumps(told), "PYTHONPATH": python_path()}
+        settings = {"bootstrap": bootstrap, "folder": str(folder), "timeout_ms": TIMEOUT_MS, "bug": bug}
+        self._environment = os.environ | {"HEADRACE_RUN_SOAK": json.dumps(settings), "PYTHONPATH": python_path()}
         self._run = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -114,7 +114,7 @@ class Soak:
         self._plan = json.dumps(plan)
         self._publish_plan()
         done = self.folder / "done"
-        deadline_s, bring_on_s = time.monotonic() + PATIENCE_S, 0.0
+        deadline_s, bring_on_s = time.monotonic() + TIMEOUT_S, 0.0
         while not done.exists():
             if method in AFTER_A_DEATH and time.monotonic() > bring_on_s:
                 self._kill_one(AFTER_A_DEATH[method])
@@ -124,14 +124,14 @@ class Soak:
         done.unlink()
         self.killed[_name(phase, victims)] += 1
         if victims == "everything":
-            self._run.wait(PATIENCE_S)
+            self._run.wait(TIMEOUT_S)
             self._run = self._started()
 
     def _kill_one(self, kind: str) -> None:
         with suppress(psutil.NoSuchProcess):
             coordinators = psutil.Process(self._run.pid).children()
-            nurseries = [child for each in coordinators for child in each.children()]
-            workers = [child for each in nurseries for child in each.children()]
+            worker_processes_of = [child for each in coordinators for child in each.children()]
+            workers = [child for each in worker_processes_of for child in each.children()]
             for victim in {"coordinator": coordinators, "worker": workers}[kind][:1]:
                 victim.kill()
                 self.processes += 1
@@ -171,14 +171,14 @@ class Soak:
 
     def stop(self) -> dict[str, int]:
         """Read to the end, stop by SIGTERM, and count what is wrong."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         wanted = self.produced * PARTITIONS
         while sum(len(set(pairs)) for pairs in self._outputs()) < wanted and time.monotonic() < deadline_s:
             if self._run.poll() is not None:
                 raise RuntimeError(f"the run has ended with status {self._run.poll()}: {self.tail()}")
             time.sleep(LOOK_S * 10)
         self._run.send_signal(signal.SIGTERM)
-        if self._run.wait(PATIENCE_S) != 0:
+        if self._run.wait(TIMEOUT_S) != 0:
             raise RuntimeError(f"it did not stop well: {self.tail()}")
         cluster = KafkaSink(self.bootstrap, topic="out").cluster()
         return {**judged(*self._outputs(), self.produced), "open": len(Transactions(cluster).ongoing(""))}
@@ -255,13 +255,13 @@ def kafka(kind: str) -> Iterator[str]:
 
 def soaked(kind: str, kills: int, seconds: float, seed: int, bug: str | None, only: str, known: Counter[str]) -> dict[str, Any]:
     """Kill so many times, or for so long, in phases whose names hold `only`, of which `known` has the fewest first; judge."""
-    generator, begun_s = random.Random(seed), time.monotonic()
+    generator, started_s = random.Random(seed), time.monotonic()
     with kafka(kind) as bootstrap, tempfile.TemporaryDirectory() as folder, Progress() as progress:
         soak = Soak(bootstrap, Path(folder), generator, bug)
         bar = progress.add_task("kills", total=kills)
         try:
             soak.produce()
-            while soak.killed.total() < kills and time.monotonic() - begun_s < seconds:
+            while soak.killed.total() < kills and time.monotonic() - started_s < seconds:
                 counted = known + soak.killed
                 soak.kill(*min(_all(only), key=lambda pair: (counted[_name(*pair)] / VICTIMS[pair[1]], generator.random())))
                 progress.advance(bar)
@@ -272,7 +272,7 @@ def soaked(kind: str, kills: int, seconds: float, seed: int, bug: str | None, on
         "killed": soak.killed,
         "processes": soak.processes,
         "starts": soak.starts,
-        "seconds": time.monotonic() - begun_s,
+        "seconds": time.monotonic() - started_s,
         **found,
     }
 

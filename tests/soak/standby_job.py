@@ -7,9 +7,9 @@ import os
 
 
 def job(spark):
-    told = json.loads(os.environ["STANDBY_JOB"])
-    servers = {"kafka.bootstrap.servers": told["bootstrap"]}
-    reading = {**servers, "subscribe": told["source"], "startingOffsets": "earliest", "maxOffsetsPerTrigger": "20000"}
+    settings = json.loads(os.environ["STANDBY_JOB"])
+    servers = {"kafka.bootstrap.servers": settings["bootstrap"]}
+    reading = {**servers, "subscribe": settings["source"], "startingOffsets": "earliest", "maxOffsetsPerTrigger": "20000"}
     frame = spark.readStream.format("headrace").options(**reading).schema("key binary, value binary").load()
-    writer = frame.writeStream.format("headrace").options(**servers, topic=told["target"], commitTopic=told["commits"])
-    return writer.option("checkpointLocation", told["checkpoint"]).start()
+    writer = frame.writeStream.format("headrace").options(**servers, topic=settings["target"], commitTopic=settings["commits"])
+    return writer.option("checkpointLocation", settings["checkpoint"]).start()

@@ -154,8 +154,8 @@ class SupervisedJob:
             create_topic(bootstrap, topic, PARTITIONS)
         self.status_file, self.log = directory / "status.json", directory / "job.log"
         self.commits = f"{name}-commits"
-        told = {"bootstrap": bootstrap, "source": self.source, "target": self.target, "commits": self.commits}
-        self._told = json.dumps({**told, "checkpoint": checkpoint or str(directory / "checkpoint")})
+        request = {"bootstrap": bootstrap, "source": self.source, "target": self.target, "commits": self.commits}
+        self._told = json.dumps({**request, "checkpoint": checkpoint or str(directory / "checkpoint")})
         self._variables: dict[str, str] = {}
         conf = [word for setting, value in CONF.items() for word in ("--conf", f"{setting}={value}")]
         options = ["--standby", str(standbys), "--status", str(self.status_file), "--silence-timeout", str(SILENCE_S)]
@@ -259,7 +259,7 @@ def running(directory: Path, bootstrap: str, rate: float) -> Iterator[tuple[Supe
         yield job, traffic
 
 
-def verdict(job: SupervisedJob, traffic: Traffic) -> dict[str, int]:
+def outcome(job: SupervisedJob, traffic: Traffic) -> dict[str, int]:
     """What the oracle counts, once all is out or nothing more comes."""
     sent = traffic.stop_sending()
     deadline = time.monotonic() + DRAIN_S
@@ -435,7 +435,7 @@ class Session:
             for number in range(self.takeovers):
                 kind = kinds[number % len(kinds)]
                 sys.stderr.write(f"{self.seed}, {number + 1}: {kind}: {made.round(kind):.2f} s\n")
-            counted = verdict(job, traffic)
+            counted = outcome(job, traffic)
         return {
             "seed": self.seed,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),

@@ -29,11 +29,11 @@ def _number(value: int) -> str:
 class TokenAuthority:
     """Over HTTP: POST /token with the client's credentials, GET /jwks. A context manager.
 
-    `tokens`: all that were issued. `life_s`: of the next ones. While `away` the endpoint answers 503.
+    `tokens`: all that were issued. `lifetime_s`: of the next ones. While `away` the endpoint answers 503.
     """
 
-    def __init__(self, client_id: str, client_secret: str, life_s: float) -> None:
-        self.life_s, self.away = life_s, False
+    def __init__(self, client_id: str, client_secret: str, lifetime_s: float) -> None:
+        self.lifetime_s, self.away = lifetime_s, False
         self.tokens: list[str] = []
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self._expected = "Basic " + base64.b64encode(f"{client_id}:{client_secret}".encode()).decode()
@@ -50,7 +50,7 @@ class TokenAuthority:
                 elif authority.away:
                     self._say(503, {})
                 else:
-                    self._say(200, {"access_token": authority.issue(), "expires_in": authority.life_s})
+                    self._say(200, {"access_token": authority.issue(), "expires_in": authority.lifetime_s})
 
             def _say(self, status: int, answer: Mapping[str, object]) -> None:
                 self.send_response(status)
@@ -67,7 +67,7 @@ class TokenAuthority:
     def issue(self) -> str:
         """A JWT by RS256, from now on."""
         now = time.time()
-        claims = {"sub": "alice", "aud": AUDIENCE, "iat": int(now), "exp": int(now + self.life_s), "scope": "kafka"}
+        claims = {"sub": "alice", "aud": AUDIENCE, "iat": int(now), "exp": int(now + self.lifetime_s), "scope": "kafka"}
         parts = [_text(json.dumps(part).encode()) for part in ({"alg": "RS256", "kid": "1", "typ": "JWT"}, claims)]
         signed = ".".join(parts)
         token = f"{signed}.{_text(self._key.sign(signed.encode(), padding.PKCS1v15(), hashes.SHA256()))}"

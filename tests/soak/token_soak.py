@@ -100,23 +100,23 @@ class Script:
                     self.read += batch.records.num_rows
 
 
-def jobs(told: dict[str, Any]) -> None:
+def jobs(settings: dict[str, Any]) -> None:
     """The child: runs for so long, prints the query's plan, and writes what it found into a file."""
     from headrace.spark import session_builder
     from tests.helpers.spark_sink_driver import show_info
 
     logging.basicConfig(level=logging.INFO)
-    script = Script(told["bootstrap"], told["properties"])
+    script = Script(settings["bootstrap"], settings["properties"])
     spark = session_builder().master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     show_info(spark)
-    kafka = {f"kafka.{name}": value for name, value in told["properties"].items()} | {
-        "kafka.bootstrap.servers": told["bootstrap"]
+    kafka = {f"kafka.{name}": value for name, value in settings["properties"].items()} | {
+        "kafka.bootstrap.servers": settings["bootstrap"]
     }
     read = spark.readStream.format("headrace").options(**kafka, subscribe="in", startingOffsets="earliest")
     write = read.load().select("value").writeStream.format("headrace").options(**kafka, topic="out", commitTopic=_LISTS)
     script.start()
-    query = write.option("checkpointLocation", told["checkpoint"]).trigger(processingTime="1 second").start()
-    query.awaitTermination(told["seconds"])
+    query = write.option("checkpointLocation", settings["checkpoint"]).trigger(processingTime="1 second").start()
+    query.awaitTermination(settings["seconds"])
     query.explain(extended=True)
     failure = query.exception()
     script.stop()
@@ -130,7 +130,7 @@ def jobs(told: dict[str, Any]) -> None:
         "problems": [*script.problems, *([] if failure is None else [str(failure)])],
     }
     query.stop()
-    Path(told["found"]).write_text(json.dumps(found))
+    Path(settings["found"]).write_text(json.dumps(found))
     spark.stop()
 
 
@@ -146,16 +146,16 @@ def leaks(authority: TokenAuthority, folder: Path) -> list[str]:
     ]
 
 
-def soak(seconds: float, life_s: float) -> dict[str, Any]:
+def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
     """What happened."""
-    with tempfile.TemporaryDirectory() as temporary, TokenAuthority("job", SECRET, life_s) as authority:
+    with tempfile.TemporaryDirectory() as temporary, TokenAuthority("job", SECRET, lifetime_s) as authority:
         folder = Path(temporary)
         config, options = authority.broker_config(), authority.jvm_options()
         given = {"security": ("SASL_PLAINTEXT",), "users": {"nobody": "x"}}
         with start_broker(config=config, jvm_options=options, **given) as cluster:
             for topic in ("in", "out"):
                 create_topic(cluster.bootstrap, topic)
-            told = {
+            settings = {
                 "bootstrap": cluster.listeners["SASL_PLAINTEXT"],
                 "properties": authority.properties('clientId="job" clientSecret="${env:TOKEN_SECRET}"')
                 | {
@@ -167,7 +167,7 @@ def soak(seconds: float, life_s: float) -> dict[str, Any]:
                 "found": str(folder / "found"),
             }
             with (folder / "log").open("wb") as log:
-                command = [sys.executable, "-m", "tests.soak.token_soak", "--jobs", json.dumps(told)]
+                command = [sys.executable, "-m", "tests.soak.token_soak", "--jobs", json.dumps(settings)]
                 environment = os.environ | {"PYTHONPATH": python_path(), "TOKEN_SECRET": SECRET}
                 began = time.monotonic()
                 subprocess.run(command, stdout=log, stderr=log, env=environment, check=True, timeout=seconds + 300)
@@ -178,7 +178,7 @@ def soak(seconds: float, life_s: float) -> dict[str, Any]:
             return {
                 **found,
                 "seconds": round(took_s),
-                "life_s": life_s,
+                "lifetime_s": lifetime_s,
                 "tokens": len(authority.tokens),
                 "lost": sum((expected - copied).values()),
                 "duplicates": sum((copied - expected).values()),
@@ -193,7 +193,7 @@ def is_good(result: dict[str, Any]) -> bool:
     return (
         result["written"] > 0
         and result["read"] == result["written"]
-        and result["tokens"] >= result["seconds"] / result["life_s"]
+        and result["tokens"] >= result["seconds"] / result["lifetime_s"]
         and result["longest_gap_s"] <= LONGEST_GAP_S
         and not (result["problems"] or result["lost"] or result["duplicates"] or result["leaks"])
     )
@@ -210,7 +210,7 @@ def main() -> None:
     if chosen.jobs is not None:
         jobs(chosen.jobs)
         return
-    result = soak(chosen.seconds, chosen.life)
+    result = soak(chosen.seconds, chosen.lifetime)
     text = json.dumps(result, indent=2)
     print(text)  # noqa: T201 - the command's output
     if chosen.result is not None:

@@ -7,11 +7,11 @@ import signal
 import time
 
 import psutil
-from benchmarks.chaos.testbed import Testbed
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, is_embedded
 from benchmarks.chaos.network import JOB
 from benchmarks.chaos.subject import Subject, signalled
+from benchmarks.chaos.testbed import Testbed
 from headrace.enumerator.errors import RetriableError
 from headrace.runners.waiting import wait_until
 
@@ -110,18 +110,18 @@ class LateRequests(JobKilled):
 
     def apply(self) -> str:
         """Strand its connections, give it time to ask for something, and kill it."""
-        tally = self.testbed.network.tally
-        before = tally.held
+        counts = self.testbed.network.counts
+        before = counts.held
         count = self.testbed.network.strand(lambda source, _target: source == JOB)
 
         def look() -> None:
-            self._held = tally.held - before
+            self._held = counts.held - before
             if not self._held:
                 raise RetriableError("nothing was sent")
 
         wait_until(look, "the job asks for nothing", END_S)
         time.sleep(self.random.uniform(0, LONGEST_S))  # the moment of the kill
-        self._held = tally.held - before
+        self._held = counts.held - before
         super().apply()
         return f"{count} connections"
 

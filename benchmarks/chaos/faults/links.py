@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from benchmarks.chaos.testbed import Testbed
-
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Weather, Where
 from benchmarks.chaos.subject import Subject
+from benchmarks.chaos.testbed import Testbed
 
 NOTHING, REQUESTS, ANSWERS = Weather(HELD, HELD), Weather(HELD, GOOD), Weather(GOOD, HELD)
 SLOW = Weather(Condition(bytes_per_s=20_000), Condition(bytes_per_s=20_000))
@@ -52,15 +51,15 @@ class Disturbed(Fault):
     def apply(self) -> str:
         """Until it is healed."""
         hit = self.leader_of_a_partition()
-        tally = self.testbed.network.tally
-        self._before = (tally.held, tally.slowed)
+        counts = self.testbed.network.counts
+        self._before = (counts.held, counts.slowed)
         self.testbed.network.disturb(self._place(hit), self._weather)
         return f"broker {hit}"
 
     def prove(self) -> str:
         """Bytes were held or slowed down meanwhile."""
-        tally = self.testbed.network.tally
-        held, slowed = tally.held - self._before[0], tally.slowed - self._before[1]
+        counts = self.testbed.network.counts
+        held, slowed = counts.held - self._before[0], counts.slowed - self._before[1]
         if not held and not slowed:
             raise NotHappenedError("no byte was on its way there")
         return f"{held} bytes held, {slowed} slowed down"

@@ -29,51 +29,51 @@ DISCOVERY_S = 1.0
 LOOK_S = 0.05
 
 
-def build(pipeline: Any, told: dict[str, Any]) -> None:  # noqa: ANN401 - Beam is imported late
+def build(pipeline: Any, settings: dict[str, Any]) -> None:  # noqa: ANN401 - Beam is imported late
     """Source and sink."""
     from headrace.beam import ReadFromKafka, WriteToKafka
 
-    servers = {"bootstrap.servers": told["bootstrap"]}
+    servers = {"bootstrap.servers": settings["bootstrap"]}
     batches = pipeline | ReadFromKafka(
         {**servers, "auto.offset.reset": "earliest"},
-        [told["source"]],
+        [settings["source"]],
         output="arrow",
         columns=["key", "value"],
         dynamic_read_poll_interval_seconds=DISCOVERY_S,
         read_s=READ_S,
     )
-    prefix = told["name"]
+    prefix = settings["name"]
     _ = batches | WriteToKafka(
-        servers, told["target"], delivery="exactly-once", transactional_id_prefix=prefix, num_shards=SHARDS
+        servers, settings["target"], delivery="exactly-once", transactional_id_prefix=prefix, num_shards=SHARDS
     )
 
 
-def main(told: dict[str, Any]) -> None:
+def main(settings: dict[str, Any]) -> None:
     """Until killed."""
-    mark(told, "python")
+    mark(settings, "python")
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 
     from headrace.enumerator.errors import PeerError
     from headrace.testing.servers.flink import start_flink
 
-    mark(told, "imported")
-    state = Path(told["state"])
+    mark(settings, "imported")
+    state = Path(settings["state"])
     config = {"restart-strategy.fixed-delay.delay": "100 ms"}  # as Flink's own job has it
-    with start_flink(slots=told["parallelism"], state=state, config=config) as flink:
-        mark(told, "session")
+    with start_flink(slots=settings["parallelism"], state=state, config=config) as flink:
+        mark(settings, "session")
         newest = newest_checkpoint(state / "checkpoints")
         savepoint = None if newest is None else newest.as_uri()
         pipeline = beam.Pipeline(options=PipelineOptions(flink.options(checkpoint_ms=CHECKPOINT_MS, savepoint=savepoint)))
-        build(pipeline, told)
+        build(pipeline, settings)
         flink.submit(pipeline)
-        mark(told, "query")
+        mark(settings, "query")
         while True:
             if "task manager" in flink.ended():
-                mark(told, "task manager died")
+                mark(settings, "task manager died")
                 with suppress(PeerError):  # killed again while it starts: it is started again
                     flink.start_task_manager()
-                    mark(told, "task manager is back")
+                    mark(settings, "task manager is back")
             time.sleep(LOOK_S)
 
 

@@ -20,7 +20,7 @@ CHUNK = 10_000
 POLL_S = 0.05
 COMMIT_EVERY_S = 0.5
 LOOK_EVERY_S = 1.0
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 PASSING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 """What goes away by itself."""
 
@@ -28,23 +28,23 @@ PASSING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, Kaf
 class Copier:
     """One member of the group."""
 
-    def __init__(self, told: dict[str, Any], member: int) -> None:
+    def __init__(self, settings: dict[str, Any], member: int) -> None:
         """Contacts the cluster; with transactions, its predecessor's transaction is ended before offsets are read."""
-        self._told = told
+        self._told = settings
         self._failed: KafkaError | None = None
-        identity = f"{told['name']}-{member}"
-        producing: dict[str, Any] = {"bootstrap.servers": told["bootstrap"], "enable.idempotence": True, "linger.ms": 5}
+        identity = f"{settings['name']}-{member}"
+        producing: dict[str, Any] = {"bootstrap.servers": settings["bootstrap"], "enable.idempotence": True, "linger.ms": 5}
         producing |= {"partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
-        if told["transactions"]:
+        if settings["transactions"]:
             producing["transactional.id"] = identity
         self._producer = Producer(producing)
-        if told["transactions"]:
-            self._producer.init_transactions(PATIENCE_S)
+        if settings["transactions"]:
+            self._producer.init_transactions(TIMEOUT_S)
             self._producer.begin_transaction()
         self._consumer = Consumer(
             {
-                "bootstrap.servers": told["bootstrap"],
-                "group.id": told["name"],
+                "bootstrap.servers": settings["bootstrap"],
+                "group.id": settings["name"],
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
@@ -81,7 +81,7 @@ class Copier:
         if time.monotonic() - self._looked_at < LOOK_EVERY_S:
             return
         source = self._told["source"]
-        found = self._consumer.list_topics(source, PATIENCE_S).topics[source].partitions
+        found = self._consumer.list_topics(source, TIMEOUT_S).topics[source].partitions
         mine = {number for number in found if number % self._told["parallelism"] == self._member}
         if mine - self._assigned:
             self._consumer.incremental_assign(
@@ -93,10 +93,10 @@ class Copier:
     def _positions(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Where the group stands. Asked for here, as an assignment that asks while a new broker makes its topic of offsets
         can wait for ever (librdkafka 2.16)."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
-                committed = self._consumer.committed(partitions, PATIENCE_S)
+                committed = self._consumer.committed(partitions, TIMEOUT_S)
             except KafkaException as error:
                 if error.args[0].code() not in PASSING or time.monotonic() > deadline:
                     raise
@@ -112,10 +112,10 @@ class Copier:
             positions = self._consumer.position(self._consumer.assignment())
             known = [position for position in positions if position.offset >= 0]
             self._producer.send_offsets_to_transaction(known, self._consumer.consumer_group_metadata())
-            self._producer.commit_transaction(PATIENCE_S)
+            self._producer.commit_transaction(TIMEOUT_S)
             self._producer.begin_transaction()
             return
-        if self._producer.flush(PATIENCE_S) or self._failed is not None:
+        if self._producer.flush(TIMEOUT_S) or self._failed is not None:
             raise RuntimeError(f"records were not acknowledged: {self._failed}")
         positions = [position for position in self._consumer.position(self._consumer.assignment()) if position.offset >= 0]
         if positions:
@@ -135,4 +135,4 @@ class Copier:
 
 
 if __name__ == "__main__":
-    run_members(lambda told, member: Copier(told, member).run())
+    run_members(lambda settings, member: Copier(settings, member).run())

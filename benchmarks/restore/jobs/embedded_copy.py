@@ -40,16 +40,16 @@ def store(directory: Path, epoch: int, checkpoint: bytes) -> None:
             old.unlink()
 
 
-def make_sink(told: dict[str, Any]) -> Any:  # noqa: ANN401 - of a topic or a table
+def make_sink(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - of a topic or a table
     """Where the copy goes."""
-    if told["url"]:
+    if settings["url"]:
         from headrace.sql import SqlSink
 
-        return SqlSink(told["url"], told["target"])
+        return SqlSink(settings["url"], settings["target"])
     from headrace.kafka import KafkaSink
 
-    names = {"transactional_id_prefix": told["name"], "commit_topic": f"{told['name']}-commits"}
-    return KafkaSink(told["bootstrap"], topic=told["target"], properties=told["properties"], **names)
+    names = {"transactional_id_prefix": settings["name"], "commit_topic": f"{settings['name']}-commits"}
+    return KafkaSink(settings["bootstrap"], topic=settings["target"], properties=settings["properties"], **names)
 
 
 def copy_epoch(run: Any, sink: Any, attempt: Any) -> Any:  # noqa: ANN401 - headrace is imported late
@@ -72,32 +72,32 @@ def resumed(injected: str | None, recorded: int, state: Path) -> int:
     return recorded
 
 
-def main(told: dict[str, Any]) -> None:
+def main(settings: dict[str, Any]) -> None:
     """Until killed."""
-    mark(told, "python")
+    mark(settings, "python")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from headrace.enumerator import EmbeddedRun
     from headrace.kafka import Earliest, KafkaSource
     from headrace.sinks import Attempt, JobCommitter
 
-    name, state = told["name"], Path(told["state"])
-    sink = make_sink(told)
+    name, state = settings["name"], Path(settings["state"])
+    sink = make_sink(settings)
     committer = JobCommitter(name, sink.committer(name))
     committer.recover()
     recorded = sink.recorded_epochs().get(name, -1)
-    found = (state / str(resumed(told.get("injected"), recorded, state))).read_bytes() if recorded >= 0 else None
-    properties = {key: value for key, value in told["properties"].items() if key in CONSUMED}
+    found = (state / str(resumed(settings.get("injected"), recorded, state))).read_bytes() if recorded >= 0 else None
+    properties = {key: value for key, value in settings["properties"].items() if key in CONSUMED}
     source = KafkaSource(
-        told["bootstrap"],
-        topics=[told["source"]],
+        settings["bootstrap"],
+        topics=[settings["source"]],
         start=Earliest(),
         group=name,
         columns=("key", "value"),
         properties=properties,
-        fail_on_data_loss=told.get("fail_on_data_loss", True),
+        fail_on_data_loss=settings.get("fail_on_data_loss", True),
     )
     with EmbeddedRun(source, clock=time.monotonic, checkpoint=found, discovery_interval_s=DISCOVERY_S) as run:
-        mark(told, "query")
+        mark(settings, "query")
         epoch = recorded + 1
         while True:
             handle = copy_epoch(run, sink, Attempt(name, epoch, 0, 0))

@@ -17,24 +17,24 @@ from marks import mark
 from pyflink.table import EnvironmentSettings, TableEnvironment  # pyright: ignore[reportMissingImports] - has its own environment
 
 
-def all_settings(told: dict[str, Any]) -> dict[str, str]:
+def all_settings(request: dict[str, Any]) -> dict[str, str]:
     """The job's, its jar, and what it continues from."""
-    chosen = {**settings(told), "pipeline.jars": f"file://{told['jar']}"}
-    newest = newest_checkpoint(checkpoints(told))
+    chosen = {**settings(request), "pipeline.jars": f"file://{request['jar']}"}
+    newest = newest_checkpoint(checkpoints(request))
     return chosen | ({} if newest is None else {"execution.state-recovery.path": f"file://{newest}"})
 
 
-def main(told: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     """Until killed."""
-    mark(told, "python")
+    mark(request, "python")
     environment = TableEnvironment.create(EnvironmentSettings.in_streaming_mode())
-    for key, value in all_settings(told).items():
+    for key, value in all_settings(request).items():
         environment.get_config().set(key, value)
-    mark(told, "session")
-    for statement in tables(told):
+    mark(request, "session")
+    for statement in tables(request):
         environment.execute_sql(statement)
     result = environment.execute_sql(COPY)
-    mark(told, "query")
+    mark(request, "query")
     result.wait()
 
 

@@ -11,21 +11,21 @@ TABLE = "CREATE TABLE {name} (k BYTES, v BYTES) WITH ({options})"
 COPY = "INSERT INTO output_topic SELECT k, v FROM input_topic"
 
 
-def checkpoints(told: dict[str, Any]) -> Path:
+def checkpoints(request: dict[str, Any]) -> Path:
     """Where its checkpoints are."""
-    directory = Path(told["state"], "checkpoints")
+    directory = Path(request["state"], "checkpoints")
     directory.mkdir(exist_ok=True)
     return directory
 
 
-def settings(told: dict[str, Any]) -> dict[str, str]:
+def settings(request: dict[str, Any]) -> dict[str, str]:
     """Of the job: two cores, a checkpoint twice a second."""
     return {
         "pipeline.object-reuse": "true",
-        "parallelism.default": str(told["parallelism"]),
+        "parallelism.default": str(request["parallelism"]),
         "execution.checkpointing.interval": CHECKPOINT_INTERVAL,
         "execution.checkpointing.mode": "EXACTLY_ONCE",
-        "execution.checkpointing.dir": checkpoints(told).as_uri(),
+        "execution.checkpointing.dir": checkpoints(request).as_uri(),
         "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
         "execution.checkpointing.num-retained": "3",
         "restart-strategy.type": "fixed-delay",
@@ -33,22 +33,25 @@ def settings(told: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def tables(told: dict[str, Any]) -> list[str]:
+def tables(request: dict[str, Any]) -> list[str]:
     """The statements that declare both topics. COPY is the job."""
     reading = {"scan.startup.mode": "earliest-offset", "scan.topic-partition-discovery.interval": "1 s"}
     writing = {
         "sink.delivery-guarantee": "exactly-once",
-        "sink.transactional-id-prefix": told["name"],
+        "sink.transactional-id-prefix": request["name"],
         "properties.transaction.timeout.ms": "900000",
     }
-    return [_table("input_topic", told, told["source"], reading), _table("output_topic", told, told["target"], writing)]
+    return [
+        _table("input_topic", request, request["source"], reading),
+        _table("output_topic", request, request["target"], writing),
+    ]
 
 
-def _table(name: str, told: dict[str, Any], topic: str, options: dict[str, str]) -> str:
+def _table(name: str, request: dict[str, Any], topic: str, options: dict[str, str]) -> str:
     given = {
         "connector": "kafka",
         "topic": topic,
-        "properties.bootstrap.servers": told["bootstrap"],
+        "properties.bootstrap.servers": request["bootstrap"],
         "key.format": "raw",
         "key.fields": "k",
         "value.format": "raw",

@@ -18,11 +18,11 @@ from marks import mark
 from benchmarks.restore.flink_supervisor import supervise
 
 
-def main(told: dict[str, Any]) -> None:
+def main(settings: dict[str, Any]) -> None:
     """Until killed."""
-    mark(told, "python")
-    status = Path(told["state"]).parent / "status.json"
-    supervise(told, Path(__file__).with_name("flink_submit.py"), status, lambda name: mark(told, name))
+    mark(settings, "python")
+    status = Path(settings["state"]).parent / "status.json"
+    supervise(settings, Path(__file__).with_name("flink_submit.py"), status, lambda name: mark(settings, name))
 
 
 if __name__ == "__main__":

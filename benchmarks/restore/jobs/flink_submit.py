@@ -18,12 +18,12 @@ FOR_EVER = {"restart-strategy.fixed-delay.attempts": str(2**31 - 1)}
 """By default a job is restarted once."""
 
 
-def main(told: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     """Once in a run: after a kill the standby JobManager finds the job in the store of high availability."""
     environment = TableEnvironment.create(EnvironmentSettings.in_streaming_mode())
-    for key, value in {**told["client"], **settings(told), **FOR_EVER}.items():
+    for key, value in {**request["client"], **settings(request), **FOR_EVER}.items():
         environment.get_config().set(key, value)
-    for statement in tables(told):
+    for statement in tables(request):
         environment.execute_sql(statement)
     environment.execute_sql(COPY)
 

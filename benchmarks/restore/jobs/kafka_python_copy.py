@@ -23,23 +23,23 @@ LOOK_EVERY_S = 1.0
 class Copier:
     """One member of the group."""
 
-    def __init__(self, told: dict[str, Any], member: int) -> None:
+    def __init__(self, settings: dict[str, Any], member: int) -> None:
         """Contacts the cluster; with transactions, its predecessor's transaction is ended before offsets are read."""
-        self._told = told
+        self._told = settings
         self._sent: list[Any] = []
-        identity = f"{told['name']}-{member}"
+        identity = f"{settings['name']}-{member}"
         self._producer = KafkaProducer(
-            bootstrap_servers=told["bootstrap"],
-            transactional_id=identity if told["transactions"] else None,
+            bootstrap_servers=settings["bootstrap"],
+            transactional_id=identity if settings["transactions"] else None,
             linger_ms=5,
             batch_size=256 << 10,
         )
-        if told["transactions"]:
+        if settings["transactions"]:
             self._producer.init_transactions()
             self._producer.begin_transaction()
         self._consumer = KafkaConsumer(
-            bootstrap_servers=told["bootstrap"],
-            group_id=told["name"],
+            bootstrap_servers=settings["bootstrap"],
+            group_id=settings["name"],
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             isolation_level="read_committed",
@@ -97,4 +97,4 @@ class Copier:
 
 
 if __name__ == "__main__":
-    run_members(lambda told, member: Copier(told, member).run())
+    run_members(lambda settings, member: Copier(settings, member).run())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-def mark(told: dict[str, Any], name: str, **detail: object) -> None:
+def mark(settings: dict[str, Any], name: str, **detail: object) -> None:
     """Append a line to the job's file of marks."""
-    with Path(told["marks"]).open("a") as file:
+    with Path(settings["marks"]).open("a") as file:
         file.write(json.dumps({"name": name, "at": time.monotonic(), "pid": os.getpid(), **detail}) + "\n")

@@ -13,10 +13,10 @@ from marks import mark
 
 def run_members(run: Callable[[dict[str, Any], int], None]) -> None:
     """What the script was told, as many members as its "parallelism" says. Until killed."""
-    told, member = json.loads(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    mark(told, "python")
-    others = range(1, told["parallelism"]) if member == 0 else ()
-    children = [subprocess.Popen([sys.executable, sys.argv[0], json.dumps(told), str(number)]) for number in others]  # noqa: S603 - ourselves
-    run(told, member)
+    settings, member = json.loads(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    mark(settings, "python")
+    others = range(1, settings["parallelism"]) if member == 0 else ()
+    children = [subprocess.Popen([sys.executable, sys.argv[0], json.dumps(settings), str(number)]) for number in others]  # noqa: S603 - ourselves
+    run(settings, member)
     for child in children:
         child.wait()

@@ -16,14 +16,14 @@ INTERVAL = "100 ms"
 COMMAND_LINE = "from headrace.cli import main; main()"
 
 
-def main(told: dict[str, str]) -> None:
+def main(settings: dict[str, str]) -> None:
     """Does not return."""
     pipeline = Path(__file__).with_name("run_pipeline.py")
-    arguments = ["run", f"{pipeline}:pipeline", "--workers", str(told["parallelism"])]
-    arguments += ["--checkpoints", str(Path(told["state"], "checkpoints"))]
+    arguments = ["run", f"{pipeline}:pipeline", "--workers", str(settings["parallelism"])]
+    arguments += ["--checkpoints", str(Path(settings["state"], "checkpoints"))]
     arguments += ["--config", f"execution.checkpointing.interval={INTERVAL}"]
     command = [sys.executable, "-c", COMMAND_LINE, *arguments]
-    os.execve(sys.executable, command, os.environ | {"RESTORE_JOB": json.dumps(told)})  # noqa: S606 - ourselves
+    os.execve(sys.executable, command, os.environ | {"RESTORE_JOB": json.dumps(settings)})  # noqa: S606 - ourselves
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from typing import Any
 from marks import mark
 
 
-def main(told: dict[str, Any]) -> None:
+def main(settings: dict[str, Any]) -> None:
     """Until killed."""
-    mark(told, "python")
+    mark(settings, "python")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from headrace.kafka import Earliest, KafkaSource
 
-    source = KafkaSource(told["bootstrap"], topics=[told["source"]], start=Earliest(), columns=("value",))
-    with Path(told["state"], "values").open("ab", buffering=0) as values:
+    source = KafkaSource(settings["bootstrap"], topics=[settings["source"]], start=Earliest(), columns=("value",))
+    with Path(settings["state"], "values").open("ab", buffering=0) as values:
         for batch in source.batches():
             values.write(b"".join(batch.column("value").to_pylist()))
 

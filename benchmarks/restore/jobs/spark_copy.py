@@ -21,9 +21,9 @@ JVM_TUNING = {"kafka.max.poll.records": "10000"}
 FIRST_RECORDS_POLL_S = 0.02
 
 
-def start_session(told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark is imported here and not before
+def start_session(request: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark is imported here and not before
     """Two cores' worth of threads or more; a failed task is tried again, as on a cluster."""
-    if told["warm"] or told["connector"] == "headrace":
+    if request["warm"] or request["connector"] == "headrace":
         from headrace.spark import session_builder as builder
     else:
         from pyspark.sql import SparkSession
@@ -31,14 +31,14 @@ def start_session(told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark is impor
         def builder() -> Any:  # noqa: ANN401 - Spark's
             return SparkSession.builder
 
-    mark(told, "imported")
-    return builder().config(map=settings(told)).getOrCreate()
+    mark(request, "imported")
+    return builder().config(map=settings(request)).getOrCreate()
 
 
-def settings(told: dict[str, Any]) -> dict[str, str]:
+def settings(request: dict[str, Any]) -> dict[str, str]:
     """Of the session."""
     found = {
-        "spark.master": told.get("master", f"local[{told['parallelism']},4]"),
+        "spark.master": request.get("master", f"local[{request['parallelism']},4]"),
         "spark.driver.memory": "2g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -46,32 +46,32 @@ def settings(told: dict[str, Any]) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.kafka.consumer.cache.capacity": "256",
-        "spark.headrace.python.fork": str(told["warm"]).lower(),
+        "spark.headrace.python.fork": str(request["warm"]).lower(),
     }
-    if told["jars"]:
-        found["spark.jars"] = ",".join(told["jars"])
+    if request["jars"]:
+        found["spark.jars"] = ",".join(request["jars"])
     return found
 
 
-def start_query(spark: Any, told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark's
+def start_query(spark: Any, request: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark's
     """Source, sink and checkpoint."""
     reading = {
-        "kafka.bootstrap.servers": told["bootstrap"],
-        "subscribe": told["source"],
+        "kafka.bootstrap.servers": request["bootstrap"],
+        "subscribe": request["source"],
         "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": str(told["per_trigger"]),
+        "maxOffsetsPerTrigger": str(request["per_trigger"]),
     }
-    reader = spark.readStream.format(told["connector"])
-    if told["connector"] == "headrace":
+    reader = spark.readStream.format(request["connector"])
+    if request["connector"] == "headrace":
         frame = reader.options(**reading).schema("key binary, value binary").load()
     else:
         frame = reader.options(**reading, **JVM_TUNING).load().select("key", "value")
-    writing = {"kafka.bootstrap.servers": told["bootstrap"], "topic": told["target"]}
-    writer = frame.writeStream.format(told["connector"]).options(**writing)
-    return writer.option("checkpointLocation", str(Path(told["state"], "checkpoint"))).start()
+    writing = {"kafka.bootstrap.servers": request["bootstrap"], "topic": request["target"]}
+    writer = frame.writeStream.format(request["connector"]).options(**writing)
+    return writer.option("checkpointLocation", str(Path(request["state"], "checkpoint"))).start()
 
 
-def watch(query: Any, told: dict[str, Any]) -> None:  # noqa: ANN401 - Spark's
+def watch(query: Any, request: dict[str, Any]) -> None:  # noqa: ANN401 - Spark's
     """Note the first batch with rows, then wait for the end."""
     progress = None
     while query.isActive and progress is None:
@@ -79,7 +79,7 @@ def watch(query: Any, told: dict[str, Any]) -> None:  # noqa: ANN401 - Spark's
         time.sleep(FIRST_RECORDS_POLL_S)
     if progress is not None:
         mark(
-            told,
+            request,
             "first batch",
             batch=progress["batchId"],
             rows=progress["numInputRows"],
@@ -88,22 +88,22 @@ def watch(query: Any, told: dict[str, Any]) -> None:  # noqa: ANN401 - Spark's
     query.awaitTermination()
 
 
-def main(told: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     """Until killed."""
-    mark(told, "python")
-    spark = start_session(told)
-    mark(told, "session")
+    mark(request, "python")
+    spark = start_session(request)
+    mark(request, "session")
     from pyspark.errors import StreamingQueryException
 
     while True:
-        query = start_query(spark, told)
-        mark(told, "query")
+        query = start_query(spark, request)
+        mark(request, "query")
         try:
-            watch(query, told)
+            watch(query, request)
         except StreamingQueryException:
-            if not told["survives"]:
+            if not request["survives"]:
                 raise
-            mark(told, "query failed")
+            mark(request, "query failed")
 
 
 if __name__ == "__main__":

@@ -24,21 +24,21 @@ SOONER = {"spark.sql.streaming.checkpoint.fileChecksum.enabled": "false"}
 
 def job(spark: Any) -> Any:  # noqa: ANN401 - Spark's
     """In a driver: called for the dry run, and when it runs the job."""
-    told = json.loads(os.environ[TOLD])
-    mark(told, "called")
-    query = start_query(spark, told)
-    mark(told, "query")
+    request = json.loads(os.environ[TOLD])
+    mark(request, "called")
+    query = start_query(spark, request)
+    mark(request, "query")
     return query
 
 
-def main(told: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     """Until killed."""
     from headrace.run import FixedDelay
     from headrace.spark import run
 
-    os.environ[TOLD] = json.dumps(told)
-    status = Path(told["state"]).parent / "status.json"
-    run(job, standby=told["standbys"], restart=FixedDelay(attempts=1000), conf=settings(told) | SOONER, status=status)
+    os.environ[TOLD] = json.dumps(request)
+    status = Path(request["state"]).parent / "status.json"
+    run(job, standby=request["standbys"], restart=FixedDelay(attempts=1000), conf=settings(request) | SOONER, status=status)
 
 
 if __name__ == "__main__":

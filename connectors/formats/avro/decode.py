@@ -215,7 +215,7 @@ def _is_utf8(source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py
 
 @cython.final
 @cython.cclass
-class _Room:
+class _Headroom:
     """A buffer that grows. New bytes are 0xFF, which a validity bitmap takes for valid."""
 
     buffer: pa.Buffer
@@ -285,12 +285,12 @@ class _Room:
 class Column:
     """An Arrow array under construction. `append_null` gives _DONE, or the code of what is wrong."""
 
-    validity: _Room
+    validity: _Headroom
     rows: cython.Py_ssize_t
     nulls: cython.Py_ssize_t
 
     def __init__(self) -> None:
-        self.validity = _Room()
+        self.validity = _Headroom()
         self.rows = 0
         self.nulls = 0
 
@@ -353,11 +353,11 @@ class Nulls(Column):
 class Bits(Column):
     """Booleans, a bit each."""
 
-    data: _Room
+    data: _Headroom
 
     def __init__(self) -> None:
         super().__init__()
-        self.data = _Room()
+        self.data = _Headroom()
 
     @cython.cfunc
     @cython.inline
@@ -387,19 +387,19 @@ class Bits(Column):
 class Fixed(Column):
     """Values of `width` bytes each: numbers, times, decimals, Avro's `fixed`, indices of an enum's symbols."""
 
-    data: _Room
+    data: _Headroom
     width: cython.Py_ssize_t
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.data = _Room()
+        self.data = _Headroom()
         self.width = width
 
     @cython.cfunc
     @cython.inline
     @cython.nogil
     @cython.exceptval(check=False)
-    def has_room(self) -> cython.bint:
+    def has_headroom(self) -> cython.bint:
         """Whether there is room for one more, which the caller writes, and then counts in `rows`."""
         return self.data.has((self.rows + 1) * self.width)
 
@@ -408,7 +408,7 @@ class Fixed(Column):
     @cython.exceptval(check=False)
     def append_null(self) -> cython.int:
         i: cython.Py_ssize_t
-        if not self.has_room():
+        if not self.has_headroom():
             return _NO_MEMORY
         for i in range(self.rows * self.width, (self.rows + 1) * self.width):
             self.data.bytes[i] = 0
@@ -427,14 +427,14 @@ class Fixed(Column):
 class Binary(Column):
     """Strings and bytes."""
 
-    data: _Room
-    ends: _Room
+    data: _Headroom
+    ends: _Headroom
     used: cython.Py_ssize_t
 
     def __init__(self) -> None:
         super().__init__()
-        self.data = _Room()
-        self.ends = _Room()
+        self.data = _Headroom()
+        self.ends = _Headroom()
         self.used = 0
         self.begin()
 
@@ -448,7 +448,7 @@ class Binary(Column):
     @cython.inline
     @cython.nogil
     @cython.exceptval(check=False)
-    def has_room(self, length: cython.Py_ssize_t) -> cython.int:
+    def has_headroom(self, length: cython.Py_ssize_t) -> cython.int:
         """_DONE if there is room for one more of this length, else what is wrong."""
         if self.used + length > _INT32_MAX:
             return _FULL
@@ -459,7 +459,7 @@ class Binary(Column):
     @cython.nogil
     @cython.exceptval(check=False)
     def append(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.int:
-        status: cython.int = self.has_room(length)
+        status: cython.int = self.has_headroom(length)
         if status == _DONE:
             _copy(self.data.bytes, self.used, source, at, length)
             self.close(length)
@@ -573,12 +573,12 @@ class Lists(Column):
     """Arrays, and maps: their child is then a struct of key and value."""
 
     child: Column
-    ends: _Room
+    ends: _Headroom
 
     def __init__(self, child: Column) -> None:
         super().__init__()
         self.child = child
-        self.ends = _Room()
+        self.ends = _Headroom()
         self.begin()
 
     @cython.cfunc
@@ -637,15 +637,15 @@ class Dense(Column):
     """A dense union. Arrow gives it no validity: its null is one of a branch, of `null` where there is such a branch."""
 
     branches: _Table
-    kinds: _Room
-    places: _Room
-    counts: _Room
+    kinds: _Headroom
+    places: _Headroom
+    counts: _Headroom
     null_branch: cython.Py_ssize_t
 
     def __init__(self, branches: Sequence[Column], null_branch: int) -> None:
         super().__init__()
         self.branches = _Table(branches)
-        self.kinds, self.places, self.counts = _Room(), _Room(), _Room()
+        self.kinds, self.places, self.counts = _Headroom(), _Headroom(), _Headroom()
         self.null_branch = null_branch
         self.begin()
 
@@ -878,7 +878,7 @@ class ReadInt(Step):
             return self.bad(_BAD_NUMBER)
         if value < self.least or value > self.most:
             return self.bad(self.wrong)
-        if not self.column.has_room():
+        if not self.column.has_headroom():
             return self.bad(_NO_MEMORY)
         if self.is_long:
             self.column.data.longs[self.column.rows] = value
@@ -912,7 +912,7 @@ class ReadIntAsFloat(Step):
         value, at = _long(source, at, end)
         if at == _BEYOND or value < self.least or value > self.most:
             return self.bad(_BAD_NUMBER)
-        if not self.column.has_room():
+        if not self.column.has_headroom():
             return self.bad(_NO_MEMORY)
         if self.is_double:
             self.column.data.doubles[self.column.rows] = cython.cast(cython.double, value)
@@ -939,7 +939,7 @@ class ReadFloatAsDouble(Step):
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         if end - at < 4:
             return self.bad(_BAD_END)
-        if not self.column.has_room():
+        if not self.column.has_headroom():
             return self.bad(_NO_MEMORY)
         self.column.data.doubles[self.column.rows] = _float(source, at)
         self.column.rows += 1
@@ -964,7 +964,7 @@ class ReadBytes(Step):
         width: cython.Py_ssize_t = self.column.width
         if end - at < width:
             return self.bad(_BAD_END)
-        if not self.column.has_room():
+        if not self.column.has_headroom():
             return self.bad(_NO_MEMORY)
         _copy(self.column.data.bytes, self.column.rows * width, source, at, width)
         self.column.rows += 1
@@ -1032,7 +1032,7 @@ class ReadDecimal(Step):
             return self.bad(_BAD_LENGTH)
         if length > end - at:
             return self.bad(_BAD_END)
-        if not self.column.has_room():
+        if not self.column.has_headroom():
             return self.bad(_NO_MEMORY)
         if length > 0 and source[at] >= 0x80:
             sign = 0xFF
@@ -1083,7 +1083,7 @@ class ReadUuid(Step):
         to: cython.Py_ssize_t
         if end - at < 16:
             return self.bad(_BAD_END)
-        status = self.column.has_room(36)
+        status = self.column.has_headroom(36)
         if status != _DONE:
             return self.bad(status)
         to = self.column.used
@@ -1119,7 +1119,7 @@ class ReadDuration(Step):
             return self.bad(_BAD_END)
         if source[at + 3] >= 0x80 or source[at + 7] >= 0x80:
             return self.bad(_BAD_RANGE)
-        if not self.column.has_room():
+        if not self.column.has_headroom():
             return self.bad(_NO_MEMORY)
         self.column.data.ints[4 * rows] = cython.cast(cython.int, _unsigned(source, at))
         self.column.data.ints[4 * rows + 1] = cython.cast(cython.int, _unsigned(source, at + 4))
@@ -1134,14 +1134,14 @@ class ReadEnum(Step):
     """A symbol's number, as the number of the reader's symbol; -1 stands for one that the reader does not know."""
 
     column: Symbols
-    numbers: _Room
+    numbers: _Headroom
     count: cython.longlong
 
     def __init__(self, place: int, column: Symbols, numbers: Sequence[int]) -> None:
         super().__init__(place)
         self.column = column
         self.count = len(numbers)
-        self.numbers = _Room()
+        self.numbers = _Headroom()
         if not self.numbers.has(4 * len(numbers)):
             raise MemoryError(REASONS[_NO_MEMORY])
         for i, number in enumerate(numbers):
@@ -1159,7 +1159,7 @@ class ReadEnum(Step):
             return self.bad(_BAD_NUMBER)
         if symbol < 0 or symbol >= self.count or self.numbers.ints[symbol] < 0:
             return self.bad(_BAD_SYMBOL)
-        if not self.column.indices.has_room():
+        if not self.column.indices.has_headroom():
             return self.bad(_NO_MEMORY)
         self.column.indices.data.ints[self.column.rows] = self.numbers.ints[symbol]
         self.column.indices.rows += 1
@@ -1395,12 +1395,12 @@ PREFIXED = -2
 class SkipRun(Step):
     """Values without structure, one after the other: VARINT, PREFIXED, or a number of bytes."""
 
-    sizes: _Room
+    sizes: _Headroom
     count: cython.Py_ssize_t
 
     def __init__(self, place: int, sizes: Sequence[int]) -> None:
         super().__init__(place)
-        self.sizes = _Room()
+        self.sizes = _Headroom()
         self.count = len(sizes)
         if not self.sizes.has(8 * len(sizes)):
             raise MemoryError(REASONS[_NO_MEMORY])

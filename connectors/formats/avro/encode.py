@@ -73,7 +73,7 @@ class Output:
     @cython.inline
     @cython.nogil
     @cython.exceptval(check=False)
-    def room(self, size: cython.Py_ssize_t) -> cython.int:
+    def headroom(self, size: cython.Py_ssize_t) -> cython.int:
         """0 if there is room for `size` bytes more, now; else what is wrong."""
         if self.used + size <= self.capacity:
             return 0
@@ -105,7 +105,7 @@ class Output:
     def number(self, value: cython.longlong) -> cython.int:
         """Append a zigzag varint."""
         raw: cython.ulonglong
-        status: cython.int = self.room(10)
+        status: cython.int = self.headroom(10)
         if status != 0:
             return status
         if cython.compiled:
@@ -126,7 +126,7 @@ class Output:
     @cython.exceptval(check=False)
     def copy(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.int:
         """Append bytes as they are."""
-        status: cython.int = self.room(length)
+        status: cython.int = self.headroom(length)
         if status != 0:
             return status
         if cython.compiled:
@@ -208,7 +208,7 @@ class WriteBoolean(Part):
     @cython.exceptval(check=False)
     def write(self, row: cython.Py_ssize_t) -> cython.int:
         at: cython.Py_ssize_t = row + self.start
-        status: cython.int = self.out.room(1)
+        status: cython.int = self.out.headroom(1)
         if status == 0:
             self.out.bytes[self.out.used] = (self.data.bytes[at >> 3] >> (at & 7)) & 1
             self.out.used += 1
@@ -315,7 +315,7 @@ class WriteDecimal(Part):
         elif needed > size:
             status = _BAD_DECIMAL
         if status == 0:
-            status = self.out.room(size)
+            status = self.out.headroom(size)
         if status == 0:
             for i in range(size):
                 self.out.bytes[self.out.used + size - 1 - i] = self.data.bytes[at + i] if i < self.width else sign
@@ -344,7 +344,7 @@ class WriteUuid(Part):
         i: cython.Py_ssize_t
         nibble: cython.int
         high: cython.int = -1
-        status: cython.int = self.out.room(16)
+        status: cython.int = self.out.headroom(16)
         if status != 0:
             return self.bad(status)
         if self.ends.ints[row + self.start + 1] - at != 36:
@@ -391,7 +391,7 @@ class WriteDuration(Part):
         nanos: cython.longlong = self.data.longs[2 * at + 1]
         millis: cython.longlong = nanos // 1_000_000
         i: cython.int
-        status: cython.int = self.out.room(12)
+        status: cython.int = self.out.headroom(12)
         if status != 0:
             return self.bad(status)
         if self.data.ints[4 * at] < 0 or self.data.ints[4 * at + 1] < 0:

@@ -165,17 +165,17 @@ def _all_known(kept: Iterable[Any]) -> list[Any]:
     return list(files.values())
 
 
-class _NoVerdictError(Exception):
+class _NoResultError(Exception):
     """The compiler has ended without a word of the schema."""
 
 
 def _run(root: Path, known: Path, out: Path) -> None:
     attempts = Retrying(
-        retry=retry_if_exception_type(_NoVerdictError), wait=_PAUSES, stop=stop_after_attempt(_TRIES), reraise=True
+        retry=retry_if_exception_type(_NoResultError), wait=_PAUSES, stop=stop_after_attempt(_TRIES), reraise=True
     )
     try:
         attempts(_run_once, root, known, out)
-    except _NoVerdictError as error:
+    except _NoResultError as error:
         raise UsageError(
             f"protoc could not compile a Protobuf schema in {_TRIES} tries, the last of which {error}. The schema is too much "
             "for it, or this machine has too little memory or time for it"
@@ -188,7 +188,7 @@ def _run_once(root: Path, known: Path, out: Path) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROTOC_S, check=False)  # noqa: S603 - our own
     except subprocess.TimeoutExpired as error:
-        raise _NoVerdictError(f"took longer than {_PROTOC_S:g} s") from error
+        raise _NoResultError(f"took longer than {_PROTOC_S:g} s") from error
     except OSError as error:
         raise RetriableError(f"protoc could not be started: {error}") from error
     if done.returncode == 0:
@@ -196,8 +196,8 @@ def _run_once(root: Path, known: Path, out: Path) -> None:
     if _NOT_THERE.search(done.stderr):
         raise UsageError("grpcio-tools is not installed; run: pip install 'headrace[protobuf]'")
     said = done.stderr.replace(f"{root}/", "")
-    told = [line for line in said.splitlines() if _COMPILERS_OWN.match(line) is None]
-    is_verdict = done.returncode == 1 and any(line.startswith(f"{_MAIN}:") for line in told)
-    if not is_verdict:  # of a signal, of Python, of the loader, of the disk
-        raise _NoVerdictError(f"ended with status {done.returncode}: {' '.join(told[-3:])[:_LONGEST_ERROR]}")
-    raise UsageError(f"this is not a Protobuf schema: {' '.join(told).replace(f'{_MAIN}:', 'line ')[:_LONGEST_ERROR]}")
+    reported = [line for line in said.splitlines() if _COMPILERS_OWN.match(line) is None]
+    is_result = done.returncode == 1 and any(line.startswith(f"{_MAIN}:") for line in reported)
+    if not is_result:  # of a signal, of Python, of the loader, of the disk
+        raise _NoResultError(f"ended with status {done.returncode}: {' '.join(reported[-3:])[:_LONGEST_ERROR]}")
+    raise UsageError(f"this is not a Protobuf schema: {' '.join(reported).replace(f'{_MAIN}:', 'line ')[:_LONGEST_ERROR]}")

@@ -70,7 +70,7 @@ class Coordinators:
         if kind in self._found:
             return
         wanted = [MetadataRequest.MetadataRequestTopic(name=_TOPICS[kind])]
-        answer = self._calls.call_any(MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=4))
+        answer = self._calls.call_any(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
         codes = {topic.error_code for topic in answer.topics}
         if codes == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
             raise NoCoordinatorError(code, where, _HINTS[kind])

@@ -159,8 +159,8 @@ class LogTruncatedError(DataLossError):
         offsets = f"offsets {diverges_at} to {wanted - 1}"
         if diverges_at == wanted:
             offsets = f"offset {wanted - 1}, and maybe offsets before it,"
-        told = f"{offsets} were read already, and the log now holds other records there"
-        super().__init__(f"{topic}-{partition}: the log was truncated; {told}")
+        reported = f"{offsets} were read already, and the log now holds other records there"
+        super().__init__(f"{topic}-{partition}: the log was truncated; {reported}")
 
     def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int, int, int | None], dict[str, Any]]:
         """Errors travel from worker processes to the driver, with their notes."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
+from headrace.connectors.kafka.client.api_versions import FETCH_BY_NAME
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import broker_error
@@ -19,7 +20,6 @@ from headrace.enumerator.errors import CorruptDataError, RetriableError
 __all__ = ["FetchLimits", "PartitionFetch", "fetch_once", "fetch_request", "fetch_there", "intact"]
 
 _FETCH_BYTES = 8 * 1024 * 1024
-_LAST_WITH_NAMES = 12  # later versions name topics by id (KIP-516)
 _UNKNOWN = -1
 _NO_SESSION, _NO_SESSION_EPOCH = 0, -1
 
@@ -68,8 +68,7 @@ def fetch_request(wanted: Iterable[PartitionFetch], limits: FetchLimits, isolati
             for (topic, topic_id), partitions in by_topic.items()
         ],
         forgotten_topics_data=[],
-        min_version=4,
-        max_version=None if has_ids else _LAST_WITH_NAMES,
+        **({} if has_ids else FETCH_BY_NAME.limits),
     )
 
 

@@ -134,7 +134,6 @@ def _offset_fetch(group: str, partitions: Collection[TopicPartition] | None, iso
         topics=topics(OffsetFetchRequest.OffsetFetchRequestTopic),
         groups=[groups(group_id=group, topics=topics(groups.OffsetFetchRequestTopics))],
         require_stable=isolation is Isolation.READ_COMMITTED,
-        max_version=9,  # 10 names topics by id (KIP-848's second half) and gains nothing here
     )
 
 
@@ -155,5 +154,4 @@ def _offset_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset]
         generation_id_or_member_epoch=-1,  # a "simple consumer": no member of the group, only a committer
         member_id="",
         topics=[topic_class(name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
-        max_version=9,
     )

@@ -80,12 +80,12 @@ class Metadata:
         if not brokers:
             nobody = f"no broker names any live one, so none could be asked for {', '.join(sorted(names))}"
             return TopicViews([], dict.fromkeys(names, RetriableError(nobody)))
-        told: list[tuple[_Answer, _Failures]] = []
+        reported: list[tuple[_Answer, _Failures]] = []
         for first in range(0, len(brokers), _ASKED_AT_ONCE):
             asked = [self._asked(broker, names) for broker in brokers[first : first + _ASKED_AT_ONCE]]
-            told += [answer.result() for answer in asked]
-        answers = [(broker, answer) for broker, (answer, _) in zip(brokers, told, strict=True) if answer]
-        failures = [item for _, found in told for item in found.items()]
+            reported += [answer.result() for answer in asked]
+        answers = [(broker, answer) for broker, (answer, _) in zip(brokers, reported, strict=True) if answer]
+        failures = [item for _, found in reported for item in found.items()]
         failures.sort(key=lambda item: isinstance(item[1], RetriableError))  # of those of a topic one that can pass counts
         return TopicViews(answers, dict(failures))
 
@@ -181,7 +181,7 @@ class Metadata:
 
 def _request(names: Collection[str] | None) -> Message:
     topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    return MetadataRequest(topics=topics, allow_auto_topic_creation=False, min_version=4)
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=False)
 
 
 def _answer(names: Collection[str] | None, response: Message) -> _Answer:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headrace.connectors.kafka.client.api_versions import LIST_OFFSETS_COMMITTED
 from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import broker_error
@@ -140,7 +141,7 @@ class Offsets:
             isolation_level=isolation.wire_value,
             topics=[topic_class(name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
             timeout_ms=self._config.request_timeout_ms,
-            min_version=2 if isolation is Isolation.READ_COMMITTED else 1,
+            **(LIST_OFFSETS_COMMITTED.limits if isolation is Isolation.READ_COMMITTED else {}),
         )
 
 

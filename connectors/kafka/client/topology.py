@@ -104,7 +104,7 @@ class TopicViews:
         """Every id by which a broker knows the topic; empty if none does, or where brokers have no ids."""
         return {topic.topic_id for topic in self.known(name) if topic.topic_id is not None}
 
-    def told(self, name: str) -> str:
+    def reported(self, name: str) -> str:
         """By which id each broker knows the topic, for an error message: `<id> (broker 1 (a:9092)), <id> (broker 2 (b:1))`."""
         views = ((broker, answer.get(name)) for broker, answer in self.answers)
         return ", ".join(f"{topic.topic_id} ({broker})" for broker, topic in views if topic is not None)

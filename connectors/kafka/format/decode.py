@@ -485,7 +485,7 @@ class _Columns:
 
     rows: cython.Py_ssize_t
     row_capacity: cython.Py_ssize_t
-    room: cython.Py_ssize_t  # bytes of records that may still be appended
+    headroom: cython.Py_ssize_t  # bytes of records that may still be appended
     keys: _Binary
     values: _Binary
     headers: _Headers
@@ -518,7 +518,7 @@ class _Columns:
         """
         self.rows = 0
         self.row_capacity = rows
-        self.room = size
+        self.headroom = size
         self.has_keys = "key" in names
         self.has_values = "value" in names
         self.has_headers = "headers" in names
@@ -569,7 +569,7 @@ class _Columns:
         status: cython.int
         fits: cython.bint
 
-        if self.rows == self.row_capacity or length > self.room:
+        if self.rows == self.row_capacity or length > self.headroom:
             return _FULL
         key_length, key_at = _varint(source, at, end)
         value_length, value_at = _varint(source, key_at + _size(key_length), end)
@@ -602,7 +602,7 @@ class _Columns:
             else:
                 self.times[self.rows] = 0
                 self.times_validity.clear(self.rows)
-        self.room -= length
+        self.headroom -= length
         self.rows += 1
         return _DONE
 
@@ -884,7 +884,7 @@ class _Plan:
         if codec and count > 0:
             size = self.unpack(at, end, codec)
             at_records = self.arena_used
-        if size < 0 or (self.batches > 0 and not self.has_room(count, size)):
+        if size < 0 or (self.batches > 0 and not self.has_headroom(count, size)):
             return False
         if count < 0 or count * _SMALLEST_RECORD > size or (count == 0 and size > 0):
             self.refuse(at, f"a count of {count} records in {size} bytes")
@@ -907,7 +907,7 @@ class _Plan:
         return True
 
     @cython.cfunc
-    def has_room(self, count: cython.longlong, size: cython.Py_ssize_t) -> cython.bint:
+    def has_headroom(self, count: cython.longlong, size: cython.Py_ssize_t) -> cython.bint:
         return self.rows_planned + count <= self.max_rows and self.bytes_planned + size <= self.max_bytes
 
     @cython.cfunc

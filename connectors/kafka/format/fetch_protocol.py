@@ -1,6 +1,6 @@
 """The Fetch response, parsed without copying: records stay memoryview slices of the receive buffer. Sans-IO.
 
-Our own parser because kafka-python's copies the records. It reads versions 4 to 18 (KIP-74 onwards; flexible from 12, topic
+Our own parser because kafka-python's copies the records. It reads the versions from 4 on (KIP-74; flexible from 12, topic
 ids from 13, KIP-516). Nothing here knows of sockets or of kafka-python.
 """
 
@@ -14,8 +14,6 @@ from headrace.enumerator.errors import CorruptDataError
 
 __all__ = ["BatchSpan", "FetchAnswer", "PartitionAnswer", "parse_fetch_response", "span_of_batches"]
 
-MIN_VERSION = 4
-MAX_VERSION = 18
 _TOPIC_IDS_FROM = 13
 _FLEXIBLE_FROM = 12
 

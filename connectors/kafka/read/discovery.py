@@ -22,7 +22,7 @@ from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import Broker, TopicMetadata, TopicPartition, TopicViews
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
-from headrace.enumerator.source import Findings, SplitDiscovery
+from headrace.enumerator.source import DiscoveryResult, SplitDiscovery
 
 log = logging.getLogger(__name__)
 
@@ -82,19 +82,19 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         self._plan = plan
         self._doubtful: Set[str] = frozenset()
 
-    def initial(self) -> Findings[KafkaSplit]:
+    def initial(self) -> DiscoveryResult[KafkaSplit]:
         """Every partition, at the initial position. Complete when reading has an end.
 
         Raises UsageError for topics or partitions that do not exist or per-partition positions that do not fit them,
         DataLossError for a position that is out of range, and OutageError while brokers differ on a topic's id.
         """
-        found = self._settling(self._decided)
+        found = self._retrying_inconclusive(self._decided)
         partitions = found.keys()
         starts = self.resolve(_each(self._plan.start, partitions, "start"), self._plan.no_match)
         # a stop before the start: nothing to read
         stops = {tp: max(stop, starts[tp]) for tp, stop in self._stops(partitions).items()}
         splits = [KafkaSplit(tp[0], found[tp], tp[1], starts[tp], stops.get(tp)) for tp in partitions]
-        return Findings(splits, complete=self._plan.stop is not None)
+        return DiscoveryResult(splits, complete=self._plan.stop is not None)
 
     def stops(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
         """Where reading of them ends, by their ids; empty for a plan without a stop. Raises as `initial`, but of the start."""
@@ -107,7 +107,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             return {}
         return self.resolve(_each(self._plan.stop, partitions, "stop"), "latest", is_stop=True)
 
-    def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
+    def later(self, known: Mapping[str, KafkaSplit]) -> DiscoveryResult[KafkaSplit]:
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
 
         While a broker cannot be asked, nothing is known to be gone. A topic is left out, as `inconclusive`, while brokers
@@ -120,7 +120,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         new = {tp: topic_id for tp, topic_id in found.items() if tp[0] not in inconclusive and not _among(tp, topic_id, there)}
         starts = self._starts(new, inconclusive)
         added = [KafkaSplit(tp[0], new[tp], tp[1], start) for tp, start in starts.items()]
-        return Findings(added, missing=missing, inconclusive=_not_yet(inconclusive) if inconclusive else None)
+        return DiscoveryResult(added, missing=missing, inconclusive=_not_yet(inconclusive) if inconclusive else None)
 
     def _starts(self, new: Collection[TopicPartition], inconclusive: dict[str, str]) -> Mapping[TopicPartition, int]:
         """Where these start, without those that are deleted while that is asked for: their topics are `inconclusive`."""
@@ -139,9 +139,9 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                     topic: f"one broker has told of topic {topic}, and its leader does not know it" for topic, _ in unknown
                 }
 
-    def settled(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
+    def later_or_raise(self, known: Mapping[str, KafkaSplit]) -> DiscoveryResult[KafkaSplit]:
         """As `later`, once nothing is inconclusive. Raises OutageError while something is."""
-        return self._settling(partial(super().settled, known))
+        return self._retrying_inconclusive(partial(super().later_or_raise, known))
 
     def topic_ids(self, expected: Collection[TopicPartition]) -> Mapping[TopicPartition, UUID | None]:
         """Those of the partitions that the subscription selects and a broker knows, with their topics' ids.
@@ -150,9 +150,9 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         or while brokers differ on a topic's id.
         """
         wanted = {tp for tp in expected if self._selects(tp)}
-        return self._settling(lambda: self._identified(wanted)) if wanted else {}
+        return self._retrying_inconclusive(lambda: self._identified(wanted)) if wanted else {}
 
-    def gone(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
+    def confirm_deleted(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those whose topic no broker knows under its id.
 
         Raises RetriableError while a broker cannot be asked that may know what the others do not.
@@ -171,15 +171,15 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
 
     def first_offsets(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
         """Where each starts now, by its id, without those that are gone. Raises OutageError while that cannot be known."""
-        gone = self._cluster.retrying("looking up topics at every broker", lambda: self.gone(splits))
+        gone = self._cluster.retrying("looking up topics at every broker", lambda: self.confirm_deleted(splits))
         left = {split.split_id: (split.topic, split.partition) for split in splits if split.split_id not in gone}
         firsts = self.resolve(dict.fromkeys(left.values(), Earliest()), "latest")
         return {split_id: firsts[tp] for split_id, tp in left.items()}
 
     def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
-        """Ids of those that are gone, or that the subscription leaves out. Raises as `gone`."""
+        """Ids of those that are gone, or that the subscription leaves out. Raises as `confirm_deleted`."""
         left_out = {split.split_id for split in splits if not self._selects((split.topic, split.partition))}
-        return self.gone(splits) | left_out
+        return self.confirm_deleted(splits) | left_out
 
     def close(self) -> None:
         """Nothing to do: connections belong to the process, see `shared_cluster`."""
@@ -248,7 +248,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             raise _not_yet(inconclusive)
         return found
 
-    def _settling(self, operation: Callable[[], T]) -> T:
+    def _retrying_inconclusive(self, operation: Callable[[], T]) -> T:
         return self._cluster.retrying("looking up topics until brokers agree on their ids", operation)
 
     def _inconclusive(
@@ -275,24 +275,24 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         self._doubtful = inconclusive.keys()
         return inconclusive
 
-    def _doubt(self, name: str, told: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
+    def _doubt(self, name: str, reported: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
         """Why this topic is not to be taken for the one with the id that was told, alongside those that are known.
 
         Nothing was told (None): the broker that was asked does not know what was in doubt before, or reports what is known.
         Other brokers may still know it by another id.
         """
-        ids = views.ids(name) | ({told} - {None})
+        ids = views.ids(name) | ({reported} - {None})
         denials = views.denials(name)
         if not ids <= known and len(ids) > 1:
-            return f"brokers differ on which topic {name} is: {views.told(name)}; one has told of {told}"
-        if told is None and not self._selected_ids(name, views) <= known:
+            return f"brokers differ on which topic {name} is: {views.reported(name)}; one has told of {reported}"
+        if reported is None and not self._selected_ids(name, views) <= known:
             return f"one broker does not know topic {name}, which others have told of"
-        if told is not None and denials and denials >= len(views.known(name)):
+        if reported is not None and denials and denials >= len(views.known(name)):
             return f"one broker has told of topic {name}, which {denials} others do not know"
         failure = views.failures.get(name)
-        if told is None and not ids and isinstance(failure, RefusedByBrokerError):
+        if reported is None and not ids and isinstance(failure, RefusedByBrokerError):
             return None  # who has no right to the topic does not select it, and it may not be there
-        if failure is not None and (name in self._doubtful or (known and None not in known and told not in known)):
+        if failure is not None and (name in self._doubtful or (known and None not in known and reported not in known)):
             return f"not every broker can be asked which topic {name} is now: {failure}"
         return None
 
@@ -311,7 +311,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             disputed = {topic for topic in topics if len(so_far.ids(topic)) > 1}
             self._doubtful |= disputed
             if disputed:
-                raise RetriableError(f"brokers differ on which topic {min(disputed)} is: {so_far.told(min(disputed))}")
+                raise RetriableError(f"brokers differ on which topic {min(disputed)} is: {so_far.reported(min(disputed))}")
             views.require(self._doubtful)
             ids = {topic: min(so_far.ids(topic), default=None) for topic in topics}
             there = {(topic, number) for topic in topics for seen in so_far.known(topic) for number in seen.partitions}
@@ -354,7 +354,10 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         # A record may have come between the two questions. If still none matches, none before that end does.
         late = self._cluster.list_offsets({tp: asked[tp] for tp in unmatched}, self._plan.isolation) if unmatched else {}
         found = {
-            tp: answer.offset for told in (answers, ends, late) for tp, answer in told.items() if answer.offset is not None
+            tp: answer.offset
+            for reported in (answers, ends, late)
+            for tp, answer in reported.items()
+            if answer.offset is not None
         }
         found |= self._in_range(fixed, is_stop=is_stop)
         return {tp: found[tp] for tp in positions}

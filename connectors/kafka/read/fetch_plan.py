@@ -286,10 +286,10 @@ class FetchPlan:
 
     # --- requests ------------------------------------------------------------------------------------------------------
 
-    def take(self, broker: Broker, now: float, room: int) -> list[Asked]:
+    def take(self, broker: Broker, now: float, headroom: int) -> list[Asked]:
         """The next request to a broker: its ready partitions, those longest not served first. They are then in flight."""
         ready = [partition for partition in self._index.ready(broker) if partition.ready_at <= now]
-        return [self._ask(partition, max(room // len(ready), _PARTITION_SHARE), now) for partition in ready]
+        return [self._ask(partition, max(headroom // len(ready), _PARTITION_SHARE), now) for partition in ready]
 
     def wants_wait(self, asked: Iterable[Asked]) -> bool:
         """True when all partitions asked are without a stop, so that waiting for more bytes than one makes sense."""

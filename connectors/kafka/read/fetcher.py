@@ -26,7 +26,7 @@ from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
 from headrace.connectors.kafka.read.bytes_per_offset import shared_densities
 from headrace.connectors.kafka.read.fetch_index import Work, Worker
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
-from headrace.connectors.kafka.read.topic_ids import absence, is_same, range_verdict
+from headrace.connectors.kafka.read.topic_ids import absence, is_same, range_outcome
 from headrace.enumerator.errors import HeadraceError, RetriableError
 
 log = logging.getLogger(__name__)
@@ -285,23 +285,23 @@ class Fetcher:
         """What one broker reports about its log proves nothing: what does its leader say now, and is it still the same topic?
         (I4)
         """
-        verdict: HeadraceError
+        outcome: HeadraceError
         try:
-            verdict = self._range_verdict(source, offset)
+            outcome = self._range_outcome(source, offset)
         except HeadraceError as error:
-            verdict = error
+            outcome = error
         self._cluster.invalidate(source.topic)
         with self._lock:
-            self._deliver([self._plan.cleared(source, verdict, time.monotonic())])
+            self._deliver([self._plan.cleared(source, outcome, time.monotonic())])
 
-    def _range_verdict(self, source: FetchFrom, offset: int) -> HeadraceError:
+    def _range_outcome(self, source: FetchFrom, offset: int) -> HeadraceError:
         """Offsets are asked for by name; so only afterwards can it be informed which topic's they were."""
-        verdict = range_verdict(*source.key, offset, source.stop, self._cluster.offset_range(*source.key))
-        if isinstance(verdict, RetriableError):
-            return verdict
+        outcome = range_outcome(*source.key, offset, source.stop, self._cluster.offset_range(*source.key))
+        if isinstance(outcome, RetriableError):
+            return outcome
         answers = self._cluster.find_topics_everywhere([source.topic])
         if is_same(source.topic, self._plan.topic_id_of(source), answers):
-            return verdict
+            return outcome
         return RetriableError(f"the topic {source.topic!r} is not the one it was")  # the lookup that follows decides
 
     # --- the threads that fetch ----------------------------------------------------------------------------------------
@@ -310,9 +310,9 @@ class Fetcher:
         throttled_until = 0.0
         while True:
             with self._lock:
-                asked, room = self._wait_for_work(broker, throttled_until)
+                asked, headroom = self._wait_for_work(broker, throttled_until)
                 if asked:
-                    self._asked_bytes += room
+                    self._asked_bytes += headroom
                     self._busy.add(broker)
                 else:
                     connection = self._leave(broker)
@@ -321,10 +321,10 @@ class Fetcher:
                     self._cluster.give_back(connection)
                 return
             try:
-                throttled_until = time.monotonic() + self._fetch(broker, asked, room) / 1000
+                throttled_until = time.monotonic() + self._fetch(broker, asked, headroom) / 1000
             finally:
                 with self._lock:
-                    self._asked_bytes -= room
+                    self._asked_bytes -= headroom
                     self._busy.discard(broker)
                     self._wake_starved()
 
@@ -344,30 +344,30 @@ class Fetcher:
         """What to ask for now; nothing when the fetcher was closed, or fetches nothing more from this broker."""
         while not self._closed and self._plan.fetches_from(broker):
             now = time.monotonic()
-            room = self._room()
-            if room and now >= throttled_until:
-                asked = self._plan.take(broker, now, room)
+            headroom = self._headroom()
+            if headroom and now >= throttled_until:
+                asked = self._plan.take(broker, now, headroom)
                 if asked:
-                    return asked, room
-            if not room:
+                    return asked, headroom
+            if not headroom:
                 self._starved.add(broker)
-            due = self._plan.next_due(broker) if room else None
+            due = self._plan.next_due(broker) if headroom else None
             wake = None if due is None else max(due, throttled_until) - now
             self._wakes[broker].wait(None if wake is None else max(wake, 0.0))
         return [], 0
 
-    def _room(self) -> int:
+    def _headroom(self) -> int:
         """How many bytes the next request may bring: a broker's share of the budget, or 0 while that much is not free."""
         share = self._budget // (2 * max(1, len(self._plan.replicas())))
         size = min(self._config.fetch_max_bytes, _LARGEST_REQUEST, max(share, _SMALLEST_REQUEST))
         used = self._queued_bytes + self._asked_bytes
         return size if used == 0 or used + size <= self._budget else 0
 
-    def _fetch(self, broker: Broker, asked: list[Asked], room: int) -> int:
+    def _fetch(self, broker: Broker, asked: list[Asked], headroom: int) -> int:
         """One request and its answer. Returns for how many ms the broker wants to be left alone (KIP-219)."""
         try:
             connection = self._connection(broker)
-            answer = connection.request(self._request(asked, room), self._patience())
+            answer = connection.request(self._request(asked, headroom), self._timeout())
             if answer.error:
                 raise broker_error(answer.error, f"fetching from {broker}")
         except HeadraceError as error:
@@ -377,7 +377,7 @@ class Fetcher:
         throttle_ms: int = answer.throttle_time_ms
         return throttle_ms
 
-    def _patience(self) -> float:
+    def _timeout(self) -> float:
         return (self._config.request_timeout_ms + self._config.fetch_max_wait_ms) / 1000
 
     def _connection(self, broker: Broker) -> Connection:
@@ -426,11 +426,11 @@ class Fetcher:
         with self._lock:
             self._deliver(self._plan.lost(asked, error, time.monotonic()))
 
-    def _request(self, asked: list[Asked], room: int) -> Message:
+    def _request(self, asked: list[Asked], headroom: int) -> Message:
         limits = FetchLimits(
             max_wait_ms=self._config.fetch_max_wait_ms,
             min_bytes=self._config.fetch_min_bytes if self._plan.wants_wait(asked) else 1,
-            max_bytes=room,
+            max_bytes=headroom,
         )
         rack = self._config.client_rack if all(item.may_be_nearby for item in asked) else None
         return fetch_request(map(_wanted, asked), limits, self._config.isolation, rack)

@@ -20,7 +20,7 @@ from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.format.decode import MAX_UNCOMPRESSED_BYTES, BadTimestamps, DecodedBatch, arrow_schema, decode
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import BadBatchError
-from headrace.connectors.kafka.read.bad_batches import BadBatches, SecondLook, second_look
+from headrace.connectors.kafka.read.bad_batches import BadBatches, SecondRead, second_look
 from headrace.connectors.kafka.read.fetcher import Fetcher, FetchFailed, FetchFrom
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, RetriableError, UsageError
@@ -46,7 +46,7 @@ class _Decoding:
     key: TopicPartition
     batches: Iterator[DecodedBatch]
     epoch_before: Callable[[int], int | None]
-    second: SecondLook | None = None
+    second: SecondRead | None = None
 
 
 class KafkaReader(SourceReader[KafkaSplit]):
@@ -226,7 +226,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         second = second_look(answer)
         return answer if second is None or second.last is not None else look()
 
-    def _pass_over(self, decoding: _Decoding, second: SecondLook, split: KafkaSplit, error: BadBatchError) -> DecodedBatch:
+    def _pass_over(self, decoding: _Decoding, second: SecondRead, split: KafkaSplit, error: BadBatchError) -> DecodedBatch:
         last = second.last
         if last is None:
             raise _endless(error)
@@ -244,8 +244,8 @@ class KafkaReader(SourceReader[KafkaSplit]):
         COUNTERS.add(Counted.RECORDS_SKIPPED, lost)
         before, self._passed_over = self._passed_over, self._passed_over + 1
         level = logging.WARNING if self._passed_over.bit_length() != before.bit_length() else logging.INFO
-        told = "%s. Skipped: %d offsets from %d on; batches skipped so far: %d"
-        log.log(level, told, where, lost, first, self._passed_over)
+        reported = "%s. Skipped: %d offsets from %d on; batches skipped so far: %d"
+        log.log(level, reported, where, lost, first, self._passed_over)
 
     def _note_nulls(self, batch: DecodedBatch) -> None:
         """Said the first time, and whenever their number has doubled, so that the log does not grow."""
@@ -298,8 +298,8 @@ class KafkaReader(SourceReader[KafkaSplit]):
             return
         resume = _after_loss(failure.error, split)
         if resume is None:
-            told = "%s (topic id %s, read up to offset %d): %s; continuing without the rest of it"
-            log.warning(told, split, split.topic_id, split.next_offset, failure.error)
+            reported = "%s (topic id %s, read up to offset %d): %s; continuing without the rest of it"
+            log.warning(reported, split, split.topic_id, split.next_offset, failure.error)
             at = split.next_offset if split.stop_offset is None else split.stop_offset
             COUNTERS.add(Counted.OFFSETS_LOST, at - split.next_offset)
             self._ended.append(replace(split, next_offset=at))
@@ -319,7 +319,7 @@ def _close_beside(fetcher: Fetcher) -> None:
     threading.Thread(target=fetcher.close, name="headrace-fetch-close", daemon=True).start()
 
 
-def _is_written_later(second: SecondLook, split: KafkaSplit) -> bool:
+def _is_written_later(second: SecondRead, split: KafkaSplit) -> bool:
     """Whether it is not a part of what the read was planned for: the log was truncated meanwhile, and has grown again."""
     if split.stop_offset is None or split.stop_epoch is None:
         return False

@@ -360,7 +360,7 @@ class KafkaSource(LogSource[KafkaSplit]):
             raise error
         log.warning("%s; continuing at offset %d", error, resume)
 
-    def splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
+    def on_splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
         """Partitions are gone. DataLossError, or with `fail_on_data_loss=False` a warning."""
         found = shared_cluster(self.config).find_topics({split.topic for split in splits})
         stories = (
@@ -378,9 +378,9 @@ class KafkaSource(LogSource[KafkaSplit]):
         Raises OutageError when the brokers cannot be asked.
         """
         cluster = shared_cluster(self.config)
-        gone = cluster.retrying("looking up topics at every broker", lambda: self.create_discovery().gone(splits))
+        gone = cluster.retrying("looking up topics at every broker", lambda: self.create_discovery().confirm_deleted(splits))
         if gone:
-            self.splits_missing([split for split in splits if split.split_id in gone])
+            self.on_splits_missing([split for split in splits if split.split_id in gone])
         there = {(s.topic, s.partition): s for s in splits if s.split_id not in gone}
         begins = cluster.list_offsets(dict.fromkeys(there, Earliest())) if there else {}
         ends = self.end_offsets(list(there.values()))
@@ -389,9 +389,9 @@ class KafkaSource(LogSource[KafkaSplit]):
             if begin > split.next_offset:
                 self._lost(OffsetOutOfRangeError(*tp, split.next_offset, begin, max(begin, ends[split.split_id])), begin)
 
-    def gone(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
+    def confirm_deleted(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those whose topic no broker knows under its id; none while a broker is away."""
-        return self._proven(splits, self.create_discovery().gone)
+        return self._proven(splits, self.create_discovery().confirm_deleted)
 
     def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those whose topic no broker knows under its id, or that are selected no more; none while a broker is away."""

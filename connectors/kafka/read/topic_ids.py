@@ -13,7 +13,7 @@ from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, Topic
 from headrace.connectors.kafka.client.topology import TopicMetadata
 from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError
 
-__all__ = ["Answers", "absence", "is_same", "range_verdict"]
+__all__ = ["Answers", "absence", "is_same", "range_outcome"]
 
 Answers = Sequence[Mapping[str, TopicMetadata | None]]
 """What every live broker knows of some topics, each for itself: see `KafkaCluster.find_topics_everywhere`."""
@@ -44,7 +44,7 @@ def is_same(topic: str, topic_id: UUID | None, answers: Answers) -> bool:
     return topic_id is None or known == {topic_id}
 
 
-def range_verdict(
+def range_outcome(
     topic: str,
     partition: int,
     offset: int,

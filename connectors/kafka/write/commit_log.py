@@ -46,8 +46,8 @@ from headrace.connectors.kafka.write.transactions import (
     Producer,
     TransactionDescription,
     TransactionProtocol,
+    TransactionResult,
     Transactions,
-    Verdict,
 )
 from headrace.enumerator.envelope import Envelope
 from headrace.enumerator.errors import FencedError, PeerError, RetriableError, StateError, UsageError
@@ -146,7 +146,7 @@ class CommitLog:
             configs=[config_class(name=name, value=value) for name, value in configs.items()],
         )
         timeout_ms = self.cluster.config.request_timeout_ms
-        request = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms, validate_only=False, min_version=4)
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms, validate_only=False)
         response = self.cluster.call_any(request)  # brokers pass it on to the controller
         code = response.topics[0].error_code
         if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
@@ -505,7 +505,7 @@ class DriverLog:
     def _refuse_lost(self) -> None:
         """The coordinator knows what the driver's last transaction was, until the id is taken over.
 
-        Looked at before that, so that it is known at the next start, too. A driver that has taken the id over and died before
+        Checked before that, so that it is known at the next start, too. A driver that has taken the id over and died before
         its first write leaves nothing to know it by.
         """
         known = self._transactions.describe([self._names.driver])[self._names.driver]
@@ -605,7 +605,7 @@ class DriverLog:
             sender.flush()
         finally:
             sender.close()
-        answer, self._producer = self._transactions.end(producer, self._protocol, Verdict.COMMIT)
+        answer, self._producer = self._transactions.end(producer, self._protocol, TransactionResult.COMMIT)
         if answer is not Answer.DONE:
             code = ErrorCode.PRODUCER_FENCED if answer is Answer.UNKNOWN else ErrorCode.INVALID_TXN_STATE
             raise broker_error(code, f"writing the list of transactions of job {self._names.job!r}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from headrace.connectors.kafka.client.api_versions import PRODUCE_BY_NAME, PRODUCE_V1
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import BrokerError, RetriableBrokerError, UnknownTopicError, broker_error
@@ -34,8 +35,6 @@ _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 _UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 _SHORT_OF_REPLICAS = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 _SHORT_GRACE_S = 3.0  # a broker that restarts is not news
-_TOPIC_IDS_FROM = 13
-_LAST_OF_V1 = 11
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -248,13 +247,12 @@ class BatchSender:
             )
             for topic, members in by_topic.items()
         ]
-        limits = [limit for limit in (self._max_version, None if all(ids.values()) else _TOPIC_IDS_FROM - 1) if limit]
+        limits = [limit for limit in (self._max_version, None if all(ids.values()) else PRODUCE_BY_NAME.highest) if limit]
         return ProduceRequest(
             transactional_id=self._transactional_id,
             acks=_ALL_REPLICAS,
             timeout_ms=self._cluster.config.request_timeout_ms,
             topic_data=topics,
-            min_version=3,
             max_version=min(limits) if limits else None,
         )
 
@@ -292,13 +290,13 @@ class BatchSender:
             self._refused_bytes[topic] = min(len(batch.data), self._refused_bytes.get(topic, len(batch.data)))
             lane.replace_sent(batch, self._fitting(topic, batch))
             return _TooLargeError(item.error_code, where)
-        told = f"{where}: {item.error_message}" if item.error_message else where
-        error = broker_error(item.error_code, told)
+        reported = f"{where}: {item.error_message}" if item.error_message else where
+        error = broker_error(item.error_code, reported)
         if not isinstance(error, RetriableError):
             raise error
         self._cluster.invalidate(topic)
         if item.error_code in _SHORT_OF_REPLICAS:
-            short = _ShortOfReplicasError(item.error_code, told, self._shortages.get(lane.key, ""))
+            short = _ShortOfReplicasError(item.error_code, reported, self._shortages.get(lane.key, ""))
             short.key = lane.key
             return short
         return error
@@ -428,7 +426,7 @@ def transactional_sender(
         return BatchSender(
             cluster,
             transactional_id=producer.transactional_id,
-            max_version=_LAST_OF_V1,
+            max_version=PRODUCE_V1.highest,
             before_first=lambda partitions: transactions.add_partitions(producer, partitions),
             lifetime=lifetime,
         )

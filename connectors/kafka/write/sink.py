@@ -68,8 +68,8 @@ from headrace.connectors.kafka.write.transactions import (
     Producer,
     TransactionDescription,
     TransactionProtocol,
+    TransactionResult,
     Transactions,
-    Verdict,
     in_parallel,
 )
 from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, StateError, UsageError
@@ -432,7 +432,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
     def _refuse_after_decision(self) -> None:
         """Raise StateError if the write of its own that this is of has been committed or aborted: nobody cleans up after that.
 
-        Looked at with the transaction open: a driver that starts later finds it. The driver's id is used at the end only.
+        Checked with the transaction open: a driver that starts later finds it. The driver's id is used at the end only.
         """
         job = self._attempt.job
         if is_one_off(job):
@@ -688,7 +688,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
 
     def end(self, handle: KafkaHandle) -> Outcome:
         """Commit in the handle's version of the protocol. "Fenced" settles nothing: the log is asked then."""
-        answer, _ = self._transactions.end(handle.producer, handle.protocol, Verdict.COMMIT)
+        answer, _ = self._transactions.end(handle.producer, handle.protocol, TransactionResult.COMMIT)
         match answer:
             case Answer.DONE:
                 return Outcome.COMMITTED
@@ -745,7 +745,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
         """A tombstone in the commit topic."""
         self._log.remove()
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """For an operator: forget the job's list though it cannot be read or is lost, and abort all that the job has open."""
         self._log.reset()
         self.clean_up(())

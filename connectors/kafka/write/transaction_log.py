@@ -45,9 +45,9 @@ def outcome_of(cluster: KafkaCluster, handle: KafkaHandle) -> Outcome:
         if _is_there(cluster, written):
             why_open = open_transactions(cluster, (written.topic, written.partition))
             ask = functools.partial(_ask, cluster, handle, written, why_open)
-            verdict = cluster.retrying(f"asking {written} for the outcome of a transaction", ask)
-            if verdict is not None:
-                return verdict
+            outcome = cluster.retrying(f"asking {written} for the outcome of a transaction", ask)
+            if outcome is not None:
+                return outcome
     raise DataLossError(
         f"the transaction of {handle.transactional_id!r} (producer {handle.producer.producer_id}) "
         "is no longer known to its coordinator, and its records are no longer in the log, so whether they were ever visible "

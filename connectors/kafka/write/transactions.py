@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TypeVar
 
+from headrace.connectors.kafka.client.api_versions import END_TXN_V1, END_TXN_V2
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.connectors.kafka.client.error_codes import ErrorCode
@@ -42,8 +43,8 @@ __all__ = [
     "Producer",
     "TransactionDescription",
     "TransactionProtocol",
+    "TransactionResult",
     "Transactions",
-    "Verdict",
     "in_parallel",
 ]
 
@@ -62,8 +63,6 @@ ENDED_BY_OTHERS = (
     ErrorCode.TRANSACTION_ABORTABLE,
 )
 """What a write is answered whose transaction is over: by its timeout, by another driver, or as its id has expired."""
-_LAST_V1_END = 4
-_LAST_V1_ADD = 3  # later versions of AddPartitionsToTxn are for brokers among themselves
 _ONGOING = "Ongoing"
 _ABORTED = ("PrepareAbort", "CompleteAbort")
 _COMMITTED = ("PrepareCommit", "CompleteCommit")
@@ -76,7 +75,7 @@ class TransactionProtocol(IntEnum):
     V2 = 2
 
 
-class Verdict(Enum):
+class TransactionResult(Enum):
     """How a transaction is to end."""
 
     COMMIT = True
@@ -254,7 +253,6 @@ class Transactions:
                 v3_and_below_producer_id=producer.producer_id,
                 v3_and_below_producer_epoch=producer.epoch,
                 v3_and_below_topics=topics,
-                max_version=_LAST_V1_ADD,
             )
             response = self._coordinated(str(producer.transactional_id), request)
             refused = [
@@ -273,7 +271,7 @@ class Transactions:
 
         self._cluster.retrying(f"adding partitions to a transaction of {producer.transactional_id!r}", ask)
 
-    def end(self, producer: Producer, protocol: TransactionProtocol, verdict: Verdict) -> tuple[Answer, Producer]:
+    def end(self, producer: Producer, protocol: TransactionProtocol, outcome: TransactionResult) -> tuple[Answer, Producer]:
         """Commit or abort, from whichever process. Asking again after a success answers DONE again.
 
         Returns the answer and the producer to continue with: version 2 gives it a new epoch. A lost connection or a busy
@@ -286,9 +284,8 @@ class Transactions:
                 transactional_id=producer.transactional_id,
                 producer_id=producer.producer_id,
                 producer_epoch=producer.epoch,
-                committed=verdict.value,
-                min_version=0 if protocol is TransactionProtocol.V1 else _LAST_V1_END + 1,
-                max_version=_LAST_V1_END if protocol is TransactionProtocol.V1 else None,
+                committed=outcome.value,
+                **(END_TXN_V1 if protocol is TransactionProtocol.V1 else END_TXN_V2).limits,
             )
             response = self._coordinated(str(producer.transactional_id), request)
             if response.error_code in _FENCED:
@@ -311,7 +308,7 @@ class Transactions:
         InitProducerId, with this timeout for the id, whose marker bears a new epoch. REFUSED: nothing was open any more.
         """
         if protocol is TransactionProtocol.V2:
-            return self.end(producer, protocol, Verdict.ABORT)[0]
+            return self.end(producer, protocol, TransactionResult.ABORT)[0]
         try:
             self.renew(producer, timeout_ms)
         except FencedByBrokerError:  # by the marker of this same request, when there was something to abort
@@ -401,7 +398,6 @@ class _InitProducer:
             transaction_timeout_ms=self.timeout_ms,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
-            max_version=5,  # 6 is KIP-939's, which brokers do not have yet
         )
 
 

@@ -66,8 +66,8 @@ class Footer:
         Nothing while the terminal is another job's, as when this one is in the background.
         """
         size = os.get_terminal_size(self._terminal)
-        room = max(0, size.lines - LEAST_ABOVE)  # a container's terminal to which nobody is attached has no lines at all
-        shown = [line[: max(0, size.columns - 1)] for line in lines[:room]]
+        headroom = max(0, size.lines - LEAST_ABOVE)  # a container's terminal to which nobody is attached has no lines at all
+        shown = [line[: max(0, size.columns - 1)] for line in lines[:headroom]]
         if len(shown) < min(LEAST_SHOWN, len(lines)) or not self._is_ours():
             self.clear()
             return

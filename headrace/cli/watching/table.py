@@ -43,9 +43,9 @@ class Rates:
         checkpoint_id, at_s = (0, status["since"]) if last is None else (last["id"], last["at"])
         counts = {name: status[name] for name in ("records_in", "records_out")}
         point = _Point(status["coordinator"], checkpoint_id, at_s, counts)
-        of_its_life = [before for before in self._points if before.coordinator == point.coordinator]
-        if not of_its_life or of_its_life[-1].checkpoint_id != checkpoint_id:
-            self._points = (*of_its_life[-1:], point)
+        of_its_lifetime = [before for before in self._points if before.coordinator == point.coordinator]
+        if not of_its_lifetime or of_its_lifetime[-1].checkpoint_id != checkpoint_id:
+            self._points = (*of_its_lifetime[-1:], point)
 
     def of(self, name: str, now_s: float) -> float | None:
         """Of `records_in` or `records_out`; None while it is not known. It falls while the next checkpoint is overdue."""

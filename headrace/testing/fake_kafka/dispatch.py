@@ -42,7 +42,7 @@ from headrace.testing.fake_kafka.protocol import (
 from headrace.testing.fake_kafka.state.brokers import BrokerState
 from headrace.testing.fake_kafka.state.cluster import ClusterState
 
-__all__ = ["Dispatcher", "HangUpError", "Life", "Outgoing"]
+__all__ = ["Dispatcher", "HangUpError", "Lifetime", "Outgoing"]
 
 _SASL_HANDSHAKE, _API_VERSIONS, _SASL_AUTHENTICATE = 17, 18, 36
 _UNAUTHENTICATED = frozenset({_SASL_HANDSHAKE, _API_VERSIONS, _SASL_AUTHENTICATE})
@@ -54,7 +54,7 @@ class HangUpError(Exception):
     """The connection ends here: bytes that are not request, a version that was not offered, or a fault."""
 
 
-class Life(Protocol):
+class Lifetime(Protocol):
     """One run of a broker, from its start to its stop."""
 
     @property
@@ -80,7 +80,7 @@ class Dispatcher:
         self.script = script
         self.changed: threading.Condition = threading.Condition(threading.RLock())
 
-    def answer(self, frame: memoryview, peer: Peer, broker: BrokerState, life: Life) -> Outgoing | None:
+    def answer(self, frame: memoryview, peer: Peer, broker: BrokerState, lifetime: Lifetime) -> Outgoing | None:
         """Serve one request, waiting if need be; None where no answer is due. Raises HangUpError."""
         header, api = _recognise(frame, peer)
         if api is None:
@@ -94,15 +94,15 @@ class Dispatcher:
         with self.changed:
             self.state.tick()
             faults = self.script.choose(call)
-        self._suffer_before(faults, call, life)
-        response = self._handle(api, call, life)
+        self._suffer_before(faults, call, lifetime)
+        response = self._handle(api, call, lifetime)
         if _find(faults, Repeat):
-            response = self._handle(api, call, life)
+            response = self._handle(api, call, lifetime)
         return self._deliver(response, faults, call)
 
     # --- what happens to a request --------------------------------------------------------------------------------------
 
-    def _suffer_before(self, faults: list[Fault], call: Call, life: Life) -> None:
+    def _suffer_before(self, faults: list[Fault], call: Call, lifetime: Lifetime) -> None:
         for fault in faults:
             action = fault.action
             if isinstance(action, Refuse):
@@ -110,7 +110,7 @@ class Dispatcher:
                 continue
             if isinstance(action, Delay):
                 fault.count()
-                self.pause(action.seconds, life)
+                self.pause(action.seconds, lifetime)
             elif isinstance(action, Before):
                 fault.count()
                 action.do()
@@ -124,14 +124,14 @@ class Dispatcher:
         if is_over and api.key != _SASL_HANDSHAKE and not (api.key == _SASL_AUTHENTICATE and peer.exchange is not None):
             raise HangUpError("the SASL session has ended")
 
-    def pause(self, seconds: float, life: Life) -> None:
+    def pause(self, seconds: float, lifetime: Lifetime) -> None:
         """Wait so long in real time, or until the broker stops."""
         end = time.monotonic() + seconds
         with self.changed:
-            while not life.is_over and time.monotonic() < end:
+            while not lifetime.is_over and time.monotonic() < end:
                 self.changed.wait(max(end - time.monotonic(), _SHORTEST_WAIT_S))
 
-    def _handle(self, api: Api, call: Call, life: Life) -> Message | None:
+    def _handle(self, api: Api, call: Call, lifetime: Lifetime) -> Message | None:
         with self.changed:
             try:
                 found = api.handle(call)
@@ -139,24 +139,24 @@ class Dispatcher:
                 found = api.response(error_code=error.code)
             if api.key not in _CHANGE_NOTHING:
                 self.changed.notify_all()
-            return self._await(found, life) if isinstance(found, Later) else found
+            return self._await(found, lifetime) if isinstance(found, Later) else found
 
-    def _await(self, later: Later, life: Life) -> Message:
-        patience = None if later.wait_ms is None else time.monotonic() + later.wait_ms / 1000
+    def _await(self, later: Later, lifetime: Lifetime) -> Message:
+        timeout = None if later.wait_ms is None else time.monotonic() + later.wait_ms / 1000
         while True:
             if self.state.tick():
                 self.changed.notify_all()
-            is_last = patience is not None and time.monotonic() >= patience
+            is_last = timeout is not None and time.monotonic() >= timeout
             response = later.again(is_last)
             if response is not None:
                 return response
-            if life.is_over:
+            if lifetime.is_over:
                 raise HangUpError("the broker stops")
-            self.changed.wait(self._until(patience))
+            self.changed.wait(self._until(timeout))
 
-    def _until(self, patience: float | None) -> float | None:
+    def _until(self, timeout: float | None) -> float | None:
         due_ms = self.state.due_ms()
-        waits = [] if patience is None else [patience - time.monotonic()]
+        waits = [] if timeout is None else [timeout - time.monotonic()]
         if due_ms is not None:
             waits.append((due_ms - self.state.clock.now_ms()) / 1000)
         return max(min(waits), _SHORTEST_WAIT_S) if waits else None

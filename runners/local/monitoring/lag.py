@@ -55,7 +55,7 @@ class LagWatch:
         epoch. Contacts nobody yet; of a source that is not a log nothing is ever asked.
         """
         self._source = source if isinstance(source, LogSource) else None
-        self._patience_s = max(STALE_S, 2 * wait_s)
+        self._timeout_s = max(STALE_S, 2 * wait_s)
         self._in_thread, self._clock, self._wall_clock = in_thread, clock, wall_clock
         self._positions: Sequence[Any] = () if restored is None else _unfinished(restored)
         self._asked_s = float("-inf")
@@ -72,7 +72,7 @@ class LagWatch:
 
     def look(self) -> None:
         """Called again and again: whether the ends were asked too long ago."""
-        self._ask_after(self._patience_s)
+        self._ask_after(self._timeout_s)
 
     def _ask_after(self, pause_s: float) -> None:
         now_s = self._clock()

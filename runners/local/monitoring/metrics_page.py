@@ -1,7 +1,4 @@
-"""A run's status as the page that a Prometheus server reads, and `/healthz`. Needs prometheus-client.
-
-Metrics are named as Flink's and Kafka's clients name them, behind `headrace_run_`.
-"""
+"""A run's status as the page that a Prometheus server reads, and `/healthz`. Needs prometheus-client."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.enumerator.errors import UsageError
+from headrace.runners.metrics import METRICS, MetricType
 
 __all__ = ["RunPage"]
 
@@ -25,24 +23,22 @@ Read = Callable[[], Mapping[str, Any]]
 
 _Value = Callable[[Mapping[str, Any]], float]
 
-_COUNTERS: tuple[tuple[str, str, _Value], ...] = (
-    ("numRecordsIn", "Records read up to the last snapshots", lambda status: status["records_in"]),
-    ("numRecordsOut", "Records written up to the last snapshots", lambda status: status["records_out"]),
-    ("numberOfCompletedCheckpoints", "Checkpoints that are committed", lambda status: status["checkpoints"]["completed"]),
-    ("numberOfFailedCheckpoints", "Checkpoints that were given up", lambda status: status["checkpoints"]["failed"]),
-    ("successfulCommittables", "Transactions that are committed", lambda status: status["committables"]),
-    ("numRestarts", "Workers that were lost, and whose place was taken", lambda status: status["workers_lost"]),
-)
-_GAUGES: tuple[tuple[str, str, _Value], ...] = (
-    ("uptime", "Seconds since this coordinator started", lambda status: status["at"] - status["since"]),
-    ("workers", "Workers that are started now", lambda status: len(status["workers"])),
-)
-_OF_LAST = (
-    ("lastCheckpointId", "The last committed checkpoint", "id"),
-    ("lastCheckpointDuration", "Seconds that it took, from its trigger to the end of its commits", "duration_s"),
-    ("lastCheckpointSize", "Bytes of its file", "bytes"),
-    ("lastCheckpointTimestamp", "When it was committed, in epoch seconds", "at"),
-)
+_OF_STATUS: Mapping[str, _Value] = {
+    "headrace_run_input_records": lambda status: status["records_in"],
+    "headrace_run_output_records": lambda status: status["records_out"],
+    "headrace_run_completed_checkpoints": lambda status: status["checkpoints"]["completed"],
+    "headrace_run_failed_checkpoints": lambda status: status["checkpoints"]["failed"],
+    "headrace_run_committed_transactions": lambda status: status["committables"],
+    "headrace_run_lost_workers": lambda status: status["workers_lost"],
+    "headrace_run_uptime_seconds": lambda status: status["at"] - status["since"],
+    "headrace_run_workers": lambda status: len(status["workers"]),
+}
+_OF_LAST = {
+    "headrace_run_last_checkpoint_id": "id",
+    "headrace_run_last_checkpoint_duration_seconds": "duration_s",
+    "headrace_run_last_checkpoint_size_bytes": "bytes",
+    "headrace_run_last_checkpoint_timestamp_seconds": "at",
+}
 
 
 class RunPage(Collector):
@@ -70,20 +66,18 @@ class RunPage(Collector):
         status = self._read()
         if not status:
             return
-        for name, text, value in _COUNTERS:
-            yield CounterMetricFamily(f"headrace_run_{name}", text, value=value(status))
-        for name, text, value in _GAUGES:
-            yield GaugeMetricFamily(f"headrace_run_{name}", text, value=value(status))
-        for name, text, key in _OF_LAST:
-            last = status["checkpoints"]["last"]
-            if last is not None and last[key] is not None:
-                yield GaugeMetricFamily(f"headrace_run_{name}", text, value=last[key])
-        splits = GaugeMetricFamily("headrace_run_assigned_partitions", "Splits that a worker holds", labels=("worker",))
-        for worker in status["workers"]:
-            splits.add_metric([str(worker["number"])], worker["splits"])
-        yield splits
-        if status["lag"] is not None:
-            yield from _lag(status["lag"])
+        for name, value in _OF_STATUS.items():
+            yield _family(name, [((), value(status))])
+        last = status["checkpoints"]["last"] or {}
+        for name, key in _OF_LAST.items():
+            if last.get(key) is not None:
+                yield _family(name, [((), last[key])])
+        splits = [((str(worker["number"]),), worker["splits"]) for worker in status["workers"]]
+        yield _family("headrace_run_assigned_splits", splits)
+        lag = status["lag"]
+        if lag is not None:
+            yield _family("headrace_run_lag_records", [((), lag["records"])])
+            yield _family("headrace_run_split_lag_records", [((split,), records) for split, records in lag["splits"].items()])
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] != "/healthz":
@@ -102,13 +96,14 @@ class RunPage(Collector):
         return f"no checkpoint was committed for {since_s:.0f} s"
 
 
-def _lag(lag: Mapping[str, Any]) -> Iterator[Metric]:
-    text = "Offsets between the last checkpoint's positions and the end"
-    yield GaugeMetricFamily("headrace_run_pendingRecords", f"{text}, of all splits", value=lag["records"])
-    by_split = GaugeMetricFamily("headrace_run_records_lag", text, labels=("split",))
-    for split_id, records in lag["splits"].items():
-        by_split.add_metric([split_id], records)
-    yield by_split
+def _family(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    """A metric of the table, with its values by their labels."""
+    spec = METRICS[name]
+    made = CounterMetricFamily if spec.type is MetricType.COUNTER else GaugeMetricFamily
+    family = made(spec.name, spec.help, labels=spec.labels)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
 
 
 class _Server(ThreadingMixIn, WSGIServer):

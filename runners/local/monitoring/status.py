@@ -82,7 +82,7 @@ class RunStatus:
         self._restarted = restarted
         self.shown: Mapping[str, Any] = {}
 
-    def saw(self, event: object) -> None:
+    def record_event(self, event: object) -> None:
         """An event of the core's."""
         match event:
             case WorkerSnapshotted():
@@ -98,7 +98,7 @@ class RunStatus:
             case _:
                 pass
 
-    def did(self, command: object) -> None:
+    def record_command(self, command: object) -> None:
         """A command of the core's."""
         match command:
             case TakeSnapshot(_, checkpoint_id):
@@ -153,14 +153,14 @@ def largest_of(splits: Mapping[str, int], most: int) -> list[tuple[str, int]]:
     return sorted(splits.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
-def last_progress_s(begun_s: float, written_s: float | None, now_s: float) -> float:
-    """When a run that started at `begun_s` has committed a checkpoint last, or started, by this machine's clock, in epoch
+def last_progress_s(started_s: float, written_s: float | None, now_s: float) -> float:
+    """When a run that started at `started_s` has committed a checkpoint last, or started, by this machine's clock, in epoch
     seconds.
 
     `written_s`: of its newest checkpoint; None without any. One that is yet to come is of another machine's clock, and says
     nothing: else a run that hangs would be well for as long as that clock is ahead.
     """
-    return begun_s if written_s is None or written_s > now_s else max(begun_s, written_s)
+    return started_s if written_s is None or written_s > now_s else max(started_s, written_s)
 
 
 def remove_status(folder: Path) -> None:
@@ -205,6 +205,7 @@ _IN_ALL_VERSIONS = (
     ("workers_lost", int),
     ("committables", int),
     ("checkpoints", dict),
+    ("restarted", int),
 )
 
 

@@ -52,7 +52,7 @@ _LOG = "log"
 _NUMBER = re.compile(r"\d{12}")
 _FILE, _MANIFEST = "file", "manifest"
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 """So long a store may refuse or be silent before the caller is told; a coordinator is then started again by its strategy."""
 
 _CLAIMS = 50
@@ -96,7 +96,7 @@ class _Entry:
     """One object. `name` and `data` of a file; `entries` of a manifest."""
 
     number: int
-    life: str
+    lifetime: str
     at_s: float
     name: str | None
     data: bytes
@@ -115,7 +115,7 @@ class ObjectLog(RunFiles):
         """
         self.location = location
         self._store, self._clock = store, clock
-        self._life = uuid4().hex
+        self._lifetime = uuid4().hex
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         # Every object that may be there: the name of its file, None of a manifest.
@@ -170,7 +170,7 @@ class ObjectLog(RunFiles):
             newest = _manifest_that_counts(found.values())
             self._manifest = newest.number
             for number, entry in sorted(found.items()):
-                counts = number in newest.entries or (number > newest.number and entry.life == newest.life)
+                counts = number in newest.entries or (number > newest.number and entry.lifetime == newest.lifetime)
                 if counts and entry.name is not None:
                     self._entries[entry.name] = entry
 
@@ -196,15 +196,15 @@ class ObjectLog(RunFiles):
         head, _, body = data.partition(b"\n")
         header = ENTRY.open(head, where)
         with ENTRY.reading(where):
-            life, at_s = str(header["life"]), float(header["at"])
+            lifetime, at_s = str(header["life"]), float(header["at"])
             if header["kind"] == _MANIFEST:
-                return _Entry(number, life, at_s, None, b"", frozenset(map(int, header["entries"])))
+                return _Entry(number, lifetime, at_s, None, b"", frozenset(map(int, header["entries"])))
             if header["kind"] != _FILE or type(header["name"]) is not str:
                 raise ValueError(f"an entry {header['kind']!r} of {header['name']!r}")
             if (len(body), zlib.crc32(body)) != (header["size"], header["crc32"]):
                 # Its name tells whose place it has: what is in it states that it is damaged.
                 log.warning("%s is damaged: %d bytes, where %s were written", where, len(body), header["size"])
-            return _Entry(number, life, at_s, header["name"], body, frozenset())
+            return _Entry(number, lifetime, at_s, header["name"], body, frozenset())
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class ObjectLog(RunFiles):
     def _append(self, header: Mapping[str, Any], data: bytes) -> _Entry:
         """Raises _TakenError where another life has the number, or a higher one."""
         number, at_s = self._last + 1, self._clock()
-        whole = ENTRY.seal({"life": self._life, "at": at_s, **header}) + b"\n" + data
+        whole = ENTRY.seal({"life": self._lifetime, "at": at_s, **header}) + b"\n" + data
         self._asked(self._create, number, whole)
         if max(self._listed(), default=number) > number:
             raise _TakenError  # what is there stays: a claim that has just come may have found it, and name it
@@ -280,7 +280,7 @@ class ObjectLog(RunFiles):
 
     def _create(self, number: int, data: bytes) -> None:
         try:
-            self._store.create(_path(number), data, f"{_LOG}/.{self._life}")
+            self._store.create(_path(number), data, f"{_LOG}/.{self._lifetime}")
         except FileExistsError:
             # It may be ours, of a put whose answer was lost.
             try:
@@ -314,7 +314,7 @@ class ObjectLog(RunFiles):
         """What the store answers, within its patience."""
         attempts = Retrying(
             retry=retry_if_exception_type(_StoreError),
-            stop=stop_after_delay(PATIENCE_S),
+            stop=stop_after_delay(TIMEOUT_S),
             wait=wait_exponential(0.1, max=2.0),
             reraise=True,
         )
@@ -354,8 +354,8 @@ def _manifest_that_counts(entries: Collection[_Entry]) -> _Entry:
     manifests = sorted((entry for entry in entries if entry.name is None), key=lambda entry: entry.number)
 
     def came_too_late(manifest: _Entry) -> bool:
-        at_work = {earlier.life for earlier in manifests if earlier.number < manifest.number} - {manifest.life}
-        return any(entry.number > manifest.number and entry.life in at_work for entry in entries)
+        at_work = {earlier.lifetime for earlier in manifests if earlier.number < manifest.number} - {manifest.lifetime}
+        return any(entry.number > manifest.number and entry.lifetime in at_work for entry in entries)
 
     return next(manifest for manifest in reversed(manifests) if not came_too_late(manifest))
 

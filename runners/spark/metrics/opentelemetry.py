@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-from headrace.runners.spark.metrics.collector import METRICS, MetricKind, MetricSource
+from headrace.runners.metrics import MetricSpec, MetricType
+from headrace.runners.spark.metrics.collector import SPARK_METRICS, MetricSource
 
 __all__ = ["Instruments"]
 
@@ -21,15 +22,15 @@ class Instruments:
         """Make them."""
         self._source: MetricSource | None = source
         meter = provider.get_meter("headrace")
-        for kind in METRICS:
-            make = meter.create_observable_counter if kind.is_counter else meter.create_observable_gauge
-            make(kind.name, callbacks=[self._observer(kind)], description=kind.text)
+        for kind in SPARK_METRICS:
+            make = meter.create_observable_counter if kind.type is MetricType.COUNTER else meter.create_observable_gauge
+            make(kind.name, callbacks=[self._observer(kind)], description=kind.help)
 
     def close(self) -> None:
         """Let go of the session."""
         self._source = None
 
-    def _observer(self, kind: MetricKind) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def _observer(self, kind: MetricSpec) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_: CallbackOptions) -> Iterable[Observation]:
             source = self._source
             samples = [] if source is None else source.read()

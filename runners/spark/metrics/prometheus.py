@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headrace.enumerator.errors import RetriableError, UsageError
-from headrace.runners.spark.metrics.collector import METRICS, MetricKind, MetricSource
+from headrace.runners.metrics import MetricSpec, MetricType
+from headrace.runners.spark.metrics.collector import SPARK_METRICS, MetricSource
 
 __all__ = ["SessionCollector", "serve"]
 
@@ -37,12 +38,12 @@ class SessionCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All process trees, each with its samples."""
-        families = {kind.name: _family(kind) for kind in METRICS}
+        families = {kind.name: _family(kind) for kind in SPARK_METRICS}
         for sample in self._source.read():
             families[sample.kind.name].add_metric(list(sample.labels), sample.value)
         return iter(families.values())
 
 
-def _family(kind: MetricKind) -> GaugeMetricFamily | CounterMetricFamily:
-    made = CounterMetricFamily if kind.is_counter else GaugeMetricFamily
-    return made(kind.name, kind.text, labels=kind.labels)
+def _family(kind: MetricSpec) -> GaugeMetricFamily | CounterMetricFamily:
+    made = CounterMetricFamily if kind.type is MetricType.COUNTER else GaugeMetricFamily
+    return made(kind.name, kind.help, labels=kind.labels)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.supervision.query_hooks import hadoop_path
+from headrace.runners.spark.private import hadoop_path, read_text
 
 __all__ = ["QueryCheckpoint", "checkpoint_at"]
 
@@ -47,8 +47,7 @@ class _HadoopCheckpoint:
             return None
         stream = filesystem.open(path)
         try:
-            jvm: Any = self._spark._jvm
-            text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            text = read_text(self._spark, stream)
         finally:
             stream.close()
         return str(json.loads(text)["id"]) if text.strip() else None

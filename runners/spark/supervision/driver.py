@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
+from headrace.runners.spark.private import active_context, call_jvm
 from headrace.runners.spark.session import (
     PRELOADED,
     REDACTION,
@@ -176,10 +176,10 @@ class _Driver:
         Nor is it where that is dead, though this process lives: whoever counts on the job must not be informed that it runs.
         """
         while True:
-            context = SparkContext._active_spark_context
+            context = active_context()
             with suppress(Exception):  # the session ends, or its JVM has ended
-                if context is not None and context._jvm is not None:
-                    context._jvm.java.lang.System.nanoTime()
+                if context is not None:
+                    call_jvm(context)
                 self._report()
             self._keep_locks()
             time.sleep(HEARTBEAT_S)

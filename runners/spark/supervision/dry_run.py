@@ -23,9 +23,10 @@ from unittest.mock import patch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headrace.runners.spark.private import hadoop_path, start_unwatched
 from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, looked, under_way
 from headrace.runners.spark.supervision.exit_causes import one_line
-from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, hadoop_path, intercepted
+from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, intercepted
 from headrace.runners.spark.supervision.takeover import LOCATION, writer_of
 
 log = logging.getLogger(__name__)
@@ -143,8 +144,7 @@ class DryRun:
         else:
             writer = writer.format("noop")
         checkpoint = self._checkpoint(started.frame.sparkSession)
-        jvm_writer = writer.outputMode(started.output_mode).option("checkpointLocation", checkpoint)._jwrite
-        query = StreamingQuery(jvm_writer.start())  # not `start()`, which is the job's and may be watched
+        query = start_unwatched(writer.outputMode(started.output_mode).option("checkpointLocation", checkpoint))
         self._running.append(query)
         return query
 

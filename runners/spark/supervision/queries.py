@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.private import finish_after_batch
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class WatchedQuery:
             return
         self.is_told = True
         try:
-            _terminate(self.query)
+            finish_after_batch(self.query)
         except Exception as error:  # noqa: BLE001 - py4j's errors are many, and Spark's insides are its own
             log.warning("query %s cannot be ended after its batch, so it is interrupted: %s", self.query.id, error)
             self.query.stop()
@@ -115,11 +116,3 @@ class WatchedQuery:
             return False
         self.query.stop()
         return True
-
-
-def _terminate(query: RunningQuery) -> None:
-    """Set the state that Spark's loop looks at. Of the classic query: Connect's has none."""
-    state = query._jsq.streamingQuery().state()  # type: ignore[attr-defined]
-    current = state.get().getClass()
-    terminated = current.getClassLoader().loadClass(f"{current.getPackageName()}.TERMINATED$")
-    state.set(terminated.getField("MODULE$").get(None))

@@ -21,7 +21,9 @@ from pyspark.sql.merge import MergeIntoWriter
 from pyspark.sql.streaming.query import StreamingQuery, StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
-__all__ = ["DEFAULT_MODE", "OURS", "StartedQuery", "Starter", "hadoop_path", "intercepted"]
+from headrace.runners.spark.private import frame_of
+
+__all__ = ["DEFAULT_MODE", "OURS", "StartedQuery", "Starter", "intercepted"]
 
 OURS = "headrace"
 DEFAULT_MODE = "append"
@@ -59,12 +61,6 @@ class Starter(Protocol):
 
     def listen(self, add: Callable[[], None]) -> None:
         """The job adds a listener of queries; `add` is what it has called."""
-
-
-def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:
-    """The JVM's `Path`, and the configuration that says, with the session's settings, which file system it is of."""
-    jvm: Any = spark._jvm
-    return jvm.org.apache.hadoop.fs.Path(location), spark._jsparkSession.sessionState().newHadoopConf()
 
 
 @contextmanager
@@ -131,7 +127,7 @@ def _reading(method: Callable[..., Any], starter: Starter, name: str) -> Callabl
 def _noted(writer: Any) -> StartedQuery:  # noqa: ANN401 - PySpark's
     found: StartedQuery | None = getattr(writer, "_headrace_started", None)
     if found is None:
-        found = writer._headrace_started = StartedQuery(writer._df, mark=writer.option)
+        found = writer._headrace_started = StartedQuery(frame_of(writer), mark=writer.option)
     return found
 
 
@@ -236,17 +232,17 @@ _INSERTS = re.compile(
 
 
 def _telling(method: Callable[..., Any], tell: Callable[[str], None], what: str) -> Callable[..., Any]:
-    def told(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - PySpark's
+    def reported(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - PySpark's
         tell(what)
         return method(self, *arguments, **named)
 
-    return told
+    return reported
 
 
 def _sql(sql: Callable[..., DataFrame], starter: Starter) -> Callable[..., DataFrame]:
-    def told(self: SparkSession, sqlQuery: str, *arguments: Any, **named: Any) -> DataFrame:  # noqa: ANN401, N803 - PySpark's
+    def reported(self: SparkSession, sqlQuery: str, *arguments: Any, **named: Any) -> DataFrame:  # noqa: ANN401, N803 - PySpark's
         if not _READS.match(sqlQuery) or _INSERTS.search(sqlQuery):
             starter.write(f"the SQL statement {sqlQuery.split(maxsplit=1)[0].upper()}")
         return sql(self, sqlQuery, *arguments, **named)
 
-    return told
+    return reported

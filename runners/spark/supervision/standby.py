@@ -42,7 +42,7 @@ from headrace.runners.spark.supervision.core import (
     TimePassed,
 )
 
-__all__ = ["DRIVER_TRANSITIONS", "LOOKS", "DriverLife", "DriverPhase", "StandbyCore", "StandbyLimits", "WarmUp"]
+__all__ = ["DRIVER_TRANSITIONS", "LOOKS", "DriverLifetime", "DriverPhase", "StandbyCore", "StandbyLimits", "WarmUp"]
 
 LOOKS = 4
 """So many looks in a row that hear nothing of a driver make it silent."""
@@ -125,10 +125,10 @@ class Died:
     """The last of its processes is dead."""
 
 
-LifeEvent = Warmed | Called | Began | Heard | Missed | Dismissed | Died
+LifetimeEvent = Warmed | Called | Began | Heard | Missed | Dismissed | Died
 
 
-class DriverLife:
+class DriverLifetime:
     """One driver. `is_silent`: more looks in a row have heard nothing of it than may be. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -142,13 +142,13 @@ class DriverLife:
         """See the class."""
         return self._missed > self._may_miss
 
-    def handle(self, event: LifeEvent) -> None:
+    def handle(self, event: LifetimeEvent) -> None:
         """Take one event. Raises ProtocolViolationError for one that DRIVER_TRANSITIONS does not allow now."""
         following = allowed_after(DRIVER_TRANSITIONS, self.phase, event, "the driver")
         self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
 
-    def _apply(self, event: LifeEvent) -> None:
+    def _apply(self, event: LifetimeEvent) -> None:
         match event:
             case Warmed():
                 self.phase = DriverPhase.ARMED if self.phase is DriverPhase.WARMING else self.phase
@@ -279,7 +279,7 @@ class StandbyCore:
     def __init__(self, strategy: RestartStrategy, job: SupervisionLimits, standby: StandbyLimits) -> None:
         """Nothing has started. The strategy is the job's; standbys are replaced after growing delays, any number of times."""
         self.job: SupervisionCore = SupervisionCore(strategy, job)
-        self.drivers: dict[int, DriverLife] = {}
+        self.drivers: dict[int, DriverLifetime] = {}
         self.called: int | None = None
         self.wake_at_s: float | None = None
         self.drivers_started: int = 0
@@ -297,7 +297,7 @@ class StandbyCore:
         self._began_at_s: float | None = None
 
     @property
-    def standbys(self) -> Mapping[int, DriverLife]:
+    def standbys(self) -> Mapping[int, DriverLifetime]:
         """The drivers that are not called."""
         return {number: driver for number, driver in self.drivers.items() if number != self.called}
 
@@ -439,7 +439,7 @@ class StandbyCore:
 
     def _launch(self) -> Launch:
         self.drivers_started += 1
-        self.drivers[self.drivers_started] = DriverLife()
+        self.drivers[self.drivers_started] = DriverLifetime()
         return Launch(self.drivers_started)
 
     def _top_up(self, now_s: float) -> list[StandbyCommand]:

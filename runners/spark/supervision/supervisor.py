@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
-from headrace.connectors.base.lease import LeaseLeaseStore
+from headrace.connectors.base.lease import LeaseStore
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import ExponentialDelay, RestartStrategy
 from headrace.runners.spark.submitted import as_it_was_submitted
@@ -53,9 +53,9 @@ from headrace.runners.spark.supervision.lease.core import (
     LeasePhase,
     LeaseStarted,
     LeaveRequested,
-    LookAtLeaseStore,
-    LookDue,
     MayCall,
+    ReadDue,
+    ReadLeaseStore,
     WriteHeartbeat,
 )
 from headrace.runners.spark.supervision.lease.store import LeaseStoreThread
@@ -98,7 +98,7 @@ def run(
     job: Callable[[SparkSession], object],
     *,
     standby: int = 0,
-    lease: LeaseLeaseStore | None = None,
+    lease: LeaseStore | None = None,
     restart: RestartStrategy = DEFAULT_RESTART,
     session: Callable[[], SparkSession] | None = None,
     conf: Mapping[str, str] | None = None,
@@ -139,7 +139,7 @@ def supervise(
     order: DriverOrder,
     new_core: Callable[[], StandbyCore],
     status: StatusFile | None,
-    lease_store: LeaseLeaseStore | None = None,
+    lease_store: LeaseStore | None = None,
 ) -> DriverEnd:
     """Run the job to its end, which is returned and logged. Raises UsageError where a supervisor cannot be.
 
@@ -164,7 +164,7 @@ class _Supervisor:
         status: StatusFile | None,
         signals: socket.socket,
         submitter: int | None,
-        lease_store: LeaseLeaseStore | None,
+        lease_store: LeaseStore | None,
     ) -> None:
         self._order = order
         self._new_core = new_core
@@ -207,7 +207,7 @@ class _Supervisor:
                 if self._end is None and _until(self._core.wake_at_s) == 0:
                     self._tell(TimePassed(time.monotonic()))
                 if self._end is None and self._lease is not None and _until(self._lease.wake_at_s) == 0:
-                    self._tell_lease(LookDue(time.monotonic()))
+                    self._tell_lease(ReadDue(time.monotonic()))
             return self._end
         finally:
             for driver in self._drivers.values():
@@ -254,11 +254,11 @@ class _Supervisor:
     def _perform_for_lease(self, command: LeaseCommand) -> None:
         assert self._lease_store is not None
         match command:
-            case LookAtLeaseStore() | WriteHeartbeat():
+            case ReadLeaseStore() | WriteHeartbeat():
                 self._lease_store.ask(command)
             case Follow(reason):
                 log.warning("it follows, and keeps a driver warm: %s", reason)
-                self._begin_anew()
+                self._start_over()
                 if self._is_to_stop:
                     self._tell_lease(LeaveRequested(time.monotonic()))
                 else:
@@ -273,7 +273,7 @@ class _Supervisor:
                 self._call(number)
             case EndLease(end):
                 if self._core.drivers:
-                    self._begin_anew()
+                    self._start_over()
                 self._end = end
             case _:
                 assert_never(command)
@@ -293,7 +293,7 @@ class _Supervisor:
         if self._lease is not None and number == self._core.called and self._lease.phase is LeasePhase.LEADING:
             self._tell_lease(event)
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         """Kill all drivers, and forget them, and all that was decided about them. Nobody is notified of their end."""
         for driver in self._drivers.values():
             with suppress(KeyError):

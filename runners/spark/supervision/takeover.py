@@ -21,12 +21,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.connectors.base.sink import ImmediateSink, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.private import hadoop_path
 from headrace.runners.spark.session import HOOK, PIPELINES
 from headrace.runners.spark.supervision.checkpoint_owner import checkpoint_at
 from headrace.runners.spark.supervision.driver_id import DRIVER_ID
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.queries import RunningQuery
-from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, hadoop_path
+from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery
 
 if TYPE_CHECKING:
     from headrace.runners.spark.writers import StreamWriter

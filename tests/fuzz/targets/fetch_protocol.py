@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from kafka.protocol.consumer import FetchResponse
 
-from headrace.connectors.kafka.format.fetch_protocol import (
-    MAX_VERSION,
-    MIN_VERSION,
-    parse_fetch_response,
-    span_of_batches,
-)
+from headrace.connectors.kafka.client.api_versions import API_VERSIONS
+from headrace.connectors.kafka.format.fetch_protocol import parse_fetch_response, span_of_batches
 from headrace.connectors.kafka.format.record_batch import stored_batches
 from headrace.enumerator.errors import CorruptDataError
 from tests.fuzz.batches import seeds as batches
 from tests.fuzz.target import Target
 
-_VERSIONS = MAX_VERSION - MIN_VERSION + 1
+MIN_VERSION = API_VERSIONS["Fetch"].lowest
+_VERSIONS = API_VERSIONS["Fetch"].highest - MIN_VERSION + 1
 
 
 def _check(data: bytes) -> None:
@@ -45,7 +42,7 @@ def _seeds() -> dict[str, bytes]:
     partition = topic.PartitionData
     found = {}
     for version, (name, records) in enumerate(batches().items(), MIN_VERSION):
-        told = partition(
+        settings = partition(
             partition_index=1,
             error_code=0,
             high_watermark=100,
@@ -58,7 +55,7 @@ def _seeds() -> dict[str, bytes]:
             records=records,
         )
         response = FetchResponse(
-            throttle_time_ms=0, error_code=0, session_id=0, responses=[topic(topic="t", topic_id=None, partitions=[told])]
+            throttle_time_ms=0, error_code=0, session_id=0, responses=[topic(topic="t", topic_id=None, partitions=[settings])]
         )
         number = version % _VERSIONS
         found[f"v{MIN_VERSION + number}-{name}"] = bytes([number]) + bytes(response.encode(version=MIN_VERSION + number))

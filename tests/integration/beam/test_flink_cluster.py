@@ -20,7 +20,7 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 
 from headrace.enumerator.errors import PeerError, UsageError
 from headrace.testing.servers.flink import FlinkCluster, start_flink
-from headrace.testing.servers.flink.watch import Patience
+from headrace.testing.servers.flink.watch import Timeouts
 from tests.helpers.flink_rig import Numbers, eventually, job, kill_and_restart
 
 pytestmark = [pytest.mark.flink, pytest.mark.timeout(300)]
@@ -112,14 +112,14 @@ def test_a_checkpoint_that_cannot_complete_is_said_and_fails_no_job_for_an_hour(
     def build(pipeline: beam.Pipeline) -> None:
         pipeline | beam.Impulse() | beam.ParDo(Stubborn(str(tmp_path / "begun")))
 
-    flink.patience = Patience(stall_seconds=3.0)
+    flink.timeout = Timeouts(stall_seconds=3.0)
     try:
         with job(flink, build, checkpoint_ms=100) as stalled:
             with pytest.raises(PeerError, match="completed no checkpoint for 3 s"):
                 flink.wait_checkpoint(stalled)
             assert flink.rest._ask("GET", f"/jobs/{stalled}/checkpoints/config")["timeout"] == 3_600_000
     finally:
-        flink.patience = Patience()
+        flink.timeout = Timeouts()
 
 
 # Beam's pool starts workers as `python -c "... SdkHarness ..."`: these end at once, as one with a broken installation would.

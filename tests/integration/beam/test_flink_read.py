@@ -20,7 +20,7 @@ from headrace.beam import ReadFromKafka
 from headrace.kafka import At
 from headrace.testing.servers.flink import FlinkCluster
 from headrace.testing.servers.kafka import add_partitions, create_topic
-from tests.helpers.beam_jobs import Counted, Flow, Verdict, Witness
+from tests.helpers.beam_jobs import Counted, Flow, OracleResult, Witness
 from tests.helpers.flink_rig import eventually, job, kill_and_restart
 from tests.helpers.kafka_rig import committed
 from tests.helpers.kafka_tools import produce
@@ -71,7 +71,7 @@ class Pipeline:
 
     def reads(self, partition: str) -> None:
         """Wait until a partition's first record came, in order."""
-        eventually(lambda: partition in self.witness.verdicts(), RESTORED_S)
+        eventually(lambda: partition in self.witness.outcomes(), RESTORED_S)
 
     def assert_never_ahead(self, published: dict[str, int], since_s: float) -> None:
         """Wait until every partition is read again; where it started is not behind what the group had been told."""
@@ -83,12 +83,12 @@ class Pipeline:
     def assert_all_read_once(self) -> None:
         """The flow stops; then everything written has come, once, in order, as the job's state has it."""
         written = self.flow.stop()
-        expected = {name: Verdict(count, 0) for name, count in written.items()}
-        eventually(lambda: self.witness.verdicts() == expected, RESTORED_S)
+        expected = {name: OracleResult(count, 0) for name, count in written.items()}
+        eventually(lambda: self.witness.outcomes() == expected, RESTORED_S)
 
     def assert_published_to_the_end(self) -> None:
         """What is read is published in the end, though nothing more comes."""
-        eventually(lambda: self.positions() == {name: v.count for name, v in self.witness.verdicts().items()}, RESTORED_S)
+        eventually(lambda: self.positions() == {name: v.count for name, v in self.witness.outcomes().items()}, RESTORED_S)
 
 
 @pytest.fixture
@@ -154,9 +154,9 @@ def test_a_bounded_read_ends_at_its_stop_and_a_restore_reads_none_of_it_again(fl
     name, stop = topic(), 400
     create_topic(pipeline.bootstrap, name, partitions=2)
     produce(pipeline.bootstrap, name, {partition: [b"x"] * 2 * stop for partition in range(2)})
-    expected = {f"{name}-{partition}": Verdict(stop, 0) for partition in range(2)}
+    expected = {f"{name}-{partition}": OracleResult(stop, 0) for partition in range(2)}
     with job(flink, pipeline.build_until(stop, name)) as job_id:
-        eventually(lambda: pipeline.witness.verdicts() == expected, RESTORED_S)
+        eventually(lambda: pipeline.witness.outcomes() == expected, RESTORED_S)
         # the last positions, too, though no later bundle of these partitions reads anything (Beam #26884)
         ends = [(name, partition) for partition in range(2)]
         eventually(lambda: committed(pipeline.bootstrap, pipeline.group, *ends) == [stop, stop], RESTORED_S)
@@ -165,7 +165,7 @@ def test_a_bounded_read_ends_at_its_stop_and_a_restore_reads_none_of_it_again(fl
         kill_and_restart(flink, job_id)
         flink.wait_checkpoint(job_id)
         assert pipeline.witness.first_since(since_s) == {}
-        assert pipeline.witness.verdicts() == expected
+        assert pipeline.witness.outcomes() == expected
 
 
 def test_each_slot_has_a_reader(flink: FlinkCluster, pipeline: Pipeline, topic):

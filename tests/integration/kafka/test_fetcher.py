@@ -25,7 +25,7 @@ from tests.helpers.kafka_tools import Proxy, produce, proxy_to
 
 pytestmark = pytest.mark.broker
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 SMALL_BATCHES = {"batch.size": 10_000}  # so that a topic is not read by a handful of requests
 
 
@@ -62,7 +62,7 @@ class Reader:
         return item
 
     def read_while(self, going_on: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while going_on():
             self.poll()
             assert time.monotonic() < deadline, f"stuck at {self.next}, failures {self.failures}"
@@ -192,7 +192,7 @@ def test_no_more_is_fetched_ahead_than_the_budget(broker, kafka, topic):
     sources, budget = whole(kafka, name), 4 << 20
     with Fetcher(kafka, sources, budget_bytes=budget) as fetcher:
         reader, ahead = Reader(fetcher, sources), 0
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not ahead or fetcher._asked_bytes:  # until the threads rest, with nothing polled yet
             with fetcher._lock:
                 ahead = fetcher._queued_bytes
@@ -206,7 +206,7 @@ def test_fetching_continues_where_it_is_told(broker, kafka, topic):
     create_topic(broker.bootstrap, name, partitions=2)
     produce(broker.bootstrap, name, written)
     with Fetcher(kafka, [FetchFrom(name, 0, 0), FetchFrom(name, 1, 0)]) as fetcher:
-        first = fetcher.poll(PATIENCE_S)
+        first = fetcher.poll(TIMEOUT_S)
         assert isinstance(first, FetchedData)
         fetcher.finish(name, 1)
         again = FetchFrom(name, 0, 40, stop=60)
@@ -236,7 +236,7 @@ def test_read_committed_stops_at_an_open_transaction_and_tells_what_was_aborted(
     source = FetchFrom(name, 0, 0)
     with KafkaCluster(config(broker, isolation=Isolation.READ_COMMITTED)) as kafka, Fetcher(kafka, [source]) as fetcher:
         seen: list[FetchedData] = []
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not seen or seen[-1].next_offset < 5:
             item = fetcher.poll(0.2)
             assert not isinstance(item, FetchFailed)
@@ -264,7 +264,7 @@ def delete_records(kafka: KafkaCluster, topic: str, before: int) -> None:
 
 def fails(kafka: KafkaCluster, source: FetchFrom) -> FetchFailed:
     with Fetcher(kafka, [source]) as fetcher:
-        item = fetcher.poll(PATIENCE_S)
+        item = fetcher.poll(TIMEOUT_S)
         assert fetcher.done
     assert isinstance(item, FetchFailed), item
     assert isinstance(item.error, DataLossError)
@@ -305,7 +305,7 @@ def test_the_end_itself_is_a_fine_offset(broker, kafka, topic):
         assert fetcher.poll(1) is None
         assert not fetcher.done
         produce(broker.bootstrap, name, {0: [b"next"]})
-        item = fetcher.poll(PATIENCE_S)
+        item = fetcher.poll(TIMEOUT_S)
         assert isinstance(item, FetchedData)
         assert records_of(item) == [(10, b"next")]
 
@@ -402,7 +402,7 @@ def test_closing_wakes_a_fetch_that_waits(broker, topic):
     create_topic(broker.bootstrap, name)
     with CountingCluster(config(broker, fetch_max_wait_ms=60_000, request_timeout_ms=60_000)) as kafka:
         fetcher = Fetcher(kafka, [FetchFrom(name, 0, 0)])
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not kafka.fetches:
             assert time.monotonic() < deadline
         fetching = threading.active_count()
@@ -423,7 +423,7 @@ def test_a_bug_in_a_thread_is_raised_and_not_waited_for(broker, kafka, topic, me
     name = topic()
     create_topic(broker.bootstrap, name)
     with Fetcher(kafka, [FetchFrom(name, 0, 0)]) as fetcher, pytest.raises(RuntimeError) as caught:
-        fetcher.poll(PATIENCE_S)
+        fetcher.poll(TIMEOUT_S)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 

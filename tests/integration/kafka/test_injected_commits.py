@@ -71,13 +71,13 @@ def refused_by_the_broker(soak):
 
     def set_policy(value, operation):
         entry = ConfigEntry("cleanup.policy", value, incremental_operation=operation)
-        resource = ConfigResource(ResourceType.TOPIC, soak.told["topic"], incremental_configs=[entry])
+        resource = ConfigResource(ResourceType.TOPIC, soak.settings["topic"], incremental_configs=[entry])
         for future in admin.incremental_alter_configs([resource]).values():
             future.result(30)
 
     set_policy("compact", AlterConfigOpType.SET)
     soak.start(None, 1, TASKS).wait(soak.job_seconds)
-    assert soak.told["bug"] or "INVALID_RECORD" in soak.tail()
+    assert soak.settings["bug"] or "INVALID_RECORD" in soak.tail()
     set_policy(None, AlterConfigOpType.DELETE)
 
 
@@ -111,8 +111,8 @@ def test_a_planted_bug_is_seen_by_the_oracle(bootstrap, tmp_path, bug, provoke, 
     timeout_ms = TIMEOUT_MS if provoke in OUTAGES else LASTING_MS
     soak = BareSoak(bootstrap, tmp_path, random.Random(1), timeout_ms, bug)
     provoke(soak)
-    verdict = soak.judge()
-    assert verdict[seen_as] > 0, verdict
+    outcome = soak.judge()
+    assert outcome[seen_as] > 0, outcome
 
 
 EVERY_PHASE = {
@@ -143,9 +143,9 @@ def test_a_job_killed_in_every_phase_has_each_record_once(bootstrap, tmp_path):
         assert soak.run(kill, 2, TASKS) == -signal.SIGKILL, phase
         assert soak.run(None, 1, TASKS + 1) == 0, phase
         assert soak.epochs() > before, phase
-    verdict = soak.judge()
-    assert not any(verdict[bad] for bad in BAD), verdict
-    assert verdict["uncommitted_records_in_the_log"] > 0  # kills have left some, and these are aborted
+    outcome = soak.judge()
+    assert not any(outcome[bad] for bad in BAD), outcome
+    assert outcome["uncommitted_records_in_the_log"] > 0  # kills have left some, and these are aborted
 
 
 @pytest.mark.parametrize("is_outage", [False, True], ids=["kills", "outages"])
@@ -154,5 +154,5 @@ def test_a_job_without_a_bug_bears_all_of_it(bootstrap, tmp_path, is_outage):
     for provoke in dict.fromkeys(provoke for _, provoke, _ in PHASES if (provoke in OUTAGES) == is_outage):
         provoke(soak)
         soak.run(None, 1, TASKS)
-    verdict = soak.judge()
-    assert not any(verdict[bad] for bad in BAD), verdict
+    outcome = soak.judge()
+    assert not any(outcome[bad] for bad in BAD), outcome

@@ -21,13 +21,13 @@ from headrace.testing.servers.kafka import create_topic, start_broker
 from headrace.testing.servers.kafka.containers import docker_answers
 from tests.soak.token_authority import TokenAuthority
 
-LIFE_S = 4.0
+LIFETIME_S = 4.0
 SECRET = "hunter2-of-the-client"
 
 
 @pytest.fixture(scope="module")
 def authority():
-    with TokenAuthority("job", SECRET, LIFE_S) as authority:
+    with TokenAuthority("job", SECRET, LIFETIME_S) as authority:
         yield authority
 
 
@@ -73,7 +73,7 @@ def test_a_script_reads_and_writes_through_many_tokens_with_idle_connections_bet
         for epoch in range(2):
             transaction = sink.begin(Attempt("j", epoch, 0, 0))
             transaction.write(pa.record_batch([pa.array([b"%d" % epoch])], ["value"]))
-            ends = time.monotonic() + LIFE_S
+            ends = time.monotonic() + LIFETIME_S
             wait_until(lambda ends=ends: _past(ends), "the token to end, with the transaction open")
             transaction.write(pa.record_batch([pa.array([b"%d more" % epoch])], ["value"]))
             driver.commit(epoch, (transaction.prepare(),))

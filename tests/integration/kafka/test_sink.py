@@ -20,7 +20,7 @@ from headrace.connectors.kafka.client.fetch import fetch_there
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
 from headrace.connectors.kafka.log_dump import dump
 from headrace.connectors.kafka.write import commit_log
-from headrace.connectors.kafka.write.transactions import TransactionProtocol, Transactions, Verdict
+from headrace.connectors.kafka.write.transactions import TransactionProtocol, TransactionResult, Transactions
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
 from headrace.testing import COMMITTER_STEPS, DyingCommitter, Killed
 from headrace.testing.servers.kafka import create_topic, delete_topic, start_broker
@@ -320,8 +320,8 @@ def test_a_delayed_end_of_an_older_transaction_does_not_touch_the_next(sink, out
     committer(sink, JOB).commit(0, (first,))
     (later,) = prepared(sink, JOB, 2, ["2"])
     assert later.transactional_id == first.transactional_id
-    for verdict in Verdict:
-        Transactions(sink.cluster()).end(first.producer, first.protocol, verdict)
+    for outcome in TransactionResult:
+        Transactions(sink.cluster()).end(first.producer, first.protocol, outcome)
     assert later.transactional_id in ongoing(sink, JOB)
     committer(sink, JOB).commit(2, (later,))
     eventually(lambda: read_all(bootstrap, out), ["0", "2"])

@@ -156,12 +156,12 @@ def test_schemas_that_javas_judge_finds_compatible_are_those_whose_values_are_re
     """It is what a schema registry asks before it takes a new version."""
     parser, judge = spark._jvm.org.apache.avro.Schema.Parser, spark._jvm.org.apache.avro.SchemaCompatibility
 
-    def verdict(reader: object, writer: object) -> bool:
+    def outcome(reader: object, writer: object) -> bool:
         schemas = [parser().parse(json.dumps(each)) for each in (reader, writer)]
         return judge.checkReaderWriterCompatibility(*schemas).getType().toString() == "COMPATIBLE"
 
     for name, change in CHANGES.items():
-        found = [verdict(change.new, change.old), verdict(change.old, change.new)]
+        found = [outcome(change.new, change.old), outcome(change.old, change.new)]
         assert found == [isinstance(each, Read) or not each.by_java for each in (change.backward, change.forward)], name
 
 
@@ -199,8 +199,8 @@ def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_con
         rows = rows.selectExpr("CASE WHEN deadLetter IS NULL THEN STRUCT(number) END AS value", "deadLetter")
         with_dead_letters(rows, "letters").write.format("headrace").mode("append").options(**sink).save()
         assert [json.loads(record.value) for record in kafka.records("good")] == [{"number": 1}]
-        ((letter, told),) = [(record.value, dict(record.headers)) for record in kafka.records("letters")]
-        assert (letter, told["__connect.errors.topic"], told["__connect.errors.partition"]) == (b"bad", b"in", b"1")
+        ((letter, request),) = [(record.value, dict(record.headers)) for record in kafka.records("letters")]
+        assert (letter, request["__connect.errors.topic"], request["__connect.errors.partition"]) == (b"bad", b"in", b"1")
         query.run_available(options)
         registry.register("in-value", later)
         kafka.append("in", b"\0\0\0\0\2" + value + b"\2m")
@@ -223,8 +223,8 @@ def test_a_registrys_secret_by_reference_is_in_no_plan_no_checkpoint_and_no_erro
         typed |= {f"schema.registry.{name}": value for name, value in secret.items()}
         options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "startingOffsets": "earliest", **typed}
         frame = spark.read.format("headrace").options(**options).load().select("value", "badReason")
-        told = frame._jdf.queryExecution().toString()
-        assert "headrace" in told.lower()
+        request = frame._jdf.queryExecution().toString()
+        assert "headrace" in request.lower()
         assert [tuple(row) for row in frame.collect()] == [(1, None), (None, "value: the schema registry has no schema 7")]
         assert "GET /schemas/ids/7" in registry.asked
         query.run_available(options)
@@ -234,7 +234,7 @@ def test_a_registrys_secret_by_reference_is_in_no_plan_no_checkpoint_and_no_erro
         (tmp_path / "login").write_text("me:hunter3")
         with pytest.raises(Exception, match="answered 401") as raised:
             spark.read.format("headrace").options(**options).load()
-        for each in [told.encode(), *kept, str(raised.value).encode()]:
+        for each in [request.encode(), *kept, str(raised.value).encode()]:
             assert b"hunter" not in each
             assert b"bWU6aHVudGVy" not in each  # as HTTP sends it
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.hdfs import started_hdfs
 from tests.helpers.lease_hosts import Host
-from tests.soak.standby_soak import ARMED_S, START_S, TAKEOVER_S, Traffic, verdict
+from tests.soak.standby_soak import ARMED_S, START_S, TAKEOVER_S, Traffic, outcome
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
@@ -61,7 +61,7 @@ def test_a_follower_takes_over_from_a_paused_leader_which_follows_when_it_wakes_
         traffic.wait_for(len(traffic.sent_at), TAKEOVER_S, one.check)
         outages_s.append(time.monotonic() - began)
         assert one.state() == "LEADING"
-        counted = verdict(one, traffic)
+        counted = outcome(one, traffic)
     with capsys.disabled():
         print(f"\nthe first commits of later records came {', '.join(f'{took:.1f} s' for took in outages_s)} after")  # noqa: T201
     assert counted["records"] > RATE

@@ -23,7 +23,7 @@ from tests.helpers.beam_rig import on_direct
 pytestmark = pytest.mark.timeout(280)
 
 EACH = 300
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class Moves:
@@ -68,7 +68,7 @@ class Moves:
 
         def stop() -> None:
             try:
-                wait_until(complete, "all records", PATIENCE_S)
+                wait_until(complete, "all records", TIMEOUT_S)
             finally:
                 if not over.is_set():  # a run that has failed is not there to take it
                     os.kill(os.getpid(), signal.SIGTERM)

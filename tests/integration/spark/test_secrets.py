@@ -55,7 +55,7 @@ def test_no_secret_is_in_plans_logs_the_event_log_the_checkpoint_and_errors(regi
             kafka.create_topic(topic, partitions=1)
         number = registry.register("in-value", SCHEMA)
         kafka.append("in", b"\0" + number.to_bytes(4, "big") + b"\2", b"bad")
-        told = {
+        settings = {
             "kafka": {**as_options(login(PASSWORD)), "kafka.bootstrap.servers": kafka.bootstrap},
             "wrong": as_options(login(f"{PASSWORD}-of-before")),
             "typed": typed(registry),
@@ -65,7 +65,7 @@ def test_no_secret_is_in_plans_logs_the_event_log_the_checkpoint_and_errors(regi
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path()}
         with (tmp_path / "log").open("wb") as log:
             done = subprocess.run(
-                [sys.executable, job], input=json.dumps(told).encode(), stdout=log, stderr=log, check=False, env=environment
+                [sys.executable, job], input=json.dumps(settings).encode(), stdout=log, stderr=log, check=False, env=environment
             )
         assert done.returncode == 0, (tmp_path / "log").read_text()[-4000:]
         assert kafka.records("out")

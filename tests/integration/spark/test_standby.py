@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from headrace.runners.spark.supervision.process_tree import members
-from tests.soak.standby_soak import running, send_signal, take_over, verdict
+from tests.soak.standby_soak import outcome, running, send_signal, take_over
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -21,7 +21,7 @@ def test_a_standby_continues_when_all_processes_of_the_active_driver_are_killed(
         outage_s = take_over(job, traffic, lambda tree: send_signal(signal.SIGKILL, members(tree)))
         after = job.status()
         assert (after["takeovers"], after["active"]["pid"]) == (1, before["standbys"][0]["pid"])
-        counted = verdict(job, traffic)
+        counted = outcome(job, traffic)
     with capsys.disabled():
         print(f"\nthe standby's first commit of a later record came {outage_s:.2f} s after the kill")  # noqa: T201 - a figure
     assert counted["records"] > RATE

@@ -296,7 +296,7 @@ def children_of(pid: int) -> list[int]:
 def task_workers(spark) -> list[int]:
     """The Python processes of this session that run tasks: children of the daemon of one that says who it is."""
 
-    def told(batches):
+    def settings(batches):
         import os
 
         import pyarrow as pa
@@ -304,7 +304,7 @@ def task_workers(spark) -> list[int]:
         for _ in batches:
             yield pa.RecordBatch.from_pydict({"daemon": [os.getppid()]})
 
-    (row,) = spark.range(1).coalesce(1).mapInArrow(told, "daemon long").collect()
+    (row,) = spark.range(1).coalesce(1).mapInArrow(settings, "daemon long").collect()
     return children_of(row.daemon)
 
 

@@ -31,7 +31,7 @@ from tests.helpers.databases import mariadb, postgresql
 pytestmark = pytest.mark.timeout(600)
 
 SERVERS = {"embedded-postgresql": postgresql, "embedded-mariadb": mariadb}
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 PRODUCED = [5, 3]
 _numbers = itertools.count()
 
@@ -73,11 +73,11 @@ class Rig:
             if shown != count:
                 raise RetriableError(f"{shown} were shown")
 
-        wait_until(look, "the watcher shows nothing", PATIENCE_S)
+        wait_until(look, "the watcher shows nothing", TIMEOUT_S)
 
-    def verdict(self) -> dict[str, int]:
+    def outcome(self) -> dict[str, int]:
         """What is not 0 of it."""
-        return {name: count for name, count in self.output.verdict(PRODUCED, self.output_check).items() if count}
+        return {name: count for name, count in self.output.outcome(PRODUCED, self.output_check).items() if count}
 
 
 @pytest.fixture(params=SERVERS)
@@ -100,19 +100,19 @@ class TestTheTable:
         rig.write(ALL)
         rig.until_seen(8)
         assert rig.output_check.missing(PRODUCED) == 0
-        assert rig.verdict() == CLEAN
+        assert rig.outcome() == CLEAN
 
     def test_a_record_that_is_there_twice_is_a_duplicate(self, rig):
         rig.write([*ALL, ALL[2]])
         rig.until_seen(9)
         assert rig.output_check.duplicates == 1
-        assert rig.verdict() == {**CLEAN, "records_out": 9, "duplicates": 1}
+        assert rig.outcome() == {**CLEAN, "records_out": 9, "duplicates": 1}
 
     def test_a_record_that_is_not_there_is_lost(self, rig):
         rig.write([*ALL[:3], *ALL[4:]])
         rig.until_seen(7)
         assert rig.output_check.missing(PRODUCED) == 1
-        assert rig.verdict() == {**CLEAN, "records_out": 7, "lost": 1}
+        assert rig.outcome() == {**CLEAN, "records_out": 7, "lost": 1}
 
     def test_a_value_with_another_byte_is_damaged_and_its_record_is_lost(self, rig):
         value = bytearray(ALL[3])
@@ -120,19 +120,19 @@ class TestTheTable:
         rig.write([*ALL[:3], bytes(value), *ALL[4:]])
         rig.until_seen(8)
         assert rig.output_check.damaged == 1
-        assert rig.verdict() == {**CLEAN, "lost": 1, "damaged": 1}
+        assert rig.outcome() == {**CLEAN, "lost": 1, "damaged": 1}
 
     def test_a_record_that_nobody_has_produced_is_foreign(self, rig):
         rig.write([*ALL, *records(1, 3, 1)])
         rig.until_seen(9)
-        assert rig.verdict() == {**CLEAN, "records_out": 9, "foreign": 1}
+        assert rig.outcome() == {**CLEAN, "records_out": 9, "foreign": 1}
 
     def test_a_record_that_was_shown_and_is_gone_is_a_phantom(self, rig):
         rig.write(ALL)
         rig.until_seen(8)
         with rig.engine.begin() as connection:
             connection.exec_driver_sql(f"DELETE FROM {rig.output.name} WHERE place = 1")
-        assert rig.verdict() == {**CLEAN, "records_out": 7, "lost": 1, "aborted_seen": 1}
+        assert rig.outcome() == {**CLEAN, "records_out": 7, "lost": 1, "aborted_seen": 1}
 
     def test_rows_that_become_visible_after_later_ones_are_seen_and_those_rolled_back_are_not(self, rig):
         with rig.engine.connect() as late, rig.engine.connect() as never:
@@ -143,7 +143,7 @@ class TestTheTable:
             never.rollback()
             late.commit()
         rig.until_seen(8)
-        assert rig.verdict() == CLEAN
+        assert rig.outcome() == CLEAN
 
     def test_a_transaction_that_is_in_doubt_is_told(self, rig):
         rig.write(ALL)
@@ -152,7 +152,7 @@ class TestTheTable:
             transaction = connection.begin_twophase("doubtful")
             rig.put(connection, records(0, 5, 1))
             transaction.prepare()
-            assert rig.verdict() == {**CLEAN, "prepared": 1}
+            assert rig.outcome() == {**CLEAN, "prepared": 1}
             transaction.rollback()
 
     def test_its_watcher_rides_out_the_death_of_the_server(self, rig):
@@ -163,7 +163,7 @@ class TestTheTable:
         rig.database.restart()
         rig.write(ALL[4:])
         rig.until_seen(8)
-        assert rig.verdict() == CLEAN
+        assert rig.outcome() == CLEAN
 
     def test_its_watcher_waits_for_nobody_while_the_server_is_frozen(self, rig):
         rig.database.pause()
@@ -211,11 +211,11 @@ def test_a_job_into_a_table_stands_what_its_database_suffers(session, system):
     kinds = [kind for kind in KINDS.values() if kind.tree == "databases"]
     current, generator = session(system), random.Random(1)
     lines = [current.suffer(kind, generator) for kind in kinds]
-    verdict = current.judge()["verdict"]
+    outcome = current.judge()["verdict"]
     assert [line["kind"] for line in lines if "proof" in line] == [kind.name for kind in kinds]
     assert all(is_good(line) for line in lines)
-    assert {name for name, count in verdict.items() if count} == {"records_in", "records_out"}
-    assert verdict["records_in"] == verdict["records_out"]
+    assert {name for name, count in outcome.items() if count} == {"records_in", "records_out"}
+    assert outcome["records_in"] == outcome["records_out"]
 
 
 @pytest.mark.long
@@ -224,12 +224,12 @@ def test_a_job_that_doubles_into_a_table_is_found_out_when_its_database_is_kille
     current = session(system)
     output_check = current.subject.output_check
     assert current.trial.watch(
-        PATIENCE_S, lambda: len(output_check.moments) > 2
+        TIMEOUT_S, lambda: len(output_check.moments) > 2
     )  # epochs: it is to continue from the last but one
     current.subject.more = {**current.subject.more, "injected": "doubles"}  # for the one that is started after the fault
     found = current.suffer(KINDS["database killed"], random.Random(1))
-    verdict = current.judge()["verdict"]
+    outcome = current.judge()["verdict"]
     assert "proof" in found
     assert found["starts"] > 0
-    assert found["duplicates"] == verdict["duplicates"] > 0
-    assert (verdict["lost"], verdict["aborted_seen"]) == (0, 0)
+    assert found["duplicates"] == outcome["duplicates"] > 0
+    assert (outcome["lost"], outcome["aborted_seen"]) == (0, 0)

@@ -24,7 +24,7 @@ from tests.helpers.sql_rig import SqlRig, run_epoch, write_epoch
 pytestmark = pytest.mark.timeout(300)
 
 SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
-SILENCE_S, PATIENCE_S = 0.3, 30.0
+SILENCE_S, TIMEOUT_S = 0.3, 30.0
 
 
 def test_where_the_machine_has_no_postgresql_the_one_from_pypi_commits_in_two_phases(monkeypatch):
@@ -101,7 +101,7 @@ def test_a_frozen_server_answers_nobody_until_it_continues(server, prepared):
         with pytest.raises(TimeoutError):
             found.result(SILENCE_S)
         server.resume()
-        assert found.result(PATIENCE_S) == [1]
+        assert found.result(TIMEOUT_S) == [1]
 
 
 def test_a_frozen_server_can_be_killed_and_restarted(server, prepared):

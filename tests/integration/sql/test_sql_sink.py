@@ -249,15 +249,15 @@ def test_what_a_dead_worker_of_a_run_has_prepared_locks_nobody_out(rig, run_on):
     JobCommitter("x", run).recover()
     for number in (1, 2):
         store.enlist(number)
-    prepare(sink, Attempt(store.roster.job(1), 0, 0, 0), [1, 2])
+    prepare(sink, Attempt(store.registry.job(1), 0, 0, 0), [1, 2])
     with pytest.raises(RetriableError):
-        prepare(sink, Attempt(store.roster.job(2), 0, 0, 0), [1, 2])
+        prepare(sink, Attempt(store.registry.job(2), 0, 0, 0), [1, 2])
     run.retire(1)
     for epoch, ids in enumerate(([1, 2], [3], [4])):
-        handle = prepare(sink, Attempt(store.roster.job(2), epoch, 0, 0), ids)
+        handle = prepare(sink, Attempt(store.registry.job(2), epoch, 0, 0), ids)
         commit_of_run(run, 1 + epoch, WorkerHandle(2, handle))
     assert (rig.ids(), rig.prepared()) == ([1, 2, 3, 4], set())
-    kept = f"SELECT gid FROM headrace_transactions WHERE job = '{store.roster.job(2)}'"
+    kept = f"SELECT gid FROM headrace_transactions WHERE job = '{store.registry.job(2)}'"
     assert rig.execute(kept) == [(handle.gid,)]  # of the last checkpoint alone
     run.retire(2)
     assert rig.execute(kept) == []
@@ -273,7 +273,7 @@ def test_a_coordinator_that_was_replaced_sweeps_nothing_of_its_successors_worker
     (tmp_path / "copy" / "run.json").write_bytes((tmp_path / "checkpoints" / "run.json").read_bytes())
     successor, copied = run_on(sink, "copy")
     JobCommitter("x", successor).recover()
-    handle = prepare(sink, Attempt(copied.roster.job(1), 0, 0, 0), [1])
+    handle = prepare(sink, Attempt(copied.registry.job(1), 0, 0, 0), [1])
     with pytest.raises(FencedError):
         run.retire(1)
     commit_of_run(successor, 1, WorkerHandle(1, handle))

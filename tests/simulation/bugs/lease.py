@@ -17,7 +17,7 @@ from headrace.runners.spark.supervision.lease.core import (
     HeartbeatWritten,
     LeaseCore,
     LeasePhase,
-    Looked,
+    LeaseStoreRead,
     MayCall,
 )
 from headrace.runners.spark.supervision.standby import StandbyCore
@@ -59,7 +59,7 @@ def looks_are_counted_while_the_lease_store_is_away() -> Iterator[None]:
     follower_looked = LeaseCore._follower_looked
 
     def injected(self: Any, event: Any) -> list[Any]:
-        if isinstance(event, Looked):
+        if isinstance(event, LeaseStoreRead):
             return follower_looked(self, event)
         self._missed += 1
         return []

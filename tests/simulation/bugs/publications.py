@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from headrace.runners.beam.publication import PositionT, Publication, Ticket
+from headrace.runners.beam.publication import FinalizationToken, PositionT, Publication
 
 
 class Trusting(Publication[PositionT]):
     """Takes a bundle's finalisation for the proof that the bundle is durable, as Beam's documentation has it."""
 
-    def finalised(self, ticket: Ticket[PositionT]) -> PositionT | None:
-        super().finalised(ticket)
-        return ticket.reached.end if ticket.life == self._life else None
+    def finalised(self, token: FinalizationToken[PositionT]) -> PositionT | None:
+        super().finalised(token)
+        return token.reached.end if token.lifetime == self._lifetime else None

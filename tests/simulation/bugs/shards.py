@@ -14,10 +14,10 @@ class InjectedCall(ShardCall[Any]):
     """A call with a bug: in what it is told, in what it commands, or in a step."""
 
     def handle(self, event: Any) -> list[Any]:
-        commands = super().handle(self.told(event))
+        commands = super().handle(self.settings(event))
         return [injected for command in commands for injected in self.commanded(command)]
 
-    def told(self, event: Any) -> Any:
+    def settings(self, event: Any) -> Any:
         return event
 
     def commanded(self, command: Any) -> list[Any]:
@@ -58,7 +58,7 @@ class TakesAbortedForCommitted(InjectedShard):
     """Never copies."""
 
     class call_type(InjectedCall):  # noqa: N801
-        def told(self, event):
+        def settings(self, event):
             return Ended(event.handle, Outcome.COMMITTED) if isinstance(event, Ended) else event
 
 
@@ -98,7 +98,7 @@ class TrustsFinalisation(InjectedShard):
     class call_type(InjectedCall):  # noqa: N801
         def _return(self):
             commands = super()._return()
-            self._life.publication.__class__ = Trusting
+            self._lifetime.publication.__class__ = Trusting
             return commands
 
 

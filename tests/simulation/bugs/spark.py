@@ -242,7 +242,7 @@ _doubt = KafkaDiscovery._doubt
 a_broker_out_of_reach_ends_a_doubt = _instead(
     KafkaDiscovery,
     "_doubt",
-    lambda self, name, told, known, views: None if views.failures else _doubt(self, name, told, known, views),
+    lambda self, name, settings, known, views: None if views.failures else _doubt(self, name, settings, known, views),
     "a_broker_out_of_reach_ends_a_doubt",
     "Regression: while one cannot be asked, what the others say against a topic's id counts for nothing.",
 )
@@ -320,7 +320,11 @@ ends_go_back = _instead(
 )
 
 losses_are_not_told = _instead(
-    KafkaSource, "splits_missing", lambda self, splits: None, "losses_are_not_told", "failOnDataLoss, and a topic is deleted."
+    KafkaSource,
+    "on_splits_missing",
+    lambda self, splits: None,
+    "losses_are_not_told",
+    "failOnDataLoss, and a topic is deleted.",
 )
 
 truncations_are_not_told = _instead(

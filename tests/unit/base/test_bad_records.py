@@ -18,7 +18,7 @@ from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEAD
 from headrace.connectors.kafka.read import reader
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
-from headrace.connectors.kafka.write.transactions import Transactions, Verdict
+from headrace.connectors.kafka.write.transactions import TransactionResult, Transactions
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam.event_time import ColumnTime
@@ -394,7 +394,7 @@ class FakeTransaction:
             sender.flush()
 
     def abort(self):
-        _, self._producer = self._transactions.end(self._producer, self._protocol, Verdict.ABORT)
+        _, self._producer = self._transactions.end(self._producer, self._protocol, TransactionResult.ABORT)
 
     def commit(self):
-        _, self._producer = self._transactions.end(self._producer, self._protocol, Verdict.COMMIT)
+        _, self._producer = self._transactions.end(self._producer, self._protocol, TransactionResult.COMMIT)

@@ -258,8 +258,8 @@ def test_what_is_to_be_done_about_a_stale_epoch_is_said_in_full():
         refuse_stale("job", 4, 5)
     assert str(raised.value) == (
         "job 'job' is to write epoch 4, and the sink has committed up to epoch 5 of it: the checkpoint is an older copy, and "
-        "its epochs need not hold the rows they held before. Continue from the newest checkpoint, or start a new query with a new "
-        "checkpoint"
+        "its epochs need not hold the rows they held before. Continue from the newest checkpoint, or start a new query with a "
+        "new checkpoint"
     )
 
 

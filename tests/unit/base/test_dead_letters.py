@@ -45,7 +45,7 @@ def letters_of(source):
     return [row and (row["key"], row["value"], [(each["key"], each["value"]) for each in row["headers"]]) for row in found]
 
 
-def told(headers):
+def settings(headers):
     return {name: value.decode() for name, value in headers}
 
 
@@ -55,9 +55,9 @@ class TestTheColumn:
         kafka.append("in", b'{"n": 1}', NewRecord(b"{", key=b"\xfe", headers=own, timestamp_ms=1234))
         good, (key, value, headers) = letters_of(kept(kafka))
         assert (good, key, value, headers[:2]) == (None, b"\xfe", b"{", own)
-        reason = told(headers[2:]).pop("__connect.errors.exception.message")
+        reason = settings(headers[2:]).pop("__connect.errors.exception.message")
         assert reason.startswith("value: is not JSON")
-        assert told(headers[2:]) == {
+        assert settings(headers[2:]) == {
             "__connect.errors.topic": "in",
             "__connect.errors.partition": "0",
             "__connect.errors.offset": "1",
@@ -75,14 +75,14 @@ class TestTheColumn:
         assert set(source.schema.names) == set(columns)
         ((key, value, headers),) = letters_of(source)
         assert (key, value, headers[0]) == (b"k", b"{", ("h", b"v"))
-        assert told(headers[1:])["headrace.errors.timestamp"].isdigit()
+        assert settings(headers[1:])["headrace.errors.timestamp"].isdigit()
 
     def test_a_key_that_is_bad_has_its_own_stage_and_both_reasons_are_told(self, kafka):
         kafka.append("in", NewRecord(b"]", key=b"\xff"), NewRecord(b'{"n": 1}', key=b"\xff"))
         first, second = letters_of(kept(kafka, key=StringFormat()))
         for _, _, headers in (first, second):
-            assert told(headers)["__connect.errors.stage"] == "KEY_CONVERTER"
-        assert "; value: " in told(first[2])["__connect.errors.exception.message"]
+            assert settings(headers)["__connect.errors.stage"] == "KEY_CONVERTER"
+        assert "; value: " in settings(first[2])["__connect.errors.exception.message"]
         assert (second[0], second[1]) == (b"\xff", b'{"n": 1}')
 
     def test_names_the_schema_that_the_value_names_whether_or_not_the_registry_knows_it(self, kafka):
@@ -93,16 +93,16 @@ class TestTheColumn:
             header = ("__value_schema_id", b"\1" + guid.bytes)
             kafka.append("in", b"\0\0\0\0\1", b"\0\0\0\0\7\2", NewRecord(b"", headers=[header]), b"nothing")
             value = RegisteredAvroFormat.of_subject(SchemaRegistry(registry.url), "in-value")
-            ids = [told(headers).get("headrace.errors.schema.id") for _, _, headers in letters_of(kept(kafka, value=value))
+            ids = [settings(headers).get("headrace.errors.schema.id") for _, _, headers in letters_of(kept(kafka, value=value))
                    for headers in [[each for each in headers if each[0] != "__value_schema_id"]]]  # fmt: skip
         assert ids == ["1", "7", str(guid), None]
 
     def test_a_timestamp_that_python_has_no_date_for_is_told(self, kafka):
         kafka.append("in", NewRecord(b"{", timestamp_ms=9_000_000_000_000_000))
         ((_, _, headers),) = letters_of(kept(kafka, bad_timestamps="null"))
-        assert told(headers)["headrace.errors.timestamp"] == "9000000000000000"
+        assert settings(headers)["headrace.errors.timestamp"] == "9000000000000000"
         kafka.append("in", NewRecord(b"{", timestamp_ms=1_700_000_000_000_000_000))
-        assert "headrace.errors.timestamp" not in told(letters_of(kept(kafka, bad_timestamps="null"))[1][2])
+        assert "headrace.errors.timestamp" not in settings(letters_of(kept(kafka, bad_timestamps="null"))[1][2])
 
 
 class TestLetters:

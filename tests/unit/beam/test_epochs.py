@@ -78,14 +78,14 @@ class Flink:
 
     def restore(self) -> None:
         self.position, self.state = self.completed.position, self.completed.state
-        self.tickets: list[Any] = []
+        self.tokens: list[Any] = []
 
     def call(self, element: bytes) -> None:
         self.now_s += 20
-        life, returned = self.committer.call(self.state or CommitterState(self.run), element, self.now_s)
+        lifetime, returned = self.committer.call(self.state or CommitterState(self.run), element, self.now_s)
         self.state = returned.state
-        if returned.ticket is not None:
-            self.tickets.append((life, returned.ticket))
+        if returned.token is not None:
+            self.tokens.append((lifetime, returned.token))
 
     def write(self) -> None:
         """A bundle with the next row, whose handle comes to the committer, or a heartbeat when all are written."""
@@ -103,9 +103,9 @@ class Flink:
         taken = Checkpoint(self.position, self.state)
         after_barrier()
         self.completed = taken
-        tickets, self.tickets = self.tickets, []
-        for life, ticket in tickets:
-            _finalised(life, ticket)
+        tokens, self.tokens = self.tokens, []
+        for lifetime, token in tokens:
+            _finalised(lifetime, token)
 
     def work(self, rounds: int) -> None:
         for _ in range(rounds):

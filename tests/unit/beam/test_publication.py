@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from headrace.runners.beam.publication import Publication, Ticket
+from headrace.runners.beam.publication import FinalizationToken, Publication
 from tests.helpers.driving import split
 from tests.simulation.bugs.publications import Trusting
 
@@ -74,9 +74,9 @@ def test_a_restored_position_is_published_even_if_nothing_comes():
 def test_what_could_not_be_published_is_given_again():
     publication = Publication()
     publication.finalised(publication.register(at(0), at(5)))
-    ticket = publication.register(at(5), at(5))
-    assert publication.finalised(ticket) == at(5)
-    publication.not_published(ticket)
+    token = publication.register(at(5), at(5))
+    assert publication.finalised(token) == at(5)
+    publication.not_published(token)
     assert not publication.settled(at(5))
     assert publication.finalised(publication.register(at(5), at(5))) == at(5)
 
@@ -84,10 +84,10 @@ def test_what_could_not_be_published_is_given_again():
 def test_a_runner_that_never_finalises_keeps_so_many_bundles_and_no_more():
     """Beam keeps the whole bundle for each callback, 95 KB; without a checkpoint interval Flink has it keep all of them."""
     publication = Publication(most_outstanding=3)
-    tickets = [publication.register(at(number), at(number + 1)) for number in range(10)]
-    assert [ticket is not None for ticket in tickets] == [True] * 3 + [False] * 7
-    for ticket in tickets[:3]:
-        publication.finalised(ticket)
+    tokens = [publication.register(at(number), at(number + 1)) for number in range(10)]
+    assert [token is not None for token in tokens] == [True] * 3 + [False] * 7
+    for token in tokens[:3]:
+        publication.finalised(token)
     assert publication.finalised(publication.register(at(10), at(11))) == at(3)  # and continues when it does finalise
     restored = [publication.register(at(0), at(1)), publication.register(at(1), at(2))]
     assert None not in restored  # those of before a restore are never finalised, and count no more
@@ -102,23 +102,23 @@ class Simulation:
     durable: int = 0
     barrier: int | None = None
     published: int = 0
-    outstanding: list[Ticket] = field(default_factory=list)
+    outstanding: list[FinalizationToken] = field(default_factory=list)
     publications: list[Publication] = field(default_factory=list)
 
     def __post_init__(self):
         self.publications = [self.make()]
 
     def bundle(self, records):
-        ticket = self.publications[-1].register(at(self.position), at(self.position + records))
+        token = self.publications[-1].register(at(self.position), at(self.position + records))
         self.position += records
-        if ticket is not None:
-            self.outstanding.append(ticket)
+        if token is not None:
+            self.outstanding.append(token)
 
     def complete(self):
         self.durable, self.barrier = self.barrier, None
         outstanding, self.outstanding = self.outstanding, []
-        for ticket in outstanding:
-            found = self.publications[-1].finalised(ticket)
+        for token in outstanding:
+            found = self.publications[-1].finalised(token)
             if found is not None:
                 self.published = found.next_offset
                 assert self.published <= self.durable, "published ahead of what a restore goes back to"

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.beam import ColumnTime, Limit, ProcessingTime, ReadFromSource
-from headrace.enumerator import Findings, pauses
+from headrace.enumerator import DiscoveryResult, pauses
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.runners.beam.coders import Element
@@ -158,7 +158,7 @@ def test_a_look_after_a_restore_that_fails_or_is_undecided_is_had_again_without_
 @pytest.mark.parametrize(("interval_s", "longest_s"), [(None, 64e-9), (3e-9, 3e-9)])
 def test_the_pause_before_a_look_that_is_had_again_grows(opened, monkeypatch, interval_s, longest_s):
     def inconclusive(self, known):
-        return Findings([], inconclusive=RetriableError("whether there is a c is not known"))
+        return DiscoveryResult([], inconclusive=RetriableError("whether there is a c is not known"))
 
     enumerate_stage, _ = stages(MemorySource(log_of(a="1")), discovery_interval_s=interval_s)
     opened.append(enumerate_stage)
@@ -215,11 +215,11 @@ def test_a_vanished_split_fails_every_attempt_of_the_job_and_not_only_the_first(
     """Flink starts the job again in the same worker process, which must not take the failure for said."""
     log, reports = log_of(a="1", b="1"), []
 
-    def splits_missing(self, splits):
+    def on_splits_missing(self, splits):
         reports.append([split.split_id for split in splits])
         raise DataLossError("b is gone")
 
-    monkeypatch.setattr(MemorySource, "splits_missing", splits_missing)
+    monkeypatch.setattr(MemorySource, "on_splits_missing", on_splits_missing)
     run = BeamRun(MemorySource(log), None)
     opened.append(run)
     run.checkpoint()
@@ -235,7 +235,7 @@ def test_a_vanished_split_fails_every_attempt_of_the_job_and_not_only_the_first(
 
 def test_a_vanished_split_that_may_be_gone_is_reported_once(opened, monkeypatch):
     log, reports = log_of(a="1", b="1"), []
-    monkeypatch.setattr(MemorySource, "splits_missing", lambda self, splits: reports.append([s.split_id for s in splits]))
+    monkeypatch.setattr(MemorySource, "on_splits_missing", lambda self, splits: reports.append([s.split_id for s in splits]))
     run = BeamRun(MemorySource(log), None)
     opened.append(run)
     log.hide("b")
@@ -296,10 +296,10 @@ def test_a_call_reads_for_so_long_and_hands_the_rest_on(opened):
 def test_flink_drops_a_pause_of_a_quarter_second_so_a_call_without_records_waits_itself(opened):
     """And asks for none: it is called again at once, whatever the runner makes of pauses."""
     stage, (work,) = begin(opened, MemorySource(log_of(a="")), read_s=0.2)
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     bundle = stage.process(work)
     assert (bundle.outputs, bundle.delay_s) == ([], pytest.approx(0.0, abs=0.1))
-    assert time.monotonic() - begun_s >= 0.2
+    assert time.monotonic() - started_s >= 0.2
 
 
 def test_a_reader_that_has_nothing_just_now_is_asked_again(opened, monkeypatch):
@@ -716,7 +716,7 @@ def test_options_of_the_pipeline_that_cannot_be_are_refused_by_name(options, mes
 def test_options_that_are_written_as_in_java_are_understood():
     options = {"parallelism": "4", "maxParallelism": "256", "checkpointingInterval": "3600000"}
     enumerate_fn, read_fn = ReadFromSource(MemorySource(log_of(a="1"))).stages(options)
-    assert (enumerate_fn._subtasks, read_fn._reading.publish_patience_s) == (Subtasks(4, 256), 3 * 3600)
+    assert (enumerate_fn._subtasks, read_fn._reading.publish_timeout_s) == (Subtasks(4, 256), 3 * 3600)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(3, 3), (100, 6)])

@@ -98,8 +98,8 @@ def test_a_topic_of_a_registry_is_rows_in_a_pipeline_and_back(kafka, flights):
         )
         rows = pipeline | read
         assert isinstance(coders.get_coder(rows.element_type), RowCoder)
-        told = rows | beam.Map(lambda row: (row.value.carrier, row.value.at, row.value.legs[0].km, row.offset))
-        assert_that(told, equal_to([("AA", AT, 7, 0), ("AA", AT, 7, 1)]))
+        settings = rows | beam.Map(lambda row: (row.value.carrier, row.value.at, row.value.legs[0].km, row.offset))
+        assert_that(settings, equal_to([("AA", AT, 7, 0), ("AA", AT, 7, 1)]))
         by_carrier = rows | beam.Map(lambda row: row.value) | beam.GroupBy("carrier").aggregate_field("price", sum, "total")
         assert_that(by_carrier, equal_to([beam.Row(carrier="AA", total=Decimal("24.68"))]), label="by carrier")
         _ = rows | beam.Map(lambda row: (b"k", row.value)) | WriteToKafka(config, "out", value_format=flights)

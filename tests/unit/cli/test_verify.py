@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, Tally, identity_hash, parse_origin
+from headrace.cli.compare import Counts, Identity, OrderCheck, RecordFault, RecordField, identity_hash, parse_origin
 from headrace.cli.verify import EpochState
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
-from headrace.connectors.kafka.log_dump import Fate
+from headrace.connectors.kafka.log_dump import TransactionStatus
 from headrace.enumerator.errors import UsageError
 
 
@@ -27,45 +27,45 @@ def batch(values, keys=None, headers=None):
 
 def compared(before, after):
     """The comparison and the findings in the output."""
-    tally, identity = Tally(), Identity()
-    tally.add_input(identity.hashes(batch(before)))
-    return tally, [finding for _, finding in tally.add_output(identity.hashes(batch(after)))]
+    counts, identity = Counts(), Identity()
+    counts.add_input(identity.hashes(batch(before)))
+    return counts, [finding for _, finding in counts.add_output(identity.hashes(batch(after)))]
 
 
 def test_a_copy_in_any_order_is_clean():
-    tally, findings = compared([b"a", b"b", None], [None, b"b", b"a"])
-    assert tally.summary(tally.lost) == "3 records in, 3 out, 0 duplicates, 0 lost, 0 foreign"
+    counts, findings = compared([b"a", b"b", None], [None, b"b", b"a"])
+    assert counts.summary(counts.lost) == "3 records in, 3 out, 0 duplicates, 0 lost, 0 foreign"
     assert findings == []
 
 
 def test_every_fault_is_found():
-    tally, findings = compared([b"a", b"b", b"c"], [b"a", b"a", b"x", b"x", b"b"])
-    assert tally.summary(tally.lost) == "3 records in, 5 out, 1 duplicates, 1 lost, 2 foreign"
+    counts, findings = compared([b"a", b"b", b"c"], [b"a", b"a", b"x", b"x", b"b"])
+    assert counts.summary(counts.lost) == "3 records in, 5 out, 1 duplicates, 1 lost, 2 foreign"
     assert findings == [RecordFault.DUPLICATE, RecordFault.FOREIGN, RecordFault.FOREIGN]
 
 
 def test_records_that_repeat_are_counted():
-    tally, findings = compared([b"a", b"a", b"a"], [b"a", b"a"])
-    assert (tally.lost, tally.repeated, findings) == (1, 2, [])
-    tally, findings = compared([b"a", b"a"], [b"a", b"a", b"a"])
-    assert (tally.lost, findings) == (0, [RecordFault.DUPLICATE])
+    counts, findings = compared([b"a", b"a", b"a"], [b"a", b"a"])
+    assert (counts.lost, counts.repeated, findings) == (1, 2, [])
+    counts, findings = compared([b"a", b"a"], [b"a", b"a", b"a"])
+    assert (counts.lost, findings) == (0, [RecordFault.DUPLICATE])
 
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"c", None])), st.lists(st.sampled_from([b"a", b"b", b"c", b"d", None])))
 def test_the_counts_are_those_of_multisets(before, after):
-    tally, findings = compared(before, after)
+    counts, findings = compared(before, after)
     wanted, found = Counter(before), Counter(after)
-    assert tally.lost == (wanted - found).total()
-    assert tally.foreign == sum(count for item, count in found.items() if item not in wanted)
-    assert tally.duplicates == (found - wanted).total() - tally.foreign
-    assert Counter(findings) == Counter({RecordFault.FOREIGN: tally.foreign, RecordFault.DUPLICATE: tally.duplicates})
-    assert (tally.records_in, tally.records_out) == (len(before), len(after))
+    assert counts.lost == (wanted - found).total()
+    assert counts.foreign == sum(count for item, count in found.items() if item not in wanted)
+    assert counts.duplicates == (found - wanted).total() - counts.foreign
+    assert Counter(findings) == Counter({RecordFault.FOREIGN: counts.foreign, RecordFault.DUPLICATE: counts.duplicates})
+    assert (counts.records_in, counts.records_out) == (len(before), len(after))
 
 
 def test_the_lost_are_named_by_reading_the_input_again():
-    tally, _ = compared([b"a", b"b", b"a", b"c"], [b"a"])
-    assert list(tally.lost_among(Identity().hashes(batch([b"a", b"b"])))) == [0, 1]
-    assert list(tally.lost_among(Identity().hashes(batch([b"a", b"c"])))) == [1]
+    counts, _ = compared([b"a", b"b", b"a", b"c"], [b"a"])
+    assert list(counts.lost_among(Identity().hashes(batch([b"a", b"b"])))) == [0, 1]
+    assert list(counts.lost_among(Identity().hashes(batch([b"a", b"c"])))) == [1]
 
 
 def header(**values):
@@ -119,10 +119,10 @@ def test_origin_headers_are_three():
 @pytest.mark.parametrize(
     ("fates", "torn"),
     [
-        ({Fate.COMMITTED: 2}, False),
-        ({Fate.COMMITTED: 1, Fate.OPEN: 1}, False),
-        ({Fate.ABORTED: 2}, False),
-        ({Fate.COMMITTED: 1, Fate.ABORTED: 1, Fate.OPEN: 1}, True),
+        ({TransactionStatus.COMMITTED: 2}, False),
+        ({TransactionStatus.COMMITTED: 1, TransactionStatus.OPEN: 1}, False),
+        ({TransactionStatus.ABORTED: 2}, False),
+        ({TransactionStatus.COMMITTED: 1, TransactionStatus.ABORTED: 1, TransactionStatus.OPEN: 1}, True),
     ],
 )
 def test_an_epoch_is_partially_committed_when_a_part_is_committed_and_a_part_aborted(fates, torn):

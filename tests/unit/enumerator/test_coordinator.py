@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from headrace.enumerator import Findings, LazyEnumerator
+from headrace.enumerator import DiscoveryResult, LazyEnumerator
 from headrace.enumerator import events as e
 from headrace.enumerator.coordinator import CHECKPOINT_TRANSITIONS, CheckpointPhase
 from headrace.enumerator.errors import ProtocolViolationError
@@ -14,7 +14,7 @@ from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_
 
 EVENTS = {
     e.Started: e.Started(),
-    e.SplitsDiscovered: e.SplitsDiscovered(Findings([])),
+    e.SplitsDiscovered: e.SplitsDiscovered(DiscoveryResult([])),
     e.DiscoveryFailed: e.DiscoveryFailed(TimeoutError()),
     e.DiscoveryDue: e.DiscoveryDue(),
     e.SplitsGone: e.SplitsGone(frozenset()),

@@ -340,10 +340,12 @@ def test_positions_that_are_refused_for_good_are_an_error_though_the_checkpoint_
 def test_splits_that_are_missing_are_reported_and_once_gone_are_stored_no_more(monkeypatch):
     log, clock, reported = log_of(a="1", b="2"), Clock(), []
     monkeypatch.setattr(
-        MemorySource, "splits_missing", lambda _, splits: reported.append([s.split_id for s in splits]), raising=False
+        MemorySource, "on_splits_missing", lambda _, splits: reported.append([s.split_id for s in splits]), raising=False
     )
     gone: set[str] = set()
-    monkeypatch.setattr(MemorySource, "gone", lambda _, splits: frozenset(s.split_id for s in splits) & gone, raising=False)
+    monkeypatch.setattr(
+        MemorySource, "confirm_deleted", lambda _, splits: frozenset(s.split_id for s in splits) & gone, raising=False
+    )
     with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
         log.hide("a")
         for proven, is_stored in [(set(), True), ({"a"}, False)]:

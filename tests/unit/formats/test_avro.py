@@ -203,8 +203,10 @@ def test_a_good_value_that_its_neighbours_leave_no_room_for_is_not_a_bad_one():
 @pytest.mark.usefixtures("small")
 def test_a_good_value_is_not_bad_where_memory_is_short(monkeypatch):
     avro = AvroFormat('"string"')
-    grow, short = DECODE_TWIN._Room.grow, [True]  # for the text, and not for the null that would stand in its place
-    monkeypatch.setattr(DECODE_TWIN._Room, "grow", lambda room, size: not (short and short.pop()) and grow(room, size))
+    grow, short = DECODE_TWIN._Headroom.grow, [True]  # for the text, and not for the null that would stand in its place
+    monkeypatch.setattr(
+        DECODE_TWIN._Headroom, "grow", lambda headroom, size: not (short and short.pop()) and grow(headroom, size)
+    )
     with pytest.raises(MemoryError):
         avro.decode(binary([b"\x08abcd"]))
     assert not short

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import json
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace.connectors.formats.by_name import FORMATS, FormatSpec
 from headrace.enumerator.errors import UsageError
 from headrace.formats import FORMAT_NAMES, AvroFormat, BytesFormat, JsonFormat, StringFormat, create_format
 
@@ -198,6 +200,14 @@ def test_a_format_is_made_by_its_name(name, options, kind):
 def test_a_wrong_name_or_argument_is_refused(name: str, options: dict[str, Any], words: str):
     with pytest.raises(UsageError, match=words):
         create_format(name, **options)
+
+
+@pytest.mark.parametrize("spec", FORMATS.values(), ids=lambda spec: spec.name)
+def test_the_table_of_formats_agrees_with_their_classes(spec: FormatSpec):
+    assert spec.arguments <= inspect.signature(spec.load()).parameters.keys()
+    assert spec.needs is None or spec.needs[0] in spec.arguments
+    registered = None if spec.load_registered is None else spec.load_registered().kind
+    assert spec.registry_kind == registered
 
 
 def test_without_fastavro_the_extra_is_named_and_the_other_formats_work(monkeypatch):

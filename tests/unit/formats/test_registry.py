@@ -444,7 +444,7 @@ def test_a_registry_that_was_set_up_again_is_believed_and_what_was_known_of_it_f
     for schema in (FLIGHT, LATER):
         served.register("flights-value", schema)
     assert [registry.by_id(number).text for number in (1, 2)] == [json.dumps(FLIGHT), json.dumps(LATER)]
-    served.begin_anew()
+    served.start_over()
     for schema in (LATER, FLIGHT):
         served.register("flights-value", schema)
     format_ = RegisteredAvroFormat.of_subject(registry, "flights-value", version=1)

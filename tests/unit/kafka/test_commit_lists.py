@@ -314,7 +314,7 @@ class TestEachRowsTopic:
 def dies_in_its_write(monkeypatch, sink, job, epoch):
     """A driver that takes the job over, and dies before the end of the transaction in which it records an epoch."""
 
-    def dies(self, producer, protocol, verdict):
+    def dies(self, producer, protocol, outcome):
         raise Killed
 
     driver = DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(job))

@@ -122,7 +122,7 @@ def test_the_last_words_of_a_broker_that_hangs_up_are_heard():
 
 def test_a_request_while_another_is_in_flight_is_a_bug_of_the_caller(monkeypatch):
     ours, theirs = socket.socketpair()
-    versions = SimpleNamespace(api_version=lambda request: 4)
+    versions = SimpleNamespace(api_version=lambda request, lowest, highest: 4)
     adopted = SimpleNamespace(socket=ours, versions=versions, expires_at=None)
     monkeypatch.setattr(connection_module, "shake_hands", lambda *_: adopted)
     with theirs, contextlib.closing(Connection("broker", 9092, ClientConfig(bootstrap="unused:1"))) as connection:

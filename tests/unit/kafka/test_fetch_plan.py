@@ -24,7 +24,7 @@ from headrace.enumerator.errors import CorruptDataError, DataLossError, Deadline
 CONFIG = ClientConfig(bootstrap="b:1", default_api_timeout_ms=10_000, retry_backoff_ms=100, retry_backoff_max_ms=1000)
 ONE, TWO = Broker(1, "one", 9092), Broker(2, "two", 9092)
 ID, OTHER_ID = UUID(int=1), UUID(int=2)
-ROOM = 8 << 20
+HEADROOM = 8 << 20
 
 
 def batches(base: int, count: int, epoch: int = 3) -> memoryview:
@@ -49,33 +49,33 @@ def test_a_partition_is_homeless_until_its_leader_is_found():
     plan, source = FetchPlan(CONFIG), FetchFrom("t", 0, 10)
     plan.add(source)
     assert plan.leaderless(0.0) == [source]
-    assert plan.take(ONE, 0.0, ROOM) == []
+    assert plan.take(ONE, 0.0, HEADROOM) == []
     plan.leader_found(source, Leader(ONE, 5), ID, 0.0)
     assert plan.leaderless(0.0) == []
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert (asked.topic, asked.topic_id, asked.index, asked.offset, asked.leader_epoch) == ("t", ID, 0, 10, 5)
-    assert plan.take(TWO, 0.0, ROOM) == []
+    assert plan.take(TWO, 0.0, HEADROOM) == []
 
 
 def test_a_partition_in_flight_is_not_asked_for_again():
     plan = plan_of(FetchFrom("t", 0, 10))
-    assert len(plan.take(ONE, 0.0, ROOM)) == 1
-    assert plan.take(ONE, 0.0, ROOM) == []
+    assert len(plan.take(ONE, 0.0, HEADROOM)) == 1
+    assert plan.take(ONE, 0.0, HEADROOM) == []
 
 
 def test_data_moves_the_offset_to_after_the_last_batch():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     data = plan.landed(asked, answer(batches(8, 5), high_watermark=50), None, 0.0)
     assert isinstance(data, FetchedData)
     assert (data.fetch_offset, data.next_offset, data.epochs, data.high_watermark) == (10, 13, ((8, 3),), 50)
-    (again,) = plan.take(ONE, 0.0, ROOM)
+    (again,) = plan.take(ONE, 0.0, HEADROOM)
     assert (again.offset, again.last_epoch) == (13, 3)
 
 
 def test_a_batch_that_was_cut_off_is_not_handed_out():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     data = plan.landed(asked, answer(bytes(batches(10, 5)) + bytes(batches(15, 5))[:-1]), None, 0.0)
     assert isinstance(data, FetchedData)
     assert (bytes(data.records), data.next_offset) == (bytes(batches(10, 5)), 15)
@@ -83,7 +83,7 @@ def test_a_batch_that_was_cut_off_is_not_handed_out():
 
 def test_the_partition_ends_when_its_stop_is_reached():
     plan = plan_of(FetchFrom("t", 0, 10, stop=13))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert isinstance(plan.landed(asked, answer(batches(10, 5)), None, 0.0), FetchedData)
     assert len(plan) == 0
 
@@ -103,17 +103,17 @@ def test_a_stop_of_zero_ends_at_once():
 
 def test_who_was_served_goes_to_the_end_of_the_line():
     plan = plan_of(*(FetchFrom("t", number, 0) for number in range(3)))
-    first, second, third = plan.take(ONE, 0.0, ROOM)
+    first, second, third = plan.take(ONE, 0.0, HEADROOM)
     assert (first.index, second.index, third.index) == (0, 1, 2)
     plan.landed(first, answer(batches(0, 1)), None, 0.0)
     plan.landed(second, answer(), None, 0.0)
     plan.landed(third, answer(), None, 0.0)
-    assert [asked.index for asked in plan.take(ONE, 0.0, ROOM)] == [1, 2, 0]
+    assert [asked.index for asked in plan.take(ONE, 0.0, HEADROOM)] == [1, 2, 0]
 
 
 def test_little_is_asked_for_when_little_is_left():
     plan = plan_of(FetchFrom("t", 0, 0, stop=100), FetchFrom("t", 1, 0))
-    few, many = plan.take(ONE, 0.0, ROOM)
+    few, many = plan.take(ONE, 0.0, HEADROOM)
     assert few.max_bytes < 256 * 1024 < many.max_bytes
     assert not plan.wants_wait([few, many])
     assert plan.wants_wait([many])
@@ -122,28 +122,28 @@ def test_little_is_asked_for_when_little_is_left():
 @pytest.mark.parametrize("records", [b"", bytes(batches(0, 5))[:-1]])
 def test_the_size_is_raised_when_no_whole_batch_fitted_and_reset_after(records):
     plan = plan_of(FetchFrom("t", 0, 0, stop=10))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert plan.landed(asked, answer(records, high_watermark=10), None, 0.0) is None
-    (again,) = plan.take(ONE, 0.0, ROOM)
+    (again,) = plan.take(ONE, 0.0, HEADROOM)
     assert (again.offset, again.max_bytes) == (0, asked.max_bytes * 2)
     plan.landed(again, answer(batches(0, 5), high_watermark=10), None, 0.0)
-    (after,) = plan.take(ONE, 0.0, ROOM)
+    (after,) = plan.take(ONE, 0.0, HEADROOM)
     assert after.max_bytes < again.max_bytes
 
 
 def test_the_size_is_not_raised_when_there_is_nothing():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert plan.landed(asked, answer(high_watermark=10), None, 0.0) is None
-    (again,) = plan.take(ONE, 0.0, ROOM)
+    (again,) = plan.take(ONE, 0.0, HEADROOM)
     assert again.max_bytes == asked.max_bytes
 
 
 def test_under_read_committed_what_is_not_stable_yet_does_not_raise_the_size():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(asked, answer(high_watermark=20, last_stable_offset=10, aborted=[]), None, 0.0)
-    assert plan.take(ONE, 0.0, ROOM)[0].max_bytes == asked.max_bytes
+    assert plan.take(ONE, 0.0, HEADROOM)[0].max_bytes == asked.max_bytes
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_under_read_committed_what_is_not_stable_yet_does_not_raise_the_size():
 def test_a_retriable_error_looks_up_the_leader_again_after_a_backoff(code):
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert plan.landed(asked, answer(error=code), None, 1.0) is None
     assert plan.leaderless(1.05) == []
     assert plan.next_due(None) == pytest.approx(1.1)
     assert plan.leaderless(1.1) == [source]
     plan.leader_found(source, Leader(TWO, 6), ID, 1.1)
-    (again,) = plan.take(TWO, 1.1, ROOM)
+    (again,) = plan.take(TWO, 1.1, HEADROOM)
     assert (again.offset, again.leader_epoch) == (10, 6)
 
 
@@ -177,7 +177,7 @@ def test_errors_without_a_success_between_end_at_the_deadline():
     plan = plan_of(source)
     now, outcome, tries = 0.0, None, 0
     while outcome is None:
-        (asked,) = plan.take(ONE, now, ROOM)
+        (asked,) = plan.take(ONE, now, HEADROOM)
         outcome = plan.landed(asked, answer(error=ErrorCode.NOT_LEADER_OR_FOLLOWER), None, now)
         tries += 1
         if outcome is None:
@@ -195,33 +195,33 @@ def test_a_success_starts_the_deadline_again():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
     for now in (0.0, 9.0, 18.0, 27.0):
-        (asked,) = plan.take(ONE, now, ROOM)
+        (asked,) = plan.take(ONE, now, HEADROOM)
         assert plan.landed(asked, answer(error=ErrorCode.NOT_LEADER_OR_FOLLOWER), None, now) is None
         plan.leader_found(source, Leader(ONE, 5), ID, now + 1)
-        (asked,) = plan.take(ONE, now + 1, ROOM)
+        (asked,) = plan.take(ONE, now + 1, HEADROOM)
         plan.landed(asked, answer(), None, now + 1)
 
 
 def test_a_lost_connection_keeps_the_offset():
     plan = plan_of(FetchFrom("t", 0, 10), FetchFrom("t", 1, 20))
-    asked = plan.take(ONE, 0.0, ROOM)
+    asked = plan.take(ONE, 0.0, HEADROOM)
     assert plan.lost(asked, RetriableError("gone"), 0.0) == []
     assert {source.key for source in plan.leaderless(0.2)} == {("t", 0), ("t", 1)}
 
 
 def test_an_error_that_does_not_pass_ends_one_partition_and_no_other():
     plan = plan_of(FetchFrom("t", 0, 10), FetchFrom("t", 1, 20))
-    first, second = plan.take(ONE, 0.0, ROOM)
+    first, second = plan.take(ONE, 0.0, HEADROOM)
     failed = plan.landed(first, answer(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED), None, 0.0)
     assert isinstance(failed, FetchFailed)
     assert isinstance(plan.landed(second, answer(batches(20, 1)), None, 0.0), FetchedData)
-    assert [asked.index for asked in plan.take(ONE, 0.0, ROOM)] == [1]
+    assert [asked.index for asked in plan.take(ONE, 0.0, HEADROOM)] == [1]
 
 
 def test_out_of_range_is_a_doubt_and_no_verdict():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0) is None
     assert plan.doubtful() == [(source, 10)]
     assert plan.cleared(source, RetriableError("in range after all"), 0.0) is None
@@ -232,7 +232,7 @@ def test_out_of_range_is_a_doubt_and_no_verdict():
 def test_out_of_range_ends_the_partition_when_proven():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0)
     failed = plan.cleared(source, OffsetOutOfRangeError("t", 0, 10, 20, 30), 0.0)
     assert isinstance(failed, FetchFailed)
@@ -242,13 +242,13 @@ def test_out_of_range_ends_the_partition_when_proven():
 def test_out_of_range_at_a_follower_asks_the_leader_first():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(asked, answer(preferred_replica=2), TWO, 0.0)
-    assert plan.take(ONE, 0.0, ROOM) == []
-    (asked,) = plan.take(TWO, 0.0, ROOM)
+    assert plan.take(ONE, 0.0, HEADROOM) == []
+    (asked,) = plan.take(TWO, 0.0, HEADROOM)
     plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0)
     assert plan.doubtful() == []
-    assert len(plan.take(ONE, 0.0, ROOM)) == 1
+    assert len(plan.take(ONE, 0.0, HEADROOM)) == 1
 
 
 RECREATED = TopicRecreatedError("t", str(ID), str(OTHER_ID))
@@ -274,7 +274,7 @@ def test_a_broker_that_lags_behind_is_forgiven():
     plan.add(source)
     plan.lookup_failed(source, RECREATED, 0.0)
     plan.leader_found(source, Leader(ONE, 0), ID, 1.0)
-    (asked,) = plan.take(ONE, 1.2, ROOM)
+    (asked,) = plan.take(ONE, 1.2, HEADROOM)
     plan.landed(asked, answer(error=ErrorCode.UNKNOWN_TOPIC_ID), None, 1.2)
     assert plan.lookup_failed(source, RECREATED, 3.5) is None  # a new doubt, with a new grace
 
@@ -293,7 +293,7 @@ def test_one_broker_that_names_another_id_proves_nothing_however_often():
 def test_a_topic_id_once_learnt_is_held_on_to():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(asked, answer(error=ErrorCode.UNKNOWN_TOPIC_ID), None, 0.0)
     plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 1.0)
     assert plan.topic_id_of(source) == ID
@@ -315,7 +315,7 @@ def test_a_topic_that_stays_away_is_gone(topic_id, kind):
 
 def test_a_truncated_log_is_data_loss():
     plan = plan_of(FetchFrom("t", 0, 10, last_epoch=3))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert asked.last_epoch == 3
     failed = plan.landed(asked, answer(diverging=(2, 7)), None, 0.0)
     assert isinstance(failed, FetchFailed)
@@ -327,7 +327,7 @@ def test_a_truncated_log_is_data_loss():
 def test_a_log_with_more_of_an_older_epoch_leaves_nothing_out(end):
     """Reading continued at the end of that epoch, which lay above what was read, and what is between was left out."""
     plan = plan_of(FetchFrom("t", 0, 10, last_epoch=3))
-    failed = plan.landed(*plan.take(ONE, 0.0, ROOM), answer(diverging=(2, end)), None, 0.0)
+    failed = plan.landed(*plan.take(ONE, 0.0, HEADROOM), answer(diverging=(2, end)), None, 0.0)
     assert isinstance(failed, FetchFailed)
     assert isinstance(failed.error, LogTruncatedError)
     assert (failed.error.diverges_at, failed.error.epoch) == (10, 2)
@@ -336,7 +336,7 @@ def test_a_log_with_more_of_an_older_epoch_leaves_nothing_out(end):
 
 def short(plan, now, **given):
     """The broker has nothing at offset 10, although the stop is 20; whether that is a doubt now."""
-    (asked,) = plan.take(ONE, now, ROOM)
+    (asked,) = plan.take(ONE, now, HEADROOM)
     assert plan.landed(asked, answer(**{"high_watermark": 10, **given}), None, now) is None
     return plan.doubtful() == [(asked.partition.source, 10)]
 
@@ -368,7 +368,7 @@ def test_without_a_stop_a_log_that_ends_is_no_doubt():
 
 def test_an_answer_to_a_question_of_before_is_ignored():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.add(FetchFrom("t", 0, 99))
     assert plan.landed(asked, answer(batches(10, 5)), None, 0.0) is None
     assert plan.lost([asked], CorruptDataError("no"), 0.0) == []
@@ -388,7 +388,7 @@ def test_what_was_looked_up_for_a_question_of_before_is_ignored():
 
 def test_an_answer_for_a_removed_partition_is_ignored():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.remove(("t", 0))
     assert plan.landed(asked, answer(batches(10, 5)), None, 0.0) is None
     assert len(plan) == 0
@@ -396,7 +396,7 @@ def test_an_answer_for_a_removed_partition_is_ignored():
 
 def test_batches_that_end_before_the_offset_are_corruption_and_no_endless_loop():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     failed = plan.landed(asked, answer(batches(5, 5)), None, 0.0)
     assert isinstance(failed, FetchFailed)
     assert isinstance(failed.error, CorruptDataError)
@@ -438,7 +438,7 @@ def test_a_leader_is_looked_up_again_once_it_is_known_for_long(config, age_s):
     assert plan.leaderless(age_s) == [source]
     plan.leader_found(source, Leader(ONE, 5), ID, age_s)
     assert plan.next_due(None) == 2 * age_s
-    assert len(plan.take(ONE, age_s, ROOM)) == 1
+    assert len(plan.take(ONE, age_s, HEADROOM)) == 1
 
 
 def test_who_is_looked_up_again_in_vain_is_fetched_on():
@@ -448,13 +448,13 @@ def test_who_is_looked_up_again_in_vain_is_fetched_on():
         assert plan.lookup_failed(source, error, 400.0) is None
         assert plan.is_ready(source)
         assert plan.next_due(None) == 700.0
-    assert len(plan.take(ONE, 400.0, ROOM)) == 1
+    assert len(plan.take(ONE, 400.0, HEADROOM)) == 1
 
 
 def test_while_a_partition_is_in_flight_its_answer_tells_what_is_wrong():
     source = FetchFrom("t", 0, 10, topic_id=ID)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     for now in (1.0, 5.0):
         assert plan.lookup_failed(source, RECREATED, now) is None
         assert plan.next_due(None) == now + 300.0
@@ -467,19 +467,19 @@ def test_while_a_partition_is_in_flight_its_answer_tells_what_is_wrong():
 def test_a_partition_in_flight_continues_at_the_leader_that_was_found_meanwhile():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert plan.leader_found(source, Leader(TWO, 6), ID, 1.0) is None
-    assert plan.take(TWO, 1.0, ROOM) == []
+    assert plan.take(TWO, 1.0, HEADROOM) == []
     assert plan.next_due(None) == 301.0
     plan.landed(asked, answer(batches(10, 5)), None, 1.0)
-    assert plan.take(ONE, 1.0, ROOM) == []
-    assert [again.leader_epoch for again in plan.take(TWO, 1.0, ROOM)] == [6]
+    assert plan.take(ONE, 1.0, HEADROOM) == []
+    assert [again.leader_epoch for again in plan.take(TWO, 1.0, HEADROOM)] == [6]
 
 
 def test_a_leader_that_has_moved_takes_over_from_the_follower_and_one_that_has_not_does_not():
     source, three = FetchFrom("t", 0, 10), Broker(3, "three", 9092)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(asked, answer(preferred_replica=2), TWO, 0.0)
     plan.leader_found(source, Leader(ONE, 5), ID, 1.0)
     assert plan.replicas() == {TWO}
@@ -492,12 +492,12 @@ def test_a_leader_that_has_moved_takes_over_from_the_follower_and_one_that_has_n
 def test_a_doubt_stays_one_though_the_leader_is_found_again():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0)
     assert plan.next_due(None) is None, "nobody looks its leader up meanwhile"
     plan.leader_found(source, Leader(ONE, 5), ID, 1.0)
     assert plan.doubtful() == [(source, 10)]
-    assert plan.take(ONE, 1.0, ROOM) == []
+    assert plan.take(ONE, 1.0, HEADROOM) == []
 
 
 def test_a_ready_partition_of_a_topic_that_was_recreated_is_fetched_no_more():
@@ -549,7 +549,7 @@ def test_what_is_removed_is_unknown():
     assert plan.changed() == {ONE}
     assert (plan.is_ready(source), plan.topic_id_of(source), plan.replicas(), plan.next_due(None)) == (False, ID, set(), None)
     assert plan.next_due(ONE) is None
-    assert plan.take(ONE, 0.0, ROOM) == []
+    assert plan.take(ONE, 0.0, HEADROOM) == []
 
 
 # --- requests -------------------------------------------------------------------------------------------------------------
@@ -558,24 +558,24 @@ def test_what_is_removed_is_unknown():
 def test_the_room_of_a_request_is_shared_and_no_share_is_below_a_mebibyte():
     for count, share in [(2, 4 << 20), (3, (8 << 20) // 3), (8, 1 << 20), (16, 1 << 20)]:
         plan = plan_of(*(FetchFrom("t", number, 0) for number in range(count)))
-        assert [asked.max_bytes for asked in plan.take(ONE, 0.0, ROOM)] == [share] * count
+        assert [asked.max_bytes for asked in plan.take(ONE, 0.0, HEADROOM)] == [share] * count
 
 
 def test_a_limit_that_the_user_sets_goes_before_the_share():
     plan = plan_of(FetchFrom("t", 0, 0), config=replace(CONFIG, max_partition_fetch_bytes=77_000))
-    assert plan.take(ONE, 0.0, ROOM)[0].max_bytes == 77_000
+    assert plan.take(ONE, 0.0, HEADROOM)[0].max_bytes == 77_000
 
 
 def test_what_is_asked_for_up_to_a_stop_is_what_is_guessed_and_a_little_more():
     plan = plan_of(FetchFrom("t", 0, 10, stop=110))
-    assert plan.take(ONE, 0.0, ROOM)[0].max_bytes == 100 * 1024 * 5 // 4 + 65_536
+    assert plan.take(ONE, 0.0, HEADROOM)[0].max_bytes == 100 * 1024 * 5 // 4 + 65_536
 
 
 def test_the_size_is_doubled_up_to_the_largest_fetch_and_never_lowered():
-    for room, sizes in [(20 << 20, [20 << 20, 40 << 20, 52_428_800, 52_428_800]), (64 << 20, [64 << 20] * 2)]:
+    for headroom, sizes in [(20 << 20, [20 << 20, 40 << 20, 52_428_800, 52_428_800]), (64 << 20, [64 << 20] * 2)]:
         plan = plan_of(FetchFrom("t", 0, 0))
         for size in sizes:
-            (asked,) = plan.take(ONE, 0.0, room)
+            (asked,) = plan.take(ONE, 0.0, headroom)
             assert asked.max_bytes == size
             plan.landed(asked, answer(high_watermark=10), None, 0.0)
 
@@ -583,11 +583,11 @@ def test_the_size_is_doubled_up_to_the_largest_fetch_and_never_lowered():
 def test_a_failure_is_waited_for_though_the_leader_is_known_again():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
-    plan.lost(plan.take(ONE, 1.0, ROOM), RetriableError("gone"), 1.0)
+    plan.lost(plan.take(ONE, 1.0, HEADROOM), RetriableError("gone"), 1.0)
     plan.leader_found(source, Leader(ONE, 5), ID, 1.0)
     assert plan.next_due(ONE) == pytest.approx(1.1)
-    assert plan.take(ONE, 1.09, ROOM) == []
-    assert len(plan.take(ONE, 1.1, ROOM)) == 1
+    assert plan.take(ONE, 1.09, HEADROOM) == []
+    assert len(plan.take(ONE, 1.1, HEADROOM)) == 1
 
 
 @pytest.mark.parametrize(
@@ -601,7 +601,7 @@ def test_each_failure_in_a_row_waits_twice_as_long_up_to_a_limit_and_a_success_s
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source, config=config)
     for wait in (*waits, None, *waits[:2]):
-        (asked,) = plan.take(ONE, 1.0, ROOM)
+        (asked,) = plan.take(ONE, 1.0, HEADROOM)
         if wait is None:
             plan.landed(asked, answer(), None, 1.0)
             continue
@@ -612,12 +612,12 @@ def test_each_failure_in_a_row_waits_twice_as_long_up_to_a_limit_and_a_success_s
 
 def test_what_a_quota_refused_is_asked_for_again_and_what_was_removed_is_not():
     plan = plan_of(FetchFrom("t", 0, 10), FetchFrom("t", 1, 20))
-    asked = plan.take(ONE, 0.0, ROOM)
+    asked = plan.take(ONE, 0.0, HEADROOM)
     plan.add(FetchFrom("t", 0, 10))
     plan.changed()
     plan.put_back(asked)
     assert plan.changed() == {ONE}
-    assert [again.offset for again in plan.take(ONE, 0.0, ROOM)] == [20]
+    assert [again.offset for again in plan.take(ONE, 0.0, HEADROOM)] == [20]
 
 
 # --- answers --------------------------------------------------------------------------------------------------------------
@@ -625,7 +625,7 @@ def test_what_a_quota_refused_is_asked_for_again_and_what_was_removed_is_not():
 
 def test_all_that_an_answer_says_is_handed_on():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     said = {"high_watermark": 50, "last_stable_offset": 40, "log_start_offset": 5, "aborted": [(7, 11)]}
     data = plan.landed(asked, answer(batches(10, 5), **said), None, 0.0)
     assert isinstance(data, FetchedData)
@@ -635,7 +635,7 @@ def test_all_that_an_answer_says_is_handed_on():
 
 def test_the_epoch_before_an_offset_is_that_of_the_last_batch_that_starts_before_it():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     data = plan.landed(asked, answer(bytes(batches(8, 5)) + bytes(batches(13, 2, epoch=4))), None, 0.0)
     assert isinstance(data, FetchedData)
     assert [data.epoch_before(offset) for offset in (8, 9, 13, 14, 15)] == [None, 3, 3, 4, 4]
@@ -644,10 +644,10 @@ def test_the_epoch_before_an_offset_is_that_of_the_last_batch_that_starts_before
 def test_data_that_says_nothing_of_its_epoch_leaves_the_one_that_is_known():
     """Message format 1 has none."""
     plan = plan_of(FetchFrom("t", 0, 10, last_epoch=3))
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     rest = struct.pack(">IbbqII", 0, 1, 0, 0, 0, 0)
     plan.landed(asked, answer(struct.pack(">qi", 10, len(rest)) + rest), None, 0.0)
-    (again,) = plan.take(ONE, 0.0, ROOM)
+    (again,) = plan.take(ONE, 0.0, HEADROOM)
     assert (again.offset, again.last_epoch) == (11, 3)
 
 
@@ -656,7 +656,7 @@ def test_the_density_that_was_found_is_that_of_whole_batches_over_what_was_wante
     plan, source = FetchPlan(CONFIG, densities), FetchFrom("t", 0, 10)
     plan.add(source)
     plan.leader_found(source, Leader(ONE, 5), ID, 0.0)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(asked, answer(bytes(batches(5, 15)) + bytes(batches(20, 5))[:-1]), None, 0.0)
     assert densities == {("t", 0): len(batches(5, 15)) / 10}
 
@@ -668,10 +668,10 @@ def test_a_later_leader_that_an_answer_names_is_asked_at_once(error, known):
     plan = FetchPlan(CONFIG)
     plan.add(source)
     plan.leader_found(source, Leader(ONE, known), ID, 0.0)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert plan.landed(asked, answer(error=error), None, 1.0, hint=Leader(TWO, 6)) is None
     assert plan.next_due(None) == 301.0
-    assert [(again.offset, again.leader_epoch) for again in plan.take(TWO, 1.0, ROOM)] == [(10, 6)]
+    assert [(again.offset, again.leader_epoch) for again in plan.take(TWO, 1.0, HEADROOM)] == [(10, 6)]
 
 
 @pytest.mark.parametrize(
@@ -686,19 +686,19 @@ def test_a_later_leader_that_an_answer_names_is_asked_at_once(error, known):
 def test_no_other_leader_that_an_answer_names_is_believed(error, hint):
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 0.0, ROOM)
+    (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert plan.landed(asked, answer(error=error), None, 1.0, hint=hint) is None
-    assert plan.take(TWO, 1.0, ROOM) == []
+    assert plan.take(TWO, 1.0, HEADROOM) == []
     assert plan.leaderless(1.1) == [source]
 
 
 def test_a_follower_gives_way_to_the_leader_after_the_age_of_metadata():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (asked,) = plan.take(ONE, 1.0, ROOM)
+    (asked,) = plan.take(ONE, 1.0, HEADROOM)
     assert asked.may_be_nearby
     plan.landed(asked, answer(preferred_replica=2), TWO, 1.0)
     for now, broker in [(300.9, TWO), (301.0, ONE)]:
-        (asked,) = plan.take(TWO, now, ROOM)
+        (asked,) = plan.take(TWO, now, HEADROOM)
         plan.landed(asked, answer(batches(asked.offset, 1)), None, now)
         assert plan.replicas() == {broker}
 
@@ -706,22 +706,22 @@ def test_a_follower_gives_way_to_the_leader_after_the_age_of_metadata():
 def test_a_leader_that_names_an_unknown_follower_is_looked_up_and_must_serve_us_meanwhile():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
-    (asked,) = plan.take(ONE, 2.0, ROOM)
+    (asked,) = plan.take(ONE, 2.0, HEADROOM)
     assert plan.landed(asked, answer(preferred_replica=9), None, 2.0) is None
     assert plan.leaderless(2.0) == [source]
     plan.leader_found(source, Leader(ONE, 5), ID, 2.0)
     for now, may_be_nearby in [(2.9, False), (3.0, True)]:
-        (asked,) = plan.take(ONE, now, ROOM)
+        (asked,) = plan.take(ONE, now, HEADROOM)
         assert asked.may_be_nearby is may_be_nearby
         plan.landed(asked, answer(), None, now)
 
 
 def test_a_follower_that_lags_is_not_gone_back_to_at_once():
     plan = plan_of(FetchFrom("t", 0, 10))
-    plan.landed(*plan.take(ONE, 0.0, ROOM), answer(preferred_replica=2), TWO, 0.0)
-    plan.landed(*plan.take(TWO, 4.0, ROOM), answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 4.0)
+    plan.landed(*plan.take(ONE, 0.0, HEADROOM), answer(preferred_replica=2), TWO, 0.0)
+    plan.landed(*plan.take(TWO, 4.0, HEADROOM), answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 4.0)
     for now, may_be_nearby in [(4.9, False), (5.0, True)]:
-        (asked,) = plan.take(ONE, now, ROOM)
+        (asked,) = plan.take(ONE, now, HEADROOM)
         assert asked.may_be_nearby is may_be_nearby
         plan.landed(asked, answer(), None, now)
 
@@ -734,14 +734,14 @@ def test_what_was_asked_of_whom_is_said_of_an_error():
         (answer(b"\0" * 30), "a record batch claims a length of 0 bytes"),
     ]:
         plan = plan_of(FetchFrom("t", 0, 10))
-        failed = plan.landed(*plan.take(ONE, 0.0, ROOM), given, None, 0.0)
+        failed = plan.landed(*plan.take(ONE, 0.0, HEADROOM), given, None, 0.0)
         assert isinstance(failed, FetchFailed)
         assert str(failed.error).startswith(where + said)
 
 
 def test_where_a_log_diverges_is_said():
     plan = plan_of(FetchFrom("t", 3, 10, last_epoch=3))
-    failed = plan.landed(*plan.take(ONE, 0.0, ROOM), answer(diverging=(2, 7)), None, 0.0)
+    failed = plan.landed(*plan.take(ONE, 0.0, HEADROOM), answer(diverging=(2, 7)), None, 0.0)
     assert isinstance(failed, FetchFailed)
     assert str(failed.error) == str(LogTruncatedError("t", 3, 10, 7))
 
@@ -750,9 +750,9 @@ def test_a_deadline_says_how_long_how_often_and_what_was_last():
     source, error = FetchFrom("t", 0, 10), RetriableError("gone")
     plan = plan_of(source)
     for now in (0.0, 3.0, 9.999):
-        assert plan.lost(plan.take(ONE, 20.0, ROOM), error, now) == []
+        assert plan.lost(plan.take(ONE, 20.0, HEADROOM), error, now) == []
         plan.leader_found(source, Leader(ONE, 5), ID, now)
-    (failed,) = plan.lost(plan.take(ONE, 20.0, ROOM), error, 10.0)
+    (failed,) = plan.lost(plan.take(ONE, 20.0, HEADROOM), error, 10.0)
     assert str(failed.error) == "t-0: no successful fetch for 10 s (3 tries); the last error was: gone"
     assert failed.error.__cause__ is error
 
@@ -761,13 +761,13 @@ def test_without_a_deadline_a_retriable_error_never_ends_a_partition():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source, config=replace(CONFIG, default_api_timeout_ms=None))
     for now in range(0, 10**6, 10**5):
-        assert plan.lost(plan.take(ONE, 1e9, ROOM), RetriableError("gone"), float(now)) == []
+        assert plan.lost(plan.take(ONE, 1e9, HEADROOM), RetriableError("gone"), float(now)) == []
         plan.leader_found(source, Leader(ONE, 5), ID, float(now))
 
 
 def test_a_request_that_cannot_be_repeated_ends_each_of_its_partitions_that_is_still_wanted():
     plan = plan_of(*(FetchFrom("t", number, 10) for number in range(3)))
-    asked = plan.take(ONE, 0.0, ROOM)
+    asked = plan.take(ONE, 0.0, HEADROOM)
     plan.remove(("t", 0))
     failed = plan.lost(asked, CorruptDataError("no"), 0.0)
     assert [(outcome.partition, str(outcome.error)) for outcome in failed] == [(1, "no"), (2, "no")]
@@ -777,20 +777,20 @@ def test_a_request_that_cannot_be_repeated_ends_each_of_its_partitions_that_is_s
 def test_data_ends_the_time_in_which_the_log_is_said_to_end_early():
     plan = plan_of(FetchFrom("t", 0, 10, stop=20))
     assert not short(plan, 0.0)
-    plan.landed(*plan.take(ONE, 1.0, ROOM), answer(batches(10, 1), high_watermark=11), None, 1.0)
+    plan.landed(*plan.take(ONE, 1.0, HEADROOM), answer(batches(10, 1), high_watermark=11), None, 1.0)
     for now in (2.0, 4.9):
-        plan.landed(*plan.take(ONE, now, ROOM), answer(high_watermark=11), None, now)
+        plan.landed(*plan.take(ONE, now, HEADROOM), answer(high_watermark=11), None, now)
         assert plan.doubtful() == []
 
 
 def test_what_fails_for_long_is_news_until_it_is_over_however_it_ends():
     def fetched(plan, source):
-        plan.landed(*plan.take(ONE, 9.0, ROOM), answer(), None, 9.0)
+        plan.landed(*plan.take(ONE, 9.0, HEADROOM), answer(), None, 9.0)
 
     for end in (fetched, lambda plan, source: plan.remove(source.key)):
         source = FetchFrom("t", 0, 10)
         plan = plan_of(source)
-        plan.lost(plan.take(ONE, 2.0, ROOM), RetriableError("gone"), 2.0)
+        plan.lost(plan.take(ONE, 2.0, HEADROOM), RetriableError("gone"), 2.0)
         plan.leader_found(source, Leader(ONE, 5), ID, 3.0)
         assert plan.outages.news(11.9) is None
         assert plan.outages.news(12.0) == "nothing can be fetched of t-0 for 10 s; trying on. The last error was: gone"
@@ -800,7 +800,7 @@ def test_what_fails_for_long_is_news_until_it_is_over_however_it_ends():
 
 def rewritten(data: bytes, **source) -> object:
     plan = plan_of(FetchFrom("t", 0, 10, **source))
-    return plan.landed(*plan.take(ONE, 0.0, ROOM), answer(data), None, 0.0)
+    return plan.landed(*plan.take(ONE, 0.0, HEADROOM), answer(data), None, 0.0)
 
 
 @pytest.mark.parametrize(("base", "first"), [(8, 10), (10, 10), (12, 12), (19, 19)])
@@ -830,10 +830,10 @@ def test_no_other_epoch_is_a_loss(base, source):
 def test_what_lies_before_that_is_handed_out_first():
     plan = plan_of(FetchFrom("t", 0, 10, stop=20, stop_epoch=3))
     later = answer(bytes(batches(10, 5)) + bytes(batches(15, 5, epoch=4)))
-    data = plan.landed(*plan.take(ONE, 0.0, ROOM), later, None, 0.0)
+    data = plan.landed(*plan.take(ONE, 0.0, HEADROOM), later, None, 0.0)
     assert isinstance(data, FetchedData)
     assert (data.next_offset, bytes(data.records)) == (15, bytes(batches(10, 5)))
-    failed = plan.landed(*plan.take(ONE, 0.0, ROOM), answer(batches(15, 5, epoch=4)), None, 0.0)
+    failed = plan.landed(*plan.take(ONE, 0.0, HEADROOM), answer(batches(15, 5, epoch=4)), None, 0.0)
     assert isinstance(failed, FetchFailed)
 
 
@@ -841,7 +841,7 @@ def asked_until(plan, reply, seconds):
     """What came of asking for so long, every 10 ms at most, and how often."""
     now, asks = 0.0, 0
     while now < seconds:
-        for asked in plan.take(ONE, now, ROOM):
+        for asked in plan.take(ONE, now, HEADROOM):
             asks += 1
             outcome = plan.landed(asked, reply, None, now)
             if outcome is not None:
@@ -866,7 +866,7 @@ def test_a_batch_of_which_only_the_length_comes_is_corrupt_data_after_three_seco
     length_alone = answer(batches(10, 5)[:AFTER_LENGTH], high_watermark=50)
     outcomes = []
     for now in (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0):
-        (asked,) = plan.take(ONE, now, ROOM)
+        (asked,) = plan.take(ONE, now, HEADROOM)
         outcomes.append(plan.landed(asked, length_alone, None, now))
     assert outcomes[:-1] == [None] * 7
     assert isinstance(outcomes[-1], FetchFailed)
@@ -878,23 +878,23 @@ def test_a_log_that_continues_and_brings_nothing_is_asked_again_ever_later_and_t
     outcome, asks, now = asked_until(plan, answer(high_watermark=50), 60.0)
     assert outcome is None
     assert asks < 120
-    told = plan.outages.news(now)
-    assert told is not None
-    assert "nothing can be fetched of t-0" in told
-    assert "brings no whole batch from offset 10 on" in told
-    (asked,) = plan.take(ONE, now + 1.0, ROOM)
+    settings = plan.outages.news(now)
+    assert settings is not None
+    assert "nothing can be fetched of t-0" in settings
+    assert "brings no whole batch from offset 10 on" in settings
+    (asked,) = plan.take(ONE, now + 1.0, HEADROOM)
     assert isinstance(plan.landed(asked, answer(batches(10, 5), high_watermark=50), None, now + 1.0), FetchedData)
     assert "fetched again" in (plan.outages.news(now + 1.0) or "")
-    (after,) = plan.take(ONE, now + 1.0, ROOM)
+    (after,) = plan.take(ONE, now + 1.0, HEADROOM)
     plan.landed(after, answer(high_watermark=50), None, now + 1.0)
-    assert len(plan.take(ONE, now + 1.0, ROOM)) == 1  # again: at once
+    assert len(plan.take(ONE, now + 1.0, HEADROOM)) == 1  # again: at once
 
 
 def test_a_partition_that_others_leave_no_room_for_waits_an_eighth_longer_at_most():
     plan = plan_of(FetchFrom("t", 0, 10))
-    (first,) = plan.take(ONE, 0.0, ROOM)
+    (first,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(first, answer(high_watermark=50), None, 0.0)
-    (second,) = plan.take(ONE, 0.4, ROOM)
+    (second,) = plan.take(ONE, 0.4, HEADROOM)
     plan.landed(second, answer(high_watermark=50), None, 0.4)
-    assert plan.take(ONE, 0.449, ROOM) == []
-    assert len(plan.take(ONE, 0.451, ROOM)) == 1
+    assert plan.take(ONE, 0.449, HEADROOM) == []
+    assert len(plan.take(ONE, 0.451, HEADROOM)) == 1

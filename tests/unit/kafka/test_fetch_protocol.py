@@ -76,13 +76,13 @@ def test_what_the_protocol_writes_as_minus_one_is_none():
 
 
 def test_divergence_and_the_present_leader_are_read_from_their_tags():
-    told = partition(
+    settings = partition(
         0,
         b"",
         diverging_epoch=Partition.EpochEndOffset(epoch=4, end_offset=55),
         current_leader=Partition.LeaderIdAndEpoch(leader_id=2, leader_epoch=9),
     )
-    answer = parse_fetch_response(response(16, [told, partition(1, b"x")]), 16)
+    answer = parse_fetch_response(response(16, [settings, partition(1, b"x")]), 16)
     assert (answer.partitions[0].diverging, answer.partitions[0].leader) == ((4, 55), (2, 9))
     assert bytes(answer.partitions[1].records) == b"x"
 

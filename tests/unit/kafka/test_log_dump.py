@@ -18,7 +18,7 @@ from headrace.connectors.kafka.client.positions import Earliest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import stored_batches
-from headrace.connectors.kafka.log_dump import DumpedBatch, Fate, Marker, MarkerKind, control_marker, dump
+from headrace.connectors.kafka.log_dump import DumpedBatch, Marker, MarkerKind, TransactionStatus, control_marker, dump
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, Rewrite
 from tests.helpers.record_batches import CONTROL, TRANSACTIONAL, Record, batch, emptied, marker, numbered, seal
@@ -199,7 +199,7 @@ def test_rows_of_batches_and_records():
     stored, ended = walked(
         batch(records, base=10, codec="zstd", flags=TRANSACTIONAL, producer=7), marker(ABORT, base=13, producer=7)
     )
-    lost = DumpedBatch(stored, Fate.ABORTED, None)
+    lost = DumpedBatch(stored, TransactionStatus.ABORTED, None)
     moment = "2023-11-14T22:13:20.000Z"
     assert batch_row(3, lost) == (3, 10, 12, 2, 7, None, None, "aborted", None, "zstd", len(stored.data), moment)
     assert list(record_rows("t", 3, lost, {})) == [

@@ -193,7 +193,7 @@ class TestRenewal:
     """As Java's ExpiringCredentialRefreshingLogin counts."""
 
     @pytest.mark.parametrize(
-        ("life_s", "chance", "after_s"),
+        ("lifetime_s", "chance", "after_s"),
         [
             (20, 0.0, 16.0),  # too short for the buffer and the least period together, which do not count then
             (20, 1.0, 17.0),
@@ -204,8 +204,8 @@ class TestRenewal:
             (1000, 1.0, 700.0),
         ],
     )
-    def test_a_token_is_renewed_in_the_window_of_its_life_and_well_before_its_end(self, life_s, chance, after_s):
-        assert renewal.Renewal().after_s(life_s, chance) == pytest.approx(after_s)
+    def test_a_token_is_renewed_in_the_window_of_its_life_and_well_before_its_end(self, lifetime_s, chance, after_s):
+        assert renewal.Renewal().after_s(lifetime_s, chance) == pytest.approx(after_s)
 
     def test_the_properties_of_java_say_when(self, endpoint):
         properties = {

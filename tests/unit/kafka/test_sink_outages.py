@@ -276,8 +276,8 @@ class TestRidingOut:
         wait_for(lambda: "trying on" in caplog.text, "nobody waits")
         kafka.start_broker(away)
         assert found.result(LONGEST_S) is not None
-        (told,) = [record.message for record in caplog.records if "trying on" in record.message]
-        assert ("three-0 has 3 replicas, 2 of them in sync, and min.insync.replicas=3" in told) is may_ask
+        (settings,) = [record.message for record in caplog.records if "trying on" in record.message]
+        assert ("three-0 has 3 replicas, 2 of them in sync, and min.insync.replicas=3" in settings) is may_ask
         assert asked.fired == 1
 
     def test_the_next_outage_is_told_by_figures_of_its_own(self, kafka, monkeypatch):
@@ -314,9 +314,9 @@ class TestRidingOut:
         refused.stop()
         JobCommitter(JOB, sink.committer(JOB)).commit(0, found.result(LONGEST_S))
         assert values(kafka, "one") == ["a"]
-        (told,) = [record.message for record in caplog.records if "trying on" in record.message]
-        assert "one-0 has 1 replicas, 1 of them in sync, and min.insync.replicas=2" in told
-        assert "before Kafka 3.7 acknowledge no such write until min.insync.replicas of the topic is lowered" in told
+        (settings,) = [record.message for record in caplog.records if "trying on" in record.message]
+        assert "one-0 has 1 replicas, 1 of them in sync, and min.insync.replicas=2" in settings
+        assert "before Kafka 3.7 acknowledge no such write until min.insync.replicas of the topic is lowered" in settings
 
     def test_the_limit_of_a_delivery_holds_while_partitions_are_added_too(self, kafka):
         kafka.set_transaction_version(1)
@@ -538,8 +538,8 @@ class TestFirstContact:
             ended(lambda: prepared(sink, JOB, 0, ["a"]))
         assert kafka.bootstrap in str(refused.value)
         assert away[0].fired > 1
-        (told,) = [record.message for record in caplog.records if "trying on" in record.message]
-        assert re.search(why, told)
+        (settings,) = [record.message for record in caplog.records if "trying on" in record.message]
+        assert re.search(why, settings)
 
     def test_and_longer_where_a_transaction_may_be(self, monkeypatch):
         monkeypatch.setattr(retries, "_LEAST_VOUCHED_S", 0.0)

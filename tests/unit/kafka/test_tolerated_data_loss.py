@@ -194,10 +194,10 @@ def test_a_reader_tells_of_a_topic_recreated_up_to_where_each_partition_was_read
         assert next(batches).num_rows == 10
         made_anew(kafka)
         assert next(batches).num_rows > 0
-    (told,) = re.findall(
+    (settings,) = re.findall(
         r"t-0 \(topic id (\S+), read up to offset (\d+)\): topic 't' was .*; continuing without the rest", caplog.text
     )
-    assert told == (str(old.topic_id), "10")
+    assert settings == (str(old.topic_id), "10")
     assert f"t-0 (topic id {old.topic_id}, checkpoint at offset 0): the topic was deleted" in caplog.text
 
 

@@ -77,12 +77,12 @@ def test_a_reader_that_met_a_bad_record_never_reads_on_behind_it(kafka):
 
 
 class OfTwoAtMost(StringFormat):
-    """A column of it holds two values, or so many as `room` says."""
+    """A column of it holds two values, or so many as `headroom` says."""
 
-    room = 2
+    headroom = 2
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        if len(values) > self.room:
+        if len(values) > self.headroom:
             raise ColumnFullError("too many")
         return super().decode(values)
 
@@ -105,7 +105,7 @@ def test_a_batch_that_one_column_cannot_hold_comes_in_parts_and_loses_nothing(ka
 def test_a_value_that_no_column_can_hold_ends_the_reading(kafka):
     kafka.append("t", b"0", b"1")
     value = OfTwoAtMost()
-    value.room = 0
+    value.headroom = 0
     reading = source(kafka, value=value, on_bad_record="skip")
     with reading.create_reader() as reader:
         reader.add_splits(reading.create_discovery().initial().added)

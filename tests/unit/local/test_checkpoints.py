@@ -47,12 +47,12 @@ from headrace.runners.local import checkpoints, coordinator, rescale
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
     CheckpointStore,
-    Roster,
     RunCheckpoint,
     RunCheckpointSerializer,
+    WorkerRegistry,
 )
 from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
-from headrace.runners.local.coordinator import RunBeginning, RunOutcome
+from headrace.runners.local.coordinator import RunOutcome, RunStart
 from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals, forked_apart, leave_signals_to_supervisor
@@ -79,7 +79,7 @@ from headrace.runners.local.settings import flink_settings
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.storage.places import run_files
-from headrace.runners.local.supervisor import _asked_before, _Life, supervise
+from headrace.runners.local.supervisor import _asked_before, _Lifetime, supervise
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.runners.local.worker import described, transform_error
@@ -133,13 +133,13 @@ def test_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused
     "changes",
     [
         lambda store: store.write(checkpoint(2)),
-        lambda store: store.enlist(7),
-        lambda store: store.strike([0]),
+        lambda store: store.add_worker(7),
+        lambda store: store.remove_workers([0]),
         lambda store: store.take_back(1),
         lambda store: store.remove(),
         lambda store: store.keep_lock(),
     ],
-    ids=["write", "enlist", "strike", "take back", "remove", "look"],
+    ids=["write", "add", "remove", "take back", "remove", "look"],
 )
 def test_of_two_runs_that_both_had_the_lock_the_first_changes_nothing_any_more(tmp_path, changes):
     """The second one has come before the first has looked."""
@@ -242,10 +242,10 @@ def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
     store = opened(tmp_path / "new" / "folder")
     written = checkpoint(handles=(WorkerHandle(4, MemoryHandle(9)),), epoch=77, before=5)
     store.write(written)
-    run = store.roster.run
+    run = store.registry.run
     store.close()
     again = opened(tmp_path / "new" / "folder")
-    assert (again.latest(), again.roster.run, again.last_id) == (written, run, 3)
+    assert (again.latest(), again.registry.run, again.last_id) == (written, run, 3)
     again.close()
 
 
@@ -429,13 +429,13 @@ def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
 
 def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_swept(tmp_path):
     store = opened(tmp_path)
-    store.enlist(0)
-    store.enlist(1)
-    store.strike([0])
+    store.add_worker(0)
+    store.add_worker(1)
+    store.remove_workers([0])
     store.close()
     again = opened(tmp_path)
-    assert (again.roster.next_number, again.roster.not_cleaned_up) == (2, (1,))
-    assert again.roster.job(1) == f"{again.roster.run}-1"
+    assert (again.registry.next_number, again.registry.not_cleaned_up) == (2, (1,))
+    assert again.registry.job(1) == f"{again.registry.run}-1"
     again.close()
 
 
@@ -466,10 +466,10 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over_though_its_run_jso
 
 def test_a_run_that_has_stored_no_checkpoint_yet_starts(tmp_path):
     store = opened(tmp_path)
-    store.enlist(0)
+    store.add_worker(0)
     store.close()
     again = opened(tmp_path)
-    assert (again.latest(), again.roster.next_number) == (None, 1)
+    assert (again.latest(), again.registry.next_number) == (None, 1)
     again.close()
 
 
@@ -492,7 +492,7 @@ def test_the_golden_run_json_is_read(tmp_path):
     (tmp_path / "run.json").write_bytes(golden)
     (tmp_path / "checkpoint-000000000001.json").write_bytes(b"whatever")
     store = opened(tmp_path)
-    assert store.roster == Roster("run-golden", 3, (1, 2), (), checkpointed=True)
+    assert store.registry == WorkerRegistry("run-golden", 3, (1, 2), (), checkpointed=True)
     store.close()
 
 
@@ -533,7 +533,7 @@ def committer(store, log, number=0, draw=lambda: 1, clock=lambda: 0.0):
 
 
 def prepared(log, store, number, row):
-    found = log.begin(store.roster.job(number), "x")
+    found = log.begin(store.registry.job(number), "x")
     log.append(found, [row])
     log.prepare(found)
     return WorkerHandle(number, MemoryHandle(found))
@@ -542,7 +542,7 @@ def prepared(log, store, number, row):
 def stored_and_aborted(log, store):
     """A row that checkpoint 1 lists, whose transaction was aborted before it was committed. Gives the checkpoint's epoch."""
     for number in (0, 1):
-        store.enlist(number)
+        store.add_worker(number)
     wanted, epoch = prepared(log, store, 1, "row"), (1 << EPOCH_BITS) + 9
     store.write(checkpoint(1, (wanted,), epoch=epoch))
     log.abort(wanted.handle.number)
@@ -557,24 +557,24 @@ def test_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_follo
         serializer = RunCheckpointSerializer(SERIALIZER._source, sink.handles)
         store = CheckpointStore(str(tmp_path), serializer, 1)
 
-        def one_life(number):
+        def one_lifetime(number):
             made = RunCommitter(
                 store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda checkpoint_id: None, lambda _: None
             )
-            JobCommitter(store.roster.run, made).recover()
+            JobCommitter(store.registry.run, made).recover()
             return made
 
-        first = one_life(0)
-        transaction = sink.begin(Attempt(store.roster.job(1), 0, 0, 0))
+        first = one_lifetime(0)
+        transaction = sink.begin(Attempt(store.registry.job(1), 0, 0, 0))
         transaction.write(pa.record_batch({"value": pa.array([b"x"])}))
         handles = (WorkerHandle(1, transaction.prepare()),)
         first.propose(checkpoint(1).positions)
         with monkeypatch.context() as patched:
             patched.setattr(Transactions, "end", dies)
             with pytest.raises(Killed):
-                JobCommitter(store.roster.run, first).commit(1, handles)
+                JobCommitter(store.registry.run, first).commit(1, handles)
         assert list(kafka.records("out")) == []
-        one_life(2)
+        one_lifetime(2)
         assert [record.value for record in kafka.records("out")] == [b"x"]
         store.close()
 
@@ -586,12 +586,12 @@ def dies(*_):
 def test_what_a_checkpoint_lists_is_committed_and_what_it_does_not_is_aborted(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path)
     for number in (0, 1, 2):
-        store.enlist(number)
+        store.add_worker(number)
     wanted, unwanted = prepared(log, store, 1, "wanted"), prepared(log, store, 2, "unwanted")
     store.write(checkpoint(1, (wanted,), epoch=9))
     JobCommitter("x", committer(store, log)).recover()
     assert log.rows() == ["wanted"]
-    assert not log.unended(store.roster.job(unwanted.number))
+    assert not log.unended(store.registry.job(unwanted.number))
     assert store.latest() == checkpoint(1, (), True, epoch=9)
     store.close()
 
@@ -602,31 +602,31 @@ def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_pat
     job = JobCommitter("x", run)
     job.recover()
     for number in (1, 2):
-        store.enlist(number)
+        store.add_worker(number)
     handle, others = prepared(log, store, 1, "row"), prepared(log, store, 2, "later")
     run.propose(checkpoint(1).positions)
     job.commit(1, (handle,))
     assert log.rows() == ["row"]
-    assert len(log.unended(store.roster.job(2))) == 1
+    assert len(log.unended(store.registry.job(2))) == 1
     run.retire(2)
     run.propose(checkpoint(2).positions)
     job.commit(2, ())
-    assert log.unended(store.roster.job(others.number)) == []
+    assert log.unended(store.registry.job(others.number)) == []
     store.close()
 
 
 def lives(folder, count, each_s, start_s=0.0):
     """A loop of crashes, each life with a coordinator's number and a worker's. Gives the roster that is left."""
     log = MemoryTransactionLog()
-    for life in range(count):
-        now_s = start_s + life * each_s
+    for lifetime in range(count):
+        now_s = start_s + lifetime * each_s
         store = opened(folder)
-        number = store.roster.next_number
+        number = store.registry.next_number
         for taken in (number, number + 1):
-            store.enlist(taken)
+            store.add_worker(taken)
         JobCommitter("x", committer(store, log, number, clock=lambda now_s=now_s: now_s)).recover()
         store.close()
-    return store.roster
+    return store.registry
 
 
 def test_a_loop_of_short_lives_does_not_pile_up_what_is_to_be_swept(tmp_path):
@@ -668,13 +668,13 @@ def test_a_damaged_note_of_what_was_swept_is_named(tmp_path, cleaned_up):
 def test_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_over(tmp_path):
     """A worker of who has started an older copy dies before that is refused: its name is that of a worker running elsewhere."""
     log, store = MemoryTransactionLog(), opened(tmp_path)
-    store.enlist(1)
+    store.add_worker(1)
     prepared(log, store, 1, "of the run that continues")
     run = committer(store, log)
     run.retire(1)
-    assert len(log.unended(store.roster.job(1))) == 1
+    assert len(log.unended(store.registry.job(1))) == 1
     JobCommitter("x", run).recover()
-    assert log.unended(store.roster.job(1)) == []
+    assert log.unended(store.registry.job(1)) == []
     store.close()
 
 
@@ -704,7 +704,7 @@ def test_a_look_that_shows_what_copies_have_replaced_makes_no_folder_an_older_co
     run = committer(store, log)
     job = JobCommitter("x", run)
     job.recover()
-    monkeypatch.setattr(MemorySink, "recorded_now", lambda self: {store.roster.run: RecordedEpoch(first)})
+    monkeypatch.setattr(MemorySink, "recorded_now", lambda self: {store.registry.run: RecordedEpoch(first)})
     for number in (2, 3):
         run.propose(checkpoint(number).positions)
         job.commit(number, () if number == 2 else (prepared(log, store, 1, "later"),))
@@ -801,12 +801,12 @@ def test_a_savepoint_has_the_newest_committed_positions_and_another_run_starts_w
     store = opened(tmp_path / "old")
     store.write(checkpoint(7, completed=True, epoch=9, before=8))
     path = take_savepoint(run_files(str(tmp_path / "old")), tmp_path / "made" / "savepoints")  # the run is running
-    assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.roster.run}-000000000007.json"
+    assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.registry.run}-000000000007.json"
     new = opened(tmp_path / "new")
     begin_with(read_savepoint(path), new, POSITIONS, as_it_is)
     positions = Checkpoint(1, checkpoint(7).positions.splits, False)
     assert new.latest() == RunCheckpoint(positions, (), completed=True)
-    assert new.roster.run != store.roster.run
+    assert new.registry.run != store.registry.run
     store.close()
     new.close()
 
@@ -855,7 +855,7 @@ def test_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
 
 def test_a_bounded_run_does_not_start_with_a_savepoint_whose_splits_are_gone():
     class Strict(MemorySource):
-        def splits_missing(self, splits):
+        def on_splits_missing(self, splits):
             raise DataLossError(str([split.split_id for split in splits]))
 
     gone = Checkpoint(1, (SplitState(MemorySplit("gone", 4), finished=False),), exhausted=False)
@@ -952,7 +952,7 @@ def test_no_savepoint_is_made_of_what_is_not_committed_or_not_the_newest(tmp_pat
 def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_is_taken(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path / "run", retained=2)
     for number in (0, 1, 2):
-        store.enlist(number)
+        store.add_worker(number)
     listed, open_still = prepared(log, store, 1, "listed"), prepared(log, store, 2, "of nobody")
     store.write(checkpoint(1, completed=True))
     store.write(checkpoint(2, (listed,), epoch=9))
@@ -965,7 +965,7 @@ def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_i
     for _ in range(2):
         finish(pipeline, str(tmp_path / "run"))
         assert log.rows() == ["listed"]
-    assert not log.unended(store.roster.job(open_still.number))
+    assert not log.unended(store.registry.job(open_still.number))
     savepoint = read_savepoint(take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints"))
     assert savepoint.positions(POSITIONS) == checkpoint(2).positions
     assert len(list((tmp_path / "run").glob("checkpoint-*.json"))) == 2
@@ -1086,7 +1086,7 @@ def test_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
 ):
     coordination = object.__new__(coordinator._Coordination)
     settings = RunSettings(str(tmp_path), workers=2)
-    coordination._order = SimpleNamespace(settings=settings, beginning=RunBeginning(0.0, ()))
+    coordination._order = SimpleNamespace(settings=settings, beginning=RunStart(0.0, ()))
     coordination._is_rescaling = False
     stops = []
     monkeypatch.setattr(coordination, "_handle", stops.append)
@@ -1113,7 +1113,7 @@ def test_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeyp
         orders.append(order)
         return RunOutcome(error="another run works with these checkpoints", kinds=("FencedError",), is_final=True)
 
-    monkeypatch.setattr("headrace.runners.local.supervisor._Life.live", refused)
+    monkeypatch.setattr("headrace.runners.local.supervisor._Lifetime.live", refused)
     request_rescale(tmp_path, 3)
     asked = read_requests(tmp_path)
     pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
@@ -1157,7 +1157,7 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
             return RunOutcome(error="injected; not restarted", kinds=("RunFailedError",), is_final=True)
         return self._outcome(ours, Dead())
 
-    monkeypatch.setattr("headrace.runners.local.supervisor._Life.live", live)
+    monkeypatch.setattr("headrace.runners.local.supervisor._Lifetime.live", live)
     pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
     with pytest.raises(RunFailedError, match="injected; not restarted"):
         supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
@@ -1181,14 +1181,14 @@ def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_stra
 
 def test_what_a_coordinator_has_said_before_its_end_is_heard(tmp_path):
     ours, its = multiprocessing.Pipe()
-    life = _Life(Restarts(FixedDelay(1, 0.0)))
-    told = Restarts(FixedDelay(1, 0.0))
-    told.failed(0.0, 0.5)
-    its.send(told)
+    lifetime = _Lifetime(Restarts(FixedDelay(1, 0.0)))
+    received = Restarts(FixedDelay(1, 0.0))
+    received.failed(0.0, 0.5)
+    its.send(received)
     its.send(RunOutcome(finished=True))
     its.close()
-    assert life._outcome(ours, Dead()) == RunOutcome(finished=True)
-    assert isinstance(life.restarts.failed(0.0, 0.5), GiveUp)
+    assert lifetime._outcome(ours, Dead()) == RunOutcome(finished=True)
+    assert isinstance(lifetime.restarts.failed(0.0, 0.5), GiveUp)
 
 
 def test_a_rescale_that_no_run_takes_up_is_withdrawn(tmp_path, monkeypatch):
@@ -1217,11 +1217,11 @@ def test_a_rescale_that_is_given_up_too_late_says_that_it_comes(tmp_path, monkey
 def test_removed_checkpoints_leave_a_folder_that_starts_over(tmp_path):
     store = opened(tmp_path)
     begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS, as_it_is)
-    run = store.roster.run
+    run = store.registry.run
     store.remove()
     store.close()
     again = opened(tmp_path)
-    assert (again.latest(), again.roster.run != run) == (None, True)
+    assert (again.latest(), again.registry.run != run) == (None, True)
     again.close()
 
 
@@ -1425,8 +1425,8 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path):
 def test_splits_and_handles_travel_as_messages():
     messages = RunMessages(MemorySplitSerializer(), MemoryHandleSerializer())
     splits = [MemorySplit("a", 1), MemorySplit("b", 2, 9)]
-    told = pb.ToWorker.FromString(messages.assign_splits(splits).SerializeToString())
-    assert messages.assigned(told.assign_splits) == splits
+    received = pb.ToWorker.FromString(messages.assign_splits(splits).SerializeToString())
+    assert messages.assigned(received.assign_splits) == splits
     states = {"a": SplitState(splits[0], False), "b": SplitState(splits[1], True)}
     for handles in ((), (MemoryHandle(3), MemoryHandle(4))):
         event = WorkerSnapshotted(5, 8, states, handles)
@@ -1447,7 +1447,7 @@ def test_a_worker_of_another_version_is_refused():
 
 def test_attempts_of_different_workers_are_never_equal(tmp_path):
     store = opened(tmp_path)
-    names = {Attempt(store.roster.job(number), 0, 0, 0) for number in range(3)}
+    names = {Attempt(store.registry.job(number), 0, 0, 0) for number in range(3)}
     assert len(names) == 3
     store.close()
 

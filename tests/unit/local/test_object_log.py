@@ -71,7 +71,7 @@ class MemoryStore:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(object_log, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(object_log, "TIMEOUT_S", 0.0)
 
 
 def opened(objects):
@@ -105,12 +105,12 @@ def test_files_are_as_they_were_written_last_and_what_they_replace_is_deleted():
 
 def test_objects_do_not_grow_in_number_with_starts_and_checkpoints():
     objects = {}
-    for life in range(20):
+    for lifetime in range(20):
         log = opened(objects)
         for number in range(20):
             log.write("run.json", b"r")
-            log.write(f"checkpoint-{life * 20 + number}", b"c")
-            log.discard(f"checkpoint-{life * 20 + number - 1}")
+            log.write(f"checkpoint-{lifetime * 20 + number}", b"c")
+            log.discard(f"checkpoint-{lifetime * 20 + number - 1}")
     assert len(objects) == 3
 
 
@@ -245,7 +245,7 @@ def test_a_manifest_whose_number_another_gets_while_it_is_read_is_not_taken_for_
 
 
 def test_a_put_whose_answer_is_lost_was_stored_once(monkeypatch):
-    monkeypatch.setattr(object_log, "PATIENCE_S", 10.0)
+    monkeypatch.setattr(object_log, "TIMEOUT_S", 10.0)
     objects, lost = {}, []
     log = opened(objects)
 
@@ -314,7 +314,7 @@ def of_s3(code):
 )
 @pytest.mark.parametrize("request_", ["names", "create"])
 def test_a_store_that_refuses_the_login_is_no_outage(refusal, request_, monkeypatch):
-    monkeypatch.setattr(object_log, "PATIENCE_S", 600.0)  # it is not asked again
+    monkeypatch.setattr(object_log, "TIMEOUT_S", 600.0)  # it is not asked again
     asked = []
 
     def refuse(what, when):
@@ -495,7 +495,7 @@ class Simulation:
         """As soon as a change is acknowledged: later requests only tidy up."""
         append = log._append
 
-        def told(header, data):
+        def settings(header, data):
             entry = append(header, data)
             if header["kind"] == "manifest" and log is not self.owner:
                 self.claimed(log)
@@ -507,7 +507,7 @@ class Simulation:
                 self.said = {**self.said, header["name"]: data}
             return entry
 
-        log._append = told
+        log._append = settings
 
     def claimed(self, log):
         found = {name: entry.data for name, entry in log._entries.items()}
@@ -626,7 +626,7 @@ def who_comes_too_late_takes_its_object_away():
             return append(self, header, data)
         except object_log._TakenError:
             stored = self._store.objects.get(object_log._path(number))
-            if stored is not None and body_of(stored.partition(b"\n")[0])["life"] == self._life:
+            if stored is not None and body_of(stored.partition(b"\n")[0])["life"] == self._lifetime:
                 self._store.objects.pop(object_log._path(number))
             raise
 

@@ -90,25 +90,25 @@ def test_an_iceberg_table_that_was_recreated_between_two_lives_is_refused(tmp_pa
     sink = IcebergSink(TABLE, properties)
     sink.create_table(VALUES)
     store = CheckpointStore(str(tmp_path / "checkpoints"), SERIALIZER, 1)
-    store.enlist(0)
+    store.add_worker(0)
 
-    def life() -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
+    def lifetime() -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
         run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
         job = JobCommitter("x", run)
         job.recover()
         return run, job
 
-    run, job = life()
-    first = first_attempt(sink, store.roster, 1)
+    run, job = lifetime()
+    first = first_attempt(sink, store.registry, 1)
     transaction = sink.begin(Attempt(first.job, 0, first.task, first.number))
     transaction.write(batch_of(["x"]))
     commit(run, job, 1, WorkerHandle(1, transaction.prepare()))
     assert iceberg_values(str(tmp_path)) == ["x"]
-    life()  # the table as it was continues
+    lifetime()  # the table as it was continues
     load_catalog(**properties).drop_table(TABLE)
     sink.create_table(VALUES)
     with pytest.raises(StateError, match="another table, or an older state of it"):
-        life()
+        lifetime()
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["nothing committed before", "a checkpoint committed before"])
@@ -161,7 +161,7 @@ def test_a_driver_that_was_replaced_is_told_so_though_its_files_are_gone(folder)
     """Its successor has cleaned up them, and it was instructed to write the epoch again."""
     run, job = folder.living()
     commit(run, job, 1, wrote(folder, 0, "x"))
-    folder.store.enlist(1)
+    folder.store.add_worker(1)
     handle = wrote(folder, 1, "y")
     shutil.copytree(folder.store.location, folder.root / "copy")
     copy = folder.opened("copy")
@@ -188,7 +188,7 @@ def test_a_coordinator_that_dies_while_its_run_is_removed_leaves_a_folder_that_c
 
 def test_a_table_that_cannot_be_reached_any_more_does_not_fail_a_run_that_is_over(folder, caplog):
     run, _ = folder.living()
-    name = folder.store.roster.run
+    name = folder.store.registry.run
     with patch.object(run._outputs[0].driver, "forget", side_effect=PeerError("injected: no rights")):
         run.forget()
     assert f"recorded of {name} stays there: injected: no rights" in caplog.text

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.base.commit import JobCommitter
-from headrace.connectors.base.outputs import SOLE, OutputHandle, OutputHandleSerializer, Outputs
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, OutputHandle, OutputHandleSerializer, Outputs
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.ledger import SplitState
@@ -96,7 +96,7 @@ class TestWhatGoesWhere:
 
     def test_to_one_sink_batches_have_no_output(self):
         pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()), lambda batch: [batch, batch])
-        assert list(pipeline.routed(BATCH)) == [(SOLE, BATCH), (SOLE, BATCH)]
+        assert list(pipeline.routed(BATCH)) == [(DEFAULT_OUTPUT, BATCH), (DEFAULT_OUTPUT, BATCH)]
 
     @pytest.mark.parametrize(
         ("given", "said"),
@@ -204,17 +204,17 @@ class TestOneDecision:
     """Of all outputs, through the death of the coordinator at each of its steps."""
 
     @staticmethod
-    def life(folder, sink, number):
+    def lifetime(folder, sink, number):
         store = CheckpointStore(str(folder), RunCheckpointSerializer(POSITIONS, Outputs(sink).handles), 1)
-        store.enlist(number)
+        store.add_worker(number)
         run = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: number, lambda _: None, lambda _: None)
-        return store, run, JobCommitter(store.roster.run, run)
+        return store, run, JobCommitter(store.registry.run, run)
 
     @staticmethod
     def wrote(store, sink, number):
         handles = []
         for name, each in sink.items():
-            transaction = each.begin(first_attempt(each, store.roster, number, name))
+            transaction = each.begin(first_attempt(each, store.registry, number, name))
             transaction.write(BATCH)
             handles.append(WorkerHandle(number, OutputHandle(name, transaction.prepare())))
         return tuple(handles)
@@ -223,15 +223,15 @@ class TestOneDecision:
     def test_what_is_listed_is_committed_to_each_output_once_whenever_the_coordinator_dies(self, tmp_path, dies_after):
         log, steps = MemoryTransactionLog(), iter(range(dies_after))
         sink = {"bad": MemorySink(log), "good": MemorySink(log)}
-        store, run, job = self.life(tmp_path, sink, 0)
+        store, run, job = self.lifetime(tmp_path, sink, 0)
         job.recover()
-        store.enlist(1)
+        store.add_worker(1)
         handles = self.wrote(store, sink, 1)
         run.propose(checkpoint(1).positions)
         with dying_at_last(steps):
             job.commit(1, handles)
         store.close()
-        store, run, job = self.life(tmp_path, sink, 2)
+        store, run, job = self.lifetime(tmp_path, sink, 2)
         job.recover()
         stored = store.latest()
         ended = {entry.state for entry in log.entries}
@@ -246,20 +246,20 @@ class TestOneDecision:
         """Under an epoch that every sink is informed which knew the previous one, also one whose rows were not aborted."""
         log, steps = MemoryTransactionLog(), iter(range(dies_after))
         sink = {"bad": MemorySink(log), "good": MemorySink(log)}
-        store, _run, job = self.life(tmp_path, sink, 0)
+        store, _run, job = self.lifetime(tmp_path, sink, 0)
         job.recover()
-        store.enlist(1)
+        store.add_worker(1)
         handles = self.wrote(store, sink, 1)
         first = (1 << EPOCH_BITS) + 5
-        told = {"bad": (0, first), "good": (0, first)}
-        store.write(RunCheckpoint(checkpoint(1).positions, handles, completed=False, epoch=first, by_output=told))
+        settings = {"bad": (0, first), "good": (0, first)}
+        store.write(RunCheckpoint(checkpoint(1).positions, handles, completed=False, epoch=first, by_output=settings))
         log.abort(handles[1].handle.handle.number)
         store.close()
-        store, _run, job = self.life(tmp_path, sink, 2)
+        store, _run, job = self.lifetime(tmp_path, sink, 2)
         with dying_at_last(steps):
             job.recover()
         store.close()
-        store, _run, job = self.life(tmp_path, sink, 3)
+        store, _run, job = self.lifetime(tmp_path, sink, 3)
         job.recover()
         assert Counter(entry.state for entry in log.entries if entry.rows)[State.COMMITTED] == len(sink)
         stored = store.latest()

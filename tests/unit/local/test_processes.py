@@ -29,7 +29,7 @@ from headrace.files import FileSink
 from headrace.kafka import KafkaSink, KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
 from headrace.runners.local.monitoring.status import read_status
-from headrace.runners.local.processes import Nursery
+from headrace.runners.local.processes import WorkerProcesses
 from headrace.runners.local.rescale import is_requested, request_rescale
 from headrace.runners.local.savepoints import read_savepoint, take_savepoint
 from headrace.runners.local.storage.places import run_files
@@ -42,7 +42,7 @@ from tests.helpers.python_path import python_path
 pytestmark = pytest.mark.timeout(280)
 
 PARTITIONS = 3
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 JOB = """
 from headrace import Pipeline
@@ -175,11 +175,11 @@ class Run:
             if not condition():
                 raise RetriableError(self.log.read_text())
 
-        wait_until(check, what, PATIENCE_S)
+        wait_until(check, what, TIMEOUT_S)
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(PATIENCE_S) == 0, self.log.read_text()
+        assert self.process.wait(TIMEOUT_S) == 0, self.log.read_text()
 
     def kill(self):
         if self.process.poll() is None:
@@ -222,7 +222,7 @@ def test_killed_and_frozen_processes_neither_lose_a_record_or_a_dead_letter_nor_
         assert not successors & workers
         run.process.kill()
         run.process.wait()
-        wait_until(lambda: check_gone(following), "the end of what the supervisor had started", PATIENCE_S)
+        wait_until(lambda: check_gone(following), "the end of what the supervisor had started", TIMEOUT_S)
         deleted = "execution.checkpointing.externalized-checkpoint-retention=DELETE_ON_CANCELLATION"
         run = Run(kafka, tmp_path, "--savepoints", str(tmp_path / "savepoints"), "--config", deleted, workers=1)
         more("what came after everything was killed")
@@ -253,13 +253,13 @@ from tests.helpers.run_jobs import narrow, parted
 
 for method in ("listed", "end_all"):  # of one output; the first one's is through then, the second one's is not
 
-    def dying(self, *arguments, real=getattr(commits._EndsByWorker, method), order=Path({1!r}, method)):
+    def dying(self, *arguments, real=getattr(commits.PerWorkerCommit, method), order=Path({1!r}, method)):
         if self._driver._job.endswith("odd") and order.exists():
             order.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, *arguments)
 
-    setattr(commits._EndsByWorker, method, dying)
+    setattr(commits.PerWorkerCommit, method, dying)
 
 pipeline = Pipeline(
     KafkaSource({0!r}, topics=["in"], columns=["key", "value", "partition"]),
@@ -313,11 +313,11 @@ def test_of_two_runs_on_copies_of_one_folder_one_continues_and_the_other_ends_wi
         copied(checkpoints[0], checkpoints[2])
         known = last_checkpoint(checkpoints[2])
         runs += [Run(kafka, folder, workers=1) for folder in others]
-        assert runs[1].process.wait(PATIENCE_S) == 1
+        assert runs[1].process.wait(TIMEOUT_S) == 1
         assert "it is an older copy" in runs[1].log.read_text()
         runs[2].wait(lambda: last_checkpoint(checkpoints[2]) > known, "a checkpoint of the copy that has taken over")
         produce(kafka, 600, 300)
-        assert runs[0].process.wait(PATIENCE_S) == 1
+        assert runs[0].process.wait(TIMEOUT_S) == 1
         assert "has taken over" in runs[0].log.read_text()
         runs[2].wait(lambda: seen(kafka).keys() >= set(range(900)), "the last records")
         runs[2].stop()
@@ -378,10 +378,10 @@ def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another
             os.kill(first.group(2)[0], signal.SIGKILL)
             wrote(first, 900)
             second = start(machines[0], "second")
-            assert second.process.wait(PATIENCE_S) == 1
+            assert second.process.wait(TIMEOUT_S) == 1
             assert f"{url}: another run works with these checkpoints" in second.log.read_text()
             third = start(machines[1], "third")
-            assert first.process.wait(PATIENCE_S) == 1, third.log.read_text()
+            assert first.process.wait(TIMEOUT_S) == 1, third.log.read_text()
             assert re.search("were taken over by process|has taken over", first.log.read_text())
             wrote(third, 1200)
             command = [sys.executable, "-c", "from headrace.cli import main; main()", "savepoint", url, str(tmp_path)]
@@ -410,7 +410,7 @@ def copied(folder, target):
         if sorted(os.listdir(folder)) != before or any(not path.stat().st_size for path in target.glob("*.json")):
             raise RetriableError("it has changed meanwhile")
 
-    wait_until(copy, "a moment without a new checkpoint", PATIENCE_S)
+    wait_until(copy, "a moment without a new checkpoint", TIMEOUT_S)
 
 
 def last_checkpoint(folder):
@@ -420,8 +420,8 @@ def last_checkpoint(folder):
 def lag(folder):
     """Partition -> records behind, as `headrace top` shows it; None while it is not known."""
     status = read_status(folder)
-    told = None if status is None else status["lag"]
-    return None if told is None else {split_id.partition("@")[0]: records for split_id, records in told["splits"].items()}
+    request = None if status is None else status["lag"]
+    return None if request is None else {split_id.partition("@")[0]: records for split_id, records in request["splits"].items()}
 
 
 def health(folder):
@@ -431,7 +431,7 @@ def health(folder):
         return None
     with grpc.insecure_channel(status["address"]) as channel:
         try:
-            return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S).status
+            return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status
         except grpc.RpcError:
             return None
 
@@ -511,7 +511,7 @@ def test_a_script_that_calls_run_at_its_top_is_told_so_and_not_run_again_and_aga
     script.write_text(UNGUARDED.format(kafka.bootstrap, str(tmp_path / "checkpoints")))
     environment = os.environ | {"PYTHONPATH": python_path()}
     done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=False, env=environment, timeout=PATIENCE_S
+        [sys.executable, script], capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("call it under if __name__ == '__main__'")
@@ -534,7 +534,7 @@ def test_files_take_every_row_once(kafka, tmp_path):
     assert Counter(map(int, values)) == Counter(range(300))
 
 
-def child_of_nursery(_):
+def child_of_worker_processes(_):
     """A worker's whole life."""
 
 
@@ -543,31 +543,31 @@ def open_files(pid):
 
 
 @pytest.fixture
-def nursery():
-    made = Nursery()
+def worker_processes():
+    made = WorkerProcesses()
     yield made
     made.close(0.0)
 
 
-def test_a_process_that_cannot_be_started_is_one_worker_that_failed_and_takes_no_other_along(nursery):
+def test_a_process_that_cannot_be_started_is_one_worker_that_failed_and_takes_no_other_along(worker_processes):
     """It ended the process that all are forked from, and with it every worker, without a reason."""
-    told, gone = queue.SimpleQueue(), queue.SimpleQueue()
-    nursery.watch(lambda number, how: told.put((number, how)), gone.put)
-    pid = nursery._process.pid
-    nursery.start(0, time.sleep, 3600)
-    wait_until(lambda: check_has_child(pid), "the first worker", PATIENCE_S)
+    request, gone = queue.SimpleQueue(), queue.SimpleQueue()
+    worker_processes.watch(lambda number, how: request.put((number, how)), gone.put)
+    pid = worker_processes._process.pid
+    worker_processes.start(0, time.sleep, 3600)
+    wait_until(lambda: check_has_child(pid), "the first worker", TIMEOUT_S)
     worker, files = children_of(pid), open_files(pid)
     _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     free = (number for number in itertools.count() if number not in files)
     limit = next(itertools.islice(free, 3, None))  # three are left: the first of two pipes is made
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
     for number in range(1, 30):
-        nursery.start(number, child_of_nursery, None)
-        assert told.get(timeout=PATIENCE_S) == (number, "its process could not be started: [Errno 24] Too many open files")
+        worker_processes.start(number, child_of_worker_processes, None)
+        assert request.get(timeout=TIMEOUT_S) == (number, "its process could not be started: [Errno 24] Too many open files")
     assert open_files(pid) == files
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
-    nursery.start(30, child_of_nursery, None)
-    assert told.get(timeout=PATIENCE_S) == (30, "its process ended with status 0")
+    worker_processes.start(30, child_of_worker_processes, None)
+    assert request.get(timeout=TIMEOUT_S) == (30, "its process ended with status 0")
     assert children_of(pid) == worker
     assert gone.empty()
 

@@ -43,10 +43,10 @@ class ChangesFolder(Folder):
         self.sink.create_table(schema, partition_by)
         self.now_s, self.drawn = 0.0, 0
         self.store = CheckpointStore(str(root / "checkpoints"), SERIALIZER, 1)
-        self.store.enlist(0)
+        self.store.add_worker(0)
 
     def wrote(self, number: int, epoch: int, *rows: dict[str, Any], schema: pa.Schema | None = None) -> WorkerHandle[Any]:
-        first = first_attempt(self.sink, self.store.roster, number)
+        first = first_attempt(self.sink, self.store.registry, number)
         with self.sink.begin(Attempt(first.job, epoch, first.task, first.number)) as transaction:
             transaction.write(pa.RecordBatch.from_pylist(list(rows), schema=schema or self.schema))
             return WorkerHandle(number, transaction.prepare())
@@ -60,7 +60,7 @@ class ChangesFolder(Folder):
     def checkpoints(self) -> list[tuple[int, bool]]:
         """Number of each that is there, and whether it is committed."""
         paths = sorted(Path(self.store.location).glob("checkpoint-*.json"))
-        found = [SERIALIZER.deserialize(self.store.roster.run, path.read_bytes(), str(path)) for path in paths]
+        found = [SERIALIZER.deserialize(self.store.registry.run, path.read_bytes(), str(path)) for path in paths]
         return [(each.positions.checkpoint_id, each.completed) for each in found]
 
     def rows(self) -> list[tuple[int, str]]:
@@ -371,5 +371,5 @@ class Replay:
     def share(self, begin: int, end: int) -> WorkerHandle[Any]:
         """What a new worker has prepared."""
         self.number += 1
-        self.folder.store.enlist(self.number)
+        self.folder.store.add_worker(self.number)
         return self.folder.wrote(self.number, 0, *self.log[begin:end])

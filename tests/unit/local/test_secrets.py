@@ -23,7 +23,7 @@ from tests.helpers.python_path import python_path
 from tests.helpers.schema_registry import FakeRegistry
 from tests.helpers.secret_search import PASSWORD, REGISTRY_PASSWORD, SCHEMA, USER, files_with
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 TOKEN = "hunter4-of-the-processes-of-the-run"
 JOB = """
 import os
@@ -69,7 +69,7 @@ def health(folder: Path, token: str) -> grpc.StatusCode:
         check = health_pb2_grpc.HealthStub(channel).Check
         brought = (("authorization", f"Bearer {token}"),)
         try:
-            found = check(health_pb2.HealthCheckRequest(), metadata=brought, timeout=PATIENCE_S)
+            found = check(health_pb2.HealthCheckRequest(), metadata=brought, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             return error.code()
     assert found.status == health_pb2.HealthCheckResponse.SERVING
@@ -104,7 +104,7 @@ def test_no_secret_is_in_the_folder_the_status_the_savepoint_and_the_output_of_h
                 raise RetriableError("nothing was written yet")
 
         try:
-            wait_until(check, "what is written, and the status", PATIENCE_S)
+            wait_until(check, "what is written, and the status", TIMEOUT_S)
             assert health(tmp_path, TOKEN) is grpc.StatusCode.OK
             assert health(tmp_path, f"{TOKEN}-of-before") is grpc.StatusCode.UNAUTHENTICATED
             shown = shown_by_the_kernel(run)
@@ -112,12 +112,12 @@ def test_no_secret_is_in_the_folder_the_status_the_savepoint_and_the_output_of_h
             assert not [text for text in shown if TOKEN.encode() in text]
             shutil.copytree(tmp_path / "checkpoints", tmp_path / "meanwhile", copy_function=copied_if_there)
             run.send_signal(signal.SIGTERM)
-            assert run.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+            assert run.wait(TIMEOUT_S) == 0, (tmp_path / "log").read_text()
         finally:
             run.kill()
             run.wait()
         wrong = started(tmp_path, f"{PASSWORD}-of-before")
-        assert wrong.wait(PATIENCE_S) != 0
+        assert wrong.wait(TIMEOUT_S) != 0
     assert "called without this run's token" in (tmp_path / "log").read_text()
     assert "the broker refused our credentials" in (tmp_path / "log").read_text()
     assert len(list((tmp_path / "savepoints").iterdir())) == 1

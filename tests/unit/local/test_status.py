@@ -65,15 +65,15 @@ class Clock:
 def shown(folder, clock, checkpoints=1):
     """The status of a run that has read 10 records and written 8 for each of so many checkpoints, and lost a worker."""
     status = RunStatus("run-x", folder, clock.now_s - 60, ADDRESS, lambda number: 77, clock)
-    status.did(ReportWorkerLost(1, "killed", 0.0))
-    status.did(ReportCheckpointFailure(1, "a reader was lost"))
+    status.record_command(ReportWorkerLost(1, "killed", 0.0))
+    status.record_command(ReportCheckpointFailure(1, "a reader was lost"))
     for number in range(2, 2 + checkpoints):
-        status.did(TakeSnapshot(2, number))
+        status.record_command(TakeSnapshot(2, number))
         clock.now_s += 0.25
-        status.saw(WorkerSnapshotted(2, number, {}, (), 10, 8))
-        status.did(CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
+        status.record_event(WorkerSnapshotted(2, number, {}, (), 10, 8))
+        status.record_command(CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
         clock.now_s += 0.25
-        status.saw(CheckpointCommitted(number))
+        status.record_event(CheckpointCommitted(number))
     status.show("RUNNING", {2: 3, 3: 1}, RunLag(clock.now_s, {"a": 7, "b": 0, "c": 1200}))
     return status
 
@@ -103,7 +103,7 @@ def printed_table(*statuses, now_s=None):
     """Of the last of them, as a terminal shows it that has been shown the others."""
     rates = Rates()
     for status in statuses:
-        rates.saw(status)
+        rates.record_event(status)
     console = Console(width=120, file=io.StringIO())
     console.print(table_of(statuses[-1], rates, statuses[-1]["at"] if now_s is None else now_s))
     return console.file.getvalue()
@@ -113,7 +113,7 @@ def test_the_table_tells_when_a_worker_was_last_restarted_and_which(folder):
     clock = Clock()
     status = shown(folder, clock)
     clock.now_s += 3
-    status.did(ReportWorkerLost(7, "killed", 0.0))
+    status.record_command(ReportWorkerLost(7, "killed", 0.0))
     clock.now_s += 42
     status.show("RUNNING", {}, None)
     assert read_status(folder)["last_lost"] == {"number": 7, "at": clock.now_s - 42}
@@ -141,7 +141,7 @@ def got(port, path):
         return answer.read().decode()
 
 
-def test_the_page_has_the_names_of_flinks_and_kafkas_metrics(folder):
+def test_the_page_has_the_metrics_of_the_table(folder):
     status = shown(folder, Clock(), checkpoints=2)
     text = got(page(lambda: status.shown).port, "/metrics")
     found = {
@@ -151,22 +151,22 @@ def test_the_page_has_the_names_of_flinks_and_kafkas_metrics(folder):
     }
     prefix = "headrace_run_"
     assert {name[0].removeprefix(prefix): value for name, value in found.items() if len(name) == 1} == {
-        "numRecordsIn_total": 20,
-        "numRecordsOut_total": 16,
-        "numberOfCompletedCheckpoints_total": 2,
-        "numberOfFailedCheckpoints_total": 1,
-        "numRestarts_total": 1,
-        "successfulCommittables_total": 4,
-        "pendingRecords": 1207,
-        "uptime": 1,
+        "input_records_total": 20,
+        "output_records_total": 16,
+        "completed_checkpoints_total": 2,
+        "failed_checkpoints_total": 1,
+        "lost_workers_total": 1,
+        "committed_transactions_total": 4,
+        "lag_records": 1207,
+        "uptime_seconds": 1,
         "workers": 2,
-        "lastCheckpointId": 3,
-        "lastCheckpointDuration": 0.5,
-        "lastCheckpointSize": 77,
-        "lastCheckpointTimestamp": 1001,
+        "last_checkpoint_id": 3,
+        "last_checkpoint_duration_seconds": 0.5,
+        "last_checkpoint_size_bytes": 77,
+        "last_checkpoint_timestamp_seconds": 1001,
     }
-    assert found[f"{prefix}assigned_partitions", "2"] == 3
-    assert [found[f"{prefix}records_lag", split] for split in "abc"] == [7, 0, 1200]
+    assert found[f"{prefix}assigned_splits", "2"] == 3
+    assert [found[f"{prefix}split_lag_records", split] for split in "abc"] == [7, 0, 1200]
 
 
 def test_a_lag_that_is_not_known_is_not_told(folder):
@@ -192,7 +192,7 @@ def test_the_dashboard_is_about_metrics_that_there_are(folder):
     shown_there = {
         name for panel in lease_store["panels"] for target in panel["targets"] for name in METRIC.findall(target["expr"])
     }
-    assert {name for name in there if not name.endswith("_created")} - shown_there == {"headrace_run_lastCheckpointId"}
+    assert {name for name in there if not name.endswith("_created")} - shown_there == {"headrace_run_last_checkpoint_id"}
     assert shown_there <= there
 
 

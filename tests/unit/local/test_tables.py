@@ -59,7 +59,7 @@ class Folder:
         self.now_s = 0.0
         self.drawn = 0
         self.store = self.opened("checkpoints")
-        self.store.enlist(0)
+        self.store.add_worker(0)
 
     def opened(self, name: str) -> CheckpointStore[Any, Any]:
         return CheckpointStore(str(self.root / name), SERIALIZER, 1)
@@ -91,17 +91,17 @@ class Folder:
 
     def enlisted(self, number: int, value: str) -> WorkerHandle[Any]:
         """What a new worker has prepared."""
-        self.store.enlist(number)
+        self.store.add_worker(number)
         return self.prepared(number, 0, value)
 
     def begun(self, number: int, epoch: int, value: str) -> Any:
-        first = first_attempt(self.sink, self.store.roster, number)
+        first = first_attempt(self.sink, self.store.registry, number)
         transaction = self.sink.begin(Attempt(first.job, epoch, first.task, first.number))
         transaction.write(batch_of([value]))
         return transaction
 
     def left_open(self) -> set[str]:
-        run = self.store.roster.run
+        run = self.store.registry.run
         lists = {path.name for path in (Path(self.sink.uri) / "_headrace" / run).glob("*.json")}
         return open_marks(self.sink.uri, run) | unadded_transactions(self.sink.uri, run) | lists
 
@@ -164,7 +164,7 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     run, job = folder.coordinator()
     job.recover()
     for number in (1, 2, 21):
-        folder.store.enlist(number)
+        folder.store.add_worker(number)
     living, dead = folder.begun(21, 0, "later"), folder.begun(2, 0, "lost")
     run.retire(2)
     commit(run, job, 1, folder.prepared(1, 0, "a"))
@@ -178,7 +178,7 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     commit(run, job, 3)
     with pytest.raises(PeerError, match="given up by a driver"):
         late.prepare()
-    assert 2 not in folder.store.roster.not_cleaned_up
+    assert 2 not in folder.store.registry.not_cleaned_up
 
 
 def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypatch):
@@ -189,7 +189,7 @@ def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypa
         run, job = folder.coordinator()
         job.recover()
         commit(run, job, 1, folder.prepared(1, 0, "a"))
-        folder.store.enlist(2)
+        folder.store.add_worker(2)
         folder.prepared(2, 0, "loser")
         death = Death(nth)
         with monkeypatch.context() as patched:
@@ -253,7 +253,7 @@ def test_upkeep_shows_what_a_run_has_open_and_removing_it_fences_the_coordinator
     handle = folder.prepared(1, 1, "b")
     upkeep = TableUpkeep(folder.sink.log(), folder.sink.uri)
     (found,) = upkeep.transactions()
-    assert (found.job, found.place, found.state) == (folder.store.roster.run, handle.handle.place, MarkState.OPEN)
+    assert (found.job, found.place, found.state) == (folder.store.registry.run, handle.handle.place, MarkState.OPEN)
     assert upkeep.remove(found.job, {found.place}) == {found.place}
     with pytest.raises(FencedError, match="has taken over"):
         commit(run, job, 2, handle)

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from headrace.testing.fake_kafka import Before, FakeKafka
-from tests.unit.local.test_processes import PATIENCE_S, Run, produce, seen
+from tests.unit.local.test_processes import TIMEOUT_S, Run, produce, seen
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -155,7 +155,7 @@ def test_a_function_that_misbehaves_is_named_and_loses_nothing(kafka, tmp_path):
 def test_a_file_that_ends_its_process_when_it_is_loaded_is_an_error_and_not_started_again(kafka, tmp_path):
     run = Run(kafka, tmp_path, workers=1, job="import sys\n\nsys.exit(0)\n")
     try:
-        assert run.process.wait(PATIENCE_S) == 2
+        assert run.process.wait(TIMEOUT_S) == 2
         assert re.search(
             r"job_of_this_test.py cannot be loaded: SystemExit: 0 \(.*job_of_this_test.py:3\)", run.log.read_text()
         )
@@ -195,7 +195,7 @@ def test_a_run_whose_checkpoints_are_removed_ends_and_does_not_start_over(kafka,
         written.wait("the first records")
         checkpoints.rename(tmp_path / "elsewhere")
         written.produce()
-        assert run.process.wait(PATIENCE_S) == 1
+        assert run.process.wait(TIMEOUT_S) == 1
         gone = r"checkpoints: the checkpoints of this run, run-\w+, were removed while it was running"
         assert re.search(gone, run.log.read_text())
         assert not checkpoints.exists()

@@ -18,7 +18,7 @@ from headrace.runners.waiting import wait_until
 from headrace.testing import FakeKafka
 from tests.helpers.python_path import python_path
 from tests.helpers.terminal import Terminal
-from tests.unit.local.test_processes import PATIENCE_S, Run, living, produce, seen
+from tests.unit.local.test_processes import TIMEOUT_S, Run, living, produce, seen
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -85,12 +85,12 @@ def test_top_continues_while_a_coordinator_that_was_killed_is_replaced(kafka, tm
     run = Copy(kafka, tmp_path)
     try:
         run.more("the first records")
-        told = tmp_path / "told"
-        with told.open("w") as file:
+        settings = tmp_path / "told"
+        with settings.open("w") as file:
             top = headrace("top", str(tmp_path / "checkpoints"), "--every", "0.2", stdout=file)
 
         def lines():
-            return [json.loads(line) for line in told.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            return [json.loads(line) for line in settings.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
         run.wait(lambda: any(line["phase"] == "RUNNING" for line in lines()), "what top tells")
         killed, _ = run.group(1)
@@ -102,7 +102,7 @@ def test_top_continues_while_a_coordinator_that_was_killed_is_replaced(kafka, tm
         run.wait(lambda: lines()[-1]["phase"] == "RUNNING" and lines()[-1]["coordinator"] != killed, "another coordinator")
         assert lines()[-1]["restarted"] == 1
         run.stop()
-        assert top.wait(PATIENCE_S) == 0
+        assert top.wait(TIMEOUT_S) == 0
         assert not {"supervisor", "status.json"} & set(os.listdir(tmp_path / "checkpoints"))
     finally:
         run.kill()
@@ -145,12 +145,12 @@ def test_on_a_terminal_a_run_has_its_table_below_whole_warnings_and_ctrl_c_stops
         run.more("more records")
         run.wait(lambda: shows("records in", "running"), "the table of the next coordinator")
         terminal.type(b"\x03")
-        assert run.process.wait(PATIENCE_S) == 0
+        assert run.process.wait(TIMEOUT_S) == 0
         terminal.read()
         lines = [line.removeprefix("^C") for line in terminal.text.splitlines()]
         assert lines[0].endswith(lost)
-        told = [line for line in lines[1:] if not line.startswith("checkpoint ")]  # one may have been under way
-        assert told == [again, "SIGINT: stopping with a last checkpoint"]
+        settings = [line for line in lines[1:] if not line.startswith("checkpoint ")]  # one may have been under way
+        assert settings == [again, "SIGINT: stopping with a last checkpoint"]
         assert terminal.bottom == len(terminal.screen) - 1
         (savepoint,) = (tmp_path / "savepoints").iterdir()
         assert run.log.read_text() == f"{savepoint}\n"
@@ -190,7 +190,7 @@ def test_a_viewer_ends_with_a_run_that_is_killed(kafka, tmp_path, terminal):
         viewer = run.viewer()
         run.process.kill()
         run.process.wait()
-        wait_until(lambda: check_gone(viewer), "the end of the viewer", PATIENCE_S)
+        wait_until(lambda: check_gone(viewer), "the end of the viewer", TIMEOUT_S)
         terminal.read()
         assert terminal.bottom == len(terminal.screen) - 1
     finally:
@@ -208,14 +208,14 @@ def test_in_a_pipe_a_run_tells_nothing_unless_it_is_asked_to_and_then_lines_of_j
         run = Copy(kafka, folder, "--savepoints", str(folder / "savepoints"), *options, stdout=subprocess.PIPE)
         try:
             run.wait(lambda run=run: (run.folder / "checkpoints" / "status.json").exists(), "a status")
-            told = [json.loads(run.process.stdout.readline())] if options else []
+            settings = [json.loads(run.process.stdout.readline())] if options else []
             run.stop()
             rest = run.process.stdout.read().decode().splitlines()
             (savepoint,) = map(str, (folder / "savepoints").iterdir())
             if options:
-                told += map(json.loads, rest)
-                assert told[0]["run"].startswith("run-")
-                assert told[-1] == {"savepoint": savepoint}
+                settings += map(json.loads, rest)
+                assert settings[0]["run"].startswith("run-")
+                assert settings[-1] == {"savepoint": savepoint}
             else:
                 assert rest == [savepoint]
             assert run.log.read_text() == "SIGTERM: stopping with a last checkpoint\n"
@@ -231,7 +231,7 @@ def test_a_run_whose_reader_of_lines_has_gone_continues(kafka, tmp_path):
         run.process.stdout.close()
         viewer = run.viewer()
         run.more("records that are instructed to nobody")
-        wait_until(lambda: check_gone(viewer), "the end of the viewer", PATIENCE_S)
+        wait_until(lambda: check_gone(viewer), "the end of the viewer", TIMEOUT_S)
         run.more("more records")
         run.stop()
         assert seen(kafka) == Counter(range(60))

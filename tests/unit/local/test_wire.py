@@ -26,7 +26,7 @@ from headrace.runners.local.wire.tokens import token_metadata
 from headrace.testing.memory import MemorySplitSerializer
 from headrace.testing.memory_sink import MemoryHandleSerializer
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 VERSION = "1.2.3"
 SERVICE = "headrace.run.v1.Coordination"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -49,13 +49,13 @@ class Coordinator:
         said.put(hello(number, VERSION))
         brought = token_metadata(self.server.endpoint.token)
         work = run_pb2_grpc.CoordinationStub(self.channel).Work
-        told = work(iter(said.get, None), timeout=PATIENCE_S, metadata=brought)
-        assert next(told).WhichOneof("message") == "welcome"
-        assert self.events.get(timeout=PATIENCE_S) == WorkerJoined(number)
-        return told
+        settings = work(iter(said.get, None), timeout=TIMEOUT_S, metadata=brought)
+        assert next(settings).WhichOneof("message") == "welcome"
+        assert self.events.get(timeout=TIMEOUT_S) == WorkerJoined(number)
+        return settings
 
     def status(self, service=""):
-        return self.health.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S).status
+        return self.health.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S).status
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_health_of_a_service_that_there_is_not_is_not_found(coordinator):
 
 
 def test_who_watches_health_is_notified_of_changes_alone(coordinator):
-    watched = coordinator.health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+    watched = coordinator.health.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
     assert next(watched).status == NOT_SERVING
     for value in (False, True, True, False):
         coordinator.server.is_serving = value
@@ -99,7 +99,7 @@ def test_reflection_names_the_services_and_describes_the_messages(coordinator):
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
     ]
-    listed, described = coordinator.reflection.ServerReflectionInfo(iter(asked), timeout=PATIENCE_S)
+    listed, described = coordinator.reflection.ServerReflectionInfo(iter(asked), timeout=TIMEOUT_S)
     names = [service.name for service in listed.list_services_response.service]
     assert names == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", SERVICE]
     assert described.file_descriptor_response.file_descriptor_proto == [pb.DESCRIPTOR.serialized_pb]
@@ -111,7 +111,7 @@ class Asking:
     def __init__(self, coordinator):
         self.requests = queue.SimpleQueue()
         self.requests.put(reflection_pb2.ServerReflectionRequest(list_services=""))
-        self.answers = coordinator.reflection.ServerReflectionInfo(iter(self.requests.get, None), timeout=PATIENCE_S)
+        self.answers = coordinator.reflection.ServerReflectionInfo(iter(self.requests.get, None), timeout=TIMEOUT_S)
 
     def code(self):
         """OK once it has answered, else why it was refused."""
@@ -125,33 +125,33 @@ class Asking:
 def test_who_keeps_health_and_reflection_open_keeps_no_worker_out(coordinator):
     """Each of these streams could hold one of the server's threads, and workers need theirs."""
     request = health_pb2.HealthCheckRequest()
-    watching = [coordinator.health.Watch(request, timeout=PATIENCE_S) for _ in range(20)]
+    watching = [coordinator.health.Watch(request, timeout=TIMEOUT_S) for _ in range(20)]
     assert {next(watched).status for watched in watching} == {NOT_SERVING}
     asking = [Asking(coordinator) for _ in range(20)]
     codes = [each.code() for each in asking]
     assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert codes.count(grpc.StatusCode.OK) == 2
-    told = [coordinator.join(number) for number in (1, 2)]
+    settings = [coordinator.join(number) for number in (1, 2)]
     coordinator.server.send(2, pb.ToWorker(leave=pb.Leave()))
-    assert next(told[1]).WhichOneof("message") == "leave"
+    assert next(settings[1]).WhichOneof("message") == "leave"
     for each in asking:
         each.requests.put(None)
 
 
 def test_a_server_that_closes_sends_what_it_was_given_and_waits_for_no_watcher(coordinator, monkeypatch):
-    monkeypatch.setattr(server, "_STOP_S", PATIENCE_S)
-    watched = coordinator.health.Watch(health_pb2.HealthCheckRequest(), timeout=2 * PATIENCE_S)
+    monkeypatch.setattr(server, "_STOP_S", TIMEOUT_S)
+    watched = coordinator.health.Watch(health_pb2.HealthCheckRequest(), timeout=2 * TIMEOUT_S)
     assert next(watched).status == NOT_SERVING
-    told = coordinator.join(1)
+    settings = coordinator.join(1)
     left = []
-    listening = threading.Thread(target=lambda: left.extend(message.WhichOneof("message") for message in told))
+    listening = threading.Thread(target=lambda: left.extend(message.WhichOneof("message") for message in settings))
     listening.start()
     for number in range(100):
         coordinator.server.send(1, pb.ToWorker(checkpoint_stored=pb.CheckpointStored(checkpoint_id=number)))
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     coordinator.server.close()
-    assert time.monotonic() - begun_s < PATIENCE_S
-    listening.join(PATIENCE_S)
+    assert time.monotonic() - started_s < TIMEOUT_S
+    listening.join(TIMEOUT_S)
     assert left == ["checkpoint_stored"] * 100
     with pytest.raises(grpc.RpcError):
         next(watched)
@@ -205,7 +205,7 @@ def test_a_stranger_without_the_token_is_refused_by_every_method_before_it_has_s
     for what, brought in brought_by_strangers(token).items():
         said = queue.SimpleQueue()
         with pytest.raises(grpc.RpcError) as caught:
-            next(call(iter(said.get, None), metadata=brought, timeout=PATIENCE_S))
+            next(call(iter(said.get, None), metadata=brought, timeout=TIMEOUT_S))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, what
         assert token not in str(caught.value)
         said.put(None)
@@ -216,9 +216,9 @@ def test_with_the_token_workers_join_and_health_and_reflection_answer(on_tcp):
     on_tcp.server.is_serving = True
     token = token_metadata(on_tcp.server.endpoint.token)
     request = health_pb2.HealthCheckRequest()
-    assert on_tcp.health.Check(request, metadata=token, timeout=PATIENCE_S).status == SERVING
+    assert on_tcp.health.Check(request, metadata=token, timeout=TIMEOUT_S).status == SERVING
     asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-    (listed,) = on_tcp.reflection.ServerReflectionInfo(asked, metadata=token, timeout=PATIENCE_S)
+    (listed,) = on_tcp.reflection.ServerReflectionInfo(asked, metadata=token, timeout=TIMEOUT_S)
     assert SERVICE in [service.name for service in listed.list_services_response.service]
     on_tcp.join(1)
 
@@ -226,9 +226,9 @@ def test_with_the_token_workers_join_and_health_and_reflection_answer(on_tcp):
 def test_strangers_that_say_nothing_keep_no_worker_out(on_tcp):
     said = queue.SimpleQueue()
     call = on_tcp.channel.stream_unary("/grpc.health.v1.Health/Check", lambda data: data, lambda data: data)
-    strangers = [call.future(iter(said.get, None), timeout=2 * PATIENCE_S) for _ in range(50)]
+    strangers = [call.future(iter(said.get, None), timeout=2 * TIMEOUT_S) for _ in range(50)]
     on_tcp.join(1)
-    assert {stranger.exception(PATIENCE_S).code() for stranger in strangers} == {grpc.StatusCode.UNAUTHENTICATED}
+    assert {stranger.exception(TIMEOUT_S).code() for stranger in strangers} == {grpc.StatusCode.UNAUTHENTICATED}
     for _ in strangers:
         said.put(None)
 
@@ -237,7 +237,7 @@ def test_a_worker_of_another_version_is_refused_though_it_has_the_token(on_tcp):
     token = token_metadata(on_tcp.server.endpoint.token)
     said = iter([hello(1, "0.0.1")])
     with pytest.raises(grpc.RpcError) as caught:
-        next(run_pb2_grpc.CoordinationStub(on_tcp.channel).Work(said, metadata=token, timeout=PATIENCE_S))
+        next(run_pb2_grpc.CoordinationStub(on_tcp.channel).Work(said, metadata=token, timeout=TIMEOUT_S))
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "0.0.1" in caught.value.details()
     assert VERSION in caught.value.details()
@@ -256,7 +256,7 @@ def test_the_token_is_another_one_each_time_and_is_in_no_log_and_no_representati
     with caplog.at_level("DEBUG"):
         for brought in brought_by_strangers(token).values():
             with pytest.raises(grpc.RpcError):
-                on_tcp.health.Check(health_pb2.HealthCheckRequest(), metadata=brought, timeout=PATIENCE_S)
+                on_tcp.health.Check(health_pb2.HealthCheckRequest(), metadata=brought, timeout=TIMEOUT_S)
     assert [record.levelname for record in caplog.records if "without this run's token" in record.message] == ["WARNING"]
     assert token not in caplog.text
     assert token not in repr(on_tcp.server.endpoint)
@@ -266,7 +266,7 @@ def test_tcp_is_for_this_machine_alone_unless_an_address_is_given(on_tcp):
     host, _, port = on_tcp.server.endpoint.address.rpartition(":")
     assert host == "127.0.0.1"
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", int(port)), timeout=PATIENCE_S).close()
+        socket.create_connection(("127.0.0.2", int(port)), timeout=TIMEOUT_S).close()
 
 
 def test_an_address_for_other_machines_is_warned_of_and_workers_use_the_loopback(caplog):
@@ -297,9 +297,9 @@ def test_a_worker_shows_its_token_to_no_proxy(on_tcp, monkeypatch):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    stream = WorkerStream(on_tcp.server.endpoint, 1, VERSION, PATIENCE_S)
-    assert on_tcp.events.get(timeout=PATIENCE_S) == WorkerJoined(1)
-    stream.close(PATIENCE_S)
+    stream = WorkerStream(on_tcp.server.endpoint, 1, VERSION, TIMEOUT_S)
+    assert on_tcp.events.get(timeout=TIMEOUT_S) == WorkerJoined(1)
+    stream.close(TIMEOUT_S)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def damage(checkpoint, name, data):
     path = checkpoint / name
     path.write_bytes(data)
     os.utime(path, (LONG_AGO, LONG_AGO))
-    path.with_name(f".{path.name}.crc").unlink()
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -773,10 +773,10 @@ def test_whichever_operation_a_command_ends_in_there_is_no_copy_and_it_can_be_ma
 ):
     before = files(checkpoint)
     with monkeypatch.context() as patched:
-        life = Mortal(patched, pathlib.Path, ("mkdir", "open", "rename", "unlink", "rmdir"))
+        lifetime = Mortal(patched, pathlib.Path, ("mkdir", "open", "rename", "unlink", "rmdir"))
         patched.setattr(targets.shutil, "rmtree", lambda *_, **__: None)
         for operations in range(0, 200, 1 if name == "fork" else 5):  # all write in the same way
-            life.left = operations
+            lifetime.left = operations
             done = command(name, checkpoint, tmp_path / "copy", *COMMANDS[name])
             if done.exit_code == 0:
                 break
@@ -850,14 +850,14 @@ def test_a_copy_into_another_store_that_ends_at_whichever_operation_is_refused_b
     url, memory = bucket
     found = read_checkpoint(str(checkpoint))
     plan = set_offsets(found, {(TOPIC, 0): 2})
-    life = Mortal(monkeypatch, memory, ("open", "rm_file", "pipe_file"))
+    lifetime = Mortal(monkeypatch, memory, ("open", "rm_file", "pipe_file"))
     outcomes = []
     for operations in range(100):
-        life.left = operations
+        lifetime.left = operations
         try:
             write_copy(found, f"{url}/{operations}", plan)
         except Dead:
-            life.left = 1000
+            lifetime.left = 1000
             made = stored(memory, str(operations))
             assert not made or made["metadata"] == UNFINISHED
             if made:
@@ -867,7 +867,7 @@ def test_a_copy_into_another_store_that_ends_at_whichever_operation_is_refused_b
                     write_copy(found, f"{url}/{operations}", plan)
             outcomes.append(bool(made))
         else:
-            life.left = 1000
+            lifetime.left = 1000
             assert not findings_of(read_checkpoint(f"{url}/{operations}"))
             break
     assert outcomes.count(True) > 15

@@ -24,7 +24,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.kafka import KafkaSink
 from headrace.runners.spark import readers, writers
 from headrace.runners.spark.metrics import reports
-from headrace.runners.spark.metrics.collector import METRICS
+from headrace.runners.spark.metrics.collector import SPARK_METRICS
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.metrics.job import JobStatus
 from headrace.runners.spark.metrics.reports import REPORTS_VARIABLE, ReportListener, own_address, report
@@ -358,7 +358,7 @@ def test_opentelemetry_is_told_the_same(tmp_path):
     attributes = {"query_id": QUERY, "query_name": "flights"}
     assert found["headrace_query_starts"] == [(attributes, 1)]
     assert found["headrace_job_drivers_started"] == [({}, 2)]
-    assert found.keys() <= {kind.name for kind in METRICS}
+    assert found.keys() <= {kind.name for kind in SPARK_METRICS}
     assert points(reader) == {}  # it is closed
 
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.connectors.base.counters import Counted
 from headrace.enumerator.errors import RetriableError, UsageError
-from headrace.runners.spark.metrics.collector import METRICS, MetricSource
+from headrace.runners.spark.metrics.collector import SPARK_METRICS, MetricSource
 from headrace.runners.spark.metrics.exporter import QueryListener, metrics
 from headrace.runners.spark.metrics.prometheus import SessionCollector
 from headrace.runners.spark.metrics.queries import MOST_ENDED, KnownQueries
@@ -289,7 +289,7 @@ def test_the_page_shows_what_the_listener_was_told_until_it_is_closed():
 
 
 def known_names():
-    return {f"{kind.name}_total" if kind.is_counter else kind.name for kind in METRICS}
+    return {kind.series for kind in SPARK_METRICS}
 
 
 def named(expression):
@@ -335,4 +335,4 @@ def test_the_alerts_fire_when_they_should_and_not_otherwise():
 
 def test_no_label_of_ours_is_one_that_prometheus_puts_on_every_series():
     """It would rename ours, and the alerts and panels that name it would show the other."""
-    assert not {label for kind in METRICS for label in kind.labels} & {"job", "instance"}
+    assert not {label for kind in SPARK_METRICS for label in kind.labels} & {"job", "instance"}

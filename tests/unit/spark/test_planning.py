@@ -98,9 +98,9 @@ def test_a_batch_of_nearly_nothing_is_one_task_however_many_run_at_once(parallel
 
 
 @pytest.mark.parametrize(("text", "told"), [("8", 8), ("", None), ("0", None), ("-1", None), ("many", None), ("²", None)])
-def test_the_parallelism_is_what_the_environment_tells(monkeypatch, text, told):
+def test_the_parallelism_is_what_the_environment_tells(monkeypatch, text, settings):
     monkeypatch.setenv(PARALLELISM_VARIABLE, text)
-    assert told_parallelism() == told
+    assert told_parallelism() == settings
 
 
 def test_without_being_told_the_parallelism_is_not_known(monkeypatch):

@@ -19,7 +19,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark import session
+from headrace.runners.spark import private, session
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark.session import session_builder, warm_session_builder
 from headrace.runners.spark.supervision import driver
@@ -292,7 +292,7 @@ class FakeSparks:
         return SimpleNamespace(dataSource=SimpleNamespace(register=self.registered.append), stop=lambda: None, conf=conf)
 
     @property
-    def told(self):
+    def settings(self):
         """What a Python process of the session finds in its environment."""
         return {**self.jvms_environment, **(self.context.environment if self.registered else {})}.get(PARALLELISM_VARIABLE)
 
@@ -301,7 +301,7 @@ class FakeSparks:
 def sparks(monkeypatch):
     found = FakeSparks()
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: found.get_or_create(builder))  # noqa: PLW0108 - bound
-    monkeypatch.setattr(session, "SparkContext", found)
+    monkeypatch.setattr(private, "SparkContext", found)
     return found
 
 
@@ -332,16 +332,16 @@ class TestPlans:
 class TestParallelism:
     def test_is_told_to_the_jvm_before_it_starts(self, sparks):
         session_builder().master("local[2]").getOrCreate()
-        assert (sparks.told, sparks.registered) == ("2", [])
+        assert (sparks.settings, sparks.registered) == ("2", [])
 
     def test_a_second_session_in_the_same_jvm_is_told_its_own(self, sparks):
         session_builder().master("local[2]").getOrCreate()
         session_builder().master("local[8]").getOrCreate()
-        assert (sparks.told, len(sparks.registered)) == ("8", 1)
+        assert (sparks.settings, len(sparks.registered)) == ("8", 1)
 
     def test_of_a_master_that_is_known_only_afterwards_is_told_too(self, sparks):
         session_builder().getOrCreate()
-        assert (sparks.told, len(sparks.registered)) == (str(os.cpu_count()), 1)
+        assert (sparks.settings, len(sparks.registered)) == (str(os.cpu_count()), 1)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_how_many_tasks_a_local_master_runs_at_once(master, cores):
 
 def test_what_was_started_for_sessions_is_ended_and_waited_for_with_patience(monkeypatch):
     ends, stays = (subprocess.Popen(command, stdin=subprocess.PIPE) for command in (["cat"], ["sleep", "600"]))
-    monkeypatch.setattr(session.SparkContext, "_gateway", None)  # of other tests
+    monkeypatch.setattr(private.SparkContext, "_gateway", None)  # of other tests
     monkeypatch.setattr(session, "_alive", [stays, ends])
     try:
         session.end_processes(0.0)

@@ -210,7 +210,7 @@ def test_a_write_in_foreach_batch_that_names_the_checkpoint_is_refused_too(log, 
 
 def test_what_is_not_known_is_no_difference(log, checkpoint, monkeypatch, caplog):
     sink = MemorySink(log)
-    StreamWriter(sink, ["value"]).commit(messages(sink, 0, ["a"]), 0)  # a list of an earlier version, or no location
+    StreamWriter(sink, ["value"]).commit(messages(sink, 0, ["a"]), 0)  # without a location
     for known in (checkpoint("own", 0, 5), OffsetLog("nowhere:/at/all"), OffsetLog("/no/such/checkpoint"), None):
         new_run(monkeypatch)
         StreamWriter(sink, ["value"], known).commit(skipped(0), 0)

@@ -35,7 +35,7 @@ from headrace.runners.spark.supervision.standby import (
     CallDriver,
     Called,
     DriverDied,
-    DriverLife,
+    DriverLifetime,
     DriverPhase,
     DriverReport,
     DriverReported,
@@ -253,10 +253,10 @@ def test_without_a_limit_no_driver_is_killed_for_its_silence_and_nothing_is_wait
 
 
 def test_a_driver_is_called_once():
-    life = DriverLife()
-    life.handle(Called())
+    lifetime = DriverLifetime()
+    lifetime.handle(Called())
     with pytest.raises(ProtocolViolationError):
-        life.handle(Called())
+        lifetime.handle(Called())
 
 
 # --- the lock ---------------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ SEEDS = 120
 
 
 def test_whatever_is_killed_or_stopped_there_are_never_two_running_and_the_job_gets_on():
-    with arrows_followed(DriverLife) as followed, arrows_followed(SupervisionCore) as of_jobs:
+    with arrows_followed(DriverLifetime) as followed, arrows_followed(SupervisionCore) as of_jobs:
         simulations = [Simulation(seed) for seed in range(SEEDS)]
         for number, simulation in enumerate(simulations):
             simulation.run(standbys=number % 3)

@@ -79,7 +79,7 @@ class WatchedSource(MemorySource):
             raise self.publish_error
         self.published.append({split.split_id: split.next_offset for split in splits})
 
-    def splits_missing(self, splits):
+    def on_splits_missing(self, splits):
         self.missing.append([split.split_id for split in splits])
 
 
@@ -373,7 +373,7 @@ class TestMissingSplits:
         def refuse(splits):
             raise DataLossError(f"gone: {splits[0].split_id}")
 
-        query.source.splits_missing = refuse
+        query.source.on_splits_missing = refuse
         with pytest.raises(DataLossError, match="gone: a"):
             query.trigger()
 
@@ -562,7 +562,7 @@ class TestRetiredSplits:
         def refuse(splits):
             raise DataLossError(f"gone: {splits[0].split_id}")
 
-        query.source.splits_missing = refuse
+        query.source.on_splits_missing = refuse
         query.run()
         log.append("b", ["b10"])
         query.trigger()
@@ -583,7 +583,7 @@ class TestRetiredSplits:
         def refuse(splits):
             raise DataLossError(f"gone: {splits[0].split_id}")
 
-        query.source.splits_missing = refuse
+        query.source.on_splits_missing = refuse
         query.run()
         assert query.committed == 2
 

@@ -69,9 +69,9 @@ def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(h
     strategy = FixedDelay(attempts=5, delay_s=0.01)
     end = supervise(order("fails_twice_and_then_runs"), lambda: core(strategy), status)
     assert end == DriverEnd(Ending.STOPPED, "it was stopped")
-    told = [line for line in history.read_text().splitlines() if not line.startswith("child")]
+    request = [line for line in history.read_text().splitlines() if not line.startswith("child")]
     first = ["attempt 0", "attempt 1", "the child is gone", "attempt 2", "the child is gone"]
-    assert told == [*first, "told to start no further batch", "batch ended", "stopped", "session stopped"]
+    assert request == [*first, "told to start no further batch", "batch ended", "stopped", "session stopped"]
     shown = json.loads(status.path.read_text())
     assert (shown["state"], shown["active"], shown["standbys"], shown["drivers_started"]) == ("OVER", None, [], 3)
     assert shown["last_failure"] == "ConnectionError: no broker answers"

@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from headrace.connectors.base.lease import Heartbeat, HeartbeatState, LeaseLeaseStore
+from headrace.connectors.base.lease import Heartbeat, HeartbeatState, LeaseStore
 from headrace.enumerator.errors import DeadlineExceededError, PeerError
 from headrace.runners.restarts import FixedDelay
 from headrace.runners.spark import submitted
@@ -145,7 +145,7 @@ def test_a_standby_that_cannot_be_forked_leaves_the_healthy_driver_alone(play, m
 # --- a lease -------------------------------------------------------------------------------------------------------------
 
 
-class PlayedLeaseStore(LeaseLeaseStore):
+class PlayedLeaseStore(LeaseStore):
     """What is written there, and what another supervisor has: `others` gives its heartbeat for each look, or None for no
     news.
     """
@@ -370,7 +370,7 @@ def test_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_seen_the_boa
 def test_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(core, "LEAST_TIMEOUT_S", 0.0)
     monkeypatch.setattr(PlayedLeaseStore, "timeout_s", 0.05)
-    called, shown, told = [], [], []
+    called, shown, settings = [], [], []
     made = PlayedDriver.__init__
 
     def armed(driver, order):
@@ -386,7 +386,7 @@ def test_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, t
 
     def look_at_it():
         shown.append(json.loads((tmp_path / "status").read_text()))
-        told.append(caplog.text)
+        settings.append(caplog.text)
 
     def cut_off(driver):
         called.append(driver)
@@ -401,9 +401,9 @@ def test_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, t
     assert (end, len(called)) == (STOPPED, 2)
     (waiting,) = shown
     assert (waiting["active"]["state"], waiting["lease"]["waiting"], waiting["takeovers"]) == ("TAKING_OVER", True, 0)
-    assert "waits until this supervisor has seen" in told[0]
-    assert "is to take over" in told[0]
-    assert "takes over" not in told[0]
+    assert "waits until this supervisor has seen" in settings[0]
+    assert "is to take over" in settings[0]
+    assert "takes over" not in settings[0]
     assert "is called: the lease store was seen" in caplog.text
     assert last["takeovers"] == 1
 

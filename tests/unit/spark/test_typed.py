@@ -33,6 +33,7 @@ from headrace.spark.connectors import planned_stream_write
 from headrace.spark.kafka_read import Mode, any_read, kafka_read
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, ReadRecord
 from pyspark_headrace import DefaultSource
+from tests.helpers.envelopes import body_of
 from tests.helpers.schema_registry import FakeRegistry
 
 FIELDS: list[dict[str, Any]] = [
@@ -203,8 +204,8 @@ def test_a_column_that_nobody_asks_for_may_have_a_type_that_spark_does_not_have(
     offsets = StructType([StructField("offset", LongType())])
     assert Frame(kafka, offsets, **options).column("offset") == [0, 1]
     assert Frame(kafka, offsets, onBadRecord="skip", **options).column("offset") == [0]
-    told = StructType([*offsets, StructField("badReason", StringType())])
-    assert [bool(each) for each in Frame(kafka, told, onBadRecord="keep", **options).column("badReason")] == [False, True]
+    settings = StructType([*offsets, StructField("badReason", StringType())])
+    assert [bool(each) for each in Frame(kafka, settings, onBadRecord="keep", **options).column("badReason")] == [False, True]
     assert Frame(kafka, offsets, valueFormat="json").column("offset") == [0, 1]
     assert Frame(kafka, offsets, valueFormat="json", onBadRecord="skip").column("offset") == []
 
@@ -391,7 +392,7 @@ def query(kafka, registry) -> Query:
 
 def pinned(query: Query) -> Any:
     (own,) = (key for key in json.loads(query.offset_log[-1]) if ":" in key)
-    return json.loads(own.removeprefix("headrace:"))["formats"]["value"]
+    return body_of(own.removeprefix("headrace:"))["formats"]["value"]
 
 
 def test_a_schema_with_more_fields_continues_and_is_pinned_with_the_next_batch(kafka, registry, query):
@@ -446,7 +447,7 @@ def test_a_registry_that_does_not_have_the_schema_of_before_is_refused(kafka, re
     kafka.append("flights", avro(FLIGHT, ROW, 1))
     assert query.trigger()
     assert pinned(query)["id"] == "2"
-    registry.begin_anew()
+    registry.start_over()
     registry.register("flights-value", LATER)
     query.run()
     with pytest.raises(StateError, match="the registry has no schema 2, which was read then: it is another registry"):

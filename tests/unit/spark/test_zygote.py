@@ -20,7 +20,7 @@ from headrace.runners.spark_processes.daemon import ZYGOTE_VARIABLE
 from tests.helpers.python_path import python_path
 
 PORT_BYTES = 4
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 DAEMON = [sys.executable, "-m", "headrace.runners.spark_processes.daemon", "pyspark.daemon", "pyspark.worker"]
 
 
@@ -53,7 +53,7 @@ def processes() -> Iterator[Started]:
         for stream in (process.stdin, process.stdout, process.stderr):
             stream.close()
         process.kill()
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def address(tmp_path) -> Path:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    reached = time.monotonic() + PATIENCE_S
+    reached = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < reached
         time.sleep(0.01)
@@ -81,7 +81,7 @@ def test_a_daemon_is_forked_from_the_zygote_and_talks_to_whoever_started_it(proc
     zygote = processes.zygote(address, "pyspark.daemon")
     wait_for(address.exists)
     daemon = processes.daemon(address)
-    with socket.create_connection(("127.0.0.1", port_of(daemon)), PATIENCE_S):
+    with socket.create_connection(("127.0.0.1", port_of(daemon)), TIMEOUT_S):
         assert len(children(zygote)) == 1
         assert not children(daemon)
 
@@ -95,7 +95,7 @@ def test_a_daemon_ends_when_its_standard_input_closes_and_so_does_the_process_th
     port_of(sparks_own)
     sparks_own.stdin.close()
     daemon.stdin.close()
-    assert daemon.wait(PATIENCE_S) == sparks_own.wait(PATIENCE_S)
+    assert daemon.wait(TIMEOUT_S) == sparks_own.wait(TIMEOUT_S)
     wait_for(lambda: not children(zygote))
     assert zygote.poll() is None
 
@@ -104,13 +104,13 @@ def test_the_zygote_ends_with_its_driver_and_leaves_nothing_behind(processes, ad
     zygote = processes.zygote(address, "pyspark.daemon")
     wait_for(address.exists)
     zygote.stdin.close()
-    assert zygote.wait(PATIENCE_S) == 0
+    assert zygote.wait(TIMEOUT_S) == 0
     assert not address.parent.exists()
 
 
 def test_without_a_zygote_the_daemon_is_sparks_own(processes, address):
     daemon = processes.daemon(address)
-    with socket.create_connection(("127.0.0.1", port_of(daemon)), PATIENCE_S):
+    with socket.create_connection(("127.0.0.1", port_of(daemon)), TIMEOUT_S):
         pass
 
 
@@ -129,14 +129,14 @@ def test_a_zygote_that_has_started_a_thread_does_not_fork(processes, address, tm
     address.parent.mkdir()
     command = [sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "threaded"]
     zygote = processes.start(command, PYTHONPATH=str(tmp_path))
-    assert zygote.wait(PATIENCE_S) != 0
+    assert zygote.wait(TIMEOUT_S) != 0
     assert b"not forking" in zygote.stderr.read()
     assert port_of(processes.daemon(address)) > 0
 
 
 def test_what_the_zygote_could_not_load_does_not_keep_a_daemon_from_starting(processes, address):
     zygote = processes.zygote(address, "no_such_module")
-    assert zygote.wait(PATIENCE_S) != 0
+    assert zygote.wait(TIMEOUT_S) != 0
     assert port_of(processes.daemon(address)) > 0
 
 
@@ -154,7 +154,7 @@ def serving(processes, address) -> subprocess.Popen[bytes]:
 
 def connect(address: Path) -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
-    client.settimeout(PATIENCE_S)
+    client.settimeout(TIMEOUT_S)
     client.connect(str(address))
     return client
 
@@ -212,7 +212,7 @@ def test_a_zygote_that_gives_up_deletes_nothing_but_its_own_socket(processes, ad
     address.parent.mkdir()
     beside.write_text("what Spark runs as its Python")
     zygote = processes.start([sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "no_such_module"])
-    assert zygote.wait(PATIENCE_S) != 0
+    assert zygote.wait(TIMEOUT_S) != 0
     assert beside.exists()
     assert not address.exists()
 
@@ -229,14 +229,14 @@ def test_libraries_that_start_threads_when_told_leave_spark_its_own_daemons(proc
     address.parent.mkdir()
     command = [sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "numpy"]
     zygote = processes.start(command, OPENBLAS_NUM_THREADS="2")
-    assert zygote.wait(PATIENCE_S) != 0
+    assert zygote.wait(TIMEOUT_S) != 0
     assert b"not forking" in zygote.stderr.read()
     assert port_of(processes.daemon(address, OPENBLAS_NUM_THREADS="2")) > 0
 
 
 def test_a_fork_fails_and_whoever_asked_sees_the_traceback_and_the_status(run, written):
     failed = run(written("failing", "raise KeyError('injected')"))
-    assert failed.wait(PATIENCE_S) == 1
+    assert failed.wait(TIMEOUT_S) == 1
     assert b"KeyError: 'planted'" in failed.stderr.read()
 
 
@@ -247,14 +247,14 @@ def test_a_fork_fails_and_whoever_asked_sees_the_traceback_and_the_status(run, w
 )
 def test_a_forks_status_is_that_of_whoever_asked(run, written, text, status):
     ended = run(written("ending", f"print('reached')\n{text}"))
-    assert ended.wait(PATIENCE_S) == status
+    assert ended.wait(TIMEOUT_S) == status
     assert ended.stdout.read() == b"reached\n"
     assert (b"told" in ended.stderr.read()) == (status == 1)
 
 
 def test_a_fork_killed_by_a_signal_is_no_success_for_whoever_asked(run, written):
     killed = run(written("dying", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
-    assert killed.wait(PATIENCE_S) == -9
+    assert killed.wait(TIMEOUT_S) == -9
 
 
 HANGING = "import os, time\nprint(os.getpid(), flush=True)\nwhile True: time.sleep(1)"
@@ -265,8 +265,8 @@ def test_whoever_asked_is_ended_and_its_fork_does_not_outlive_it(run, written, h
     asked = run(written("hanging", HANGING))
     fork = psutil.Process(int(asked.stdout.readline()))
     getattr(asked, how)()
-    asked.wait(PATIENCE_S)
-    assert fork.wait(PATIENCE_S) is None or not fork.is_running()
+    asked.wait(TIMEOUT_S)
+    assert fork.wait(TIMEOUT_S) is None or not fork.is_running()
 
 
 WITH_A_CHILD = """
@@ -283,7 +283,7 @@ if os.fork() == 0:
 def test_what_a_fork_has_forked_in_its_turn_is_not_waited_for_by_whoever_asked(run, written, tmp_path):
     path = tmp_path / "child"
     ended = run(written("parent", WITH_A_CHILD.format(path=str(path))))
-    assert ended.wait(PATIENCE_S) == 0
+    assert ended.wait(TIMEOUT_S) == 0
     wait_for(lambda: path.exists() and path.read_text() != "")
     psutil.Process(int(path.read_text())).kill()
 
@@ -293,5 +293,5 @@ def test_without_a_zygote_a_module_is_run_from_an_archive_as_sparks_are(processe
         archive.writestr("archived.py", "print('reached', __name__)")
     command = [sys.executable, "-m", "headrace.runners.spark_processes.daemon", "archived"]
     ended = processes.start(command, PYTHONPATH=python_path(tmp_path / "modules.zip"), **{ZYGOTE_VARIABLE: str(address)})
-    assert ended.wait(PATIENCE_S) == 0
+    assert ended.wait(TIMEOUT_S) == 0
     assert ended.stdout.read() == b"reached __main__\n"

@@ -316,9 +316,9 @@ def test_a_commit_that_was_lost_and_arrives_after_another_column_is_refused_and_
             changed_without_a_commit_of_rows(rig)
             raise OutdatedError("injected: the answer is lost")
         if number == 4:
-            with pytest.raises(PeerError) as told:
+            with pytest.raises(PeerError) as settings:
                 late[0]()
-            refused.append(told.value)
+            refused.append(settings.value)
         commit()
 
     committing = rig.watched(around)

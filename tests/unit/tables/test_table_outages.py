@@ -108,7 +108,7 @@ def test_a_table_that_is_away_for_a_while_is_waited_for(tmp_path, kind, step):
 
 
 def test_a_table_that_stays_away_fails_the_job_and_its_successor_continues(tmp_path, monkeypatch):
-    monkeypatch.setattr(committer, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(committer, "TIMEOUT_S", 0.0)
     sink, away = sink_of("delta", tmp_path / "t"), Away(12, 1000, lost_connection)
     handle = prepared(sink, 0, 0, ["a"])
     with pytest.raises(PeerError, match="injected"):

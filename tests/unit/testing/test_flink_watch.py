@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from headrace.testing.servers.flink.rest import FlinkCheckpoint, JobView
-from headrace.testing.servers.flink.watch import Patience, Trouble, Watch
+from headrace.testing.servers.flink.watch import Timeouts, Trouble, Watch
 
-PATIENCE = Patience(worker_seconds=10.0, stall_seconds=20.0)
+TIMEOUT = Timeouts(worker_seconds=10.0, stall_seconds=20.0)
 RUNNING = JobView(
     job_id="a",
     name="flights",
@@ -27,12 +27,12 @@ WAITING = replace(RUNNING, tasks={"0: read": "RUNNING", "1: write": "INITIALIZIN
 
 
 def troubles(*looks: tuple[float, JobView]) -> list[list[Trouble]]:
-    watch = Watch(PATIENCE)
+    watch = Watch(TIMEOUT)
     return [[finding.trouble for finding in watch.observe(view, now)] for now, view in looks]
 
 
 def test_a_task_that_initialises_for_too_long_has_no_worker() -> None:
-    watch = Watch(PATIENCE)
+    watch = Watch(TIMEOUT)
     assert watch.observe(WAITING, 0.0) == []
     assert watch.observe(WAITING, 9.9) == []
     (finding,) = watch.observe(WAITING, 10.0)
@@ -51,7 +51,7 @@ def test_a_finding_is_given_once_and_again_after_it_had_passed() -> None:
 
 
 def test_a_job_that_runs_without_completing_checkpoints_is_stalled() -> None:
-    watch = Watch(PATIENCE)
+    watch = Watch(TIMEOUT)
     assert watch.observe(RUNNING, 0.0) == []
     assert watch.observe(replace(RUNNING, completed=3), 15.0) == []
     assert watch.observe(replace(RUNNING, completed=3), 34.9) == []
@@ -78,7 +78,7 @@ def test_time_in_which_a_job_did_not_run_is_no_stall() -> None:
 
 
 def test_every_failure_is_told_once_with_its_text() -> None:
-    watch = Watch(PATIENCE)
+    watch = Watch(TIMEOUT)
     first, second = replace(RUNNING, failure=(7, "the task manager is gone")), replace(RUNNING, failure=(9, "again"))
     assert [finding.text for finding in watch.observe(first, 0.0)] == [
         "job 'flights' failed and is RUNNING: the task manager is gone"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from benchmarks.beam_parts import TallyBatches, TallyRecords, bundles, counted_once
+from benchmarks.beam_parts import CountBatches, CountRecords, bundles, counted_once
 
 VALUE = b"four"
 
@@ -21,9 +21,9 @@ def batch(*numbers: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"key": keys(*numbers), "value": [VALUE] * len(numbers)})
 
 
-def run(tally: TallyRecords | TallyBatches, *elements_of_bundles: list[object]) -> None:
+def run(counts: CountRecords | CountBatches, *elements_of_bundles: list[object]) -> None:
     """As a worker does: the stage arrives pickled."""
-    arrived = pickle.loads(pickle.dumps(tally))
+    arrived = pickle.loads(pickle.dumps(counts))
     arrived.setup()
     for elements in elements_of_bundles:
         arrived.start_bundle()
@@ -37,8 +37,8 @@ def records(*numbers: int) -> list[object]:
 
 
 def test_records_of_several_bundles_and_instances_are_counted_once(tmp_path: Path) -> None:
-    run(TallyRecords(tmp_path), records(3, 0), [], records(1))
-    run(TallyRecords(tmp_path), records(2, 4))
+    run(CountRecords(tmp_path), records(3, 0), [], records(1))
+    run(CountRecords(tmp_path), records(2, 4))
     assert counted_once(tmp_path, 5) == 5
     found = bundles(tmp_path)
     assert sorted((bundle.records, bundle.value_bytes, bundle.first_records) for bundle in found) == [
@@ -50,7 +50,7 @@ def test_records_of_several_bundles_and_instances_are_counted_once(tmp_path: Pat
 
 
 def test_batches_are_counted_by_their_rows_those_that_are_parts_of_others_too(tmp_path: Path) -> None:
-    run(TallyBatches(tmp_path), [batch(0, 1, 2), batch(9, 3, 4, 9).slice(1, 2)])
+    run(CountBatches(tmp_path), [batch(0, 1, 2), batch(9, 3, 4, 9).slice(1, 2)])
     assert counted_once(tmp_path, 5) == 5
     (bundle,) = bundles(tmp_path)
     assert (bundle.records, bundle.value_bytes, bundle.first_records) == (5, 20, 3)
@@ -67,5 +67,5 @@ def test_batches_are_counted_by_their_rows_those_that_are_parts_of_others_too(tm
     ],
 )
 def test_what_is_not_each_record_once_is_seen(tmp_path: Path, wrong: tuple[int, ...]) -> None:
-    run(TallyRecords(tmp_path), records(*wrong))
+    run(CountRecords(tmp_path), records(*wrong))
     assert counted_once(tmp_path, 4) == -1

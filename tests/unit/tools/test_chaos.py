@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.chaos.testbed import CLIENT_ID
 
 from benchmarks.chaos import trial
 from benchmarks.chaos.databases import LARGEST, PRODUCTS, Places, Product, TableOutput
@@ -35,6 +34,7 @@ from benchmarks.chaos.oracle import VALUE_BYTES, WRONG, OutputCheck, phantoms
 from benchmarks.chaos.report import bars, table, write
 from benchmarks.chaos.run import PARTITIONS, TRIES, Campaign, Journal, Servers, Session, kinds_of, next_kind
 from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
+from benchmarks.chaos.testbed import CLIENT_ID
 from benchmarks.chaos.trial import Trial, is_exact, is_good, told_last
 from benchmarks.restore.oracle import Log
 from benchmarks.restore.process import LOG
@@ -48,7 +48,7 @@ from headrace.testing.servers.ports import HOST
 
 NODE = 2
 UNREAD = 1 << 25  # bytes, more than the sockets take
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 def records(origin: int, first: int, count: int) -> list[bytes]:
@@ -107,7 +107,7 @@ def net() -> Iterator[Network]:
 
 def connected(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
 
 
 def answer(client: socket.socket, count: int = 4) -> bytes:
@@ -119,10 +119,10 @@ def answer(client: socket.socket, count: int = 4) -> bytes:
 
 def until_held(net: Network, count: int) -> None:
     def look() -> None:
-        if net.tally.held != count:
-            raise RetriableError(f"{net.tally.held} bytes are held")
+        if net.counts.held != count:
+            raise RetriableError(f"{net.counts.held} bytes are held")
 
-    wait_until(look, "the network holds nothing", PATIENCE_S, 0.005)
+    wait_until(look, "the network holds nothing", TIMEOUT_S, 0.005)
 
 
 def until_closing(writer: asyncio.StreamWriter) -> None:
@@ -130,7 +130,7 @@ def until_closing(writer: asyncio.StreamWriter) -> None:
         if not writer.is_closing():
             raise RetriableError("it is open")
 
-    wait_until(look, "the network closes the connection", PATIENCE_S, 0.005)
+    wait_until(look, "the network closes the connection", TIMEOUT_S, 0.005)
 
 
 def until_ordered(net: Network) -> None:
@@ -140,7 +140,7 @@ def until_ordered(net: Network) -> None:
         if not net._loop._ready:  # type: ignore[attr-defined]  # asyncio shows it nowhere else
             raise RetriableError("nothing is ordered")
 
-    wait_until(look, "the order to end", PATIENCE_S, 0.005)
+    wait_until(look, "the order to end", TIMEOUT_S, 0.005)
 
 
 def nothing_comes(client: socket.socket) -> bool:
@@ -171,7 +171,7 @@ class TestTheNetwork:
             net.disturb(clients(NODE + 1), Weather(HELD, HELD))
             client.sendall(b"here")
             assert answer(client) == b"here"
-            assert net.tally.held == 0
+            assert net.counts.held == 0
 
     def test_what_is_stranded_arrives_when_its_sender_is_gone_and_a_new_connection_is_free(self, net, echo):
         address = net.proxy(NODE, "PLAINTEXT", echo.address)
@@ -184,16 +184,16 @@ class TestTheNetwork:
         with connected(address) as new:
             new.sendall(b"free")
             assert answer(new) == b"free"
-        assert [echo.received.get(timeout=PATIENCE_S) for _ in range(2)] == [b"past", b"free"]
+        assert [echo.received.get(timeout=TIMEOUT_S) for _ in range(2)] == [b"past", b"free"]
         net.calm()
-        assert echo.received.get(timeout=PATIENCE_S) == b"late"
+        assert echo.received.get(timeout=TIMEOUT_S) == b"late"
 
     def test_a_slow_link_is_slow_and_loses_nothing(self, net, echo):
         with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
             net.disturb(clients(NODE), Weather(Condition(delay_s=0.01), Condition(bytes_per_s=1e6)))
             client.sendall(b"slow")
             assert answer(client) == b"slow"
-            assert net.tally.slowed == 8
+            assert net.counts.slowed == 8
 
     def test_a_reset_reaches_the_client_and_is_counted(self, net, echo):
         with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
@@ -245,13 +245,13 @@ class TestTheNetwork:
     def test_its_end_closes_a_connection_that_was_accepted_just_before(self, echo):
         net, gate = Network(), threading.Event()
         address = net.proxy(NODE, "PLAINTEXT", echo.address)
-        net._loop.call_soon_threadsafe(gate.wait, PATIENCE_S)
+        net._loop.call_soon_threadsafe(gate.wait, TIMEOUT_S)
         with connected(address) as client:  # by the kernel: the loop finds it together with the order to end
             end = threading.Thread(target=net.close)
             end.start()
             until_ordered(net)
             gate.set()
-            end.join(PATIENCE_S)
+            end.join(TIMEOUT_S)
             assert not end.is_alive()
             gc.collect()  # a socket left open is told here
             with suppress(ConnectionResetError):
@@ -627,8 +627,8 @@ def test_a_fault_after_which_anything_is_wrong_is_not_stood(bad):
 def test_a_verdict_that_is_not_clean_is_bad_for_the_exit_status(name):
     campaign = Campaign("embedded", Servers.FAKE, "", 1, 0, float("inf"), Path("unused"))
 
-    def bad(verdict: dict[str, int]) -> int:
-        return campaign._session(types.SimpleNamespace(judge=lambda: {"verdict": verdict}), None, random.Random(1))
+    def bad(outcome: dict[str, int]) -> int:
+        return campaign._session(types.SimpleNamespace(judge=lambda: {"verdict": outcome}), None, random.Random(1))
 
     clean = {"records_in": 5, "records_out": 5, "out_of_order": 1, "gone": 2}
     assert bad(clean) == 0
@@ -642,12 +642,12 @@ def test_a_job_that_doubles_is_found_out_by_its_kill_and_by_no_other_fault(tmp_p
         session = Session("planted-doubles", Servers.FAKE, journal, stack)
         generator = random.Random(1)
         harmless, kill = (session.suffer(KINDS[name], generator) for name in ("connections reset", "job killed"))
-        verdict = session.judge()["verdict"]
+        outcome = session.judge()["verdict"]
     assert "proof" in harmless
     assert is_good(harmless)
     assert "proof" in kill
-    assert kill["duplicates"] == verdict["duplicates"] > 0
-    assert (verdict["lost"], verdict["aborted_seen"]) == (0, 0)
+    assert kill["duplicates"] == outcome["duplicates"] > 0
+    assert (outcome["lost"], outcome["aborted_seen"]) == (0, 0)
     assert [line["kind"] for line in journal.faults()] == ["connections reset", "job killed"]
 
 
@@ -657,13 +657,13 @@ def test_the_loss_of_a_topic_recreated_is_reported_exactly_and_nothing_else_is_l
     with ExitStack() as stack:
         session = Session("embedded-losses", Servers.FAKE, journal, stack)
         line = session.suffer(KINDS["input recreated, job frozen"], random.Random(1))
-        verdict = session.judge()["verdict"]
+        outcome = session.judge()["verdict"]
     assert "proof" in line
     assert is_good(line)
     assert [report[0] for report in line["reported"]] == list(range(PARTITIONS))
     unread = sum(part["records"] - part["read"] for part in line["lost"])
-    assert verdict["records_in"] - verdict["records_out"] == unread > 0
-    assert (verdict["lost"], verdict["torn"], verdict["duplicates"]) == (0, 0, 0)
+    assert outcome["records_in"] - outcome["records_out"] == unread > 0
+    assert (outcome["lost"], outcome["torn"], outcome["duplicates"]) == (0, 0, 0)
 
 
 def test_fake_kafka_advertises_what_it_is_told_and_nothing_elsewhere(net):

@@ -73,7 +73,7 @@ def test_inputs_of_findings_are_kept_whatever_the_room(tmp_path, monkeypatch):
 
 def few(monkeypatch):
     monkeypatch.setattr(flood, "CHUNK", 200)
-    return flood.new_tally(0)
+    return flood.new_counts(0)
 
 
 def test_a_chunk_of_the_flood_is_the_same_each_time_and_meets_every_outcome(monkeypatch):
@@ -135,11 +135,11 @@ def test_a_decoder_that_hangs_ends_its_process_and_tells_where():
 
 def few_values(decode=AvroFormat.decode, seed="test"):
     """One batch of each schema of a chunk."""
-    told = flood.new_tally(0)
+    settings = flood.new_counts(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(avro_values, "BATCHES", 1)
-        avro_values.run_chunk(seed, 0, told, decode=decode)
-    return told
+        avro_values.run_chunk(seed, 0, settings, decode=decode)
+    return settings
 
 
 def test_a_chunk_of_avro_values_is_the_same_each_time_and_reads_each_way():
@@ -204,14 +204,14 @@ LIMITS = ("ARROW_LIMIT", "RESIDENT_LIMIT")
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_the_flood_sees_memory_above_a_limit(monkeypatch, limit):
-    told = few(monkeypatch)
-    flood.run_chunk("test", 0, told)
+    settings = few(monkeypatch)
+    flood.run_chunk("test", 0, settings)
     for name in LIMITS:  # the peaks are those of this process, whatever other tests did in it
         monkeypatch.setattr(flood, name, 1 << 60)
-    flood.check_memory(told)
+    flood.check_memory(settings)
     monkeypatch.setattr(flood, limit, 1000)
     with pytest.raises(Finding, match="more than 1000"):
-        flood.check_memory(told)
+        flood.check_memory(settings)
 
 
 # --- what was found ---

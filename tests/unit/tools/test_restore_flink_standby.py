@@ -260,7 +260,7 @@ class TestTheSupervisor:
         assert list(cluster.lives) == ["jm-3", "tm-4"]
 
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 PARENT = """\
 import json, pathlib, subprocess, sys, time
 children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
@@ -274,7 +274,7 @@ for child in children:
 
 
 def until(condition) -> None:
-    Retrying(retry=retry_if_not_result(bool), stop=stop_after_delay(PATIENCE_S), wait=wait_fixed(0.02))(condition)
+    Retrying(retry=retry_if_not_result(bool), stop=stop_after_delay(TIMEOUT_S), wait=wait_fixed(0.02))(condition)
 
 
 def alive(process: psutil.Process) -> bool:

@@ -37,8 +37,8 @@ def judge(produced, committed, written, seen):
     return oracle.judge(produced, committed, lambda: written, seen)
 
 
-def anomalies(verdict) -> dict[str, int]:
-    counted = {name: count for name, count in asdict(verdict).items() if not name.startswith("records")}
+def anomalies(outcome) -> dict[str, int]:
+    counted = {name: count for name, count in asdict(outcome).items() if not name.startswith("records")}
     return {name: count for name, count in counted.items() if count}
 
 
@@ -51,10 +51,10 @@ def all_seen(logs: dict[int, Log]) -> Seen:
 
 
 def test_an_output_with_every_record_once_is_clean():
-    verdict = judge(PRODUCED, GOOD, GOOD, SEEN)
-    assert verdict.clean
-    assert anomalies(verdict) == {}
-    assert (verdict.records_in, verdict.records_out) == (7, 7)
+    outcome = judge(PRODUCED, GOOD, GOOD, SEEN)
+    assert outcome.clean
+    assert anomalies(outcome) == {}
+    assert (outcome.records_in, outcome.records_out) == (7, 7)
 
 
 def test_a_record_that_the_input_has_lost_is_not_looked_for_and_may_have_come_all_the_same():
@@ -75,9 +75,9 @@ def test_a_record_that_the_input_has_lost_is_not_looked_for_and_may_have_come_al
     ],
 )
 def test_a_planted_anomaly_is_found_and_named(committed, expected):
-    verdict = judge(PRODUCED, committed, committed, all_seen(committed))
-    assert anomalies(verdict) == expected
-    assert verdict.clean == (expected.keys() == {"out_of_order"})
+    outcome = judge(PRODUCED, committed, committed, all_seen(committed))
+    assert anomalies(outcome) == expected
+    assert outcome.clean == (expected.keys() == {"out_of_order"})
 
 
 def test_a_duplicate_in_another_output_partition_counts_too():
@@ -87,9 +87,9 @@ def test_a_duplicate_in_another_output_partition_counts_too():
 
 def test_a_record_that_was_written_and_is_not_visible_is_partially_committed_and_not_lost():
     committed = with_partition_1((0, 2), (1, 2))
-    verdict = judge(PRODUCED, committed, GOOD, all_seen(committed))
-    assert anomalies(verdict) == {"torn": 1}
-    assert not verdict.clean
+    outcome = judge(PRODUCED, committed, GOOD, all_seen(committed))
+    assert anomalies(outcome) == {"torn": 1}
+    assert not outcome.clean
 
 
 def test_what_an_aborted_transaction_wrote_and_a_later_one_wrote_again_is_no_anomaly():
@@ -101,9 +101,9 @@ def test_what_an_aborted_transaction_wrote_and_a_later_one_wrote_again_is_no_ano
 def test_an_aborted_record_that_a_read_committed_reader_was_given_is_found():
     committed = {0: Log(np.array([2, 3, 4, 5]), GOOD[0].ids), 1: GOOD[1]}
     given = seen((1.0, 0, 0, 5, 6), (1.0, 1, 0, 2, 3))
-    verdict = judge(PRODUCED, committed, committed, given)
-    assert anomalies(verdict) == {"aborted_seen": 2}
-    assert not verdict.clean
+    outcome = judge(PRODUCED, committed, committed, given)
+    assert anomalies(outcome) == {"aborted_seen": 2}
+    assert not outcome.clean
 
 
 def test_a_partition_that_nothing_is_committed_in_is_aborted_when_the_probe_saw_it():

@@ -75,6 +75,56 @@ def test_only_a_few_modules_use_kafka_pythons_internals():
     assert users - public == {wire + "__init__.py", wire + "failures.py", wire + "handshake.py", wire + "protocol.py", fake}
 
 
+PRIVATE_OF_PYSPARK = "runners/spark/private.py"
+PROGRAMS_OF_PYSPARK = re.compile(
+    r"pyspark\.(cloudpickle|daemon|java_gateway|serializers|worker|sql\.(classic|worker)|sql\.streaming\.python_\w+)\b"
+)
+
+
+def underscored(tree: ast.Module) -> Iterator[str]:
+    """The attributes with an underscore that a module uses, of anything but the standard library, and does not have itself."""
+    nodes = list(ast.walk(tree))
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr)]
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+    yield from (node.attr for node in attributes if node.attr not in own and ast.unparse(node.value) not in ("os", "sys"))
+
+
+def test_only_one_module_uses_pysparks_underscore_names():
+    trees = {str(path): tree for path, tree in modules(*PACKAGE)}
+    fenced = set(underscored(trees[PRIVATE_OF_PYSPARK])) | {"_jdf", "_jsc"}
+    assert fenced >= {"_active_spark_context", "_gateway", "_jvm", "_jsparkSession", "_jsq", "_jwrite"}
+    ours = {
+        node.attr
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    found = {
+        f"{path}: {name}"
+        for path, tree in trees.items()
+        for name in underscored(tree)
+        if path != PRIVATE_OF_PYSPARK
+        and (name in fenced or (name not in ours and any(module.split(".")[0] == "pyspark" for module in imported(tree))))
+    }
+    assert not found
+
+
+def test_only_a_few_modules_import_or_replace_parts_of_pyspark_that_it_does_not_document():
+    importers = {
+        str(path) for path, tree in modules(*PACKAGE) if any(PROGRAMS_OF_PYSPARK.match(name) for name in imported(tree))
+    }
+    supervision = "runners/spark/supervision/"
+    assert importers == {
+        "pyspark_headrace/preload.py",
+        PRIVATE_OF_PYSPARK,
+        supervision + "jobs.py",
+        supervision + "query_hooks.py",
+    }
+    patching = {str(path) for path, tree in modules(*PACKAGE) if "unittest.mock" in imported(tree)}
+    assert patching == {supervision + "dry_run.py", supervision + "query_hooks.py"}
+
+
 ENGINE = re.compile(r"\b(spark|flink|beam)(?!-\d)", re.IGNORECASE)  # SPARK-26267 is a ticket
 
 # Prose about engines in connectors, by file: what the line says, and why a connector has to say it.

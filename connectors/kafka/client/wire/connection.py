@@ -24,7 +24,13 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.buffers import BufferPool
 from headrace.connectors.kafka.client.wire.failures import MAX_FRAME_BYTES, explain, not_a_frame
 from headrace.connectors.kafka.client.wire.handshake import shake_hands
-from headrace.connectors.kafka.client.wire.protocol import ApiVersionsRequest, FetchRequest, IncompatibleBrokerVersion, Message
+from headrace.connectors.kafka.client.wire.protocol import (
+    ApiVersionsRequest,
+    FetchRequest,
+    IncompatibleBrokerVersion,
+    Message,
+    versions_of,
+)
 from headrace.connectors.kafka.client.wire.throttles import Throttles
 from headrace.connectors.kafka.format.fetch_protocol import parse_fetch_response
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, PeerError, ProtocolViolationError
@@ -88,12 +94,13 @@ class Connection:
         return len(self._in_flight)
 
     def version_of(self, request: Message) -> int:
-        """The highest version of a request (class or instance) that this broker and kafka-python both speak.
+        """The highest version of a request (class or instance) that this broker and this client both speak (`api_versions`).
 
         Raises `PeerError` when there is none: the broker is too old or too new.
         """
+        own = versions_of(request)
         try:
-            return int(self._versions.api_version(request))
+            return int(self._versions.api_version(request, own.lowest, own.highest))
         except IncompatibleBrokerVersion as error:
             raise PeerError(f"{self.address}: {error.args[0] if error.args else error}") from None
 

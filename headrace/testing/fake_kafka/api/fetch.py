@@ -93,12 +93,12 @@ def _key(call: Call, topic: Message, index: int) -> WantedKey:
 
 def _try_answer(call: Call, session: FetchSession | None, items: list[_Item], *, last: bool) -> Message | None:
     answers = []
-    room = min(call.request.max_bytes, int(call.state.config["fetch.max.bytes"]))
+    headroom = min(call.request.max_bytes, int(call.state.config["fetch.max.bytes"]))
     anything = False
     for item in items:
-        answer = _read(call, item, ReadLimit(0, min(room, item.wanted.max_bytes), not anything))
+        answer = _read(call, item, ReadLimit(0, min(headroom, item.wanted.max_bytes), not anything))
         anything = anything or answer.size > 0
-        room = max(room - answer.size, 0)
+        headroom = max(headroom - answer.size, 0)
         answers.append(answer)
     if not last and not _is_enough(call, answers):
         return None
@@ -193,21 +193,21 @@ def _divergence(log: Log, wanted: Wanted) -> tuple[int, int] | None:
 
 def _response(call: Call, session: FetchSession | None, answers: list[_Answer]) -> Message:
     is_full = session is None or call.request.session_epoch == INITIAL_EPOCH
-    told = [answer for answer in answers if is_full or _is_news(session, answer)]
+    reported = [answer for answer in answers if is_full or _is_news(session, answer)]
     if session is not None:
-        for answer in told:
+        for answer in reported:
             failed = answer.error != ErrorCode.NONE
             bounds = (-1, -1) if failed else (answer.data.high_watermark, answer.data.log_start_offset)
-            session.told(answer.key, *bounds)
+            session.reported(answer.key, *bounds)
     response = FetchResponse(
         error_code=ErrorCode.NONE,
         session_id=0 if session is None else session.id,
-        responses=list(_by_topic(told)),
+        responses=list(_by_topic(reported)),
         throttle_time_ms=call.state.quotas.throttle_ms(
-            CONSUMER_RATE, call.peer.user, call.client_id, sum(answer.size for answer in told), call.now_ms
+            CONSUMER_RATE, call.peer.user, call.client_id, sum(answer.size for answer in reported), call.now_ms
         ),
     )
-    if any(answer.data.current_leader is not None for answer in told):
+    if any(answer.data.current_leader is not None for answer in reported):
         response.node_endpoints, response.tags = node_endpoints(call, FetchResponse), {"node_endpoints"}
     return response
 

@@ -58,7 +58,7 @@ def _answer(call: Call, group: Group, member: Member) -> Message:
         return JoinGroupResponse(
             error_code=ErrorCode.UNKNOWN_MEMBER_ID, protocol_name="", leader="", member_id=member.id, members=[]
         )
-    told = group.members.values() if group.leader == member.id else ()
+    reported = group.members.values() if group.leader == member.id else ()
     return JoinGroupResponse(
         error_code=ErrorCode.NONE,
         generation_id=group.generation,
@@ -73,7 +73,7 @@ def _answer(call: Call, group: Group, member: Member) -> Message:
                 group_instance_id=each.joining.instance_id,
                 metadata=each.metadata(group.protocol_name or ""),
             )
-            for each in told
+            for each in reported
         ],
     )
 

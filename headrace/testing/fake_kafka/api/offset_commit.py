@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
-from headrace.testing.fake_kafka.api.committing import MAX_METADATA, check_committer
+from headrace.testing.fake_kafka.api.committing import by_partition, check_committer, checked_offset
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, OffsetCommitResponse
-from headrace.testing.fake_kafka.state.offsets import OffsetAndMetadata
 
 _TopicAnswer = OffsetCommitResponse.OffsetCommitResponseTopic
 _PartitionAnswer = _TopicAnswer.OffsetCommitResponsePartition
@@ -22,13 +23,7 @@ def handle(call: Call) -> Message:
         _check(call)
     except RefusedError as error:
         code = error.code
-    topics = []
-    for topic in call.request.topics:
-        items = [
-            _PartitionAnswer(partition_index=item.partition_index, error_code=code or _commit(call, topic, item))
-            for item in topic.partitions
-        ]
-        topics.append(_TopicAnswer(name=topic.name, topic_id=topic.topic_id, partitions=items))
+    topics = by_partition(call, _TopicAnswer, _PartitionAnswer, partial(_commit, call), code)
     return OffsetCommitResponse(topics=topics)
 
 
@@ -44,18 +39,10 @@ def _check(call: Call) -> None:
         group.members[request.member_id].seen_ms = call.now_ms
 
 
-def _commit(call: Call, topic: Message, item: Message) -> int:
-    try:
-        name = call.topic(topic.name, topic.topic_id).name
-        call.partition(name, item.partition_index)
-        metadata = item.committed_metadata or ""
-        if len(metadata) > int(call.state.config[MAX_METADATA]):
-            raise RefusedError(ErrorCode.OFFSET_METADATA_TOO_LARGE)
-    except RefusedError as error:
-        return error.code
-    committed = OffsetAndMetadata(item.committed_offset, item.committed_leader_epoch, metadata)
+def _commit(call: Call, topic: Message, item: Message) -> None:
+    name = call.topic(topic.name, topic.topic_id).name
+    committed = checked_offset(call, name, item)
     call.state.commit_offsets(call.request.group_id, {(name, item.partition_index): committed})
-    return ErrorCode.NONE
 
 
 API = Api(8, "OffsetCommit", 2, 10, OffsetCommitResponse, handle)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
+from headrace.testing.fake_kafka.api.committing import by_partition
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, OffsetDeleteResponse
@@ -19,25 +22,15 @@ def handle(call: Call) -> Message:
     group = call.state.groups.known(call.request.group_id)
     if group.members and group.protocol_type != "consumer":
         raise RefusedError(ErrorCode.NON_EMPTY_GROUP)
-    topics = []
-    for topic in call.request.topics:
-        items = [
-            _PartitionAnswer(partition_index=item.partition_index, error_code=_delete(call, group, topic.name, item))
-            for item in topic.partitions
-        ]
-        topics.append(_TopicAnswer(name=topic.name, partitions=items))
+    topics = by_partition(call, _TopicAnswer, _PartitionAnswer, partial(_delete, call, group))
     return OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics)
 
 
-def _delete(call: Call, group: Group, topic: str, item: Message) -> int:
-    try:
-        call.partition(topic, item.partition_index)
-    except RefusedError as error:
-        return error.code
-    if topic in group.subscribed_topics():
-        return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-    group.offsets.forget((topic, item.partition_index))
-    return ErrorCode.NONE
+def _delete(call: Call, group: Group, topic: Message, item: Message) -> None:
+    call.partition(topic.name, item.partition_index)
+    if topic.name in group.subscribed_topics():
+        raise RefusedError(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
+    group.offsets.forget((topic.name, item.partition_index))
 
 
 API = Api(47, "OffsetDelete", 0, 0, OffsetDeleteResponse, handle)

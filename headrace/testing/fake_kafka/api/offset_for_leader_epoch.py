@@ -12,10 +12,10 @@ _PartitionAnswer = _TopicAnswer.EpochEndOffset
 
 def handle(call: Call) -> Message:
     """Of the leader only."""
-    topics = []
-    for topic in call.request.topics:
-        items = [_answer(call, topic.topic, item) for item in topic.partitions]
-        topics.append(_TopicAnswer(topic=topic.topic, partitions=items))
+    topics = [
+        _TopicAnswer(topic=topic.topic, partitions=[_answer(call, topic.topic, item) for item in topic.partitions])
+        for topic in call.request.topics
+    ]
     return OffsetForLeaderEpochResponse(topics=topics)
 
 

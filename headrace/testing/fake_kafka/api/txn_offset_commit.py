@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
-from headrace.testing.fake_kafka.api.committing import MAX_METADATA
+from headrace.testing.fake_kafka.api.committing import by_partition, checked_offset
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, TxnOffsetCommitResponse
 from headrace.testing.fake_kafka.state.brokers import coordinator_partition
 from headrace.testing.fake_kafka.state.cluster import OFFSETS_TOPIC
-from headrace.testing.fake_kafka.state.offsets import OffsetAndMetadata
 from headrace.testing.fake_kafka.state.transactions import ProducerIdentity
 
 _TopicAnswer = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
@@ -28,13 +29,7 @@ def handle(call: Call) -> Message:
         _join(call)
     except RefusedError as error:
         code = error.code
-    topics = []
-    for topic in call.request.topics:
-        items = [
-            _PartitionAnswer(partition_index=item.partition_index, error_code=code or _commit(call, topic.name, item))
-            for item in topic.partitions
-        ]
-        topics.append(_TopicAnswer(name=topic.name, partitions=items))
+    topics = by_partition(call, _TopicAnswer, _PartitionAnswer, partial(_commit, call), code)
     return TxnOffsetCommitResponse(topics=topics)
 
 
@@ -56,18 +51,10 @@ def _join(call: Call) -> None:
         raise RefusedError(_AS_SAID_HERE.get(error.code, error.code)) from None
 
 
-def _commit(call: Call, topic: str, item: Message) -> int:
-    try:
-        call.partition(topic, item.partition_index)
-        metadata = item.committed_metadata or ""
-        if len(metadata) > int(call.state.config[MAX_METADATA]):
-            raise RefusedError(ErrorCode.OFFSET_METADATA_TOO_LARGE)
-    except RefusedError as error:
-        return error.code
-    committed = OffsetAndMetadata(item.committed_offset, item.committed_leader_epoch, metadata)
+def _commit(call: Call, topic: Message, item: Message) -> None:
+    committed = checked_offset(call, topic.name, item)
     offsets = call.state.groups.get_or_create(call.request.group_id).offsets
-    offsets.commit_in_transaction(call.request.producer_id, {(topic, item.partition_index): committed})
-    return ErrorCode.NONE
+    offsets.commit_in_transaction(call.request.producer_id, {(topic.name, item.partition_index): committed})
 
 
 API = Api(28, "TxnOffsetCommit", 0, 5, TxnOffsetCommitResponse, handle)

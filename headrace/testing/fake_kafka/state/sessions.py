@@ -72,7 +72,7 @@ class FetchSession:
         known = self.partitions[key]
         return (known.high_watermark, known.log_start_offset) != (high_watermark, log_start_offset)
 
-    def told(self, key: WantedKey, high_watermark: int, log_start_offset: int) -> None:
+    def reported(self, key: WantedKey, high_watermark: int, log_start_offset: int) -> None:
         """Remember what the client was told; it moves to the end, so that every partition gets its turn."""
         known = self.partitions.pop(key)
         known.high_watermark, known.log_start_offset = high_watermark, log_start_offset

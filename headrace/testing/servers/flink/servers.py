@@ -10,7 +10,7 @@ from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 from headrace.runners.waiting import wait_until
 from headrace.testing.servers.flink.rest import ENDED, FlinkCheckpoint, FlinkRest, JobView
 from headrace.testing.servers.flink.settings import Places
-from headrace.testing.servers.flink.watch import Finding, Patience, Trouble, Watch
+from headrace.testing.servers.flink.watch import Finding, Timeouts, Trouble, Watch
 from headrace.testing.servers.ports import HOST, is_listening
 from headrace.testing.servers.processes import ServerProcess
 
@@ -41,13 +41,13 @@ class FlinkCluster:
         servers: Mapping[str, ServerProcess],
         places: Places,
         slots: int,
-        patience: Patience,
+        timeout: Timeouts,
     ) -> None:
         """Made by `start_flink`; `slots` is how many the TaskManager has."""
         self._servers = servers
         self._places = places
         self._slots = slots
-        self.patience = patience
+        self.timeout = timeout
         """How long a job may look well and do nothing, before a wait for it gives up."""
         self.rest = FlinkRest(HOST, places.rest)
         """Flink's REST interface."""
@@ -160,7 +160,7 @@ class FlinkCluster:
 
     def watch(self) -> Watch:
         """A new watch, with this cluster's patience, for one job."""
-        return Watch(self.patience)
+        return Watch(self.timeout)
 
     def _wait(self, job_id: str, wanted: Callable[[JobView], T | None], what: str, seconds: float) -> T:
         watch, found, failures = self.watch(), list[T](), list[str]()

@@ -22,13 +22,48 @@ class Places:
     scratch: Path
 
 
-# In MiB. Started without Flink's scripts, a TaskManager wants every part given, and its JVM must be told the same.
-HEAP, FRAMEWORK_HEAP, OFF_HEAP, FRAMEWORK_OFF_HEAP, NETWORK, MANAGED, METASPACE, OVERHEAD = 320, 64, 64, 64, 64, 64, 160, 128
-TASK_MANAGER_OPTIONS = (
-    f"-Xmx{HEAP + FRAMEWORK_HEAP}m",
-    f"-XX:MaxDirectMemorySize={OFF_HEAP + FRAMEWORK_OFF_HEAP + NETWORK}m",
-    f"-XX:MaxMetaspaceSize={METASPACE}m",
+@dataclass(frozen=True, slots=True)
+class TaskManagerMemory:
+    """In MiB. Started without Flink's scripts, a TaskManager wants every part given, and its JVM the same limits."""
+
+    heap: int
+    framework_heap: int
+    off_heap: int
+    framework_off_heap: int
+    network: int
+    managed: int
+    metaspace: int
+    overhead: int
+
+    def settings(self) -> dict[str, str]:
+        """For config.yaml."""
+        memory = {
+            "taskmanager.memory.task.heap.size": self.heap,
+            "taskmanager.memory.framework.heap.size": self.framework_heap,
+            "taskmanager.memory.task.off-heap.size": self.off_heap,
+            "taskmanager.memory.framework.off-heap.size": self.framework_off_heap,
+            "taskmanager.memory.network.min": self.network,
+            "taskmanager.memory.network.max": self.network,
+            "taskmanager.memory.managed.size": self.managed,
+            "taskmanager.memory.jvm-metaspace.size": self.metaspace,
+            "taskmanager.memory.jvm-overhead.min": self.overhead,
+            "taskmanager.memory.jvm-overhead.max": self.overhead,
+        }
+        return {"taskmanager.cpu.cores": "1.0", **{name: f"{size}m" for name, size in memory.items()}}
+
+    def java_options(self) -> tuple[str, ...]:
+        """For the command line."""
+        return (
+            f"-Xmx{self.heap + self.framework_heap}m",
+            f"-XX:MaxDirectMemorySize={self.off_heap + self.framework_off_heap + self.network}m",
+            f"-XX:MaxMetaspaceSize={self.metaspace}m",
+        )
+
+
+_MEMORY = TaskManagerMemory(
+    heap=320, framework_heap=64, off_heap=64, framework_off_heap=64, network=64, managed=64, metaspace=160, overhead=128
 )
+TASK_MANAGER_OPTIONS = _MEMORY.java_options()
 
 
 def flink_settings(places: Places, slots: int, config: Mapping[str, str]) -> dict[str, str]:
@@ -43,7 +78,7 @@ def flink_settings(places: Places, slots: int, config: Mapping[str, str]) -> dic
         "taskmanager.host": HOST,
         "taskmanager.bind-host": HOST,
         "taskmanager.numberOfTaskSlots": str(slots),
-        **_memory(),
+        **_MEMORY.settings(),
         **_recovery(),
         "execution.checkpointing.dir": places.state.joinpath("checkpoints").as_uri(),
         "state.checkpoints.dir": places.state.joinpath("checkpoints").as_uri(),
@@ -63,22 +98,6 @@ def write_settings(folder: Path, settings: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = (f"{name}: {json.dumps(value)}" for name, value in settings.items())
     (folder / "config.yaml").write_text("\n".join(lines) + "\n")
-
-
-def _memory() -> dict[str, str]:
-    memory = {
-        "taskmanager.memory.task.heap.size": HEAP,
-        "taskmanager.memory.framework.heap.size": FRAMEWORK_HEAP,
-        "taskmanager.memory.task.off-heap.size": OFF_HEAP,
-        "taskmanager.memory.framework.off-heap.size": FRAMEWORK_OFF_HEAP,
-        "taskmanager.memory.network.min": NETWORK,
-        "taskmanager.memory.network.max": NETWORK,
-        "taskmanager.memory.managed.size": MANAGED,
-        "taskmanager.memory.jvm-metaspace.size": METASPACE,
-        "taskmanager.memory.jvm-overhead.min": OVERHEAD,
-        "taskmanager.memory.jvm-overhead.max": OVERHEAD,
-    }
-    return {"taskmanager.cpu.cores": "1.0", **{name: f"{size}m" for name, size in memory.items()}}
 
 
 def _recovery() -> dict[str, str]:

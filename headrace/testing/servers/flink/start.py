@@ -16,7 +16,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.testing.servers.flink.programs import Command, Programs
 from headrace.testing.servers.flink.servers import JOB_MANAGER, JOB_SERVER, TASK_MANAGER, WORKERS, FlinkCluster
 from headrace.testing.servers.flink.settings import TASK_MANAGER_OPTIONS, Places, flink_settings, write_settings
-from headrace.testing.servers.flink.watch import Patience
+from headrace.testing.servers.flink.watch import Timeouts
 from headrace.testing.servers.ports import HOST, Ports, reserved_ports
 from headrace.testing.servers.processes import ServerProcess, guarded
 
@@ -30,7 +30,7 @@ def start_flink(
     state: Path | None = None,
     environment: Mapping[str, str] | None = None,
     config: Mapping[str, str] | None = None,
-    patience: Patience | None = None,
+    timeout: Timeouts | None = None,
 ) -> Iterator[FlinkCluster]:
     """Give a Flink cluster that is ready for Beam's pipelines; end it when the context, or this process, ends.
 
@@ -66,7 +66,7 @@ def start_flink(
             WORKERS: programs.worker_pool(Path(sys.executable), places.workers),
         }
         servers = {name: server(name, command) for name, command in commands.items()}
-        cluster = FlinkCluster(servers, places, slots, patience or Patience())
+        cluster = FlinkCluster(servers, places, slots, timeout or Timeouts())
         # Their state is kept or goes with them, so a clean shutdown would only take time.
         stack.callback(cluster.kill_all)
         cluster.start()

@@ -11,7 +11,7 @@ STALL_INTERVALS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """worker_seconds: how long a task may initialise; a Python worker imports Beam within seconds, also on a busy machine.
 
     stall_seconds: how long, at least, a job may go without a completed checkpoint; ten of its checkpoint intervals where those
@@ -41,9 +41,9 @@ class Finding:
 class Watch:
     """Looks at one job. Each finding is given once, and again only after it had passed. Not thread-safe."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, timeout: Timeouts) -> None:
         """A watch that has seen nothing yet."""
-        self._patience = patience
+        self._timeout = timeout
         self._initialising: dict[str, float] = {}
         self._progress: tuple[tuple[int, str], float] | None = None
         self._failure_ms = 0
@@ -60,12 +60,12 @@ class Watch:
     def _workers(self, view: JobView, now: float) -> Finding | None:
         waiting = [name for name, state in view.tasks.items() if state == "INITIALIZING" and view.state == "RUNNING"]
         self._initialising = {name: self._initialising.get(name, now) for name in waiting}
-        late = [name for name, since in self._initialising.items() if now - since >= self._patience.worker_seconds]
+        late = [name for name, since in self._initialising.items() if now - since >= self._timeout.worker_seconds]
         if not late:
             return None
         return Finding(
             Trouble.NO_WORKER,
-            f"job {view.name!r} has waited {self._patience.worker_seconds:.0f} s for its Python workers, and Beam does not say "
+            f"job {view.name!r} has waited {self._timeout.worker_seconds:.0f} s for its Python workers, and Beam does not say "
             f"why ({len(late)} of {len(view.tasks)} tasks still initialise, the first is {late[0]!r}). A worker that could not "
             "start leaves its reason in the workers' log: mostly a module that only the submitting program can import. "
             "Install it where the workers run, or add its folder to PYTHONPATH before the cluster is started",
@@ -79,7 +79,7 @@ class Watch:
         if self._progress is None or self._progress[0] != progress:
             self._progress = (progress, now)
             return None
-        allowed = max(self._patience.stall_seconds, STALL_INTERVALS * view.checkpoint_interval_ms / 1000)
+        allowed = max(self._timeout.stall_seconds, STALL_INTERVALS * view.checkpoint_interval_ms / 1000)
         if now - self._progress[1] < allowed:
             return None
         return Finding(

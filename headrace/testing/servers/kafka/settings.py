@@ -39,7 +39,7 @@ def _network(node: int, mine: NodePorts, advertised: Advertised) -> dict[str, st
     return {
         "process.roles": "broker,controller",
         "node.id": str(node),
-        "controller.quorum.voters": ",".join(f"{other}@{told[CONTROLLER]}" for other, told in advertised.items()),
+        "controller.quorum.voters": ",".join(f"{other}@{reported[CONTROLLER]}" for other, reported in advertised.items()),
         "listeners": ",".join(f"{name}://{HOST}:{port}" for name, port in mine.items()),
         "advertised.listeners": ",".join(f"{name}://{address}" for name, address in advertised[node].items()),
         "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),

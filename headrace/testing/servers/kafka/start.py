@@ -134,7 +134,8 @@ def _start(spec: BrokerSpec, keep: ExitStack) -> BrokerCluster:
             list(pool.map(prepare, ports))
         nodes = {node: launcher.node(directory / f"node-{node}") for node in ports}
         listeners = {
-            node: {name: address for name, address in told.items() if name != CONTROLLER} for node, told in advertised.items()
+            node: {name: address for name, address in reported.items() if name != CONTROLLER}
+            for node, reported in advertised.items()
         }
         cluster = BrokerCluster(nodes, listeners, security.users, security.certificates)
         # Their data goes with them, so a clean shutdown would only take time.

@@ -81,14 +81,14 @@ class LeaseStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class LookDue:
+class ReadDue:
     """The time of `LeaseCore.wake_at_s` has come."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class LeaseStoreRead:
     """Answer to LookAtBoard: the last heartbeat; None where there never was one."""
 
     now_s: float
@@ -162,15 +162,15 @@ class LeaveRequested:
     now_s: float
 
 
-_Answer = Looked | HeartbeatWritten | LeaseStoreFailed | LeaseStoreRefused
-LeaseEvent = LeaseStarted | LookDue | _Answer | DriverHeard | DriverLost | CallWanted | JobEnded | LeaveRequested
+_Answer = LeaseStoreRead | HeartbeatWritten | LeaseStoreFailed | LeaseStoreRefused
+LeaseEvent = LeaseStarted | ReadDue | _Answer | DriverHeard | DriverLost | CallWanted | JobEnded | LeaveRequested
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtLeaseStore:
-    """Ask the lease store. One question at a time; answered by `Looked` or a failure."""
+class ReadLeaseStore:
+    """Ask the lease store. One question at a time; answered by `LeaseStoreRead` or a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +206,11 @@ class EndLease:
     end: DriverEnd
 
 
-LeaseCommand = LookAtLeaseStore | WriteHeartbeat | Follow | Lead | MayCall | EndLease
+LeaseCommand = ReadLeaseStore | WriteHeartbeat | Follow | Lead | MayCall | EndLease
 
 
 class LeaseCore:
-    """One supervisor. Not thread-safe. `wake_at_s`: when to send LookDue, as of the last event; None for not now.
+    """One supervisor. Not thread-safe. `wake_at_s`: when to send ReadDue, as of the last event; None for not now.
 
     `leader`: the last heartbeat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`:
     what was wrong with the lease store the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for
@@ -270,7 +270,7 @@ class LeaseCore:
             self._take_answer(event)
         commands = self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
-        if any(isinstance(command, LookAtLeaseStore | WriteHeartbeat) for command in commands):
+        if any(isinstance(command, ReadLeaseStore | WriteHeartbeat) for command in commands):
             self._awaits, self._asked_at_s = True, self._now_s
         if self._awaits or self.phase is LeasePhase.OVER:
             self.wake_at_s = None
@@ -283,7 +283,7 @@ class LeaseCore:
         self.trouble = event.reason if isinstance(event, LeaseStoreFailed | LeaseStoreRefused) else None
         if isinstance(event, HeartbeatWritten):
             self._written_at_s = self._asked_at_s  # when it took effect nobody knows: not before
-        if isinstance(event, Looked) and event.found is not None and event.found.supervisor != self._own.supervisor:
+        if isinstance(event, LeaseStoreRead) and event.found is not None and event.found.supervisor != self._own.supervisor:
             self._see(event.found)
 
     def _see(self, found: Heartbeat) -> None:
@@ -298,10 +298,10 @@ class LeaseCore:
         match event:
             case LeaseStarted():
                 self.phase = LeasePhase.LOOKING
-                return [Follow("it has just started"), LookAtLeaseStore()]
-            case LookDue():
+                return [Follow("it has just started"), ReadLeaseStore()]
+            case ReadDue():
                 self.wake_at_s = None
-                return [] if self._awaits else [LookAtLeaseStore()]
+                return [] if self._awaits else [ReadLeaseStore()]
             case DriverHeard():
                 self._unheard = 0
             case DriverLost():
@@ -313,7 +313,7 @@ class LeaseCore:
                 return self._job_ended(event)
             case LeaveRequested():
                 return self._leave(event)
-            case Looked() | HeartbeatWritten() | LeaseStoreFailed() | LeaseStoreRefused():
+            case LeaseStoreRead() | HeartbeatWritten() | LeaseStoreFailed() | LeaseStoreRefused():
                 return self._answered(event)
             case _:
                 assert_never(event)
@@ -342,7 +342,7 @@ class LeaseCore:
         if isinstance(event, LeaseStoreRefused):
             self._end = DriverEnd(Ending.WRONG_USE, event.reason)
             return self._finish()
-        if not isinstance(event, Looked):
+        if not isinstance(event, LeaseStoreRead):
             return []
         if event.found is None or event.found.state is not HeartbeatState.LEADING:
             return self._claim()
@@ -350,7 +350,7 @@ class LeaseCore:
         return []
 
     def _follower_looked(self, event: _Answer) -> list[LeaseCommand]:
-        if not isinstance(event, Looked):
+        if not isinstance(event, LeaseStoreRead):
             self._missed = 0  # in a row: who cannot see the lease store knows nothing
             return []
         if self._missed < 0 and event.found is not None:
@@ -374,13 +374,13 @@ class LeaseCore:
     def _claimed(self, event: _Answer) -> list[LeaseCommand]:
         match event:
             case HeartbeatWritten():
-                return [LookAtLeaseStore()]
-            case Looked(_, found) if found == self._own:
+                return [ReadLeaseStore()]
+            case LeaseStoreRead(_, found) if found == self._own:
                 self.phase, self._unheard, self._led, self._waiting = LeasePhase.LEADING, -_FIRST_LOOKS, 0, None
                 return [Lead()]
-            case Looked(_, Heartbeat() as found) if not self._is_above(found) or self._is_over(found):
+            case LeaseStoreRead(_, Heartbeat() as found) if not self._is_above(found) or self._is_over(found):
                 return self._follow(found)
-            case Looked():
+            case LeaseStoreRead():
                 return self._heartbeat()  # another one has claimed it as well, and will see this
             case LeaseStoreRefused(_, reason) if self.leader is None:  # from the beginning
                 self._end = DriverEnd(Ending.WRONG_USE, reason)
@@ -394,11 +394,11 @@ class LeaseCore:
             return []
         self._unheard += 1
         self._led += 1
-        if not isinstance(event, Looked):
+        if not isinstance(event, LeaseStoreRead):
             return []
         if event.found is None or self._is_above(event.found):
             if self._now_s - self._asked_at_s >= self._timeout_s:  # its host was paused, and so long ago it was true
-                return [LookAtLeaseStore()]
+                return [ReadLeaseStore()]
             return [*self._call(), *(self._heartbeat() if self._unheard <= _UNHEARD_LOOKS else [])]
         stands_down = Follow(f"{event.found.host} leads, in term {event.found.term}")
         ended_or_claimed = self._follow(event.found)
@@ -411,7 +411,7 @@ class LeaseCore:
         return [*self._heartbeat(), stands_down]
 
     def _doubter_looked(self, event: _Answer) -> list[LeaseCommand]:
-        if not isinstance(event, Looked):
+        if not isinstance(event, LeaseStoreRead):
             self._missed = 0
             return []
         is_news = self._missed < 0  # whatever its term: the lease store may have forgotten the higher one
@@ -429,7 +429,7 @@ class LeaseCore:
         """
         is_late = self._has_said_its_last and event.now_s >= self._leave_by_s
         match event:
-            case Looked(_, Heartbeat() as found) if found == self._own or not self._is_above(found):
+            case LeaseStoreRead(_, Heartbeat() as found) if found == self._own or not self._is_above(found):
                 return self._finish()
             case HeartbeatWritten() | LeaseStoreFailed() if self._has_said_its_last and not is_late:
                 return []
@@ -506,7 +506,7 @@ def _may_go_on_elsewhere(event: JobEnded) -> bool:
     return event.end.ending in (Ending.STOPPED, Ending.WRONG_USE, Ending.BAD_CHECKPOINT)
 
 
-_ANSWERS = (Looked, HeartbeatWritten, LeaseStoreFailed, LeaseStoreRefused)
+_ANSWERS = (LeaseStoreRead, HeartbeatWritten, LeaseStoreFailed, LeaseStoreRefused)
 _DRIVERS = (DriverHeard, DriverLost, CallWanted)
 _P = LeasePhase
 _AT_WORK = (_P.LOOKING, _P.FOLLOWING, _P.CLAIMING, _P.LEADING, _P.DOUBTING, _P.LEAVING)
@@ -514,20 +514,20 @@ _AT_WORK = (_P.LOOKING, _P.FOLLOWING, _P.CLAIMING, _P.LEADING, _P.DOUBTING, _P.L
 LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
     {
         (_P.CREATED, LeaseStarted): (_P.LOOKING,),
-        **{(phase, LookDue): (phase,) for phase in _AT_WORK},
-        (_P.LOOKING, Looked): (_P.FOLLOWING, _P.CLAIMING),
+        **{(phase, ReadDue): (phase,) for phase in _AT_WORK},
+        (_P.LOOKING, LeaseStoreRead): (_P.FOLLOWING, _P.CLAIMING),
         (_P.LOOKING, LeaseStoreFailed): (_P.LOOKING,),
         (_P.LOOKING, LeaseStoreRefused): (_P.OVER,),
-        (_P.FOLLOWING, Looked): (_P.FOLLOWING, _P.CLAIMING, _P.OVER),
+        (_P.FOLLOWING, LeaseStoreRead): (_P.FOLLOWING, _P.CLAIMING, _P.OVER),
         **{(_P.FOLLOWING, event): (_P.FOLLOWING,) for event in _ANSWERS[1:]},
-        (_P.CLAIMING, Looked): (_P.LEADING, _P.CLAIMING, _P.FOLLOWING, _P.OVER),
+        (_P.CLAIMING, LeaseStoreRead): (_P.LEADING, _P.CLAIMING, _P.FOLLOWING, _P.OVER),
         (_P.CLAIMING, HeartbeatWritten): (_P.CLAIMING,),
         (_P.CLAIMING, LeaseStoreFailed): (_P.FOLLOWING,),
         (_P.CLAIMING, LeaseStoreRefused): (_P.FOLLOWING, _P.OVER),
-        (_P.LEADING, Looked): (_P.LEADING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
+        (_P.LEADING, LeaseStoreRead): (_P.LEADING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
         **{(_P.LEADING, event): (_P.LEADING,) for event in (*_ANSWERS[1:], *_DRIVERS)},
         (_P.LEADING, JobEnded): (_P.DOUBTING, _P.LEAVING),
-        (_P.DOUBTING, Looked): (_P.DOUBTING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
+        (_P.DOUBTING, LeaseStoreRead): (_P.DOUBTING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
         **{(_P.DOUBTING, event): (_P.DOUBTING,) for event in _ANSWERS[1:]},
         **{(_P.LEAVING, event): (_P.LEAVING, _P.OVER) for event in _ANSWERS},
         **{(_P.OVER, event): (_P.OVER,) for event in _ANSWERS},

@@ -109,17 +109,17 @@ class Log:
     def read(self, offset: int, limit: ReadLimit) -> bytes:
         """Batches from the one that holds `offset`, the last one cut off at the limit as brokers do."""
         parts: list[memoryview] = []
-        room = limit.bytes
+        headroom = limit.bytes
         for at in range(self.index_at(offset), len(self.batches)):
             batch = self.batches[at]
             if batch.base_offset >= limit.until:
                 break
             size = len(batch.data)
-            if not parts and size > room:  # an incomplete first batch is of no use to anybody
+            if not parts and size > headroom:  # an incomplete first batch is of no use to anybody
                 return bytes(batch.data) if limit.at_least_one else b""
-            parts.append(batch.data[:room])
-            room -= size
-            if room <= 0:
+            parts.append(batch.data[:headroom])
+            headroom -= size
+            if headroom <= 0:
                 break
         return b"".join(parts)
 

@@ -1,0 +1,59 @@
+"""What each of Beam's runners can do: one table. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from headrace.runners.beam import flink_options as flink
+from headrace.runners.beam.flink_options import Promise
+
+__all__ = ["RUNNERS", "Capabilities", "Stages", "name_of", "of_runner"]
+
+
+class Stages(Enum):
+    """How a runner runs the stages of a pipeline. A source without an end needs concurrent ones, or no record comes out."""
+
+    CONCURRENT = auto()
+    ONE_BY_ONE = auto()
+    DEPENDS = auto()
+    """On what is installed."""
+
+
+class CheckOptions(Protocol):
+    """Raises UsageError when a promise cannot be kept under these options of a pipeline."""
+
+    def __call__(self, promise: Promise, given: Mapping[str, Any], *, unbounded: bool) -> None:
+        """`unbounded`: the pipeline is a streaming one, whatever its options say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Of one runner."""
+
+    stages: Stages = Stages.CONCURRENT
+    check_options: CheckOptions | None = None
+    """Of a runner whose checkpoints a sink can follow; None for the others, which cannot write exactly once."""
+
+
+RUNNERS: Mapping[str, Capabilities] = {
+    "BundleBasedDirectRunner": Capabilities(Stages.ONE_BY_ONE),
+    "FlinkRunner": Capabilities(check_options=flink.refuse),
+    "FnApiRunner": Capabilities(Stages.ONE_BY_ONE),
+    "PortableRunner": Capabilities(check_options=flink.refuse),  # it reaches Flink's job server
+    "PrismRunner": Capabilities(),
+    "SwitchingDirectRunner": Capabilities(Stages.DEPENDS),  # Prism where Beam can fetch it, else FnApiRunner
+}
+"""By the name of the runner's class. A runner that is not here is taken for one that streams without our checkpoints."""
+
+
+def name_of(pipeline: Any) -> str:
+    """The name of the class of a pipeline's runner."""
+    return type(pipeline.runner).__name__
+
+
+def of_runner(pipeline: Any) -> Capabilities:
+    """What the runner of this pipeline can do."""
+    return RUNNERS.get(name_of(pipeline), Capabilities())

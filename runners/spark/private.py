@@ -1,0 +1,131 @@
+"""All that headrace uses of PySpark's private parts. Checked with PySpark 4.2 and 4.3, which setup.cfg allows.
+
+Each function says why nothing public would do. For another version of PySpark, look at these first, and then at two modules
+with other ties: `supervision.starts` replaces public methods for a while, and `pyspark_headrace.preload` imports the programs
+of PySpark's worker processes. `tests/unit/tools/test_tidy.py` keeps underscore names out of all other modules.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from pyspark import SparkConf, SparkContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = [
+    "active_context",
+    "builder_options",
+    "call_jvm",
+    "finish_after_batch",
+    "frame_of",
+    "hadoop_path",
+    "jvm_process",
+    "jvm_variable",
+    "read_text",
+    "shut_down_jvm",
+    "start_unwatched",
+    "submitted_settings",
+]
+
+
+# --- the session and its JVM ------------------------------------------------------------------------------------------
+
+
+def active_context() -> SparkContext | None:
+    """The context of this process; None without one, or over Connect. `SparkContext.getOrCreate()` would start one."""
+    return SparkContext._active_spark_context
+
+
+def builder_options(builder: SparkSession.Builder) -> dict[str, Any]:
+    """The settings that a builder was given. It has no public way to read them."""
+    return builder._options
+
+
+def call_jvm(context: SparkContext) -> None:
+    """One call of the JVM, for its answer's sake: no public call is answered without work. Raises py4j's errors.
+
+    Does nothing where the session has no JVM.
+    """
+    if context._jvm is not None:
+        context._jvm.java.lang.System.nanoTime()
+
+
+def jvm_variable(context: SparkContext, name: str) -> str | None:
+    """A variable of the JVM's environment, which it hands to the Python processes that it starts. PySpark does not show it."""
+    value: str | None = None if context._jvm is None else context._jvm.java.lang.System.getenv(name)
+    return value
+
+
+def jvm_process() -> subprocess.Popen[bytes] | None:
+    """The JVM that this process has started. `SparkSession.stop()` leaves it running."""
+    return getattr(SparkContext._gateway, "proc", None)
+
+
+def shut_down_jvm(timeout_s: float) -> None:
+    """End the JVM in order, and wait for its end, at which it writes a class archive. PySpark ends it with its own process."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(timeout_s)
+
+
+def submitted_settings() -> dict[str, str]:
+    """The settings of the JVM that spark-submit has started. A public `SparkConf` would read them by making a context."""
+    from pyspark.java_gateway import launch_gateway
+
+    gateway = launch_gateway()  # type: ignore[no-untyped-call]  # connects to the JVM that is there
+    try:
+        return dict(SparkConf(_jvm=gateway.jvm).getAll())
+    finally:
+        gateway.close()
+
+
+# --- Hadoop's file systems --------------------------------------------------------------------------------------------
+
+
+def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:
+    """The JVM's `Path`, and the configuration that says, with the session's settings, which file system it is of.
+
+    Checkpoints are in file systems that PySpark has no API for.
+    """
+    jvm: Any = spark._jvm
+    return jvm.org.apache.hadoop.fs.Path(location), spark._jsparkSession.sessionState().newHadoopConf()
+
+
+def read_text(spark: SparkSession, stream: Any) -> str:  # noqa: ANN401 - the JVM's
+    """All that an input stream of the JVM has, in UTF-8. Byte for byte over py4j it would take a call each."""
+    jvm: Any = spark._jvm
+    return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+
+
+# --- streaming queries ------------------------------------------------------------------------------------------------
+
+
+def frame_of(writer: DataStreamWriter) -> DataFrame:
+    """The frame that a writer writes, which only the writer knows."""
+    return writer._df
+
+
+def start_unwatched(writer: DataStreamWriter) -> StreamingQuery:
+    """Start a query though `DataStreamWriter.start` is replaced at present (`supervision.starts`)."""
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    return StreamingQuery(writer._jwrite.start())
+
+
+def finish_after_batch(query: Any) -> None:  # noqa: ANN401 - StreamingQuery, or what tests have in its place
+    """Have a query start no further batch. `stop()`, the only public way, interrupts the batch under way.
+
+    Sets the state that Spark's loop looks at before each batch. Of the classic query: Connect's has none. Raises py4j's errors
+    and AttributeError.
+    """
+    state = query._jsq.streamingQuery().state()
+    current = state.get().getClass()
+    terminated = current.getClassLoader().loadClass(f"{current.getPackageName()}.TERMINATED$")
+    state.set(terminated.getField("MODULE$").get(None))
