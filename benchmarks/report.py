@@ -181,7 +181,7 @@ def judge(document: Document) -> list[Judged]:
 
 def summary(directory: Path, keys: Collection[str] = ()) -> Table:
     """The cells as a table for the screen; all, or these."""
-    table = Table("cell", "system", "median (quartiles)", "ours against it", "target", "verdict")
+    table = Table("cell", "system", "median (quartiles)", "ours against it", "target", "result")
     for key, document in load(directory).items():
         if keys and key not in keys:
             continue
@@ -232,7 +232,7 @@ def _table(documents: list[Document]) -> Iterable[str]:
     unit = documents[0]["unit"]
     heads = [f"{_name(system)}, {_unit(unit)}" for system in systems]
     for judged in judge(documents[0]):
-        heads += [f"against {_name(judged.target['against'])}: {judged.wanted}", "verdict"]
+        heads += [f"against {_name(judged.target['against'])}: {judged.wanted}", "result"]
     yield f"| | {' | '.join(heads)} |"
     yield "|---" * (1 + len(heads)) + "|"
     for document in documents:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.compare import Counts, Identity, OrderCheck, RecordFault, RecordField, RowIdentity, parse_origin
+from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, RowIdentity, TopicCounts, parse_origin
 from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import ClientOptions, grouped
 from headrace.cli.output import Listing, escaped, note, progress, show
@@ -136,7 +136,7 @@ class Comparison:
     identity: Identity
     order: OrderCheck | None
     most_examples: int
-    counts: Counts = field(default_factory=Counts)
+    counts: TopicCounts = field(default_factory=TopicCounts)
     examples: dict[str, list[Sequence[object]]] = field(default_factory=dict)
     lost: int = 0
 

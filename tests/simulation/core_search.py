@@ -111,9 +111,9 @@ CORE = Adversary(
     3,
     {
         "grow": (lambda w, which, by: grow(w, which, 1 + by % 5), 2),
-        "create": (lambda w, size: w.simulation.create(size % 8), 1),
+        "create": (lambda w, size: w.external_state.create(size % 8), 1),
         "hide": (hide, 1),
-        "show": (lambda w: w.simulation.hidden.clear(), 0),
+        "show": (lambda w: w.external_state.hidden.clear(), 0),
         "delete": (lambda w, which, chance: delete(w, which, chance % 8), 2),
         "close": (lambda w, chance: close(w, chance % 4), 1),
         "run_discovery": (CoreSimulation.run_discovery, 0),

@@ -157,7 +157,7 @@ SIMULATIONS = (
             "expired prepared": 100,
             "copy": 80,
             "died in Write": 60,
-            "died before Clean up": 60,
+            "died before CleanUp": 60,
             "died before Write": 50,
             "aborted checkpoint": 50,
         },

@@ -112,7 +112,7 @@ class TableBelow:
     def show(self, status: Mapping[str, Any] | None) -> None:
         """What is known now; where nothing is, that of before, as old as it is. Raises OSError where the terminal is gone."""
         if status is not None:
-            self._rates.saw(status)
+            self._rates.update(status)
             self._last = status
         if self._last is not None:
             self._footer.draw(self._drawn(self._last))

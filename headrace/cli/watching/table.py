@@ -37,7 +37,7 @@ class Rates:
         """Nothing was seen yet."""
         self._points: tuple[_Point, ...] = ()
 
-    def saw(self, status: Mapping[str, Any]) -> None:
+    def update(self, status: Mapping[str, Any]) -> None:
         """A status, each later than the previous one."""
         last = status["checkpoints"]["last"]
         checkpoint_id, at_s = (0, status["since"]) if last is None else (last["id"], last["at"])

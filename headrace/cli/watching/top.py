@@ -38,7 +38,7 @@ def follow(folder: Path, every_s: float) -> None:
         with Live(auto_refresh=False) as live:
             for status in _looks(folder, every_s):
                 if status is not None:
-                    rates.saw(status)
+                    rates.update(status)
                     live.update(table_of(status, rates, time.time()), refresh=True)
 
 

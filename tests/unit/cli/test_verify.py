@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli.compare import Counts, Identity, OrderCheck, RecordFault, RecordField, identity_hash, parse_origin
+from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, TopicCounts, identity_hash, parse_origin
 from headrace.cli.verify import EpochState
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
 from headrace.connectors.kafka.log_dump import TransactionStatus
@@ -27,7 +27,7 @@ def batch(values, keys=None, headers=None):
 
 def compared(before, after):
     """The comparison and the findings in the output."""
-    counts, identity = Counts(), Identity()
+    counts, identity = TopicCounts(), Identity()
     counts.add_input(identity.hashes(batch(before)))
     return counts, [finding for _, finding in counts.add_output(identity.hashes(batch(after)))]
 

@@ -118,7 +118,7 @@ def test_settings_are_flinks():
     ("settings", "message"),
     [
         ({"restart-strategy.type": "often"}, "one of none, fixed-delay, failure-rate, exponential-delay, not 'often'"),
-        ({"restart-strategy.fixed-delay.attempts": "3"}, "no setting of the strategy exponential-delay"),
+        ({"restart-strategy.fixed-delay.attempts": "3"}, "not a setting of the strategy exponential-delay"),
         ({"restart-strategy.type": "none", "restart-strategy.none.delay": "1 s"}, "which has: none"),
         ({"restart-strategy.exponential-delay.max-backoff": "soon"}, "max-backoff must be a duration such as"),
         ({"restart-strategy.exponential-delay.jitter-factor": "-1"}, "jitter-factor must be a number"),

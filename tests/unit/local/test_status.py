@@ -103,7 +103,7 @@ def printed_table(*statuses, now_s=None):
     """Of the last of them, as a terminal shows it that has been shown the others."""
     rates = Rates()
     for status in statuses:
-        rates.record_event(status)
+        rates.update(status)
     console = Console(width=120, file=io.StringIO())
     console.print(table_of(statuses[-1], rates, statuses[-1]["at"] if now_s is None else now_s))
     return console.file.getvalue()

@@ -227,7 +227,7 @@ NO_NUMBERS = [float("inf"), float("nan"), 1.5, True, -1, "1", None, [], {}]
 @pytest.mark.parametrize("wrong", NO_NUMBERS, ids=str)
 @pytest.mark.parametrize("name", ["epoch", "task", "number", "rows", "size"])
 def test_what_is_no_number_in_a_files_handle_is_said_to_be_none(name, wrong):
-    with pytest.raises(ValueError, match="no whole number"):
+    with pytest.raises(ValueError, match="not a whole number"):
         FileHandleSerializer().deserialize(1, golden("file_handle_v1") | {name: wrong})
 
 
@@ -235,7 +235,7 @@ def test_what_is_no_number_in_a_files_handle_is_said_to_be_none(name, wrong):
 @pytest.mark.parametrize("name", ["pid", "epoch", "protocol", "started", "timeout"])
 def test_what_is_no_number_in_a_kafka_handle_is_said_to_be_none(name, wrong):
     handle = golden("kafka_commit_list_v1")["body"]["handles"][0]
-    with pytest.raises(ValueError, match="no whole number"):
+    with pytest.raises(ValueError, match="not a whole number"):
         KafkaHandleSerializer().deserialize(1, handle | {name: wrong})
 
 
