@@ -53,7 +53,7 @@ def out(bootstrap, topic):
 @pytest.fixture
 def sink(bootstrap, out):
     return kafka_sink(
-        bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transactional_id_prefix=f"regression suite-{uuid.uuid4().hex[:8]}"
+        bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transactional_id_prefix=f"regression-{uuid.uuid4().hex[:8]}"
     )
 
 
@@ -262,7 +262,7 @@ def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out)
         bootstrap,
         out,
         "commits",
-        transactional_id_prefix=f"regression suite-{uuid.uuid4().hex[:8]}",
+        transactional_id_prefix=f"regression-{uuid.uuid4().hex[:8]}",
         transaction_timeout_ms=3000,
     )
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
