@@ -129,8 +129,8 @@ def test_flink_8086_the_same_state_restored_twice(sink, out, bootstrap):
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_flink_39072_an_expired_id_is_settled_by_the_log(sink, out, outcome):
     (handle,) = prepared(sink, JOB, 0, ["a"])
-    outcome = TransactionResult.COMMIT if outcome is Outcome.COMMITTED else TransactionResult.ABORT
-    Transactions(sink.cluster()).end(handle.producer, handle.protocol, outcome)
+    result = TransactionResult.COMMIT if outcome is Outcome.COMMITTED else TransactionResult.ABORT
+    Transactions(sink.cluster()).end(handle.producer, handle.protocol, result)
     expired = replace(handle, producer=replace(handle.producer, transactional_id=f"{sink.transactional_id_prefix}.expired"))
     assert sink.committer(JOB).end(expired) is outcome
 
