@@ -1,4 +1,4 @@
-"""A source that starts where a checkpoint of another job stands, in an engine that keeps the positions itself."""
+"""A source that starts where a checkpoint of another job is, in an engine that keeps the positions itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
     """
 
     def __init__(self, source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> None:
-        """Contacts nobody."""
         self._source, self._checkpoint = source, checkpoint
         self._discovery = source.create_discovery()
 
@@ -51,7 +50,6 @@ class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
     """
 
     def __init__(self, source: LogSource[OffsetSplitT], checkpoint: Checkpoint[OffsetSplitT]) -> None:
-        """Contacts nobody."""
         self._source, self._checkpoint = source, checkpoint
         self._discovery = source.create_discovery()
 

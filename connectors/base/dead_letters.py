@@ -172,7 +172,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What the headers of a dead letter say, of ours or of Kafka Connect's. None: they do not.
+    """What the headers of a dead letter say, of headrace or of Kafka Connect's. None: they do not.
 
     `timestamp_ms`: of the original record. `headers`: those of the original record. `replays`: how often it was replayed
     before it came here.

@@ -49,7 +49,7 @@ class NamedTable:
 
     @property
     def upkeep(self) -> TableUpkeep:
-        """Contacts nobody yet."""
+        """Does no I/O."""
         from headrace.connectors.tables.vacuum import TableUpkeep
 
         return TableUpkeep(self.sink.log(), self.where)
@@ -215,7 +215,7 @@ def _removed(table: NamedTable, due: Sequence[OpenTransaction]) -> set[str]:
 @grouped
 def vacuum(
     *,
-    older_than: Annotated[float, typer.Option(help="Only what was started at least so many hours ago.", min=0.0)] = 24.0,
+    older_than: Annotated[float, typer.Option(help="Only what was started at least this many hours ago.", min=0.0)] = 24.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     tables: TableOptions,
 ) -> None:

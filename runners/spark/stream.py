@@ -36,7 +36,7 @@ _PARSED_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class Backlog(Generic[OffsetSplitT]):
-    """What one look at the source found: every split that is there, at its position, and as it stands at its end now."""
+    """What one look at the source found: every split that is there, at its position, and as it is at its end now."""
 
     splits: Mapping[str, OffsetSplitT]
     at_end: Mapping[str, OffsetSplitT]
@@ -58,13 +58,13 @@ class Backlog(Generic[OffsetSplitT]):
 
 
 class StreamPlanner(Generic[OffsetSplitT]):
-    """Plans the batches of one run of a query. Lives in the driver's Python process; called by one thread, as Spark does.
+    """Plans the batches of one run of a query. Exists in the driver's Python process; called by one thread, as Spark does.
 
     Offsets go in and out as JSON text. Only the end of batch 0, planned for the first time, ever initialises.
     """
 
     def __init__(self, read: LogRead[OffsetSplitT], clock: Callable[[], float]) -> None:
-        """`clock` gives monotonic seconds. Contacts nobody."""
+        """`clock` gives monotonic seconds. Does no I/O."""
         self._read = read
         self._source = read.source
         self._format = read.offsets
@@ -86,7 +86,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._seen: Backlog[OffsetSplitT] | None = None
 
     def initial_offsets(self) -> str:
-        """The mark of a query without a checkpoint; the same text however often Spark asks. Contacts nobody."""
+        """The mark of a query without a checkpoint; the same text however often Spark asks. Does no I/O."""
         return self._format.to_json(LogOffsets({}, {}, initial=True))
 
     def next_offsets(self, start: str, max_offsets: int | None, min_offsets: int | None) -> str:
@@ -122,7 +122,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
     def tasks(self, start: str, end: str) -> list[tuple[OffsetSplitT, ...]]:
         """The tasks of the batch between two offsets, each a list of bounded splits; a replay gives the same ranges.
 
-        Raises StateError when another connector's first batch is replayed and nobody says where that one started.
+        Raises StateError when another connector's first batch is replayed and no process says where that one started.
         """
         first, last = self._parse(start), self._parse(end)
         gone = [split for split_id, split in first.splits.items() if split_id not in last.splits]
@@ -169,7 +169,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         from headrace.runners.local.savepoints import fetch_savepoint, shown  # which Spark's processes are spared else
 
         positions = fetch_savepoint(location).positions(CheckpointSerializer(source.name, source.split_serializer))
-        log.warning("the query starts where savepoint %s stands", shown(location))
+        log.warning("the query starts where savepoint %s is", shown(location))
         return ResumedLogDiscovery(source, positions)
 
     def _pass_savepoint_over(self) -> None:
@@ -199,7 +199,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         splits = self._present(offsets)
         at_end = self._source.at_end(list(splits.values()))
         backlog = Backlog(splits, at_end)
-        if self._pins_end and not backlog.gone_back:  # behind what has gone back there may be more: the next look tells
+        if self._pins_end and not backlog.gone_back:  # behind what has gone back there may be more: the next look shows
             self._pinned = at_end
         return backlog
 

@@ -24,13 +24,13 @@ Injected = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Searched:
-    """`histories`: how many the tests play, of the code as it is and of that with a injected bug.
+    """`schedules`: how many the tests play, of the code as it is and of that with an injected bug.
 
     `often`: what must happen in them, and how often at least.
     """
 
     adversary: Adversary
-    histories: int
+    schedules: int
     injected: Sequence[Injected]
     often: Mapping[str, int]
 
@@ -220,8 +220,8 @@ SIMULATIONS = (
             "leads": 800,
             "paused": 700,
             "paused in a batch": 300,
-            "paused in a look": 300,
-            "cut off": 430,
+            "paused in a check": 300,
+            "isolated": 430,
             "lease store away": 200,
             "lease store wiped": 220,
             "power lost": 170,
@@ -229,7 +229,7 @@ SIMULATIONS = (
             "driver hangs": 100,
             "SIGTERM": 230,
             "superseded": 40,
-            "left behind": 6,
+            "orphaned": 6,
             "fenced, and asks again": 30,
         },
     ),

@@ -1,6 +1,6 @@
 """Logins by bearer tokens that live for seconds, for minutes: a script writes and reads, and Spark copies, with no gap.
 
-    python -m tests.soak.token_soak [--seconds 600] [--life 20] [--result FILE]
+    python -m tests.soak.token_soak [--seconds 600] [--lifetime 20] [--result FILE]
 
 The broker checks the tokens by its own validator. A script writes a record in a transaction every half second, another reads
 them, and a query of Spark copies them, all by tokens of one authority, whose secret they know by an environment variable. At

@@ -183,7 +183,7 @@ class TestWhatIsStored:
         ],
     )
     def test_a_folder_of_other_outputs_is_refused_with_the_way_out(self, tmp_path, before, now, said):
-        """Nobody would end what the run has prepared for an output that is gone."""
+        """No process would end what the run has prepared for an output that is gone."""
         store = CheckpointStore(str(tmp_path), serializer(*before), 1)
         store.write(checkpoint(1))
         store.close()

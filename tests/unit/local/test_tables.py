@@ -1,4 +1,4 @@
-"""Tables as sinks of `headrace run`: a checkpoint of all workers is one commit of the table, whoever dies where."""
+"""Tables as sinks of `headrace run`: a checkpoint of all workers is one commit of the table, the process that dies where."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Folder:
         around: Callable[[int, Callable[[], None]], None] = lambda number, commit: commit(),
         calling: Callable[[], None] = lambda: None,
     ) -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
-        """A new life, which has recovered nothing yet."""
+        """A new lifetime, which has recovered nothing yet."""
         store = store or self.store
         sink = Watched(self.sink, around, calling)
         run = RunCommitter(
@@ -229,7 +229,7 @@ def test_a_coordinator_that_was_replaced_commits_nothing(folder):
     copy.close()
 
 
-def test_files_that_somebody_removes_before_a_stored_checkpoint_is_committed_are_said_to_be_lost(folder):
+def test_files_that_another_process_removes_before_a_stored_checkpoint_is_committed_are_said_to_be_lost(folder):
     def refused(number: int, commit: Callable[[], None]) -> None:
         if number == 2:
             raise PeerError("injected: no rights")
