@@ -37,11 +37,11 @@ from headrace.runners.local.storage.folder import local_folder, write_whole
 __all__ = [
     "Savepoint",
     "begin_with",
-    "started",
     "fetch_savepoint",
     "given_savepoint",
     "read_savepoint",
     "shown",
+    "started",
     "take_savepoint",
 ]
 

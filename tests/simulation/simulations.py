@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from tests.simulation.dead import LETTERS
-
 from tests.simulation import checkpoints_search, run
-from tests.simulation.bugs import commits, dead, fetches, lease, spark, standby
+from tests.simulation.bugs import commits, fetches, lease, spark, standby
 from tests.simulation.bugs import core as injected
 from tests.simulation.checkpoints_search import SHARDS
 from tests.simulation.commit_search import COMMITS
@@ -233,26 +231,6 @@ SIMULATIONS = (
             "superseded": 40,
             "orphaned": 6,
             "fenced, and asks again": 30,
-        },
-    ),
-    Searched(
-        LETTERS,
-        200,
-        dead.INJECTED,
-        {
-            "replay": 150,
-            "second replay": 180,
-            "finished": 18,
-            "refused": 40,
-            "dead again": 60,
-            "topic recreated": 60,
-            "isolated": 100,
-            "KilledError": 25,
-            "FencedError": 18,
-            "meanwhile": 28,
-            "PeerError": 8,
-            "expired OPEN": 4,
-            "expired PREPARED": 3,
         },
     ),
 )

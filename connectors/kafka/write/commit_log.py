@@ -87,11 +87,9 @@ class CommitLog:
         self,
         cluster: KafkaCluster,
         topic: str,
-        holds: str = "lists of transactions",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`topic` holds the lists of all jobs that name it; or what else it `holds`, by key, as errors say. `clock`: in s."""
-        self._holds = holds
+        """`topic` holds the lists of all jobs that name it. `clock`: in s."""
         self.cluster: KafkaCluster = cluster
         self.topic: str = topic
         self._lock = threading.Lock()
@@ -131,7 +129,7 @@ class CommitLog:
         policy = {part.strip() for part in setting.split(",")}
         if policy != {"compact"}:
             raise UsageError(
-                f"the topic {self.topic!r} for the {self._holds} has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so that "
+                f"the topic {self.topic!r} for the lists of transactions has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so that "
                 "these are deleted while they are needed: set it to compact, and to nothing else (kafka-configs --alter "
                 f"--entity-type topics --entity-name {self.topic} --add-config {_CLEANUP_POLICY}=compact)"
             )
@@ -154,7 +152,7 @@ class CommitLog:
         if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             said = response.topics[0].error_message or ""
             hint = f"create it beforehand, with one partition and cleanup.policy=compact. {said}"
-            raise broker_error(code, f"creating topic {self.topic!r} for the {self._holds}", hint)
+            raise broker_error(code, f"creating topic {self.topic!r} for the lists of transactions", hint)
 
     def read(self) -> dict[str, bytes]:
         """Key to durable list, of all jobs and destinations. Waits until all writes started before are decided.
