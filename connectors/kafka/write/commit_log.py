@@ -129,7 +129,8 @@ class CommitLog:
         policy = {part.strip() for part in setting.split(",")}
         if policy != {"compact"}:
             raise UsageError(
-                f"the topic {self.topic!r} for the lists of transactions has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so that "
+                f"the topic {self.topic!r} for the lists of transactions has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so "
+                "that "
                 "these are deleted while they are needed: set it to compact, and to nothing else (kafka-configs --alter "
                 f"--entity-type topics --entity-name {self.topic} --add-config {_CLEANUP_POLICY}=compact)"
             )
