@@ -34,7 +34,8 @@ class Notes:
 
 def read_notes(cluster: KafkaCluster) -> Notes:
     """Up to where the topic ends now; without the topic, nothing. Raises CorruptDataError, DataLossError, PeerError."""
-    from headrace.connectors.kafka.log_dump import Fate, dump, records_of
+    from headrace.connectors.kafka.format.stored_batch import records_of
+    from headrace.connectors.kafka.log_dump import Fate, dump
     from headrace.connectors.kafka.write.topics import find_topic
 
     decided: dict[str, bytes] = {}
