@@ -35,8 +35,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has this name
     """
     if name not in __all__:
         raise AttributeError(f"module 'headrace.spark' has no attribute {name!r}")
-    from headrace._extras import needs_extra
+    from headrace._extras import needs_extra as _needs_extra
 
-    with needs_extra("spark", "pyspark"):
-        from headrace.spark import program
-    return getattr(program, name)
+    with _needs_extra("spark", "pyspark"):
+        from headrace.spark import program as _program
+    return getattr(_program, name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from headrace.runners.spark.format import SparkFormat
+from headrace.runners.spark.format import DataSourceFormat
 from headrace.spark.data_source import DefaultSource
 from headrace.spark.preload import preload
 
 __all__ = ["headrace_format"]
 
 
-def headrace_format() -> SparkFormat:
+def headrace_format() -> DataSourceFormat:
     """The format. A function, as a driver is another process, and finds it by its name."""
-    return SparkFormat(DefaultSource, preload)
+    return DataSourceFormat(DefaultSource, preload)

@@ -54,6 +54,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has und
         raise ImportError(f"headrace.testing.{name} needs pytest: pip install 'headrace[testing]'") from error
     kits = {"headrace.testing.conformance", "headrace.testing.sink_conformance"}
     pytest.register_assert_rewrite(*(kits - sys.modules.keys()))
-    from headrace.testing import conformance, sink_conformance
+    from headrace.testing import conformance as _conformance
+    from headrace.testing import sink_conformance as _sink_conformance
 
-    return getattr(conformance if name in _OF_SOURCES else sink_conformance, name)
+    return getattr(_conformance if name in _OF_SOURCES else _sink_conformance, name)

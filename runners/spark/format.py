@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import DataSource
 
-__all__ = ["SparkFormat"]
+__all__ = ["DataSourceFormat"]
 
 
 @dataclass(frozen=True, slots=True)
-class SparkFormat:
+class DataSourceFormat:
     """A format for Spark.
 
     `preload` imports what the Python processes of its queries import. It is a function at the top of a module: another process

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark import private
-from headrace.runners.spark.format import SparkFormat
+from headrace.runners.spark.format import DataSourceFormat
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark.reports import REPORTS_VARIABLE, own_address
 from headrace.runners.spark.version import require_pyspark
@@ -63,7 +63,7 @@ HIDDEN_OPTIONS = r"(?i)url|user\.info|jaas\.config|keystore\.key|storageOptions|
 class HeadraceBuilder(SparkSession.Builder):
     """Spark's own builder of sessions, for one that finds headrace; a warm one where the master is known to be `local`."""
 
-    def __init__(self, spark_format: SparkFormat, *, registers: bool) -> None:
+    def __init__(self, spark_format: DataSourceFormat, *, registers: bool) -> None:
         """See `session_builder`. `registers`: the JVM would start a Python without headrace."""
         super().__init__()
         self._format = spark_format
@@ -116,7 +116,7 @@ class HeadraceBuilder(SparkSession.Builder):
 class WarmBuilder(HeadraceBuilder):
     """For a session that is to be a warm one, or none."""
 
-    def __init__(self, spark_format: SparkFormat, *, registers: bool) -> None:
+    def __init__(self, spark_format: DataSourceFormat, *, registers: bool) -> None:
         """Starts the process that Spark's are forked from, while the caller continues."""
         super().__init__(spark_format, registers=registers)
         self._started = _warm_python(spark_format.preload)
@@ -132,12 +132,12 @@ class WarmBuilder(HeadraceBuilder):
             )
 
 
-def session_builder(spark_format: SparkFormat) -> SparkSession.Builder:
+def session_builder(spark_format: DataSourceFormat) -> SparkSession.Builder:
     """See `headrace.spark.session_builder`. `spark_format`: what its sessions find, and its Python processes have loaded."""
     return _builder(HeadraceBuilder, spark_format)
 
 
-def warm_session_builder(spark_format: SparkFormat) -> SparkSession.Builder:
+def warm_session_builder(spark_format: DataSourceFormat) -> SparkSession.Builder:
     """See `headrace.spark.warm_session_builder`."""
     if GATEWAY in os.environ:
         log.warning(
@@ -148,7 +148,7 @@ def warm_session_builder(spark_format: SparkFormat) -> SparkSession.Builder:
     return _builder(WarmBuilder, spark_format)
 
 
-def _builder(kind: type[HeadraceBuilder], spark_format: SparkFormat) -> SparkSession.Builder:
+def _builder(kind: type[HeadraceBuilder], spark_format: DataSourceFormat) -> SparkSession.Builder:
     require_pyspark()
     found = os.environ.get(DRIVER) or os.environ.get(WORKERS)
     asked = found or ("python3" if GATEWAY in os.environ else sys.executable)

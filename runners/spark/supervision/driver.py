@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
-from headrace.runners.spark.format import SparkFormat
+from headrace.runners.spark.format import DataSourceFormat
 from headrace.runners.spark.private import active_context, call_jvm
 from headrace.runners.spark.session import (
     REDACTION,
@@ -64,8 +64,8 @@ MASTER = "spark.master"
 class DriverOrder:
     """What a driver runs. `session`: the function that makes the session; None for headrace's builders with `conf`.
 
-    `spark_format`: the function that gives the `SparkFormat` of sessions and sinks. `standbys`: how many drivers wait alongside
-    the one that runs the job. `has_peers`: others wait on other hosts.
+    `spark_format`: the function that gives the format of sessions and sinks. `standbys`: how many drivers wait alongside the
+    one that runs the job. `has_peers`: others wait on other hosts.
     """
 
     job: FunctionName
@@ -100,7 +100,7 @@ _STOPPED = DriverEnd(Ending.STOPPED, "it was stopped")
 class _Driver:
     """The main thread's part. `called`: it is to run the job."""
 
-    def __init__(self, order: DriverOrder, spark_format: SparkFormat, reports: int, called: threading.Event) -> None:
+    def __init__(self, order: DriverOrder, spark_format: DataSourceFormat, reports: int, called: threading.Event) -> None:
         self._order = order
         self._format = spark_format
         self._reports = reports
@@ -238,7 +238,7 @@ def refuse_connect(session: object) -> None:
         )
 
 
-def _session(spark_format: SparkFormat, conf: Mapping[str, str]) -> SparkSession:
+def _session(spark_format: DataSourceFormat, conf: Mapping[str, str]) -> SparkSession:
     """A session of headrace's builders: a warm one where the settings say that all is on this machine."""
     new_builder = warm_session_builder if is_local(conf.get(MASTER, "")) else session_builder
     return new_builder(spark_format).config(map=dict(conf)).getOrCreate()
