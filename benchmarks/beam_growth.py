@@ -49,7 +49,8 @@ console = Console()
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there is so many seconds after the first look. Memory is resident, in bytes; of the newest checkpoint size and time.
+    """What there is this many seconds after the first look. Memory is resident, in bytes; of the newest checkpoint size and
+    time.
 
     `workers`: of all Python workers together. `heap`: what the task manager's JVM uses of its heap, garbage included. `behind`:
     records that were written and are not covered by the offsets that the job has committed.
@@ -66,7 +67,7 @@ class Look:
 
 
 class Load:
-    """Writes so many records a second, to the partitions in turn, in its own thread."""
+    """Writes this many records a second, to the partitions one after another, in its own thread."""
 
     def __init__(self, bootstrap: str, rate: float) -> None:
         """Writes a record to each partition at once."""
@@ -92,9 +93,9 @@ class Load:
             del self._producer  # before its broker, or it complains
 
     def _run(self) -> None:
-        begun_s, before = time.monotonic(), self.written
+        started_s, before = time.monotonic(), self.written
         while not self._stop.wait(TICK_S):
-            self._write(before + int((time.monotonic() - begun_s) * self._rate) - self.written)
+            self._write(before + int((time.monotonic() - started_s) * self._rate) - self.written)
 
     def _write(self, count: int) -> None:
         for _ in range(count):
@@ -112,7 +113,7 @@ class Watcher:
         self._job_id = job_id
         self._load = load
         self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": GROUP})
-        self._begun_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def look(self) -> Look:
         """One look. Raises PeerError for a job that has failed, RuntimeError for one that was restarted."""
@@ -120,7 +121,7 @@ class Watcher:
             raise RuntimeError(f"the job is {view.state}: {view.failure[1]}")
         last = self._flink.checkpoints(self._job_id)[0]
         return Look(
-            at_s=round(time.monotonic() - self._begun_s, 1),
+            at_s=round(time.monotonic() - self._started_s, 1),
             memory={name: _resident(self._flink.pid(name)) for name in JVMS},
             workers=sum(map(_resident, _children(self._flink.pid(WORKERS)))),
             heap=int(self._flink.rest.metric(TASK_MANAGER_HEAP)),
@@ -166,9 +167,9 @@ def submit(flink: FlinkCluster, bootstrap: str) -> str:
 
 def looks(watcher: Watcher, seconds: float) -> Iterator[Look]:
     """One every ten seconds, for so long."""
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     for number in range(int(seconds / LOOK_S) + 1):
-        time.sleep(max(0.0, begun_s + number * LOOK_S - time.monotonic()))
+        time.sleep(max(0.0, started_s + number * LOOK_S - time.monotonic()))
         yield watcher.look()
 
 

@@ -22,8 +22,8 @@ from headrace.enumerator import (
     Checkpoint,
     CheckpointSerializer,
     Coordinator,
+    DiscoveryResult,
     EagerEnumerator,
-    Findings,
     LazyEnumerator,
     SplitState,
 )
@@ -88,7 +88,7 @@ def assign_lazily(data: bytes) -> None:
 
 
 def checkpoint_bytes(splits: int) -> bytes:
-    """A checkpoint of so many splits."""
+    """A checkpoint of this many splits."""
     states = (SplitState(MemorySplit(f"topic-{number}", number), finished=False) for number in range(splits))
     return SERIALIZER.serialize(Checkpoint(1, tuple(states), exhausted=False))
 
@@ -96,7 +96,7 @@ def checkpoint_bytes(splits: int) -> bytes:
 def measure(splits: int) -> dict[str, Any]:
     """How long a restore, a discovery round, a checkpoint and lazy assignment take."""
     data = checkpoint_bytes(splits)
-    found = Findings([MemorySplit(f"new-{number}", 0) for number in range(100)], frozenset({"topic-0"}))
+    found = DiscoveryResult([MemorySplit(f"new-{number}", 0) for number in range(100)], frozenset({"topic-0"}))
     times: Times = {}
     for _ in range(REPEATS):
         coordinator, assigned = timed(times, "restore", lambda: restore(data))

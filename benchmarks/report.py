@@ -66,7 +66,7 @@ GROUPS = {
     "typed avro": (
         "Avro values to typed columns on Spark",
         "Records per second from `spark.read` to the end of the query, to noop: headrace with `valueFormat=avro` and a schema "
-        "registry, the JVM connector with `from_avro` behind 5 bytes cut off. More is better.",
+        "registry, the JVM connector with `from_avro` behind 5 bytes isolated. More is better.",
     ),
     "typed avro two": (
         "Two of fifty Avro fields on Spark",
@@ -75,7 +75,7 @@ GROUPS = {
     ),
     "typed avro undecoded": (
         "The same topic without decoding",
-        "`value` as bytes, by both: of two fields of fifty no more than this can be had. More is better.",
+        "`value` as bytes, by both: of two fields of fifty no more than this is available. More is better.",
     ),
     "typed json": (
         "JSON values to typed columns on Spark",
@@ -181,7 +181,7 @@ def judge(document: Document) -> list[Judged]:
 
 def summary(directory: Path, keys: Collection[str] = ()) -> Table:
     """The cells as a table for the screen; all, or these."""
-    table = Table("cell", "system", "median (quartiles)", "ours against it", "target", "verdict")
+    table = Table("cell", "system", "median (quartiles)", "ours against it", "target", "result")
     for key, document in load(directory).items():
         if keys and key not in keys:
             continue
@@ -232,7 +232,7 @@ def _table(documents: list[Document]) -> Iterable[str]:
     unit = documents[0]["unit"]
     heads = [f"{_name(system)}, {_unit(unit)}" for system in systems]
     for judged in judge(documents[0]):
-        heads += [f"against {_name(judged.target['against'])}: {judged.wanted}", "verdict"]
+        heads += [f"against {_name(judged.target['against'])}: {judged.wanted}", "result"]
     yield f"| | {' | '.join(heads)} |"
     yield "|---" * (1 + len(heads)) + "|"
     for document in documents:
@@ -248,7 +248,8 @@ def _facts(documents: Iterable[Document]) -> Iterable[str]:
     loads = [run["load"][0] for document in documents for run in document["runs"]]
     invalid = sum(not run["valid"] for document in documents for run in document["runs"])
     yield (
-        f"Systems ran in turn (A B C A B C ...), {' or '.join(map(str, rounds))} rounds a cell. Figures are medians with their "
+        f"Systems ran one after another (A B C A B C ...), {' or '.join(map(str, rounds))} rounds a cell. Figures are medians "
+        "with their "
         "quartiles; ratios are taken round by round, and their median and quartiles are given. Every run is checked to have "
         f"read every record: {invalid} of {len(loads)} runs were invalid."
     )

@@ -31,7 +31,7 @@ Seconds = tuple[float, dict[str, Any]]
 
 @dataclass(frozen=True)
 class TableWrite:
-    """A topic to be written to a table, at most so many records a trigger; without an engine, in checkpoints of a second."""
+    """A topic to be written to a table, at most this many records a trigger; without an engine, in checkpoints of a second."""
 
     shape: Shape
     table_format: str

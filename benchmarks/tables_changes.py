@@ -127,7 +127,7 @@ class ChangesWorld(World):
 
 
 def soaked(system: str, options: argparse.Namespace, reader: Reader, tell: Callable[[str], None]) -> Totals:
-    """One table's totals. Raises RuntimeError if the changelog is over before so many kills."""
+    """One table's totals. Raises RuntimeError if the changelog is over before this many kills."""
     began, epochs = time.monotonic(), options.changes // EPOCH_ROWS
     with tempfile.TemporaryDirectory(prefix="headrace-changes-") as folder:
         generator = random.Random(f"{options.seed} {system}")  # noqa: S311 - a seeded schedule

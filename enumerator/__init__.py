@@ -13,7 +13,7 @@ from headrace.enumerator.enumerator import (
 from headrace.enumerator.ledger import Ledger, SplitState
 from headrace.enumerator.source import (
     Boundedness,
-    Findings,
+    DiscoveryResult,
     LogSource,
     Source,
     SourceReader,
@@ -28,9 +28,9 @@ __all__ = [
     "Checkpoint",
     "CheckpointSerializer",
     "Coordinator",
+    "DiscoveryResult",
     "EagerEnumerator",
     "EmbeddedRun",
-    "Findings",
     "LazyEnumerator",
     "Ledger",
     "LogSource",

@@ -12,7 +12,7 @@ from typing import Generic
 
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import Findings
+from headrace.enumerator.source import DiscoveryResult
 from headrace.enumerator.split import SplitT
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -27,7 +27,7 @@ class Started:
 class SplitsDiscovered(Generic[SplitT]):
     """Answer to DiscoverInitial or DiscoverLater."""
 
-    findings: Findings[SplitT]
+    findings: DiscoveryResult[SplitT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class PersistCheckpoint(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class DeclineCheckpoint:
-    """No checkpoint can be had now; nothing was changed."""
+    """No checkpoint is available now; nothing was changed."""
 
     checkpoint_id: int
     reason: str
@@ -198,7 +198,7 @@ class PublishPositions(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class ReportMissing(Generic[SplitT]):
-    """Call Source.splits_missing with these."""
+    """Call Source.on_splits_missing with these."""
 
     splits: tuple[SplitT, ...]
 

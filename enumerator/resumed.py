@@ -1,4 +1,4 @@
-"""A source that starts where a checkpoint of another job stands, in an engine that keeps the positions itself."""
+"""A source that starts where a checkpoint of another job is, in an engine that keeps the positions itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Generic
 
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.source import Boundedness, Findings, LogSource, Source, SplitDiscovery
+from headrace.enumerator.source import Boundedness, DiscoveryResult, LogSource, Source, SplitDiscovery
 from headrace.enumerator.split import OffsetSplitT, SplitT
 
 __all__ = ["ResumedDiscovery", "ResumedLogDiscovery"]
@@ -20,22 +20,21 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
     """
 
     def __init__(self, source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> None:
-        """Contacts nobody."""
         self._source, self._checkpoint = source, checkpoint
         self._discovery = source.create_discovery()
 
-    def initial(self) -> Findings[SplitT]:
+    def initial(self) -> DiscoveryResult[SplitT]:
         """Raises UsageError where a split was read to its end and others may appear: it would be found again."""
         left = {state.split.split_id: state.split for state in self._checkpoint.splits if not state.finished}
         if self._checkpoint.exhausted:
-            return Findings(list(left.values()), complete=True)
+            return DiscoveryResult(list(left.values()), complete=True)
         finished = [state.split for state in self._checkpoint.splits if state.finished]
         if finished:
             raise UsageError(f"source {self._source.name!r} cannot start there: {finished[0].split_id} was read to its end")
-        found = self._discovery.settled(left)
-        return Findings([*left.values(), *found.added], found.missing, found.complete)
+        found = self._discovery.later_or_raise(left)
+        return DiscoveryResult([*left.values(), *found.added], found.missing, found.complete)
 
-    def later(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
+    def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
         """As the source's own."""
         return self._discovery.later(known)
 
@@ -51,23 +50,24 @@ class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
     """
 
     def __init__(self, source: LogSource[OffsetSplitT], checkpoint: Checkpoint[OffsetSplitT]) -> None:
-        """Contacts nobody."""
         self._source, self._checkpoint = source, checkpoint
         self._discovery = source.create_discovery()
 
-    def initial(self) -> Findings[OffsetSplitT]:
+    def initial(self) -> DiscoveryResult[OffsetSplitT]:
         """Raises what discovery raises, but of the source's start, which is not looked at."""
         known = {state.split.split_id: state.split for state in self._checkpoint.splits}
-        found = self._discovery.settled(known)
+        found = self._discovery.later_or_raise(known)
         begun = {**known, **{split.split_id: split for split in found.added}}
         if self._source.boundedness is Boundedness.UNBOUNDED:
-            return Findings([split.between(split.next_offset, None) for split in begun.values()], found.missing, found.complete)
+            return DiscoveryResult(
+                [split.between(split.next_offset, None) for split in begun.values()], found.missing, found.complete
+            )
         stops = self._source.stop_offsets([split for split in begun.values() if split.split_id not in found.missing])
         # one that is missing has nothing to read, and is reported
         added = [split.between(at := split.next_offset, max(at, stops.get(split.split_id, at))) for split in begun.values()]
-        return Findings(added, found.missing, complete=True)
+        return DiscoveryResult(added, found.missing, complete=True)
 
-    def later(self, known: Mapping[str, OffsetSplitT]) -> Findings[OffsetSplitT]:
+    def later(self, known: Mapping[str, OffsetSplitT]) -> DiscoveryResult[OffsetSplitT]:
         """As the source's own."""
         return self._discovery.later(known)
 

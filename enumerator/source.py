@@ -1,7 +1,7 @@
 """What a connector implements: a Source, its split discovery, its reader, and the serializer of its splits (FLIP-27).
 
-Discovery is apart from assignment. A connector states which splits exist and how one is read; who reads which split, when,
-and from which checkpoint on is the enumerator's business and the same for every connector.
+Discovery is apart from assignment. A connector states which splits exist and how one is read; the process that reads which
+split, when, and from which checkpoint on is the enumerator's business and the same for every connector.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Boundedness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Findings(Generic[SplitT]):
+class DiscoveryResult(Generic[SplitT]):
     """What one discovery round found.
 
     `added` are splits with resolved positions; one that the ledger already knows is ignored there, so repeating an answer
@@ -50,14 +50,14 @@ class SplitDiscovery(ABC, Generic[SplitT]):
     """
 
     @abstractmethod
-    def initial(self) -> Findings[SplitT]:
-        """Every split there is, at the position the user chose. Once in the life of a job, before its first checkpoint."""
+    def initial(self) -> DiscoveryResult[SplitT]:
+        """Every split there is, at the position the user chose. Once in the lifetime of a job, before its first checkpoint."""
 
     @abstractmethod
-    def later(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
+    def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
         """Splits not in `known` (id -> split at its last durable position), at the position for splits discovered later."""
 
-    def settled(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
+    def later_or_raise(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
         """As `later`, for callers that look once. Raises RetriableError while something is inconclusive; may wait for that to
         end.
 
@@ -74,7 +74,7 @@ class SplitDiscovery(ABC, Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class SplitBatch(Generic[SplitT]):
-    """Records of one split, and the split as it stands once they are delivered.
+    """Records of one split, and the split as it is once they are delivered.
 
     `records` may have no rows while the split still moved (control records, aborted transactions, compaction gaps: I3).
     """
@@ -125,7 +125,7 @@ class SplitSerializer(ABC, Generic[SplitT]):
 
 
 class Source(ABC, Generic[SplitT]):
-    """A source, written once and run by any runner. Picklable; its constructor validates and contacts nobody."""
+    """A source, written once and run by any runner. Picklable; its constructor validates and does no I/O."""
 
     name: str
     """Stored in every checkpoint, so that state of one kind of source is never given to another."""
@@ -154,13 +154,13 @@ class Source(ABC, Generic[SplitT]):
     def create_reader(self) -> SourceReader[SplitT]:
         """A reader for one reader process."""
 
-    def splits_missing(self, splits: Sequence[SplitT]) -> None:
+    def on_splits_missing(self, splits: Sequence[SplitT]) -> None:
         """Known splits have vanished. Raise DataLossError to stop the job, or return to continue. Coordinator's process."""
 
-    def gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
+    def confirm_deleted(self, splits: Sequence[SplitT]) -> frozenset[str]:
         """Ids of those of these vanished splits that can never come back, by proof: checkpoints leave them out.
 
-        Asked after each look for splits, for what `splits_missing` has tolerated and is still missing. Coordinator's process.
+        Called after each discovery, for what `on_splits_missing` has tolerated and is still missing. Coordinator's process.
         Default: none, as what has vanished may only be out of sight.
         """
         return frozenset()
@@ -169,7 +169,7 @@ class Source(ABC, Generic[SplitT]):
         """Raise DataLossError, naming them, if records after these positions are gone, and that is not tolerated.
 
         Asked before a runner goes back to an older checkpoint. Coordinator's process; may contact the source, and raises what
-        that raises. Default: nobody knows, and the readers tell.
+        that raises. Default: no one knows, and the readers tell.
         """
 
     @property
@@ -192,7 +192,7 @@ class LogSource(Source[OffsetSplitT]):
         """
 
     def at_end(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, OffsetSplitT]:
-        """Split id -> the split as it stands at its end now, with what the source wants to know of it later.
+        """Split id -> the split as it is at its end now, with what the source wants to know of it later.
 
         Driver process. Raises as `end_offsets`, whose numbers it has. Override it and `moved` to keep more than a number. An
         end before the position is data loss that the source tolerates, with proof of what is lost: reading continues there.
@@ -207,9 +207,9 @@ class LogSource(Source[OffsetSplitT]):
     def retired(self, splits: Sequence[OffsetSplitT]) -> frozenset[str]:
         """Ids of those of these vanished splits whose state may be forgotten by an engine that plans its own tasks.
 
-        Asked for splits that `splits_missing` has tolerated. Default: those that are `gone`.
+        Asked for splits that `on_splits_missing` has tolerated. Default: those that are `confirm_deleted`.
         """
-        return self.gone(splits)
+        return self.confirm_deleted(splits)
 
     @abstractmethod
     def stop_offsets(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, int]:

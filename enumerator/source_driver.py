@@ -1,6 +1,6 @@
 """Calls a source for a runner: discovers splits, publishes positions, confirms which splits are gone.
 
-It tolerates what can pass, and logs a failure once. Calls may take long: on which thread they run is the runner's decision.
+It tolerates what is transient, and logs a failure once. Calls may take long: on which thread they run is the runner's decision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.enumerator.events import (
     SplitsDiscovered,
     SplitsGone,
 )
-from headrace.enumerator.source import Findings, Source, SplitDiscovery
+from headrace.enumerator.source import DiscoveryResult, Source, SplitDiscovery
 from headrace.enumerator.split import SplitT
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class PositionPublisher(Generic[SplitT]):
     """Publishes durable positions. A failure that is tolerated is logged once; the next positions are another try."""
 
     def __init__(self, source: Source[SplitT], failures: FailureLog, tolerates: Callable[[Exception], bool] = can_pass) -> None:
-        """`failures` is for this source's publishing alone. Default of `tolerates`: what can pass."""
+        """`failures` is for this source's publishing alone. Default of `tolerates`: what is transient."""
         self._source = source
         self._failures = failures
         self._tolerates = tolerates
@@ -123,7 +123,7 @@ class SourceDriver(Generic[SplitT]):
                 level = logging.WARNING if self._discovery_failures.failed() else logging.DEBUG
                 log.log(level, "discovery of %s failed and will be tried again: %s", self._source.name, error)
             case ReportMissing(splits):
-                self._source.splits_missing(splits)
+                self._source.on_splits_missing(splits)
             case ProveGone(splits):
                 return SplitsGone(gone) if (gone := self.confirm_gone(splits)) else None
             case PublishPositions(splits):
@@ -132,16 +132,16 @@ class SourceDriver(Generic[SplitT]):
 
     def confirm_gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
         """Ids of those of these missing splits that can never come back."""
-        return self._source.gone(splits) if splits else frozenset()
+        return self._source.confirm_deleted(splits) if splits else frozenset()
 
     def close(self) -> None:
         """Release what discovery holds."""
         self._discovery.close()
 
-    def _discover(self, find: Callable[[], Findings[SplitT]]) -> SplitsDiscovered[SplitT] | DiscoveryFailed:
+    def _discover(self, find: Callable[[], DiscoveryResult[SplitT]]) -> SplitsDiscovered[SplitT] | DiscoveryFailed:
         try:
             findings = find()
-        except Exception as error:  # noqa: BLE001 - the enumerator decides whether it can pass
+        except Exception as error:  # noqa: BLE001 - the enumerator decides whether it is transient
             return DiscoveryFailed(error)
         if findings.inconclusive is None and self._discovery_failures.worked():
             log.warning("discovery of %s works again", self._source.name)

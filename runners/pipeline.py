@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 
 import pyarrow as pa
 
-from headrace.connectors.base.outputs import SOLE, Outputs, Sinks, WrongOutputError, is_tagged, known_outputs, parts
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks, WrongOutputError, is_tagged, known_outputs, parts
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Source
 
@@ -80,16 +80,16 @@ class PipelineSpec:
         return replace(self, sink=outputs.sinks[output], transform=_Only(self, output))
 
     def routed(self, batch: pa.RecordBatch) -> Iterator[Tagged]:
-        """What the transform makes of a batch, by output; `SOLE` where the pipeline has one sink.
+        """What the transform makes of a batch, by output; `DEFAULT_OUTPUT` where the pipeline has one sink.
 
         Raises WrongOutputError for what is not a batch or has no output, and what the transform raises.
         """
         outputs = self.outputs
         for each in parts(batch if self.transform is None else self.transform(batch)):
-            name, rows = each if is_tagged(each) else (SOLE, each)
+            name, rows = each if is_tagged(each) else (DEFAULT_OUTPUT, each)
             if not isinstance(rows, pa.RecordBatch):
                 raise WrongOutputError(f"the transform must give Arrow record batches, not {type(rows).__name__}")
-            if outputs.is_sole and name != SOLE:
+            if outputs.is_sole and name != DEFAULT_OUTPUT:
                 raise WrongOutputError(f"the transform gave a batch for the output {name!r}, and the pipeline has one sink")
             if name not in outputs.sinks:
                 what = f"a batch for the output {name!r}, which there is not" if name else "a batch without an output"

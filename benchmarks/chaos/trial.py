@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from benchmarks.chaos.testbed import GROUPS, TRANSACTIONS, Testbed
 from kafka.errors import KafkaError
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_transactions
@@ -19,6 +18,7 @@ from benchmarks.chaos.load import Load
 from benchmarks.chaos.losses import Losses
 from benchmarks.chaos.oracle import now
 from benchmarks.chaos.subject import Subject
+from benchmarks.chaos.testbed import GROUPS, TRANSACTIONS, Testbed
 from headrace.enumerator.errors import HeadraceError
 
 LOOK_S = 0.05
@@ -144,7 +144,7 @@ def told_last(log: str) -> str:
 
 
 def is_good(line: Mapping[str, Any]) -> bool:
-    """Whether the job stood the fault: nothing lost that it does not report, or doubled or damaged, and nothing else wrong."""
+    """Whether the job was the fault: nothing lost that it does not report, or doubled or damaged, and nothing else wrong."""
     return is_exact(line) and not (line["missing"] or line["duplicates"] or line["damaged"] or "wrong" in line)
 
 

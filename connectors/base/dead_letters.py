@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.base.outputs import SOLE, parts
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, parts
 from headrace.enumerator.errors import UsageError
 
 __all__ = [
@@ -144,7 +144,7 @@ class DeadLetters:
 
     topic: str
     then: Any = field(default=None)
-    output: str = field(default=SOLE, kw_only=True)
+    output: str = field(default=DEFAULT_OUTPUT, kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what is not a function."""
@@ -172,7 +172,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What the headers of a dead letter say, of ours or of Kafka Connect's. None: they do not.
+    """What the headers of a dead letter say, of headrace or of Kafka Connect's. None: they do not.
 
     `timestamp_ms`: of the original record. `headers`: those of the original record. `replays`: how often it was replayed
     before it came here.

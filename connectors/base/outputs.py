@@ -18,7 +18,7 @@ from headrace.enumerator.envelope import readable_version
 from headrace.enumerator.errors import StateError, UsageError
 
 __all__ = [
-    "SOLE",
+    "DEFAULT_OUTPUT",
     "OutputHandle",
     "OutputHandleSerializer",
     "Outputs",
@@ -32,7 +32,7 @@ __all__ = [
 Sinks = TwoPhaseSink[Any] | Mapping[str, TwoPhaseSink[Any]]
 """What a job writes to: one sink, or several by the names of the outputs."""
 
-SOLE = ""
+DEFAULT_OUTPUT = ""
 """The name of the output of a job that has one sink."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")  # it becomes part of a job's name, behind a dash
@@ -105,12 +105,12 @@ def known_outputs(names: Mapping[str, Any] | Sequence[str]) -> str:
 
 
 class Outputs:
-    """The sinks of a job by the names of their outputs; of one sink alone under the name SOLE."""
+    """The sinks of a job by the names of their outputs; of one sink alone under the name DEFAULT_OUTPUT."""
 
     def __init__(self, sinks: Sinks) -> None:
         """Raises UsageError for what is not a sink, and for names that cannot be."""
         self.is_sole: bool = not isinstance(sinks, Mapping)
-        self.sinks: Mapping[str, TwoPhaseSink[Any]] = dict(sinks) if isinstance(sinks, Mapping) else {SOLE: sinks}
+        self.sinks: Mapping[str, TwoPhaseSink[Any]] = dict(sinks) if isinstance(sinks, Mapping) else {DEFAULT_OUTPUT: sinks}
         if not self.sinks:
             raise UsageError(
                 'the outputs of a pipeline are sinks by their names, {"good": sink, "bad": sink}, not an empty dict'
@@ -127,7 +127,8 @@ class Outputs:
 
     @property
     def in_order(self) -> tuple[str, ...]:
-        """All names, in the order in which the sinks are fenced and told of a checkpoint, in every process and life of a job.
+        """All names, in the order in which the sinks are fenced and reported a checkpoint, in every process and lifetime of a
+        job.
 
         The first one's record decides. So it is a table's, if there is one, as only that may refuse then; and one of a sink
         that records nothing comes last.
@@ -142,7 +143,7 @@ class Outputs:
     def handles(self) -> HandleSerializer[Any]:
         """How handles of all of them travel and are stored."""
         if self.is_sole:
-            return self.sinks[SOLE].handles
+            return self.sinks[DEFAULT_OUTPUT].handles
         return OutputHandleSerializer({name: sink.handles for name, sink in self.sinks.items()})
 
     def tagged(self, name: str, handle: Any) -> Any:  # noqa: ANN401 - the sink's own kind
@@ -151,7 +152,7 @@ class Outputs:
 
     def output_of(self, handle: Any) -> str:  # noqa: ANN401 - as `tagged` gives
         """Whose it is."""
-        return SOLE if self.is_sole else str(handle.output)
+        return DEFAULT_OUTPUT if self.is_sole else str(handle.output)
 
     def plain(self, handle: Any) -> Any:  # noqa: ANN401 - as `tagged` gives
         """As its sink gave it."""

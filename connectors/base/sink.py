@@ -68,7 +68,7 @@ class Outcome(Enum):
     """How a transaction has ended."""
 
     COMMITTED = "committed"
-    ABORTED = "aborted"  # by its timeout, or by somebody; nothing of it will ever be visible
+    ABORTED = "aborted"  # by its timeout, or by another process; nothing of it will ever be visible
 
 
 class PreparedGoneError(PeerError):
@@ -117,7 +117,7 @@ class CommitList(Generic[HandleT]):
     `content`: what the epoch was made from (a digest of its plan), the same in every replay; None if that
     is not known. An epoch of the same number with another content is of an older copy of the checkpoint. Of a completed epoch a
     sink may keep its `content_number` alone, as `numbered_content` has it.
-    `claim`: whose the job is; None for one that no supervised driver has claimed. It goes from list to list.
+    `claim`: who owns the job; None for one that no supervised driver has claimed. It goes from list to list.
     """
 
     epoch: int | None
@@ -131,7 +131,7 @@ class CommitList(Generic[HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpoch:
-    """A job's last recorded epoch, its targets, its content, and whose the job is, as in `CommitList`."""
+    """A job's last recorded epoch, its targets, its content, and who owns the job, as in `CommitList`."""
 
     epoch: int
     targets: tuple[str, ...] | None = None
@@ -206,7 +206,8 @@ class Committer(ABC, Generic[HandleT]):
 
     @abstractmethod
     def end(self, handle: HandleT) -> Outcome:
-        """Commit a recorded committable and return its outcome, however often it is called and whoever committed it before.
+        """Commit a recorded committable and return its outcome, however often it is called and the process that committed it
+        before.
 
         Raises DataLossError when it can no longer be known.
         """
@@ -260,7 +261,7 @@ class Committer(ABC, Generic[HandleT]):
 
 
 class TwoPhaseSink(ABC, Generic[HandleT]):
-    """Where a job writes. Picklable, since it travels to tasks; contacts nobody before a method is called."""
+    """Where a job writes. Picklable, since it travels to tasks; does no I/O before a method is called."""
 
     commits_by_list: ClassVar[bool] = False
     """True where `Committer.record` of an epoch's list is the commit (tables), and not the end of each transaction.
@@ -320,7 +321,7 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         return {job: RecordedEpoch(epoch) for job, epoch in self.recorded_epochs().items()}
 
     def recorded_now(self) -> Mapping[str, RecordedEpoch]:
-        """`recorded`, as far as it is decided at this moment: nobody's write that is under way is waited for.
+        """`recorded`, as far as it is decided at this moment: no process's write that is under way is waited for.
 
         Its driver may have died, and then only its timeout decides it, or who fences it. So what is not here may be recorded
         later, until the next `Committer.fence`. By default `recorded`, for sinks whose lists are written in one step.
@@ -349,7 +350,7 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def reached(self) -> None:
         """Called in a process of a run that has reached the destination, as this is given, from another one.
 
-        By default nothing: a sink that tells a wrong address from an outage by its first contact goes by this.
+        By default nothing: a sink that distinguishes a wrong address from an outage by its first contact goes by this.
         """
 
     def warm(self) -> None:
@@ -511,7 +512,7 @@ def _texts(value: list[object] | None) -> tuple[str, ...] | None:
 
 
 def content_number(content: str | None) -> int:
-    """What stands for a content where only a number can be kept: 63 bits of its SHA-256; 0 for one that is not known.
+    """What represents a content where only a number can be kept: 63 bits of its SHA-256; 0 for one that is not known.
 
     Of what `numbered_content` has made, that number again.
     """
@@ -545,7 +546,7 @@ def check_job(job: str) -> str:
 
 
 def one_off_job() -> str:
-    """A new name for the job of one write that nobody repeats: its list is of no use once it is completed."""
+    """A new name for the job of one write that no process repeats: its list is of no use once it is completed."""
     return f"{_ONE_OFF}{uuid.uuid4().hex}"
 
 

@@ -24,7 +24,7 @@ from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
 from headrace.connectors.beam.rows import VALUE, inferred_schema, record_batch, table_of
 from headrace.connectors.beam.split import BundleSplit, BundleSplitSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
-from headrace.enumerator.source import Boundedness, Findings, Source, SourceReader, SplitBatch, SplitDiscovery
+from headrace.enumerator.source import Boundedness, DiscoveryResult, Source, SourceReader, SplitBatch, SplitDiscovery
 
 __all__ = ["BeamSource", "bounded_source", "schema_of"]
 
@@ -120,7 +120,7 @@ class BeamSource(Source[BundleSplit]):
         *,
         bundle_bytes: int | None = None,
     ) -> None:
-        """Contacts nobody. Raises UsageError as the class says."""
+        """Does no I/O. Raises UsageError as the class says."""
         if bundle_bytes is not None and bundle_bytes < 1:
             raise UsageError(f"bundle_bytes must be at least 1, not {bundle_bytes}")
         if schema is not None and not schema.names:
@@ -162,16 +162,18 @@ class BundleDiscovery(SplitDiscovery[BundleSplit]):
     def __init__(self, source: BeamSource) -> None:
         self._source = source
 
-    def initial(self) -> Findings[BundleSplit]:
+    def initial(self) -> DiscoveryResult[BundleSplit]:
         """Every bundle, each from its start."""
         source, size = self._source.source, self._source.bundle_bytes
         bundles = source.split(Read.get_desired_chunk_size(source.estimate_size()) if size is None else size)
         pickled = (pickler.dumps((bundle.source, bundle.start_position, bundle.stop_position)) for bundle in bundles)
-        return Findings([BundleSplit(_split_id(number, data), data) for number, data in enumerate(pickled)], complete=True)
+        return DiscoveryResult(
+            [BundleSplit(_split_id(number, data), data) for number, data in enumerate(pickled)], complete=True
+        )
 
-    def later(self, known: Mapping[str, BundleSplit]) -> Findings[BundleSplit]:
+    def later(self, known: Mapping[str, BundleSplit]) -> DiscoveryResult[BundleSplit]:
         """None, ever."""
-        return Findings([], complete=True)
+        return DiscoveryResult([], complete=True)
 
 
 def _split_id(number: int, bundle: bytes) -> str:

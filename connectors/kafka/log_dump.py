@@ -1,4 +1,5 @@
-"""The log as it is, batch by batch, with what became of the transaction of each: for whoever has to find out what went wrong.
+"""The log as it is, batch by batch, with what became of the transaction of each: for the process that has to find out what went
+wrong.
 
 Up to the last stable offset the broker itself says what was aborted (the list that comes with a fetch under read_committed).
 Beyond it there is no such list, as something before is still open; there the markers that follow a batch decide (KIP-98).
@@ -20,16 +21,16 @@ from headrace.connectors.kafka.format.stored_batch import Marker, MarkerKind, co
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.enumerator.errors import DataLossError, PeerError, UsageError
 
-__all__ = ["DumpedBatch", "Fate", "dump", "fate_of"]
+__all__ = ["DumpedBatch", "TransactionStatus", "dump", "fate_of"]
 
 
-class Fate(StrEnum):
+class TransactionStatus(StrEnum):
     """What became of the transaction that wrote a batch."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
     OPEN = "open"  # no marker ends it so far
-    UNKNOWN = "unknown"  # the log no longer tells
+    UNKNOWN = "unknown"  # the log no longer shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class DumpedBatch:
     """One batch: `fate` for a transaction's records, `marker` for a control batch, both None for what is not transactional."""
 
     stored: StoredBatch
-    fate: Fate | None
+    fate: TransactionStatus | None
     marker: Marker | None
 
 
@@ -81,7 +82,7 @@ def dump(cluster: KafkaCluster, topic: str, partition: int, start: int | None = 
     yield from _rest(log, position)
 
 
-def fate_of(cluster: KafkaCluster, handle: KafkaHandle) -> Fate:
+def fate_of(cluster: KafkaCluster, handle: KafkaHandle) -> TransactionStatus:
     """What became of a prepared transaction, as the log has it now: neither coordinator nor open neighbours are waited for."""
     for written in handle.ranges:
         found = cluster.find_topics([written.topic])[written.topic]
@@ -94,7 +95,7 @@ def fate_of(cluster: KafkaCluster, handle: KafkaHandle) -> Fate:
         writer = (batch.stored.producer_id, batch.stored.producer_epoch)
         if batch.fate is not None and writer == (handle.producer.producer_id, handle.producer.epoch):
             return batch.fate
-    return Fate.UNKNOWN
+    return TransactionStatus.UNKNOWN
 
 
 def _look(cluster: KafkaCluster, topic: str, partition: int) -> _Log:
@@ -120,7 +121,7 @@ def _stable_part(log: _Log, position: int) -> Iterator[DumpedBatch]:
             marker = control_marker(batch) if batch.is_control else None
             if marker is not None and marker.kind is MarkerKind.ABORT:
                 aborting.discard(batch.producer_id)
-            fate = Fate.ABORTED if batch.producer_id in aborting else Fate.COMMITTED
+            fate = TransactionStatus.ABORTED if batch.producer_id in aborting else TransactionStatus.COMMITTED
             yield _dumped(batch, marker, fate)
             position = batch.last_offset + 1
 
@@ -129,18 +130,18 @@ def _rest(log: _Log, position: int) -> Iterator[DumpedBatch]:
     """What lies beyond the last stable offset: read twice, for the markers and then for the batches."""
     if position >= log.end:
         return
-    markers: dict[int, deque[tuple[int, Fate]]] = {}
+    markers: dict[int, deque[tuple[int, TransactionStatus]]] = {}
     for batch in _uncommitted(log, position):
         kind = control_marker(batch).kind if batch.is_control else MarkerKind.OTHER
         if kind is not MarkerKind.OTHER:
-            fate = Fate.COMMITTED if kind is MarkerKind.COMMIT else Fate.ABORTED
+            fate = TransactionStatus.COMMITTED if kind is MarkerKind.COMMIT else TransactionStatus.ABORTED
             markers.setdefault(batch.producer_id, deque()).append((batch.base_offset, fate))
     for batch in _uncommitted(log, position):
         ahead = markers.get(batch.producer_id, deque())
         while ahead and ahead[0][0] <= batch.base_offset:
             ahead.popleft()
         marker = control_marker(batch) if batch.is_control else None
-        yield _dumped(batch, marker, ahead[0][1] if ahead else Fate.OPEN)
+        yield _dumped(batch, marker, ahead[0][1] if ahead else TransactionStatus.OPEN)
 
 
 def _uncommitted(log: _Log, position: int) -> Iterator[StoredBatch]:
@@ -153,5 +154,5 @@ def _uncommitted(log: _Log, position: int) -> Iterator[StoredBatch]:
             position = batch.last_offset + 1
 
 
-def _dumped(batch: StoredBatch, marker: Marker | None, fate: Fate) -> DumpedBatch:
+def _dumped(batch: StoredBatch, marker: Marker | None, fate: TransactionStatus) -> DumpedBatch:
     return DumpedBatch(batch, fate if batch.is_transactional and marker is None else None, marker)

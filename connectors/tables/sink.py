@@ -59,7 +59,7 @@ class OpenTableSink(TwoPhaseSink[TableHandle]):
         return {job: found.epoch for job, found in self.recorded().items()}
 
     def recorded(self) -> dict[str, RecordedEpoch]:
-        """The same, with the numbers of what each epoch was made from and of whose the job is."""
+        """The same, with the numbers of what each epoch was made from and of who owns the job."""
         return {
             job: RecordedEpoch(marker.following - 1, content=numbered_content(marker.content), claim=marker.claimed)
             for job, marker in self._markers().items()

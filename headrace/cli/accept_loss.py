@@ -143,7 +143,7 @@ def forget(
     if not yes:
         confirm(f"Forget what is recorded of job {job}, and abort what it has open?")
     for destination in destinations:
-        replace(sink, topic=None if destination == EACH_ROWS_TOPIC else destination).committer(job).begin_anew()
+        replace(sink, topic=None if destination == EACH_ROWS_TOPIC else destination).committer(job).start_over()
     show(Listing("forgotten", "Forgotten", ("job", "destination"), [(job, destination) for destination in destinations]))
 
 

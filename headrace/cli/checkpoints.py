@@ -112,7 +112,7 @@ def verify_checkpoint_command(
     if cluster is not None and not any(finding.kind.prevents_restore for finding in found):
         found += findings_in_cluster(cluster, checkpoint)
     rows = [(finding.kind.value, finding.where, finding.what) for finding in found]
-    _print([Listing("finding", "Findings", FINDING_COLUMNS, rows)], is_json=as_json)
+    _print([Listing("finding", "DiscoveryResult", FINDING_COLUMNS, rows)], is_json=as_json)
     is_bad = any(finding.kind.prevents_restore for finding in found)
     asked = "" if cluster is not None else " (topics and offsets were not looked at: give --bootstrap)"
     note(f"the query can{'not' if is_bad else ''} continue from this checkpoint{asked}")

@@ -128,7 +128,7 @@ class RecordFault(StrEnum):
 
 
 @dataclass(slots=True)
-class Counts:
+class TopicCounts:
     """The counts. Add all of the input first."""
 
     records_in: int = 0

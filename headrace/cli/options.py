@@ -78,7 +78,7 @@ REGISTRY = "schema.registry."
 
 
 def registry_properties(pairs: Sequence[str] | None, file: Path | None) -> dict[str, str]:
-    """Of the properties those of a schema registry, by lower-case name without what stands before it. Raises UsageError."""
+    """Of the properties those of a schema registry, by lower-case name without what is before it. Raises UsageError."""
     given = client_properties("unused", pairs, file)
     return {name.removeprefix(REGISTRY): value for name, value in given.items() if name.startswith(REGISTRY)}
 

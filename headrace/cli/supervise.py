@@ -33,10 +33,10 @@ Lease = Annotated[
 ]
 LeaseTimeout = Annotated[
     float | None,
-    typer.Option(help="A leader that has said nothing for so many seconds is taken for dead (at least 1.5). Default: 5."),
+    typer.Option(help="A leader that has said nothing for this many seconds is taken for dead (at least 1.5). Default: 5."),
 ]
 LeaseGroup = Annotated[
-    str | None, typer.Option(help="The consumer group that stands for the job. Default: headrace-lease-PATH:FUNCTION.")
+    str | None, typer.Option(help="The consumer group that represents the job. Default: headrace-lease-PATH:FUNCTION.")
 ]
 
 
@@ -56,7 +56,7 @@ def supervise_command(
         typer.Option(help="A setting of the strategy, name=value, by Flink's name (restart-strategy...). May be repeated."),
     ] = None,
     standby: Annotated[
-        int, typer.Option(help="So many more drivers (at most 2) that wait, warm, to take over when the one running fails.")
+        int, typer.Option(help="This many more drivers (at most 2) that wait, warm, to take over when the one running fails.")
     ] = 0,
     lease: Lease = None,
     lease_timeout: LeaseTimeout = None,
@@ -66,12 +66,12 @@ def supervise_command(
     status: Annotated[Path | None, typer.Option(dir_okay=False, help="Keep a JSON here that says what continues.")] = None,
     progress_timeout: Annotated[
         float | None,
-        typer.Option(help="Kill and restart when no batch has ended for so many seconds while one was under way."),
+        typer.Option(help="Kill and restart when no batch has ended for this many seconds while one was under way."),
     ] = None,
     silence_timeout: Annotated[
         str,
         typer.Option(
-            help="Kill and restart when a driver's process or JVM has said nothing for so many seconds.",
+            help="Kill and restart when a driver's process or JVM has said nothing for this many seconds.",
             metavar="SECONDS|never",
         ),
     ] = "30",

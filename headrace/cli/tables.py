@@ -49,7 +49,7 @@ class NamedTable:
 
     @property
     def upkeep(self) -> TableUpkeep:
-        """Contacts nobody yet."""
+        """Does no I/O."""
         from headrace.connectors.tables.vacuum import TableUpkeep
 
         return TableUpkeep(self.sink.log(), self.where)
@@ -207,7 +207,7 @@ def _removed(table: NamedTable, due: Sequence[OpenTransaction]) -> set[str]:
 def vacuum(
     context: typer.Context,
     *,
-    older_than: Annotated[float, typer.Option(help="Only what was started at least so many hours ago.", min=0.0)] = 24.0,
+    older_than: Annotated[float, typer.Option(help="Only what was started at least this many hours ago.", min=0.0)] = 24.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     delta: Delta = None,
     iceberg: Iceberg = None,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.compare import Counts, Identity, OrderCheck, RecordFault, RecordField, RowIdentity, parse_origin
+from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, RowIdentity, TopicCounts, parse_origin
 from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, client_properties, connect
 from headrace.cli.output import Listing, escaped, note, progress, show
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.connectors.kafka.client.cluster import KafkaCluster
-    from headrace.connectors.kafka.log_dump import Fate
+    from headrace.connectors.kafka.log_dump import TransactionStatus
 
 EXAMPLES = 10
 _FOR_BOTH = ("before", "columns", "identity", "id_header", "examples", "bootstrap", "properties", "properties_file")
@@ -48,14 +48,14 @@ class EpochState:
 
     job: str
     epoch: int
-    fates: Mapping[Fate, int]
+    fates: Mapping[TransactionStatus, int]
 
     @property
     def is_torn(self) -> bool:
         """Some are committed and others aborted."""
-        from headrace.connectors.kafka.log_dump import Fate
+        from headrace.connectors.kafka.log_dump import TransactionStatus
 
-        return bool(self.fates.get(Fate.COMMITTED)) and bool(self.fates.get(Fate.ABORTED))
+        return bool(self.fates.get(TransactionStatus.COMMITTED)) and bool(self.fates.get(TransactionStatus.ABORTED))
 
 
 def epoch_states(cluster: KafkaCluster, lists: DurableLists, topic: str) -> list[EpochState]:
@@ -132,7 +132,7 @@ class Comparison:
     identity: Identity
     order: OrderCheck | None
     most_examples: int
-    counts: Counts = field(default_factory=Counts)
+    counts: TopicCounts = field(default_factory=TopicCounts)
     examples: dict[str, list[Sequence[object]]] = field(default_factory=dict)
     lost: int = 0
 
@@ -289,7 +289,7 @@ def _report(comparison: Comparison, torn: int) -> None:
 
 def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) -> int:
     """Print the recorded epochs; the number of partially committed ones."""
-    from headrace.connectors.kafka.log_dump import Fate
+    from headrace.connectors.kafka.log_dump import TransactionStatus
 
     if commit_topic is None:
         return 0
@@ -299,12 +299,12 @@ def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) 
         (
             state.job,
             state.epoch,
-            *(state.fates.get(fate, 0) for fate in Fate),
+            *(state.fates.get(fate, 0) for fate in TransactionStatus),
             "torn" if state.is_torn else "not partially committed",
         )
         for state in states
     ]
-    show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in Fate), "torn"), rows))
+    show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in TransactionStatus), "torn"), rows))
     for job, reason in lists.unreadable.items():
         note(f"job {job}: the state of its epoch is unknown: {reason}")
     return sum(state.is_torn for state in states)

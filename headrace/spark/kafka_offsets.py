@@ -135,7 +135,7 @@ def parse(text: str) -> Mapping[str, Any]:
 
 
 def parse_ours(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit] | None:
-    """Offsets of ours; None for the JVM connector's form, whose only keys are topics.
+    """Offsets of headrace; None for the JVM connector's form, whose only keys are topics.
 
     Raises StateError for a newer version or a damaged document.
     """
@@ -144,7 +144,7 @@ def parse_ours(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit] | None:
 
 
 def pinned_formats(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """What offsets of ours pin of the formats of keys and values; nothing for others. Raises StateError as `parse_ours`."""
+    """What offsets of headrace pin of the formats of keys and values; nothing for others. Raises StateError as `parse_ours`."""
     rest = _rest(document)
     return {} if rest is None else cast("Mapping[str, Mapping[str, Any]]", rest["formats"])
 

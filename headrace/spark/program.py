@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base.lease import LeaseLeaseStore
+from headrace.connectors.base.lease import LeaseStore
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import ExponentialDelay, RestartStrategy
 from headrace.runners.spark import session as sessions
@@ -61,7 +61,7 @@ def session_builder() -> SparkSession.Builder:
 
 
 def warm_session_builder() -> SparkSession.Builder:
-    """`session_builder()` for a session whose Python processes are to be forked, whoever says what the master is.
+    """`session_builder()` for a session whose Python processes are to be forked, wherever its master is set.
 
     Spark starts several Python daemons for a query, one after the other, and each imports the same modules. Here one process
     imports them from now on, and the daemons are forked from it; where that cannot be done they start as ever. That process
@@ -77,7 +77,7 @@ def run(
     job: Callable[[SparkSession], object],
     *,
     standby: int = 0,
-    lease: LeaseLeaseStore | None = None,
+    lease: LeaseStore | None = None,
     restart: RestartStrategy = _DEFAULT_RESTART,
     session: Callable[[], SparkSession] | None = None,
     conf: Mapping[str, str] | None = None,
@@ -90,15 +90,15 @@ def run(
 
     `job`: a function at the top of a file, which is given a session and returns its streaming query, or several. Call `run`
     under `if __name__ == "__main__"`: the process imports the file. `session` makes the session (default: headrace's builders,
-    with the settings of `conf`). `standby`: so many more drivers (at most 2) make their session, dry-run the job and wait;
+    with the settings of `conf`). `standby`: this many more drivers (at most 2) make their session, dry-run the job and wait;
     when the one that runs it fails, one of them takes over at once, and not after the delay of a restart. What that asks of a
     job, and what it costs, is in docs/how-to/restart-jobs.md. `lease`: a `headrace.kafka.KafkaLease`, for the same call on
     several hosts: one of them leads, the others wait with a warm driver until it is dead. `restart`:
     `headrace.run.ExponentialDelay` (default) and its like. `status`: a file of JSON that says what continues.
-    `progress_timeout_s`: the job is killed and started again when for so many seconds no batch has ended while one was under
+    `progress_timeout_s`: the job is killed and started again when for this many seconds no batch has ended while one was under
     way; None (default) for any time. `silence_timeout_s`: also when its process, or its JVM, has not got round to saying that
-    it lives for so many seconds (at least 4); None for never. SIGTERM and SIGINT end the job after the batch under way, which
-    may take `stop_timeout_s` seconds; a second one ends it at once.
+    it exists for this many seconds (at least 4); None for never. SIGTERM and SIGINT end the job after the batch under way,
+    which may take `stop_timeout_s` seconds; a second one ends it at once.
 
     Returns when all queries have ended by themselves. Raises SystemExit with one of `EXIT_STATUSES` otherwise: 143 after a
     stop, 1 where the restart strategy has given up, and at once 2 for wrong options, 65 for lost records, 66 for a checkpoint

@@ -5,7 +5,7 @@
     log.append("a", ["one", "two"])
     source = MemorySource(log)
 
-The log lives in this process; a pickled source finds it again in this process only.
+The log exists in this process; a pickled source finds it again in this process only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 from headrace.enumerator.errors import DataLossError, UsageError
 from headrace.enumerator.source import (
     Boundedness,
-    Findings,
+    DiscoveryResult,
     JsonObject,
     LogSource,
     SourceReader,
@@ -40,7 +40,7 @@ _logs: WeakValueDictionary[int, MemoryLog] = WeakValueDictionary()
 def _find_log(number: int) -> MemoryLog:
     log = _logs.get(number)
     if log is None:
-        raise UsageError("this MemoryLog lives in another process, or no longer")
+        raise UsageError("this MemoryLog exists in another process, or no longer")
     return log
 
 
@@ -125,24 +125,24 @@ class MemoryDiscovery(SplitDiscovery[MemorySplit]):
     def __init__(self, source: MemorySource) -> None:
         self._source = source
 
-    def initial(self) -> Findings[MemorySplit]:
+    def initial(self) -> DiscoveryResult[MemorySplit]:
         """Every split, from its first value or (start="latest") from its end as it is now."""
         log, latest = self._source.log, self._source.start == "latest"
         added = [self._split(split_id, log.end(split_id) if latest else 0) for split_id in log.split_ids()]
-        return Findings(added, complete=self._source.is_bounded)
+        return DiscoveryResult(added, complete=self._source.is_bounded)
 
-    def later(self, known: Mapping[str, MemorySplit]) -> Findings[MemorySplit]:
+    def later(self, known: Mapping[str, MemorySplit]) -> DiscoveryResult[MemorySplit]:
         """The splits that are not known, from their first value."""
         seen = self._source.log.split_ids()
         added = [self._split(split_id, 0) for split_id in seen if split_id not in known]
-        return Findings(added, missing=frozenset(known.keys() - set(seen)), complete=self._source.is_bounded)
+        return DiscoveryResult(added, missing=frozenset(known.keys() - set(seen)), complete=self._source.is_bounded)
 
     def _split(self, split_id: str, start: int) -> MemorySplit:
         return MemorySplit(split_id, start, self._source.log.end(split_id) if self._source.is_bounded else None)
 
 
 class MemoryReader(SourceReader[MemorySplit]):
-    """Reads its splits in turn. `poll` never waits: nothing can arrive while it would."""
+    """Reads its splits one after another. `poll` never waits: nothing can arrive while it would."""
 
     def __init__(self, source: MemorySource) -> None:
         self._source = source
@@ -153,7 +153,7 @@ class MemoryReader(SourceReader[MemorySplit]):
         self._splits.extend(splits)
 
     def poll(self, timeout: float) -> SplitBatch[MemorySplit] | None:
-        """The next batch of the first split in turn that has one."""
+        """The next batch of the first split one after another that has one."""
         for _ in range(len(self._splits)):
             split = self._splits.popleft()
             batch = self._read(split)

@@ -64,7 +64,7 @@ __all__ = ["EnumerateBounded", "EnumerateUnbounded", "Look", "beginning", "look"
 class Look(Generic[SplitT]):
     """What one look has found: the ledger as it is now, the splits that are new in it, those that are newly missing.
 
-    `failure`: why it is not complete, and is to be had again.
+    `failure`: why it is not complete, and is to be repeated.
     """
 
     checkpoint: Checkpoint[SplitT]
@@ -76,7 +76,7 @@ class Look(Generic[SplitT]):
 def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look[SplitT]:
     """One look for splits: the initial one if there was none yet, never otherwise. Raises what discovery raises.
 
-    A later look that fails with an error that can pass finds nothing.
+    A later look that fails with an error that is transient finds nothing.
     """
     enumerator: SplitEnumerator[SplitT]
     match enumeration:
@@ -107,7 +107,7 @@ def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look
 
 
 def beginning(source: Source[SplitT], begins: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
-    """The source's discovery, whose initial answer is that of the source, or where a checkpoint of another job stands."""
+    """The source's discovery, whose initial answer is that of the source, or where a checkpoint of another job is."""
     if begins is None:
         return source.create_discovery()
     return ResumedLogDiscovery(source, begins) if isinstance(source, LogSource) else ResumedDiscovery(source, begins)
@@ -140,7 +140,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     ) -> None:
         """Travels to the workers by pickle, with the source: so a changed configuration takes effect by discovery.
 
-        What one look finds is dealt out to so many readers: an element is what one of them has to read. Splits that are found
+        What one look finds is dealt out to this many readers: an element is what one of them has to read. Splits that are found
         later cannot join an element that is under way, so they make new ones. `subtasks`: of Flink, to spread them evenly.
         `starts`: where a job without state starts, in place of what the source says.
         """
@@ -169,7 +169,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         workers.leave(self._transform)
 
     def initial_restriction(self, element: Element) -> bytes:
-        """Once in the life of a job: a restored one continues with what `process` has handed on."""
+        """Once in the lifetime of a job: a restored one continues with what `process` has handed on."""
         return self._format.encode(Fresh())
 
     def create_tracker(self, restriction: bytes) -> EncodedTracker:
@@ -203,7 +203,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             self._report([split for split in found.missing if split.split_id not in self._worker.reported])
             if not tracker.try_claim(self._without_gone(found)):
                 return
-            self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, time.monotonic())
+            self._worker.last_look = workers.LastPoll(found.checkpoint.checkpoint_id, time.monotonic())
             for work in self._dealt(found):
                 # the first splits hold the watermark back until they are read; those found later cannot
                 time_of_split = watermark.current_watermark()
@@ -214,7 +214,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         tracker.defer_remainder(pause(self._pause_s(time.monotonic())))
 
     def _without_gone(self, found: Look[Any]) -> Checkpoint[Any]:
-        """The ledger without splits that can never come back: who reads them has them in its own restriction."""
+        """The ledger without splits that can never come back: the process that reads them has them in its own restriction."""
         gone = self._driver.confirm_gone(found.missing)
         left = tuple(state for state in found.checkpoint.splits if state.split.split_id not in gone)
         return replace(found.checkpoint, splits=left)
@@ -250,7 +250,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     def _report(self, missing: Sequence[Any]) -> None:
         if missing:
-            self._source.splits_missing(missing)  # raises where that ends the job: then it is said at every attempt
+            self._source.on_splits_missing(missing)  # raises where that ends the job: then it is said at every attempt
             self._worker.reported |= {split.split_id for split in missing}
 
 

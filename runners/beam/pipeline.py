@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import apache_beam as beam
 import pyarrow as pa
 
-from headrace.connectors.base.outputs import SOLE
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT
 from headrace.connectors.base.sink import ImmediateSink, TwoPhaseSink
 from headrace.runners.beam.read import ReadFromSource
 from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
@@ -30,7 +30,7 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
         num_readers: int | None = None,
         num_shards: int | None = None,
     ) -> None:
-        """Contacts nobody; reads the savepoint, if there is one. Raises as `ReadFromSource` and `WriteExactlyOnce`."""
+        """Does no I/O; reads the savepoint, if there is one. Raises as `ReadFromSource` and `WriteExactlyOnce`."""
         super().__init__()
         source = pipeline.source
         self._read = ReadFromSource(
@@ -53,9 +53,9 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
         """Called by Beam. Raises UsageError for a runner or options with which a promise of the pipeline would be broken."""
         batches = pbegin | "Read" >> self._read
         transform = _Transform(self._pipeline)
-        if SOLE in self._writes:
+        if DEFAULT_OUTPUT in self._writes:
             rows = batches | "Transform" >> beam.ParDo(transform).with_output_types(pa.RecordBatch)
-            return rows | "Write" >> self._writes[SOLE]
+            return rows | "Write" >> self._writes[DEFAULT_OUTPUT]
         tagged = batches | "Transform" >> beam.ParDo(transform).with_outputs(*self._writes)
         for name, write in self._writes.items():
             rows = tagged[name]
@@ -77,4 +77,4 @@ class _Transform(beam.DoFn):
     def process(self, element: pa.RecordBatch) -> Iterator[Any]:
         for name, rows in self._pipeline.routed(element):
             if rows.num_rows:
-                yield rows if name == SOLE else beam.pvalue.TaggedOutput(name, rows)
+                yield rows if name == DEFAULT_OUTPUT else beam.pvalue.TaggedOutput(name, rows)

@@ -8,14 +8,14 @@ is the checkpoint's number and some random bits, so that two copies of a folder 
 the epoch that the sink has recorded last is behind, or of another branch, and is refused. Rows that are copied, as what was
 prepared is aborted, have a new epoch: two folders may have stored one checkpoint, and one of them alone may copy it.
 
-Each worker writes under its own sink job (`WorkerRegistry.job`), so a clean-up aborts a dead worker's transactions and nobody
-else's.
+Each worker writes under its own sink job (`WorkerRegistry.job`), so a clean-up aborts a dead worker's transactions and no
+process else's.
 To a sink that commits by list (tables) all write under the run's job, each as its own task: the sink records the
 checkpoint's epoch and commits all of it in one step, and cleans up by task.
 
 A sink that commits by list says before a checkpoint is stored whether it would refuse it (`check`). If it refuses a stored one
-(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and nobody was notified of
-it.
+(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and no process was
+notified of it.
 So the run continues from the checkpoint before, which is kept until the next one is committed.
 
 Of several outputs the one decision is that of the first (`Outputs.in_order`): its sink is notified of every checkpoint that has
@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from headrace.connectors.base.commit import StaleEpochError
-from headrace.connectors.base.outputs import SOLE, Outputs, Sinks
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, HandleT, Outcome, PreparedGoneError, TwoPhaseSink
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import (
@@ -62,15 +62,15 @@ log = logging.getLogger(__name__)
 EPOCH_BITS = 20
 
 SETTLE_S = (1.0, 60.0)
-"""A dead worker's transactions are looked for again so many seconds after they were first cleaned up: a request that was under
-way when its process died may come to the sink later."""
+"""A dead worker's transactions are looked for again this many seconds after they were first cleaned up: a request that was
+under way when its process died may come to the sink later."""
 
 _Result = TypeVar("_Result")
 
 
-def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int, output: str = SOLE) -> Attempt:
-    """A worker's first transaction of an output; its epochs count on from it. No other worker of any life of the run has its
-    name.
+def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int, output: str = DEFAULT_OUTPUT) -> Attempt:
+    """A worker's first transaction of an output; its epochs count on from it. No other worker of any lifetime of the run has
+    its name.
     """
     if sink.commits_by_list:
         return Attempt(registry.run_at(output), 0, number, 0)
@@ -78,7 +78,7 @@ def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class SinkEpochs:
     """What the last checkpoint reports about a sink: its epochs, as in `RunCheckpoint`, and whether all is committed."""
 
     before: int = 0
@@ -92,16 +92,16 @@ class _Told:
         return {self.before, self.last, *(epoch for epoch in self.replaced if epoch > self.before)}
 
 
-class _Ends(ABC, Generic[HandleT]):
+class CommitStrategy(ABC, Generic[HandleT]):
     """How what workers have prepared for one sink is ended."""
 
     @abstractmethod
-    def possible(self, reported: _Told) -> Collection[int]:
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
         """What the sink may have recorded last, if it is the one that the last checkpoint is of."""
 
     @abstractmethod
-    def tells(self, seen: int, reported: _Told) -> bool:
-        """Whether this, looked up without waiting for anybody, is what the sink has recorded last."""
+    def tells(self, seen: int, reported: SinkEpochs) -> bool:
+        """Whether this, looked up without waiting for any process, is what the sink has recorded last."""
 
     @abstractmethod
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
@@ -125,7 +125,7 @@ class _Ends(ABC, Generic[HandleT]):
 
     @abstractmethod
     def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
-        """Abort what this worker, which is dead, has left open, but these."""
+        """Abort what this worker, which is dead, has left, but these."""
 
     @abstractmethod
     def settled(self, number: int) -> None:
@@ -136,7 +136,7 @@ class _Ends(ABC, Generic[HandleT]):
         """Give connections back, but for the driver's."""
 
     @abstractmethod
-    def taken_over(self, reported: _Told, listed: Sequence[HandleT]) -> None:
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
         """This coordinator is the sink's driver, and the last checkpoint, which lists these, is recorded. No worker writes."""
 
     @abstractmethod
@@ -144,7 +144,7 @@ class _Ends(ABC, Generic[HandleT]):
         """The checkpoint of this epoch is stored as committed."""
 
 
-class _EndsByWorker(_Ends[HandleT]):
+class PerWorkerCommit(CommitStrategy[HandleT]):
     """Each worker has its own job, and a committer."""
 
     def __init__(self, sink: TwoPhaseSink[HandleT], job: Callable[[int], str], number: int, driver: Committer[HandleT]) -> None:
@@ -152,16 +152,16 @@ class _EndsByWorker(_Ends[HandleT]):
         self._sink, self._job, self._number, self._driver = sink, job, number, driver
         self._writers: dict[int, Committer[HandleT]] = {}
 
-    def possible(self, reported: _Told) -> Collection[int]:
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
         """0, too: the lists may be gone (Kafka's topic of them), or there are none; then the transactions themselves tell."""
         return {0, *reported.possible}
 
-    def tells(self, seen: int, reported: _Told) -> bool:
+    def tells(self, seen: int, reported: SinkEpochs) -> bool:
         """What is decided and not marked yet is left out of it, so something older than the checkpoint says nothing."""
         return seen > 0 and seen >> EPOCH_BITS >= reported.before >> EPOCH_BITS and seen not in reported.replaced
 
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
-        """Each transaction tells by itself."""
+        """Each transaction shows by itself."""
         return False
 
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
@@ -193,7 +193,7 @@ class _EndsByWorker(_Ends[HandleT]):
         for committer in self._writers.values():
             committer.close()
 
-    def taken_over(self, reported: _Told, listed: Sequence[HandleT]) -> None:
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
         """Nothing is left under the coordinator's own job."""
 
     def completed(self, epoch: int) -> None:
@@ -227,17 +227,17 @@ def at_once(
         return list(threads.map(act, committers, owned))
 
 
-class _EndsByList(_Ends[HandleT]):
+class SingleCommit(CommitStrategy[HandleT]):
     """All workers have the run's job: what the sink records is committed."""
 
     def __init__(self, driver: Committer[HandleT]) -> None:
         self._driver = driver
 
-    def possible(self, reported: _Told) -> Collection[int]:
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
         """A checkpoint is completed after the table has recorded it: a table that does not know it is not the one."""
         return {reported.last} if reported.completed else reported.possible
 
-    def tells(self, seen: int, reported: _Told) -> bool:
+    def tells(self, seen: int, reported: SinkEpochs) -> bool:
         """A table's record is one commit."""
         return True
 
@@ -266,8 +266,8 @@ class _EndsByList(_Ends[HandleT]):
     def close(self) -> None:
         """There is the driver alone."""
 
-    def taken_over(self, reported: _Told, listed: Sequence[HandleT]) -> None:
-        """Lists of coordinators that have died while they committed are removed, and so is what nobody has listed."""
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
+        """Lists of coordinators that have died while they committed are removed, and so is what no process has listed."""
         if reported.completed and reported.last:
             self.completed(reported.last)
         self._driver.clean_up(listed)
@@ -285,16 +285,16 @@ class _Output:
         self.name, self.sink = name, sink
         self.run = registry().run_at(name)
         self.driver = sink.committer(self.run)
-        self.ends: _Ends[Any] = (
-            _EndsByList(self.driver)
+        self.ends: CommitStrategy[Any] = (
+            SingleCommit(self.driver)
             if sink.commits_by_list
-            else _EndsByWorker(sink, lambda writer: registry().job(writer, name), number, self.driver)
+            else PerWorkerCommit(sink, lambda writer: registry().job(writer, name), number, self.driver)
         )
 
     @property
     def of(self) -> str:
         """In messages."""
-        return "the sink" if self.name == SOLE else f"the sink of the output {self.name!r}"
+        return "the sink" if self.name == DEFAULT_OUTPUT else f"the sink of the output {self.name!r}"
 
 
 class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
@@ -311,9 +311,10 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         is_stored: Callable[[int], None],
         check_readable: Callable[[Sequence[SplitT]], None],
     ) -> None:
-        """`stored`: what `CheckpointStore.latest` gave. `number`: the coordinator's own, for copies; it is on the roster.
+        """`stored`: what `CheckpointStore.latest` gave. `number`: the coordinator's own, for copies; it is on the worker
+        registry.
 
-        `check_readable`: the source's, asked before the run goes back to an earlier checkpoint. `is_stored` is told the number
+        `check_readable`: the source's, asked before the run goes back to an earlier checkpoint. `is_stored` is given the number
         of each new checkpoint once it is durable. `clock` gives monotonic seconds, `draw` EPOCH_BITS random bits.
         """
         self._store, self._stored, self._number = store, stored, number
@@ -325,24 +326,24 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         ]
         self._fenced = False
         self._proposed: Checkpoint[SplitT] | None = None
-        # Number of a dead worker -> when it is to be cleaned up again, None at once. What an earlier life has left is dead,
+        # Number of a dead worker -> when it is to be cleaned up again, None at once. What an earlier lifetime has left is dead,
         # too.
         self._due_s: dict[int, tuple[float, ...] | None] = {
             n: self._left_s(n) for n in store.registry.not_cleaned_up if n != number
         }
 
     def _left_s(self, number: int) -> tuple[float, ...] | None:
-        """A life shorter than SETTLE_S continues where the previous one was, so that a loop of such lives does not pile them
-        up.
+        """A lifetime shorter than SETTLE_S continues where the previous one was, so that a loop of such is alive does not pile
+        them up.
         """
         first_s = self._store.registry.cleaned_up_s.get(number)
         return None if first_s is None or first_s > self._clock() else _settling(first_s)
 
     def retire(self, number: int) -> None:
-        """The worker's process is dead: abort what it has left open. What cannot be reached now is left to the next clean up.
+        """The worker's process is dead: abort what it has left. What cannot be reached now is left to the next clean up.
 
         Called after the checkpoint that lists something of it was committed or given up. Nothing is cleaned up before the run
-        was taken over: the names are those of whoever runs from another copy of the folder, too.
+        was taken over: the names are those of the process that runs from another copy of the folder, too.
         """
         self._due_s[number] = None
         if not self._fenced:
@@ -352,7 +353,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         except Exception as error:
             if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
                 raise
-            log.warning("what worker %d has left open is aborted later: %s", number, error)
+            log.warning("what worker %d has left is aborted later: %s", number, error)
 
     def propose(self, positions: Checkpoint[SplitT]) -> None:
         """The positions that belong to the next new list."""
@@ -387,7 +388,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         return seen
 
     def _catch_up(self, seen: Mapping[str, CommitList[Any] | None]) -> None:
-        """The last coordinator died between what it told the folder and what it told the sinks."""
+        """The last coordinator died between what it reported the folder and what it reported the sinks."""
         stored = self._stored
         if stored is None or not stored.epoch:
             return
@@ -422,7 +423,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             self._take_back(output, decided, error)
 
     def _take_back(self, output: _Output, decided: Sequence[_Output], refusal: Exception) -> None:
-        """Always raises: the enumerator of this life was restored from the checkpoint that is rolled back."""
+        """Always raises: the enumerator of this lifetime was restored from the checkpoint that is rolled back."""
         stored = self._stored
         assert stored is not None
         seen = self._take_over(output)  # again: nothing that was asked for before it can still come to pass
@@ -494,7 +495,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
     def record(self, commits: CommitList[WorkerHandle[Any]]) -> None:
         """Store the checkpoint; before anything of it is committed, have the first sink refuse it if another has taken over.
 
-        Then the other sinks that it has rows for are told, too.
+        Then the other sinks that it has rows for are reported, too.
         """
         assert commits.epoch is not None, "a run's lists are its checkpoints"
         positions, stored = self._proposed, self._stored
@@ -529,7 +530,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             last, is_told = self._told(output).last, commits.handles and (place == 0 or self._own(output, commits.handles))
             by_output[output.name] = (last, epoch if is_told else last)
         numbers = {each >> EPOCH_BITS for reported in by_output.values() for each in reported}
-        by_output.pop(SOLE, None)
+        by_output.pop(DEFAULT_OUTPUT, None)
         replaced = () if self._stored is None else self._stored.replaced
         still = tuple(each for each in replaced if each >> EPOCH_BITS in numbers)
         return RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output, still)
@@ -551,7 +552,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
 
     @property
     def _epoch(self) -> int:
-        """What sinks are told, or are to be told, of the last checkpoint with handles."""
+        """What sinks are reported, or are to be reported, of the last checkpoint with handles."""
         return 0 if self._stored is None else self._stored.epoch
 
     @property
@@ -563,9 +564,9 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
     def _listed(self) -> Sequence[WorkerHandle[Any]]:
         return () if self._stored is None else self._stored.handles
 
-    def _told(self, output: _Output) -> _Told:
+    def _told(self, output: _Output) -> SinkEpochs:
         stored = self._stored
-        return _Told() if stored is None else _Told(*stored.reported(output.name), stored.completed, stored.replaced)
+        return SinkEpochs() if stored is None else SinkEpochs(*stored.reported(output.name), stored.completed, stored.replaced)
 
     def _own(self, output: _Output, handles: Collection[WorkerHandle[Any]]) -> list[WorkerHandle[Any]]:
         """Those of this output, as its sink has given them."""
@@ -599,7 +600,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         ]
 
     def clean_up(self, keep: Collection[WorkerHandle[Any]]) -> None:
-        """Abort what dead workers have left open. Those that live write on: what they have open is the next checkpoint's."""
+        """Abort what dead workers have left. Those that live write on: what they have open is the next checkpoint's."""
         now_s, first, settled = self._clock(), [], []
         for number, due_s in list(self._due_s.items()):
             if due_s is not None and now_s < due_s[0]:
@@ -617,7 +618,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         if first:
             self._store.note_cleaned_up(first, now_s)
         if settled:
-            self._store.strike(settled)
+            self._store.remove_workers(settled)
             for number in settled:
                 del self._due_s[number]
                 for output in self._outputs:

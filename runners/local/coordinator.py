@@ -60,27 +60,27 @@ from headrace.runners.local.checkpoints import (
 )
 from headrace.runners.local.commits import EPOCH_BITS, RunCommitter, first_attempt
 from headrace.runners.local.core import (
-    After,
     AssignSplits,
     CheckpointCommitted,
     CheckpointIsNotStored,
-    CheckpointIsStored,
+    CheckpointStored,
     CommitCheckpoint,
-    DismissWorker,
     EndRun,
     FailRun,
     KillWorker,
+    NotifyCheckpointStored,
     Recover,
     ReportCheckpointFailure,
     ReportWorkerLost,
     RetireWorker,
-    RunBegun,
     RunCore,
     RunRecovered,
+    RunStarted,
+    SetTimer,
     StartWorker,
     StopRequested,
+    StopWorker,
     TakeSnapshot,
-    TellStored,
     WorkerDied,
     WorkerSilent,
 )
@@ -101,7 +101,7 @@ from headrace.runners.local.worker import WorkerOrder, work
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import Restarts
 
-__all__ = ["CoordinatorOrder", "RunBegan", "RunBeginning", "RunOutcome", "coordinate"]
+__all__ = ["CoordinatorOrder", "RunBegan", "RunOutcome", "RunStart", "coordinate"]
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ _FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationErro
 
 
 @dataclass(frozen=True)
-class RunBeginning:
+class RunStart:
     """What all coordinators of one run of the command have in common.
 
     `at_s`: when it was started, in seconds of the epoch. `passed_over`: requests to rescale that were there before.
@@ -137,13 +137,13 @@ class CoordinatorOrder:
 
     `restarts`: the failures of coordinators and workers so far. A worker's failure is instructed to the supervisor by the new
     state.
-    `run`: its name, as the first coordinator has told it; None for that one. `restarted`: how many have failed before.
+    `run`: its name, as the first coordinator has reported it; None for that one. `restarted`: how many have failed before.
     """
 
     pipeline: PipelineSpec | PipelineFile
     settings: RunSettings
     version: str
-    beginning: RunBeginning
+    beginning: RunStart
     restarts: Restarts
     run: str | None = None
     restarted: int = 0
@@ -151,7 +151,7 @@ class CoordinatorOrder:
 
 @dataclass(frozen=True)
 class RunBegan:
-    """What a coordinator tells its supervisor as soon as it has the folder."""
+    """What a coordinator shows its supervisor as soon as it has the folder."""
 
     run: str
 
@@ -160,7 +160,7 @@ class RunBegan:
 class RunOutcome:
     """How a coordinator ended. `error` is None for a run that is finished or was stopped, and has written this `savepoint`.
 
-    `workers`: the run is to continue with so many; None for one that is over.
+    `workers`: the run is to continue with this many; None for one that is over.
     `kinds`: names of the error's classes, the narrowest first; `is_final`: starting again does not fix it.
     """
 
@@ -177,7 +177,7 @@ def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, li
     worker, and in the end a RunOutcome.
 
     `socket`, for its workers unless they use TCP, is in a folder for this user alone. `lifeline` is open as long as this
-    process lives, or one that it has started.
+    process is alive, or one that it has started.
     """
     os.setpgid(0, 0)  # the group that its workers join, and that ends with it
     leave_signals_to_supervisor()
@@ -215,7 +215,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
         if order.run not in (None, store.registry.run):
             raise _gone(checkpoints, order.run)
         supervisor.send(RunBegan(store.registry.run))
-        remove_status(order.settings.folder)  # of a life before
+        remove_status(order.settings.folder)  # of a lifetime before
         begin_with(savepoint, store, positions, partial(begun, pipeline.source))
         coordination = _Coordination(order, socket, pipeline, store, worker_processes, supervisor.send)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
@@ -246,7 +246,7 @@ def _good_before(order: CoordinatorOrder, mistake: type[HeadraceError]) -> Itera
 
 
 @dataclass(frozen=True)
-class _LastWords:
+class ExitReport:
     """Why a worker ends, and whether no other would do better."""
 
     reason: str
@@ -269,7 +269,7 @@ class _Broken:
 
 
 class _Coordination:
-    """One life of a coordinator."""
+    """One lifetime of a coordinator."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class _Coordination:
         self._sequence = itertools.count()
         self._worker_processes = worker_processes
         self._started_s: dict[int, float] = {}
-        self._last_words: dict[int, _LastWords] = {}
+        self._last_words: dict[int, ExitReport] = {}
         self._outcome: RunOutcome | None = None
         self._is_rescaling = False
         self._asked_s = self._looked_s = self._awake_s = time.monotonic()
@@ -299,7 +299,7 @@ class _Coordination:
         self._commits = ThreadPoolExecutor(1, "commits")
         self._asking = ThreadPoolExecutor(1, "discovery")
         number = store.registry.next_number
-        store.enlist(number)
+        store.add_worker(number)
         restored: RunCheckpoint[Any, Any] | None = store.latest()
         self._core = self._core_from(restored, number + 1)
         self._committer = RunCommitter(
@@ -376,7 +376,7 @@ class _Coordination:
         )
         try:
             self._serve_metrics()
-            self._handle(RunBegun())
+            self._handle(RunStarted())
             while self._outcome is None:
                 self._take(self._next())
             return self._outcome
@@ -387,7 +387,7 @@ class _Coordination:
             self._end_workers()
             if self._is_over(self._outcome):  # else who looks is to see that it starts again
                 remove_status(self._order.settings.folder)
-            with suppress(Exception):  # the outcome stands, whatever its cleaning up says
+            with suppress(Exception):  # the outcome is, whatever its cleaning up says
                 self._driver.close()
 
     def _is_over(self, outcome: RunOutcome | None) -> bool:
@@ -405,7 +405,7 @@ class _Coordination:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _next(self) -> Any:  # noqa: ANN401 - an event of the core, or one of ours; None if nothing has come
+    def _next(self) -> Any:  # noqa: ANN401 - an event of the core, or one of headrace; None if nothing has come
         now_s = time.monotonic()
         if self._timers and self._timers[0][0] <= now_s:
             return heapq.heappop(self._timers)[2]
@@ -483,10 +483,8 @@ class _Coordination:
         now_s, settings = time.monotonic(), self._order.settings
         timeout_s = settings.heartbeat_timeout_s
         if now_s - self._looked_s > timeout_s - settings.heartbeat_interval_s:
-            # This process stood still, or the machine: heartbeats that came meanwhile are not taken note of yet.
-            log.warning(
-                "the coordinator stood still for %.1f s; its workers are given their time again", now_s - self._looked_s
-            )
+            # This process was still, or the machine: heartbeats that came meanwhile are not taken note of yet.
+            log.warning("the coordinator was still for %.1f s; its workers are given their time again", now_s - self._looked_s)
             self._awake_s = now_s
         self._looked_s = now_s
         for number in self._core.workers:
@@ -494,26 +492,26 @@ class _Coordination:
             if heard_s is None:
                 heard_s, limit_s = self._started_s[number], START_S
             if now_s - max(heard_s, self._awake_s) > limit_s and number not in self._last_words:
-                self._last_words[number] = _LastWords(f"nothing was heard of it for {limit_s:g} s")
+                self._last_words[number] = ExitReport(f"nothing was heard of it for {limit_s:g} s")
                 self._handle(WorkerSilent(number))
 
     def _hear(self, number: int, failed: Any) -> None:  # noqa: ANN401 - a message of run.proto
-        self._last_words[number] = _LastWords(failed.error, is_final=failed.final)
+        self._last_words[number] = ExitReport(failed.error, is_final=failed.final)
 
     def _ended(self, number: int, how: str) -> WorkerDied:
         """The worker's process is gone: what it has said last comes first."""
         self._server.forget(number, _LAST_WORDS_S)
-        last = self._last_words.pop(number, _LastWords(how))
+        last = self._last_words.pop(number, ExitReport(how))
         chance = random.random()  # noqa: S311 - jitter
         return WorkerDied(number, f"worker {number}: {last.reason}", time.monotonic(), chance, last.is_final)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Any) -> None:  # noqa: ANN401 - an event of the core
-        self._status.saw(event)
+        self._status.record_event(event)
         log.debug("%s: %s", self._core.phase.name, type(event).__name__)
         for command in self._core.handle(event):
-            self._status.did(command)
+            self._status.record_command(command)
             self._perform(command)
         self._server.is_serving = self._core.is_serving
 
@@ -524,11 +522,11 @@ class _Coordination:
             case CommitCheckpoint(checkpoint, handles):
                 self._lag.moved(checkpoint)
                 self._in_commits(lambda: self._commit(checkpoint, handles))
-            case After(delay_s, timer):
+            case SetTimer(delay_s, timer):
                 heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), timer))
             case StartWorker() | KillWorker() | RetireWorker():
                 self._perform_on_process(command)
-            case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
+            case AssignSplits() | TakeSnapshot() | NotifyCheckpointStored() | StopWorker():
                 self._tell(command)
             case DiscoverInitial() | DiscoverLater() | PublishPositions() | ProveGone():
                 self._in(self._asking, lambda: self._ask(command))
@@ -557,7 +555,7 @@ class _Coordination:
                 self._in_commits(lambda: self._committer.retire(number))
 
     def _start(self, number: int) -> None:
-        self._store.enlist(number)
+        self._store.add_worker(number)
         order = WorkerOrder(
             self._order.pipeline,
             self._server.endpoint,
@@ -572,7 +570,7 @@ class _Coordination:
         self._started_s[number] = time.monotonic()
         self._worker_processes.start(number, work, order)
 
-    def _tell(self, command: AssignSplits[Any] | TakeSnapshot | TellStored | DismissWorker) -> None:
+    def _tell(self, command: AssignSplits[Any] | TakeSnapshot | NotifyCheckpointStored | StopWorker) -> None:
         from headrace.runners.local.wire import run_pb2 as pb
 
         match command:
@@ -580,9 +578,9 @@ class _Coordination:
                 message = self._messages.assign_splits(splits)
             case TakeSnapshot(number, checkpoint_id):
                 message = pb.ToWorker(take_snapshot=pb.TakeSnapshot(checkpoint_id=checkpoint_id))
-            case TellStored(number, checkpoint_id):
+            case NotifyCheckpointStored(number, checkpoint_id):
                 message = pb.ToWorker(checkpoint_stored=pb.CheckpointStored(checkpoint_id=checkpoint_id))
-            case DismissWorker(number):
+            case StopWorker(number):
                 message = pb.ToWorker(leave=pb.Leave())
         self._server.send(number, message)
 
@@ -629,7 +627,7 @@ class _Coordination:
 
     def _is_stored(self, checkpoint_id: int) -> None:
         self._stored_id = checkpoint_id
-        self._events.put(CheckpointIsStored(checkpoint_id))
+        self._events.put(CheckpointStored(checkpoint_id))
 
     # --- the source: in its own thread ---------------------------------------------------------------------------
 

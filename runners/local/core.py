@@ -1,4 +1,4 @@
-"""What the coordinator process of `headrace run` decides: which workers there are, where a checkpoint stands, what to commit.
+"""What the coordinator process of `headrace run` decides: which workers there are, where a checkpoint is, what to commit.
 
 Events in, commands out, like every core here: no socket, process, thread or clock. It owns the core's `Coordinator` (splits
 and positions) and adds what a run has alongside it: workers as processes, handles, timers, and the end of the job.
@@ -9,7 +9,7 @@ A checkpoint holds positions and handles together, so it is the list of committa
     -> CommitCheckpoint: check the handles, store the checkpoint, end the transactions -> CheckpointCommitted
 
 Workers write on in their next transactions as soon as they have answered. Who was started is known by a *number* that no other
-worker of the job ever has, in this life of the coordinator or another; a *slot* is its place among the workers of today.
+worker of the job ever has, in this lifetime of the coordinator or another; a *slot* is its place among the workers of today.
 
 - A handle waits until a checkpoint with its worker's later positions is stored: one that was given up leaves its handles to the
   next. They are forgotten only with their worker, whose positions go back to the last stored checkpoint, too.
@@ -69,7 +69,7 @@ from headrace.runners.restarts import GiveUp, Restart, Restarts
 __all__ = ["RUN_TRANSITIONS", "CheckpointFailedError", "RunCore", "RunPhase", "RunSchedule", "WorkerHandle"]
 
 GATHER_S = 10.0
-"""The first assignment waits so many seconds for workers that have not joined yet."""
+"""The first assignment waits this many seconds for workers that have not joined yet."""
 
 DECLINED_S = 0.1
 """After a checkpoint that failed the next is tried this many seconds later, or after the minimum pause if that is longer."""
@@ -83,7 +83,7 @@ class CheckpointFailedError(HeadraceError):
 class RunSchedule:
     """When checkpoints are taken, in seconds, by Flink's names and defaults (`execution.checkpointing.*`).
 
-    `tolerable_failed_checkpoints`: so many in a row may fail; one more fails the run.
+    `tolerable_failed_checkpoints`: this many in a row may fail; one more fails the run.
     """
 
     interval_s: float
@@ -114,7 +114,7 @@ class WorkerHandle(Generic[HandleT]):
 
 
 @dataclass(frozen=True, slots=True)
-class RunBegun:
+class RunStarted:
     """The store is open and ours."""
 
 
@@ -175,7 +175,7 @@ class WorkerSnapshotted(Generic[SplitT, HandleT]):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointIsStored:
+class CheckpointStored:
     """The checkpoint of CommitCheckpoint is durable; its transactions are being ended."""
 
     checkpoint_id: int
@@ -197,7 +197,7 @@ class CheckpointCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalOver:
+class CheckpointDue:
     """It is time for a checkpoint."""
 
 
@@ -221,8 +221,8 @@ class RestartDue:
 
 
 @dataclass(frozen=True, slots=True)
-class GatheringOver:
-    """Whoever has not joined by now is not waited for."""
+class JoinTimeout:
+    """The process that has not joined by now is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,17 +230,17 @@ class StopRequested:
     """Stop with a savepoint: take a last checkpoint, commit it, end."""
 
 
-RunTimer = IntervalOver | PauseOver | CheckpointTimedOut | RestartDue | GatheringOver | DiscoveryDue
+RunTimer = CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout | DiscoveryDue
 
 RunEvent = (
-    RunBegun
+    RunStarted
     | RunRecovered
     | WorkerJoined
     | WorkerSilent
     | WorkerDied
     | SplitDone
     | WorkerSnapshotted[SplitT, HandleT]
-    | CheckpointIsStored
+    | CheckpointStored
     | CheckpointIsNotStored
     | CheckpointCommitted
     | RunTimer
@@ -275,7 +275,7 @@ class KillWorker:
 
 @dataclass(frozen=True, slots=True)
 class RetireWorker:
-    """The process is dead: abort what it has left open, once every CommitCheckpoint from before is done."""
+    """The process is dead: abort what it has left, once every CommitCheckpoint from before is done."""
 
     number: int
 
@@ -297,7 +297,7 @@ class TakeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class TellStored:
+class NotifyCheckpointStored:
     """To a worker: this checkpoint is durable."""
 
     number: int
@@ -305,7 +305,7 @@ class TellStored:
 
 
 @dataclass(frozen=True, slots=True)
-class DismissWorker:
+class StopWorker:
     """To a worker: abort what is open, and end."""
 
     number: int
@@ -315,7 +315,7 @@ class DismissWorker:
 class CommitCheckpoint(Generic[SplitT, HandleT]):
     """Store the checkpoint with these handles, then commit them.
 
-    CheckpointIsStored or CheckpointIsNotStored reports the first, CheckpointCommitted of the second.
+    CheckpointStored or CheckpointIsNotStored reports the first, CheckpointCommitted of the second.
     """
 
     checkpoint: Checkpoint[SplitT]
@@ -323,8 +323,8 @@ class CommitCheckpoint(Generic[SplitT, HandleT]):
 
 
 @dataclass(frozen=True, slots=True)
-class After:
-    """Send this event in so many seconds."""
+class SetTimer:
+    """Send this event in this many seconds."""
 
     delay_s: float
     timer: RunTimer
@@ -340,7 +340,7 @@ class ReportCheckpointFailure:
 
 @dataclass(frozen=True, slots=True)
 class ReportWorkerLost:
-    """Warn: a worker has died, and its slot gets another one in so many seconds."""
+    """Warn: a worker has died, and its slot gets another one in this many seconds."""
 
     number: int
     reason: str
@@ -368,10 +368,10 @@ RunCommand = (
     | RetireWorker
     | AssignSplits[SplitT]
     | TakeSnapshot
-    | TellStored
-    | DismissWorker
+    | NotifyCheckpointStored
+    | StopWorker
     | CommitCheckpoint[SplitT, HandleT]
-    | After
+    | SetTimer
     | ReportCheckpointFailure
     | ReportWorkerLost
     | FailRun
@@ -386,7 +386,7 @@ RunCommand = (
 
 
 class RunPhase(Enum):
-    """Where the run stands."""
+    """Where the run is."""
 
     CREATED = auto()
     RECOVERING = auto()  # the last checkpoint is being completed
@@ -450,7 +450,7 @@ class RunCore(Generic[SplitT, HandleT]):
 
     @property
     def is_serving(self) -> bool:
-        """Whether the run reads and writes: it has recovered, and is not told to stop."""
+        """Whether the run reads and writes: it has recovered, and is not instructed to stop."""
         return self.phase not in (RunPhase.CREATED, RunPhase.RECOVERING, RunPhase.ENDED) and not self._stopping
 
     def handle(self, event: RunEvent[SplitT, HandleT]) -> list[RunCommand[SplitT, HandleT]]:
@@ -468,26 +468,26 @@ class RunCore(Generic[SplitT, HandleT]):
 
     def _apply(self, event: RunEvent[SplitT, HandleT]) -> list[RunCommand[SplitT, HandleT]]:
         match event:
-            case RunBegun():
+            case RunStarted():
                 self.phase = RunPhase.RECOVERING
                 return [*(self._start(place) for place in range(len(self._slots))), Recover()]
             case RunRecovered():
                 return self._recovered()
             case WorkerJoined() | WorkerSilent() | WorkerDied() | SplitDone() | WorkerSnapshotted():
                 return self._of_worker(event)
-            case CheckpointIsStored():
+            case CheckpointStored():
                 return self._stored(event)
             case CheckpointIsNotStored():
-                return self._heart(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, event.reason)
+                return self._core(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, event.reason)
             case CheckpointCommitted():
                 return self._committed()
-            case IntervalOver() | PauseOver() | CheckpointTimedOut() | RestartDue() | GatheringOver():
+            case CheckpointDue() | PauseOver() | CheckpointTimedOut() | RestartDue() | JoinTimeout():
                 return self._timer(event)
             case StopRequested():
                 self._stopping = self._wanted = True
                 return []
             case SplitsDiscovered() | SplitsGone() | DiscoveryFailed() | DiscoveryDue():
-                return self._heart(event)
+                return self._core(event)
             case _:
                 assert_never(event)
 
@@ -511,12 +511,12 @@ class RunCore(Generic[SplitT, HandleT]):
                 return self._died(place, event)
             case WorkerJoined():
                 self._slots[place].joined = True
-                return self._gather() if self._gathering else self._heart(ReaderRegistered(place))
+                return self._gather() if self._gathering else self._core(ReaderRegistered(place))
             case SplitDone():
-                return self._heart(SplitFinished(place, event.split_id))
+                return self._core(SplitFinished(place, event.split_id))
             case WorkerSnapshotted():
                 self._prepared += [WorkerHandle(event.number, handle) for handle in event.handles]
-                return self._heart(ReaderSnapshotted(place, event.checkpoint_id, event.states))
+                return self._core(ReaderSnapshotted(place, event.checkpoint_id, event.states))
             case _:
                 assert_never(event)
 
@@ -531,19 +531,19 @@ class RunCore(Generic[SplitT, HandleT]):
             case GiveUp():
                 return [*commands, *self._fail(RunFailedError(f"{event.reason}; not restarted: {decision.reason}"))]
             case Restart(delay_s):
-                commands += [ReportWorkerLost(event.number, event.reason, delay_s), After(delay_s, RestartDue(place))]
+                commands += [ReportWorkerLost(event.number, event.reason, delay_s), SetTimer(delay_s, RestartDue(place))]
             case _:
                 assert_never(decision)
         # While the first workers gather none of them is registered.
-        return commands + (self._gather() if self._gathering else self._heart(ReaderLost(place)))
+        return commands + (self._gather() if self._gathering else self._core(ReaderLost(place)))
 
     def _recovered(self) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
         commands: list[RunCommand[SplitT, HandleT]] = [
-            After(GATHER_S, GatheringOver()),
-            After(self._schedule.interval_s, IntervalOver()),
+            SetTimer(GATHER_S, JoinTimeout()),
+            SetTimer(self._schedule.interval_s, CheckpointDue()),
         ]
-        return commands + self._heart(Started()) + self._gather()
+        return commands + self._core(Started()) + self._gather()
 
     def _gather(self) -> list[RunCommand[SplitT, HandleT]]:
         """The first workers get their splits when all of them are there, or they would not be shared evenly."""
@@ -556,9 +556,9 @@ class RunCore(Generic[SplitT, HandleT]):
             return []
         self._gathering = False
         joined = [place for place, slot in enumerate(self._slots) if slot.joined]
-        commands = [command for place in joined[:-1] for command in self._heart(ReaderRegistered(place))]
+        commands = [command for place in joined[:-1] for command in self._core(ReaderRegistered(place))]
         self._enumerator.release()
-        return commands + [command for place in joined[-1:] for command in self._heart(ReaderRegistered(place))]
+        return commands + [command for place in joined[-1:] for command in self._core(ReaderRegistered(place))]
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -572,20 +572,22 @@ class RunCore(Generic[SplitT, HandleT]):
         self._checkpoint_id += 1
         self.phase = RunPhase.COLLECTING
         return [
-            After(self._schedule.timeout_s, CheckpointTimedOut(self._checkpoint_id)),
-            *self._heart(CheckpointTriggered(self._checkpoint_id)),
+            SetTimer(self._schedule.timeout_s, CheckpointTimedOut(self._checkpoint_id)),
+            *self._core(CheckpointTriggered(self._checkpoint_id)),
         ]
 
-    def _stored(self, event: CheckpointIsStored) -> list[RunCommand[SplitT, HandleT]]:
+    def _stored(self, event: CheckpointStored) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.COMMITTING
         stored = set(map(id, self._committing))
         self._prepared = [prepared for prepared in self._prepared if id(prepared) not in stored]
         self._committing = ()
         self._failures = 0
         reported: list[RunCommand[SplitT, HandleT]] = [
-            TellStored(slot.number, event.checkpoint_id) for slot in self._slots if slot.joined and slot.number is not None
+            NotifyCheckpointStored(slot.number, event.checkpoint_id)
+            for slot in self._slots
+            if slot.joined and slot.number is not None
         ]
-        return reported + self._heart(CheckpointCompleted(event.checkpoint_id))
+        return reported + self._core(CheckpointCompleted(event.checkpoint_id))
 
     def _committed(self) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
@@ -604,7 +606,7 @@ class RunCore(Generic[SplitT, HandleT]):
         if delay_s <= 0:
             return []
         self._paused = True
-        return [After(delay_s, PauseOver())]
+        return [SetTimer(delay_s, PauseOver())]
 
     def _declined(self, event: DeclineCheckpoint) -> list[RunCommand[SplitT, HandleT]]:
         """A worker was lost meanwhile: no fault of the checkpoint."""
@@ -630,12 +632,12 @@ class RunCore(Generic[SplitT, HandleT]):
     # --- timers -------------------------------------------------------------------------------------------------------
 
     def _timer(
-        self, event: IntervalOver | PauseOver | CheckpointTimedOut | RestartDue | GatheringOver
+        self, event: CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout
     ) -> list[RunCommand[SplitT, HandleT]]:
         match event:
-            case IntervalOver():
+            case CheckpointDue():
                 self._wanted = True
-                return [After(self._schedule.interval_s, event)]
+                return [SetTimer(self._schedule.interval_s, event)]
             case PauseOver():
                 self._paused = False
                 return []
@@ -643,7 +645,7 @@ class RunCore(Generic[SplitT, HandleT]):
                 return self._timed_out(event)
             case RestartDue():
                 return [self._start(event.slot)] if self._slots[event.slot].number is None else []
-            case GatheringOver():
+            case JoinTimeout():
                 return self._assemble()
             case _:
                 assert_never(event)
@@ -655,9 +657,9 @@ class RunCore(Generic[SplitT, HandleT]):
         if self.phase is RunPhase.COLLECTING:
             late = ", ".join(f"worker {self._number(reader)}" for reader in self.coordinator.waiting_for)
             reason += f"; {late} did not prepare for it in that time: the transform, a read or a write takes longer, or hangs"
-            return self._heart(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, reason)
+            return self._core(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, reason)
         if self.phase is RunPhase.STORING:
-            # It may be stored or not: only who reads the store again can tell.
+            # It may be stored or not: only the process that reads the store again can tell.
             unknown = (
                 f"checkpoint {event.checkpoint_id}: {reason}, and whether it is stored is not known. What the sink does "
                 "before, such as a merge of changes into a table, counts: raise the timeout if that takes longer"
@@ -667,7 +669,7 @@ class RunCore(Generic[SplitT, HandleT]):
 
     # --- the core ----------------------------------------------------------------------------------------------------
 
-    def _heart(self, event: Event[SplitT]) -> list[RunCommand[SplitT, HandleT]]:
+    def _core(self, event: Event[SplitT]) -> list[RunCommand[SplitT, HandleT]]:
         return [done for command in self.coordinator.handle(event) for done in self._translated(command)]
 
     def _translated(self, command: Command[SplitT]) -> list[RunCommand[SplitT, HandleT]]:
@@ -683,7 +685,7 @@ class RunCore(Generic[SplitT, HandleT]):
             case DeclineCheckpoint():
                 return self._declined(command)
             case ScheduleDiscovery(delay_s):
-                return [After(delay_s, DiscoveryDue())]
+                return [SetTimer(delay_s, DiscoveryDue())]
             case Fail(error):
                 return self._fail(error)
             case SourceFinished():
@@ -711,20 +713,20 @@ class RunCore(Generic[SplitT, HandleT]):
 
     def _end(self, *, finished: bool) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.ENDED
-        return [*(DismissWorker(number) for number in self.workers), EndRun(finished)]
+        return [*(StopWorker(number) for number in self.workers), EndRun(finished)]
 
 
 _OPEN = (RunPhase.RUNNING, RunPhase.COLLECTING, RunPhase.STORING, RunPhase.COMMITTING)
-_CHECKPOINT_TIMERS = (IntervalOver, PauseOver, CheckpointTimedOut)
+_CHECKPOINT_TIMERS = (CheckpointDue, PauseOver, CheckpointTimedOut)
 _OF_WORKERS = (WorkerJoined, WorkerSilent, WorkerDied, SplitDone, WorkerSnapshotted)
 _ANSWERS = (
-    *(RunRecovered, CheckpointIsStored, CheckpointIsNotStored, CheckpointCommitted),
+    *(RunRecovered, CheckpointStored, CheckpointIsNotStored, CheckpointCommitted),
     *(SplitsDiscovered, SplitsGone, DiscoveryFailed),
 )
 _TRIGGERED = (RunPhase.COLLECTING, RunPhase.STORING)  # STORING: there is no worker to wait for
 
 RUN_TRANSITIONS: Transitions[RunPhase] = {
-    (RunPhase.CREATED, RunBegun): (RunPhase.RECOVERING,),
+    (RunPhase.CREATED, RunStarted): (RunPhase.RECOVERING,),
     # STORING: a source that was finished is so at once
     (RunPhase.RECOVERING, RunRecovered): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
     **{
@@ -742,7 +744,7 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
             SplitsGone,
             DiscoveryDue,
             *_CHECKPOINT_TIMERS,
-            GatheringOver,
+            JoinTimeout,
         )
     },
     # ENDED: the restart strategy gives up, or there is no first discovery
@@ -751,7 +753,7 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
     # what lets a checkpoint start
     **{
         (RunPhase.RUNNING, event): (RunPhase.RUNNING, *_TRIGGERED)
-        for event in (IntervalOver, PauseOver, SplitsDiscovered, SplitDone)
+        for event in (CheckpointDue, PauseOver, SplitsDiscovered, SplitDone)
     },
     # ENDED: before the first discovery there is nothing to store
     (RunPhase.RUNNING, StopRequested): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
@@ -760,11 +762,11 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
     (RunPhase.COLLECTING, WorkerDied): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
     (RunPhase.COLLECTING, CheckpointTimedOut): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
     (RunPhase.STORING, CheckpointTimedOut): (RunPhase.STORING, RunPhase.ENDED),
-    (RunPhase.STORING, CheckpointIsStored): (RunPhase.COMMITTING,),
+    (RunPhase.STORING, CheckpointStored): (RunPhase.COMMITTING,),
     (RunPhase.STORING, CheckpointIsNotStored): (RunPhase.RUNNING, RunPhase.ENDED),
     (RunPhase.COMMITTING, CheckpointCommitted): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
     **{
         (RunPhase.ENDED, event): (RunPhase.ENDED,)
-        for event in (*_OF_WORKERS, *_CHECKPOINT_TIMERS, *_ANSWERS, RestartDue, GatheringOver, DiscoveryDue, StopRequested)
+        for event in (*_OF_WORKERS, *_CHECKPOINT_TIMERS, *_ANSWERS, RestartDue, JoinTimeout, DiscoveryDue, StopRequested)
     },
 }

@@ -1,4 +1,4 @@
-"""What a run that has died left behind, ended without starting it again: so its positions can move to another engine."""
+"""What a run that has died orphaned, ended without starting it again: so its positions can move to another engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RETAINED = 1 << 30
 
 
 def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
-    """Commit what the newest checkpoint lists, and abort what its workers have left open, as the run's next start would.
+    """Commit what the newest checkpoint lists, and abort what its workers have left, as the run's next start would.
 
     `checkpoints`: as in RunSettings. Called in the caller's process; they are locked meanwhile. Raises FencedError while the
     run is running on this machine, StateError for checkpoints of no run, where nothing is made, or that cannot be read or are
@@ -36,7 +36,7 @@ def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     with closing(CheckpointStore[Any, Any](checkpoints, serializer, _RETAINED)) as store:
         number = store.registry.next_number
-        store.enlist(number)
+        store.add_worker(number)
         draw = partial(secrets.randbits, EPOCH_BITS)
         committer = RunCommitter(
             store, pipeline.sink, store.latest(), number, time.monotonic, draw, lambda _: None, source.check_readable

@@ -23,7 +23,7 @@ from typing import Generic
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import HeadraceError, OutageError, StateError
 from headrace.enumerator.resumed import ResumedLogDiscovery
-from headrace.enumerator.source import Findings, SplitDiscovery
+from headrace.enumerator.source import DiscoveryResult, SplitDiscovery
 from headrace.enumerator.source_driver import FailureLog, PositionPublisher
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.log_read import LogOffsets, LogRead
@@ -36,7 +36,7 @@ _PARSED_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class Backlog(Generic[OffsetSplitT]):
-    """What one look at the source found: every split that is there, at its position, and as it stands at its end now."""
+    """What one look at the source found: every split that is there, at its position, and as it is at its end now."""
 
     splits: Mapping[str, OffsetSplitT]
     at_end: Mapping[str, OffsetSplitT]
@@ -58,13 +58,13 @@ class Backlog(Generic[OffsetSplitT]):
 
 
 class StreamPlanner(Generic[OffsetSplitT]):
-    """Plans the batches of one run of a query. Lives in the driver's Python process; called by one thread, as Spark does.
+    """Plans the batches of one run of a query. Exists in the driver's Python process; called by one thread, as Spark does.
 
     Offsets go in and out as JSON text. Only the end of batch 0, planned for the first time, ever initialises.
     """
 
     def __init__(self, read: LogRead[OffsetSplitT], clock: Callable[[], float]) -> None:
-        """`clock` gives monotonic seconds. Contacts nobody."""
+        """`clock` gives monotonic seconds. Does no I/O."""
         self._read = read
         self._source = read.source
         self._format = read.offsets
@@ -86,7 +86,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._seen: Backlog[OffsetSplitT] | None = None
 
     def initial_offsets(self) -> str:
-        """The mark of a query without a checkpoint; the same text however often Spark asks. Contacts nobody."""
+        """The mark of a query without a checkpoint; the same text however often Spark asks. Does no I/O."""
         return self._format.to_json(LogOffsets({}, {}, initial=True))
 
     def next_offsets(self, start: str, max_offsets: int | None, min_offsets: int | None) -> str:
@@ -122,12 +122,12 @@ class StreamPlanner(Generic[OffsetSplitT]):
     def tasks(self, start: str, end: str) -> list[tuple[OffsetSplitT, ...]]:
         """The tasks of the batch between two offsets, each a list of bounded splits; a replay gives the same ranges.
 
-        Raises StateError when another connector's first batch is replayed and nobody says where that one started.
+        Raises StateError when another connector's first batch is replayed and no process says where that one started.
         """
         first, last = self._parse(start), self._parse(end)
         gone = [split for split_id, split in first.splits.items() if split_id not in last.splits]
         if gone and not _is_complete(last):  # what leaves our own offsets was tolerated before they were stored
-            self._source.splits_missing(gone)
+            self._source.on_splits_missing(gone)
         begins = self._begins(first, last)
         ranges = [OffsetRange(split_id, begins[split_id], split.next_offset) for split_id, split in last.splits.items()]
         return [
@@ -169,7 +169,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         from headrace.runners.local.savepoints import fetch_savepoint, shown  # which Spark's processes are spared else
 
         positions = fetch_savepoint(location).positions(CheckpointSerializer(source.name, source.split_serializer))
-        log.warning("the query starts where savepoint %s stands", shown(location))
+        log.warning("the query starts where savepoint %s is", shown(location))
         return ResumedLogDiscovery(source, positions)
 
     def _pass_savepoint_over(self) -> None:
@@ -199,7 +199,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         splits = self._present(offsets)
         at_end = self._source.at_end(list(splits.values()))
         backlog = Backlog(splits, at_end)
-        if self._pins_end and not backlog.gone_back:  # behind what has gone back there may be more: the next look tells
+        if self._pins_end and not backlog.gone_back:  # behind what has gone back there may be more: the next look shows
             self._pinned = at_end
         return backlog
 
@@ -211,16 +211,16 @@ class StreamPlanner(Generic[OffsetSplitT]):
         added = {split.split_id: self._retired.pop(split.split_id, split) for split in findings.added}
         lost = [split for split_id, split in watched.items() if split_id in findings.missing]
         if lost:
-            self._source.splits_missing(lost)
+            self._source.on_splits_missing(lost)
         self._missing = (self._missing | findings.missing) - added.keys()
         self._retire(offsets)
         present = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
         return {**added, **present}
 
-    def _findings(self, known: Mapping[str, OffsetSplitT]) -> Findings[OffsetSplitT]:
+    def _findings(self, known: Mapping[str, OffsetSplitT]) -> DiscoveryResult[OffsetSplitT]:
         """What is inconclusive now is for the next batch to find; AvailableNow may have none."""
         if self._pins_end:
-            return self._discovery.settled(known)
+            return self._discovery.later_or_raise(known)
         findings = self._discovery.later(known)
         if findings.inconclusive is None:
             if self._inconclusive.worked():

@@ -83,7 +83,7 @@ def traced(name, method):
 
 
 class Injector(importlib.abc.MetaPathFinder):
-    """Changes a module of ours right after somebody has imported it."""
+    """Changes a module of headrace right after another process has imported it."""
 
     def find_spec(self, name, path, target=None):
         if name not in TRACED or name in injected:

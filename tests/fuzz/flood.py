@@ -72,7 +72,7 @@ class Figures:
     findings: list[str] = field(default_factory=list)
 
     def add(self, settings: dict[str, Any]) -> None:
-        """What a child has told of some chunks."""
+        """What a child has reported some chunks."""
         self.chunk = settings["chunk"]
         self.outcomes.update(settings["outcomes"])
         for name in ("buffers", "rows", "cpu_s"):
@@ -102,7 +102,7 @@ def check(mutant: Mutant, decode: Decode, *, in_full: bool) -> tuple[str, int]:
 def run_chunk(
     seed: str, chunk: int, settings: dict[str, Any], decode: Decode = kernel.decode, keep: Path | None = None
 ) -> None:
-    """Adds to what is told. `keep`: a file that each buffer is written to before it is decoded."""
+    """Adds to what is reported. `keep`: a file that each buffer is written to before it is decoded."""
     clock, outcomes = time.perf_counter, settings["outcomes"]
     for number, mutant in enumerate(islice(mutants(f"{seed}-{chunk}"), CHUNK)):
         if keep is not None:

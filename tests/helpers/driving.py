@@ -9,8 +9,8 @@ from headrace.enumerator import (
     Checkpoint,
     CheckpointSerializer,
     Coordinator,
+    DiscoveryResult,
     EagerEnumerator,
-    Findings,
     SplitEnumerator,
     SplitState,
     create_enumerator,
@@ -73,7 +73,7 @@ class Driver:
         return commands
 
     def discovered(self, *splits: MemorySplit, complete: bool = False, missing: Iterable[str] = ()) -> list[Any]:
-        return self.send(e.SplitsDiscovered(Findings(splits, frozenset(missing), complete)))
+        return self.send(e.SplitsDiscovered(DiscoveryResult(splits, frozenset(missing), complete)))
 
     def register(self, *readers: int) -> list[Any]:
         return self.send(*(e.ReaderRegistered(reader) for reader in readers))

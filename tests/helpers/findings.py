@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "tests" / "museum" / "README.md"
+TABLE = ROOT / "tests" / "regressions" / "README.md"
 COUNTS = {"Source": 26, "Sinks": 25, "Spark": 9, "Beam": 14, "Package": 5}
 """How many findings there are of each part."""
 

@@ -82,7 +82,7 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
             versions[max(versions, default=0) + 1] = schema_id
         return schema_id
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Lose everything: ids start at 1 again."""
         self._schemas.clear()
         self._subjects.clear()

@@ -73,7 +73,7 @@ GROUPS = {
                 "tests/unit/enumerator/test_errors",
             ),
             "tests/unit/enumerator/test_source_driver",
-            "tests/museum/test_restore_and_enumeration",
+            "tests/regressions/test_restore_and_enumeration",
         ],
     ),
     "commit": Group(["headrace/connectors/base/commit"], ["tests/unit/base/test_commit"]),

@@ -1,4 +1,4 @@
-"""Beam's writing shards under Flink's checkpoints and savepoints (`checkpoint_simulator`), as histories of steps."""
+"""Beam's writing shards under Flink's checkpoints and savepoints (`checkpoint_simulator`), as schedules of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drives the real coordinator, enumerators, reader progress and checkpoint bytes through histories that someone chooses.
+"""Drives the real coordinator, enumerators, reader progress and checkpoint bytes through schedules that someone chooses.
 
 Everything around them is simulated: a log that grows, splits that come and go, readers behind FIFO channels, checkpoints
 that complete or not, losses and crashes at any step. The chooser is a search (`tests.simulation`).
@@ -17,8 +17,8 @@ from headrace.enumerator import (
     Checkpoint,
     CheckpointSerializer,
     Coordinator,
+    DiscoveryResult,
     EagerEnumerator,
-    Findings,
     LazyEnumerator,
     SplitBatch,
     SplitState,
@@ -59,7 +59,7 @@ class ExternalState:
     def records(self, split_id: str, start: int, stop: int) -> list[Record]:
         return [(split_id, offset) for offset in range(start, stop) if self.is_record(split_id, offset)]
 
-    def find(self, known: dict[str, MemorySplit] | None) -> Findings[MemorySplit]:
+    def find(self, known: dict[str, MemorySplit] | None) -> DiscoveryResult[MemorySplit]:
         """What discovery answers; `known` is None for the initial one."""
         seen = [split_id for split_id in self.ends if split_id not in self.hidden | self.deleted]
         at_end = known is None and self.latest and not self.bounded
@@ -69,12 +69,12 @@ class ExternalState:
             if known is None or split_id not in known
         ]
         missing = frozenset(known or ()) - set(seen)
-        return Findings(added, missing, complete=self.bounded and self.closed and not self.hidden)
+        return DiscoveryResult(added, missing, complete=self.bounded and self.closed and not self.hidden)
 
 
 @dataclass(eq=False)
 class DriverId:
-    """One life of a reader."""
+    """One lifetime of a reader."""
 
     slot: int
     alive: bool = True
@@ -95,7 +95,7 @@ class CompletionNotice:
 
 @dataclass
 class Slot:
-    """A place for one reader: its channel to the coordinator, who lives there, and whom the coordinator talks to."""
+    """A place for one reader: its channel to the coordinator, who is alive there, and whom the coordinator talks to."""
 
     outbox: deque[tuple[DriverId, Any]] = field(default_factory=deque)
     living: DriverId | None = None
@@ -118,12 +118,12 @@ class Simulation:
         self.counts: dict[str, int] = {}
         self.start(parallelism=2, assignment=0)
 
-    # --- a life of the whole job --------------------------------------------------------------------------------------
+    # --- a lifetime of the whole job --------------------------------------------------------------------------------------
 
     def start(self, *, parallelism: int, assignment: int) -> None:
         self.lives += 1
         self.slots = [Slot() for _ in range(parallelism)]
-        self.discovery: list[Findings[MemorySplit] | Exception | None] = []
+        self.discovery: list[DiscoveryResult[MemorySplit] | Exception | None] = []
         self.asked: list[Any] = []
         self.proofs: list[frozenset[str]] = []
         self.gone: set[str] = set()
@@ -145,7 +145,7 @@ class Simulation:
             self.begin_reader(slot)
 
     def crash(self, *, stored: bool, parallelism: int, assignment: int) -> None:
-        """Everything dies. A checkpoint under way may have become durable (`stored`) although nobody heard of it."""
+        """Everything dies. A checkpoint under way may have become durable (`stored`) although no process heard of it."""
         if stored and self.persisting is not None:
             self.commit()
         self.count("crash")

@@ -11,7 +11,7 @@ from tests.simulation.core import SPLITS_AT_MOST, Simulation, begin_missing, clo
 from tests.simulation.search import Adversary
 
 KEPT = 4
-"""So many completed checkpoints are kept, to go back to."""
+"""This many completed checkpoints are kept, to go back to."""
 
 
 class CoreSimulation(Simulation):
@@ -98,7 +98,7 @@ class CoreSimulation(Simulation):
             self.complete(notify=True)
 
     def late_news(self) -> None:
-        """The end of a checkpoint that was given up long ago is told again."""
+        """The end of a checkpoint that was given up long ago is reported again."""
         if self.last_checkpoint_id > 1:
             pending = self.coordinator._pending
             number = self.last_checkpoint_id if pending is None else pending.checkpoint_id - 1
@@ -111,9 +111,9 @@ CORE = Adversary(
     3,
     {
         "grow": (lambda w, which, by: grow(w, which, 1 + by % 5), 2),
-        "create": (lambda w, size: w.simulation.create(size % 8), 1),
+        "create": (lambda w, size: w.external_state.create(size % 8), 1),
         "hide": (hide, 1),
-        "show": (lambda w: w.simulation.hidden.clear(), 0),
+        "show": (lambda w: w.external_state.hidden.clear(), 0),
         "delete": (lambda w, which, chance: delete(w, which, chance % 8), 2),
         "close": (lambda w, chance: close(w, chance % 4), 1),
         "run_discovery": (CoreSimulation.run_discovery, 0),

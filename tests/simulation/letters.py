@@ -180,7 +180,7 @@ class Run:
 
     replay: Replay
     left: list[tuple[int, int, Lying]] = field(default_factory=list)
-    has_begun: bool = False
+    has_started: bool = False
 
 
 class LettersSimulation:
@@ -226,15 +226,15 @@ class LettersSimulation:
 
     def cut_off(self, answers: int) -> None:
         """The leader of the notes loses sight of the others, and is taken for it for some answers more."""
-        self.happened["cut off"] += 1
+        self.happened["isolated"] += 1
         self.before, self.believed = notes_of(self), 1 + answers % (TRIES - 1)
 
     def make_anew(self) -> None:
-        """The topic is another one of the same name. Who reads it fails; who has read all of it continues."""
+        """The topic is another one of the same name. The process that reads it fails; who has read all of it continues."""
         self.happened["topic recreated"] += 1
         self.topic_id = UUID(int=self.topic_id.int + 1)
         self.topic = [[] for _ in range(PARTITIONS)]
-        self.runs = [run for run in self.runs if run.has_begun and not run.left]
+        self.runs = [run for run in self.runs if run.has_started and not run.left]
 
     def start(self, prefix: int) -> None:
         if len(self.runs) < RUNS_AT_MOST:
@@ -243,24 +243,24 @@ class LettersSimulation:
 
     def begin(self, which: int, fuse: int, meanwhile: int) -> None:
         run = self.run(which)
-        if run is not None and not run.has_begun:
+        if run is not None and not run.has_started:
             self.troubled(run, lambda: self._begin(run), fuse, meanwhile)
 
     def _begin(self, run: Run) -> None:
         run.replay.begin()
-        run.has_begun = True
+        run.has_started = True
         run.left = [(number, at, letter) for number, part in enumerate(self.topic) for at, letter in enumerate(part)]
 
     def read(self, which: int, count: int, fuse: int, meanwhile: int) -> None:
         """The next letters; a transaction is written and committed where enough of them wait."""
         run = self.run(which)
-        if run is not None and run.has_begun and run.left:
+        if run is not None and run.has_started and run.left:
             batch, run.left = run.left[: 1 + count % 4], run.left[1 + count % 4 :]
             self.troubled(run, lambda: run.replay.add(batch_of(batch)), fuse, meanwhile)
 
     def finish(self, which: int, fuse: int, meanwhile: int) -> None:
         run = self.run(which)
-        if run is not None and run.has_begun and not run.left:
+        if run is not None and run.has_started and not run.left:
             self.troubled(run, run.replay.flush, fuse, meanwhile)
             if run in self.runs:
                 self.runs.remove(run)
@@ -365,7 +365,7 @@ class LettersSimulation:
                 assert noted.has(number, offset) == (letter.name in found), f"{letter} and its note are at odds"
 
     def drain(self) -> None:
-        """A replay that nothing happens to: every letter is there again, and nothing of its prefix is left open."""
+        """A replay that nothing happens to: every letter is there again, and nothing of its prefix is still open."""
         self.runs.clear()
         try:
             self.whole()

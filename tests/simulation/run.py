@@ -18,7 +18,7 @@ from typing import Any, assert_never
 from unittest.mock import patch
 
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
-from headrace.connectors.base.outputs import SOLE, Outputs, Sinks
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks
 from headrace.connectors.base.sink import HandleSerializer, RecordedEpoch
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
@@ -33,38 +33,38 @@ from headrace.enumerator.events import (
     SplitsDiscovered,
 )
 from headrace.enumerator.progress import ReaderProgress
-from headrace.enumerator.source import Findings, SplitBatch
+from headrace.enumerator.source import DiscoveryResult, SplitBatch
 from headrace.runners.local import commits
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import CheckpointNotStoredError, RunCheckpoint, RunCheckpointSerializer, WorkerRegistry
-from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter, _EndsByWorker
+from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, PerWorkerCommit, RunCommitter
 from headrace.runners.local.core import (
-    After,
     AssignSplits,
     CheckpointCommitted,
+    CheckpointDue,
     CheckpointIsNotStored,
-    CheckpointIsStored,
+    CheckpointStored,
     CheckpointTimedOut,
     CommitCheckpoint,
-    DismissWorker,
     EndRun,
     FailRun,
-    IntervalOver,
     KillWorker,
+    NotifyCheckpointStored,
     PauseOver,
     Recover,
     ReportCheckpointFailure,
     ReportWorkerLost,
     RetireWorker,
-    RunBegun,
     RunCore,
     RunRecovered,
     RunSchedule,
+    RunStarted,
+    SetTimer,
     SplitDone,
     StartWorker,
     StopRequested,
+    StopWorker,
     TakeSnapshot,
-    TellStored,
     WorkerDied,
     WorkerJoined,
     WorkerSilent,
@@ -94,7 +94,7 @@ class CoordinatorDiedError(BaseException):
 class Log(MemoryTransactionLog):
     """Each change is instructed to the simulation, which may kill who makes it.
 
-    `shown`: the lists that a look shows, where it does not show those of now.
+    `shown`: the lists that a check shows, where it does not show those of now.
     """
 
     def __init__(self, simulation: RunSimulation) -> None:
@@ -116,7 +116,7 @@ class Log(MemoryTransactionLog):
 
 
 class LookedAtSink(MemorySink):
-    """A look without waiting may lack what is decided and not marked yet, or ask a broker that leads no more."""
+    """A check without waiting may lack what is decided and not marked yet, or ask a broker that leads no more."""
 
     def recorded_now(self) -> dict[str, RecordedEpoch]:
         assert isinstance(self.log, Log)
@@ -159,7 +159,7 @@ class DiskStore:
         return self.serializer.deserialize(self.registry.run, self.disk.files[self.last_id], "disk")
 
     def keep_claim(self) -> None:
-        """As `ObjectLog`: whoever has claimed it last writes."""
+        """As `ObjectLog`: the process that has claimed it last writes."""
         if self.disk.claims != self.claim:
             raise FencedError("another coordinator has the checkpoints")
 
@@ -171,7 +171,7 @@ class DiskStore:
         self.disk.files = {checkpoint.positions.checkpoint_id: self.serializer.serialize(self.registry.run, checkpoint)}
         self.changing()
 
-    def enlist(self, number: int) -> None:
+    def add_worker(self, number: int) -> None:
         self.keep_claim()
         self.disk.registry = replace(
             self.registry, next_number=number + 1, not_cleaned_up=(*self.registry.not_cleaned_up, number)
@@ -181,7 +181,7 @@ class DiskStore:
         self.keep_claim()
         self.disk.registry = replace(self.registry, cleaned_up_s={**self.registry.cleaned_up_s, **dict.fromkeys(numbers, at_s)})
 
-    def strike(self, numbers: list[int]) -> None:
+    def remove_workers(self, numbers: list[int]) -> None:
         self.keep_claim()
         left = tuple(number for number in self.registry.not_cleaned_up if number not in numbers)
         cleaned_up_s = {number: at_s for number, at_s in self.registry.cleaned_up_s.items() if number in left}
@@ -189,7 +189,7 @@ class DiskStore:
 
 
 class Worker:
-    """A worker's process. What it is told and says waits in `inbox` and `outbox`."""
+    """A worker's process. what it is given and says waits in `inbox` and `outbox`."""
 
     def __init__(self, simulation: RunSimulation, number: int, registry: WorkerRegistry) -> None:
         self.simulation, self.number = simulation, number
@@ -220,9 +220,9 @@ class Worker:
                 self.at |= {split.split_id: split for split in splits}
             case TakeSnapshot(_, checkpoint_id):
                 self.snapshot(checkpoint_id)
-            case TellStored(_, checkpoint_id):
+            case NotifyCheckpointStored(_, checkpoint_id):
                 self.progress.checkpoint_completed(self.reported.pop(checkpoint_id, {}))
-            case DismissWorker():
+            case StopWorker():
                 self.die()
             case _:
                 raise AssertionError(message)
@@ -270,7 +270,7 @@ class Lifetime:
         self.simulation = simulation
         self.store = DiskStore(disk, simulation.outputs.handles, simulation.changing)
         number = disk.registry.next_number
-        self.store.enlist(number)
+        self.store.add_worker(number)
         restored = self.store.latest()
         shape: dict[str, Any] = {"parallelism": simulation.parallelism}
         enumerator: Any = (
@@ -299,7 +299,7 @@ class Lifetime:
         self.stored_id = 0
         self.retired: set[str] = set()
         self.ended: Exception | str = ""
-        self.handle(RunBegun())
+        self.handle(RunStarted())
 
     def handle(self, event: Any) -> None:
         if not self.ended:
@@ -316,18 +316,18 @@ class Lifetime:
                 self.commits.append(command)
             case RetireWorker():
                 self.commits.append(command)
-            case After(_, timer):
+            case SetTimer(_, timer):
                 self.timers.append(timer)
             case StartWorker(_, number):
-                self.store.enlist(number)
+                self.store.add_worker(number)
                 self.workers[number] = Worker(self.simulation, number, self.store.registry)
             case KillWorker(number):
                 self.lose(number)
-            case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
+            case AssignSplits() | TakeSnapshot() | NotifyCheckpointStored() | StopWorker():
                 if command.number in self.workers:
                     self.workers[command.number].inbox.append(command)
             case DiscoverInitial() | DiscoverLater():
-                self.events.append(SplitsDiscovered(Findings([MemorySplit(name, 0) for name in self.simulation.ends])))
+                self.events.append(SplitsDiscovered(DiscoveryResult([MemorySplit(name, 0) for name in self.simulation.ends])))
             case PublishPositions() | ReportMissing() | ProveGone() | ReportDiscoveryFailure() | ReportWorkerLost():
                 pass
             case ReportCheckpointFailure():
@@ -382,7 +382,7 @@ class Lifetime:
 
     def is_stored(self, checkpoint_id: int) -> None:
         self.stored_id = checkpoint_id
-        self.events.append(CheckpointIsStored(checkpoint_id))
+        self.events.append(CheckpointStored(checkpoint_id))
 
 
 class RunSimulation:
@@ -416,7 +416,7 @@ class RunSimulation:
 
     def output_of(self, split_id: str, offset: int) -> str:
         """Where the transform sends this row."""
-        return SOLE
+        return DEFAULT_OUTPUT
 
     def drivers(self) -> int:
         """How many have taken the run over at its sinks."""
@@ -450,7 +450,7 @@ class RunSimulation:
 
     def interval(self) -> None:
         """The timers of an ordinary checkpoint."""
-        for timer in [timer for timer in self.lifetime.timers if isinstance(timer, IntervalOver | PauseOver)]:
+        for timer in [timer for timer in self.lifetime.timers if isinstance(timer, CheckpointDue | PauseOver)]:
             self.lifetime.timers.remove(timer)
             self.lifetime.handle(timer)
         self.look()
@@ -481,7 +481,7 @@ class RunSimulation:
     def gone(self, worker: Worker) -> None:
         """A living worker's transaction was aborted; it cannot continue."""
         self.happened["transaction gone"] += 1
-        self.expect_aborted(f"the transaction of worker {worker.number}, which lives, was aborted")
+        self.expect_aborted(f"the transaction of worker {worker.number}, which is alive, was aborted")
         self.lifetime.lose(worker.number)
 
     def expect_aborted(self, what: object) -> None:
@@ -579,7 +579,7 @@ class RunSimulation:
         self.now_s += SETTLE_S[-1]
 
     def keep(self) -> None:
-        """Somebody copies the folder."""
+        """Another process copies the folder."""
         self.kept = [*self.kept[-2:], copy.deepcopy(self.disk)]
 
     def foreign(self, which: int) -> None:
@@ -625,9 +625,9 @@ class RunSimulation:
             for worker in lifetime.workers.values():
                 while worker.outbox:
                     lifetime.handle(worker.outbox.popleft())
-            if IntervalOver() in lifetime.timers:
-                lifetime.timers.remove(IntervalOver())
-                lifetime.handle(IntervalOver())
+            if CheckpointDue() in lifetime.timers:
+                lifetime.timers.remove(CheckpointDue())
+                lifetime.handle(CheckpointDue())
         if isinstance(lifetime.ended, FencedError):
             self.happened["fenced"] += 1
         if lifetime.ended:
@@ -644,7 +644,7 @@ class RunSimulation:
         self.lifetime = Lifetime(self, self.disk)
 
     def look(self) -> None:
-        """A life that has ended is followed by the next."""
+        """A lifetime that has ended is followed by the next."""
         ended = self.lifetime.ended
         if not ended:
             return
@@ -732,7 +732,7 @@ class RunSimulation:
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """Transactions of several workers are ended one after the other, so that a history is the same each time."""
+    """Transactions of several workers are ended one after the other, so that a schedule is the same each time."""
     with patch.object(commits, "at_once", lambda act, committers, owned: list(map(act, committers, owned))):
         yield
 
@@ -793,7 +793,7 @@ class TwoOutputsSimulation(RunSimulation):
         return "good" if split_id == "b" or (split_id == "c" and offset % 2) else "bad"
 
     def outage(self, after: int) -> None:
-        """The coordinator dies in a commit, and stays away for longer than what it has listed lives."""
+        """The coordinator dies in a commit, and stays away for longer than what it has listed is alive."""
         self.commit(0, after)
         for entry in self.log.entries:
             if entry.state is State.PREPARED:
@@ -963,7 +963,7 @@ def aborted_rows_of_the_second_output_are_not_copied() -> Iterator[None]:
 
 @contextmanager
 def the_first_sink_is_not_told_of_what_is_for_the_others() -> Iterator[None]:
-    """So nobody decides between two copies of a folder, and both are refused in the end."""
+    """So no process decides between two copies of a folder, and both are refused in the end."""
     told_last = RunCommitter._told_last.fget  # type: ignore[attr-defined]
 
     def without(self: Any) -> Any:
@@ -994,12 +994,12 @@ def copies_are_recorded_under_the_epoch_of_what_was_aborted() -> Iterator[None]:
 
 @contextmanager
 def a_look_at_what_copies_have_replaced_is_news() -> Iterator[None]:
-    tells = _EndsByWorker.tells
+    tells = PerWorkerCommit.tells
 
     def without(self: Any, seen: int, settings: Any) -> bool:
         return tells(self, seen, replace(settings, replaced=()))
 
-    with patch.object(_EndsByWorker, "tells", without):
+    with patch.object(PerWorkerCommit, "tells", without):
         yield
 
 
@@ -1011,4 +1011,4 @@ INJECTED_IN_OUTPUTS = (
     the_first_sink_is_not_told_of_what_is_for_the_others,
     dead_workers_are_cleaned_up_at_the_first_sink_alone,
 )
-"""Each breaks a promise in some history with two outputs."""
+"""Each breaks a promise in some schedule with two outputs."""

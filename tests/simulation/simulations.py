@@ -25,13 +25,13 @@ Injected = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Searched:
-    """`histories`: how many the tests play, of the code as it is and of that with a injected bug.
+    """`schedules`: how many the tests play, of the code as it is and of that with an injected bug.
 
     `often`: what must happen in them, and how often at least.
     """
 
     adversary: Adversary
-    histories: int
+    schedules: int
     injected: Sequence[Injected]
     often: Mapping[str, int]
 
@@ -158,7 +158,7 @@ SIMULATIONS = (
             "expired prepared": 100,
             "copy": 80,
             "died in Write": 60,
-            "died before Clean up": 60,
+            "died before CleanUp": 60,
             "died before Write": 50,
             "aborted checkpoint": 50,
         },
@@ -221,8 +221,8 @@ SIMULATIONS = (
             "leads": 800,
             "paused": 700,
             "paused in a batch": 300,
-            "paused in a look": 300,
-            "cut off": 430,
+            "paused in a check": 300,
+            "isolated": 430,
             "lease store away": 200,
             "lease store wiped": 220,
             "power lost": 170,
@@ -230,7 +230,7 @@ SIMULATIONS = (
             "driver hangs": 100,
             "SIGTERM": 230,
             "superseded": 40,
-            "left behind": 6,
+            "orphaned": 6,
             "fenced, and asks again": 30,
         },
     ),
@@ -245,7 +245,7 @@ SIMULATIONS = (
             "refused": 40,
             "dead again": 60,
             "topic recreated": 60,
-            "cut off": 100,
+            "isolated": 100,
             "KilledError": 25,
             "FencedError": 18,
             "meanwhile": 28,

@@ -6,7 +6,7 @@ Kafka is read and written exactly once while records keep coming. Every kill com
 job is still restoring from the previous one; in every fourth the workers of the dead task manager are frozen, and continue when
 the job has been restored with others. The state knows which offset must come next; the group's committed offsets are
 compared with where reading starts again; at the end another client reads the output. Exit status 0: the state is exact, no
-record is lost or doubled, no offset was ahead, no transaction is left open, and the kills did make transactions be aborted.
+record is lost or doubled, no offset was ahead, no transaction is still open, and the kills did make transactions be aborted.
 """
 
 from __future__ import annotations

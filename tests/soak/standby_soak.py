@@ -8,7 +8,7 @@ restarts meanwhile; partitions that are added meanwhile; SIGKILL of the supervis
 from one driver to another, whose first commit of a record that was sent after the kill ends the outage.
 
 A session is one broker and one job; `--jobs` of them run at once. A result file that is there is added to, session by session,
-until it has so many takeovers. Unless JDK_JAVA_OPTIONS says otherwise, JVMs have no optimizing compiler, as in the tests: no
+until it has this many takeovers. Unless JDK_JAVA_OPTIONS says otherwise, JVMs have no optimizing compiler, as in the tests: no
 driver lasts until it has paid for itself. Exit status 0: each record once, none lost, none foreign, and no epoch's list names
 the transactions of two drivers.
 """
@@ -313,7 +313,7 @@ class Soak:
         }
 
     def round(self, kind: str) -> float:
-        """One takeover, or two; the longest outage. Raises RuntimeError where a driver of before is still there."""
+        """One takeover, or two; the longest outage. Raises RuntimeError where a driver of earlier is still there."""
         time.sleep(self.chances.random())  # at any point of a batch
         tree = tree_of(self.job.wait_armed()["active"]["pid"])
         assert tree is not None
@@ -415,7 +415,7 @@ def committed_records(bootstrap: str, topic: str) -> list[tuple[bytes, bytes | N
 
 @dataclass(frozen=True)
 class Session:
-    """What one process is to do: so many takeovers of one job, on one broker."""
+    """What one process is to do: this many takeovers of one job, on one broker."""
 
     seed: int
     takeovers: int
@@ -469,7 +469,7 @@ def summed(sessions: list[dict[str, Any]], rate: float) -> dict[str, Any]:
 
 
 def soak(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Sessions until there are so many takeovers; the document, which the result file has after each session."""
+    """Sessions until there are this many takeovers; the document, which the result file has after each session."""
     result: Path | None = arguments.result
     sessions = json.loads(result.read_text())["sessions"] if result is not None and result.exists() else []
     left = arguments.takeovers - sum(session["takeovers"] for session in sessions)
@@ -489,7 +489,7 @@ def soak(arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--takeovers", type=int, default=200, help="until the result has so many")
+    parser.add_argument("--takeovers", type=int, default=200, help="until the result has this many")
     parser.add_argument("--session", type=int, default=20, help="takeovers of one broker and job")
     parser.add_argument("--jobs", type=int, default=1, help="sessions at once")
     parser.add_argument("--rate", type=float, default=2000.0)

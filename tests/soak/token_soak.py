@@ -1,6 +1,6 @@
 """Logins by bearer tokens that live for seconds, for minutes: a script writes and reads, and Spark copies, with no gap.
 
-    python -m tests.soak.token_soak [--seconds 600] [--life 20] [--result FILE]
+    python -m tests.soak.token_soak [--seconds 600] [--lifetime 20] [--result FILE]
 
 The broker checks the tokens by its own validator. A script writes a record in a transaction every half second, another reads
 them, and a query of Spark copies them, all by tokens of one authority, whose secret they know by an environment variable. At
@@ -178,7 +178,7 @@ def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
             return {
                 **found,
                 "seconds": round(took_s),
-                "lifetime_s": lifetime_s,
+                "life_s": lifetime_s,
                 "tokens": len(authority.tokens),
                 "lost": sum((expected - copied).values()),
                 "duplicates": sum((copied - expected).values()),
@@ -193,7 +193,7 @@ def is_good(result: dict[str, Any]) -> bool:
     return (
         result["written"] > 0
         and result["read"] == result["written"]
-        and result["tokens"] >= result["seconds"] / result["lifetime_s"]
+        and result["tokens"] >= result["seconds"] / result["life_s"]
         and result["longest_gap_s"] <= LONGEST_GAP_S
         and not (result["problems"] or result["lost"] or result["duplicates"] or result["leaks"])
     )

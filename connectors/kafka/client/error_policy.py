@@ -1,4 +1,4 @@
-"""What is done about each error code that a broker can answer to each request of ours: one table.
+"""What is done about each error code that a broker can answer to each request of headrace: one table.
 
 From the handlers of Kafka 4 (`KafkaApis`, `ReplicaManager`, `GroupCoordinatorService`, `TransactionCoordinator`) and the Java
 client's. A code in no row of an API, because no broker of today answers it there, goes by its class: see `broker_error`.
@@ -13,10 +13,10 @@ from headrace.connectors.kafka.client.error_codes import ErrorCode as Code
 from headrace.connectors.kafka.client.errors import broker_error
 from headrace.enumerator.errors import is_retriable
 
-__all__ = ["DECISIONS", "Reaction", "decision"]
+__all__ = ["DECISIONS", "ErrorAction", "decision"]
 
 
-class Reaction(Enum):
+class ErrorAction(Enum):
     """What the asker does."""
 
     ANSWER = auto()
@@ -29,14 +29,14 @@ class Reaction(Enum):
     """Raise the error that names the code and says what to do."""
 
 
-_ANSWER, _RETRY, _REFRESH, _REFUSE = Reaction
+_ANSWER, _RETRY, _REFRESH, _REFUSE = ErrorAction
 
-_ANYWHERE: Mapping[Reaction, tuple[Code, ...]] = {
+_ANYWHERE: Mapping[ErrorAction, tuple[Code, ...]] = {
     _ANSWER: (Code.NONE,),
     _RETRY: (Code.UNKNOWN_SERVER_ERROR, Code.REQUEST_TIMED_OUT, Code.NETWORK_EXCEPTION, Code.THROTTLING_QUOTA_EXCEEDED),
     _REFUSE: (Code.UNSUPPORTED_VERSION, Code.INVALID_REQUEST, Code.CLUSTER_AUTHORIZATION_FAILED),
 }
-_LEADER: Mapping[Reaction, tuple[Code, ...]] = {
+_LEADER: Mapping[ErrorAction, tuple[Code, ...]] = {
     _REFRESH: (
         Code.UNKNOWN_TOPIC_OR_PARTITION,
         Code.LEADER_NOT_AVAILABLE,
@@ -52,11 +52,11 @@ _LEADER: Mapping[Reaction, tuple[Code, ...]] = {
     ),
     _REFUSE: (Code.TOPIC_AUTHORIZATION_FAILED, Code.INVALID_TOPIC_EXCEPTION),
 }
-_COORDINATOR: Mapping[Reaction, tuple[Code, ...]] = {
+_COORDINATOR: Mapping[ErrorAction, tuple[Code, ...]] = {
     _REFRESH: (Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR),
     _RETRY: (Code.COORDINATOR_LOAD_IN_PROGRESS,),
 }
-_GROUP: Mapping[Reaction, tuple[Code, ...]] = {
+_GROUP: Mapping[ErrorAction, tuple[Code, ...]] = {
     _REFUSE: (
         Code.GROUP_AUTHORIZATION_FAILED,
         Code.TOPIC_AUTHORIZATION_FAILED,
@@ -70,17 +70,17 @@ _GROUP: Mapping[Reaction, tuple[Code, ...]] = {
         Code.FENCED_MEMBER_EPOCH,
     ),
 }
-_TRANSACTION: Mapping[Reaction, tuple[Code, ...]] = {
+_TRANSACTION: Mapping[ErrorAction, tuple[Code, ...]] = {
     _RETRY: (Code.CONCURRENT_TRANSACTIONS,),
     _REFUSE: (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, Code.TRANSACTION_ABORTABLE),
 }
 
 
-def _table(*parts: Mapping[Reaction, tuple[Code, ...]]) -> dict[Code, Reaction]:
+def _table(*parts: Mapping[ErrorAction, tuple[Code, ...]]) -> dict[Code, ErrorAction]:
     return {code: made for part in parts for made, codes in part.items() for code in codes}
 
 
-DECISIONS: Mapping[str, Mapping[Code, Reaction]] = {
+DECISIONS: Mapping[str, Mapping[Code, ErrorAction]] = {
     "ApiVersions": _table(_ANYWHERE),
     "Metadata": _table(
         _ANYWHERE,
@@ -204,7 +204,7 @@ DECISIONS: Mapping[str, Mapping[Code, Reaction]] = {
 }
 
 
-def decision(api: str, code: int) -> Reaction:
+def decision(api: str, code: int) -> ErrorAction:
     """What is done about this code in an answer of this API."""
     known = {int(each): made for each, made in DECISIONS[api].items()}
     by_class = _RETRY if is_retriable(broker_error(code, api)) else _REFUSE

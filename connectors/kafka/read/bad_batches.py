@@ -13,7 +13,7 @@ from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import MAGIC, StoredBatch, stored_batches
 from headrace.enumerator.errors import CorruptDataError
 
-__all__ = ["BadBatches", "SecondLook", "second_look"]
+__all__ = ["BadBatches", "SecondRead", "second_look"]
 
 BadBatches = Literal["error", "skip"]
 """What becomes of a record batch that cannot be decoded: an error, or it is skipped."""
@@ -22,7 +22,7 @@ _MAGIC_AT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class SecondLook:
+class SecondRead:
     """The first batch of an answer of the leader, which is the one that was doubted.
 
     `following`: the base offset of what lies behind it, if the answer has that. `ends`: the offsets where the leader's log, or
@@ -50,7 +50,7 @@ class SecondLook:
         return batch.last_offset if is_inside and (is_consistent or batch.last_offset + 1 in self.ends) else None
 
 
-def second_look(answer: PartitionAnswer) -> SecondLook | None:
+def second_look(answer: PartitionAnswer) -> SecondRead | None:
     """What an answer to a Fetch at the doubted offset says: the first batch is the one that has it, or comes next.
 
     None: it does not start with a batch.
@@ -60,7 +60,7 @@ def second_look(answer: PartitionAnswer) -> SecondLook | None:
         return None
     known = (answer.high_watermark, None if answer.aborted is None else answer.last_stable_offset)
     ends = frozenset(end for end in known if end is not None)
-    return SecondLook(batch, answer.aborted, _base_offset(answer.records[len(batch.data) :]), ends)
+    return SecondRead(batch, answer.aborted, _base_offset(answer.records[len(batch.data) :]), ends)
 
 
 def _first(records: memoryview) -> StoredBatch | None:
@@ -71,7 +71,7 @@ def _first(records: memoryview) -> StoredBatch | None:
 
 
 def _base_offset(records: memoryview) -> int | None:
-    """Of a batch, whole or cut off; None for what is none."""
+    """Of a batch, whole or truncated; None for what is none."""
     if len(records) <= _MAGIC_AT or records[_MAGIC_AT] != MAGIC:
         return None
     return int.from_bytes(records[:8], "big", signed=True)

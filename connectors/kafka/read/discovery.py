@@ -22,7 +22,7 @@ from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import Broker, TopicMetadata, TopicPartition, TopicViews
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
-from headrace.enumerator.source import Findings, SplitDiscovery
+from headrace.enumerator.source import DiscoveryResult, SplitDiscovery
 
 log = logging.getLogger(__name__)
 
@@ -76,25 +76,25 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     """Looks partitions up in the cluster's metadata and resolves positions. One thread, the coordinator's."""
 
     def __init__(self, cluster: KafkaCluster, subscription: Subscription, plan: PositionPlan) -> None:
-        """Contacts nobody until asked."""
+        """Does no I/O until asked."""
         self._cluster = cluster
         self._subscription = subscription
         self._plan = plan
-        self._doubtful: Set[str] = frozenset()
+        self._unresolved: Set[str] = frozenset()
 
-    def initial(self) -> Findings[KafkaSplit]:
+    def initial(self) -> DiscoveryResult[KafkaSplit]:
         """Every partition, at the initial position. Complete when reading has an end.
 
         Raises UsageError for topics or partitions that do not exist or per-partition positions that do not fit them,
         DataLossError for a position that is out of range, and OutageError while brokers differ on a topic's id.
         """
-        found = self._settling(self._decided)
+        found = self._retrying_inconclusive(self._decided)
         partitions = found.keys()
         starts = self.resolve(_each(self._plan.start, partitions, "start"), self._plan.no_match)
         # a stop before the start: nothing to read
         stops = {tp: max(stop, starts[tp]) for tp, stop in self._stops(partitions).items()}
         splits = [KafkaSplit(tp[0], found[tp], tp[1], starts[tp], stops.get(tp)) for tp in partitions]
-        return Findings(splits, complete=self._plan.stop is not None)
+        return DiscoveryResult(splits, complete=self._plan.stop is not None)
 
     def stops(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
         """Where reading of them ends, by their ids; empty for a plan without a stop. Raises as `initial`, but of the start."""
@@ -107,7 +107,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             return {}
         return self.resolve(_each(self._plan.stop, partitions, "stop"), "latest", is_stop=True)
 
-    def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
+    def later(self, known: Mapping[str, KafkaSplit]) -> DiscoveryResult[KafkaSplit]:
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
 
         While a broker cannot be asked, nothing is known to be gone. A topic is left out, as `inconclusive`, while brokers
@@ -120,7 +120,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         new = {tp: topic_id for tp, topic_id in found.items() if tp[0] not in inconclusive and not _among(tp, topic_id, there)}
         starts = self._starts(new, inconclusive)
         added = [KafkaSplit(tp[0], new[tp], tp[1], start) for tp, start in starts.items()]
-        return Findings(added, missing=missing, inconclusive=_not_yet(inconclusive) if inconclusive else None)
+        return DiscoveryResult(added, missing=missing, inconclusive=_not_yet(inconclusive) if inconclusive else None)
 
     def _starts(self, new: Collection[TopicPartition], inconclusive: dict[str, str]) -> Mapping[TopicPartition, int]:
         """Where these start, without those that are deleted while that is asked for: their topics are `inconclusive`."""
@@ -136,12 +136,12 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                 unknown |= {tp for tp in left if views.denials(tp[0]) and not views.known(tp[0])}
                 left = {tp: position for tp, position in left.items() if tp not in unknown}
                 inconclusive |= {
-                    topic: f"one broker has told of topic {topic}, and its leader does not know it" for topic, _ in unknown
+                    topic: f"one broker has reported topic {topic}, and its leader does not know it" for topic, _ in unknown
                 }
 
-    def settled(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
+    def later_or_raise(self, known: Mapping[str, KafkaSplit]) -> DiscoveryResult[KafkaSplit]:
         """As `later`, once nothing is inconclusive. Raises OutageError while something is."""
-        return self._settling(partial(super().settled, known))
+        return self._retrying_inconclusive(partial(super().later_or_raise, known))
 
     def topic_ids(self, expected: Collection[TopicPartition]) -> Mapping[TopicPartition, UUID | None]:
         """Those of the partitions that the subscription selects and a broker knows, with their topics' ids.
@@ -150,9 +150,9 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         or while brokers differ on a topic's id.
         """
         wanted = {tp for tp in expected if self._selects(tp)}
-        return self._settling(lambda: self._identified(wanted)) if wanted else {}
+        return self._retrying_inconclusive(lambda: self._identified(wanted)) if wanted else {}
 
-    def gone(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
+    def confirm_deleted(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those whose topic no broker knows under its id.
 
         Raises RetriableError while a broker cannot be asked that may know what the others do not.
@@ -171,15 +171,15 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
 
     def first_offsets(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
         """Where each starts now, by its id, without those that are gone. Raises OutageError while that cannot be known."""
-        gone = self._cluster.retrying("looking up topics at every broker", lambda: self.gone(splits))
+        gone = self._cluster.retrying("looking up topics at every broker", lambda: self.confirm_deleted(splits))
         left = {split.split_id: (split.topic, split.partition) for split in splits if split.split_id not in gone}
         firsts = self.resolve(dict.fromkeys(left.values(), Earliest()), "latest")
         return {split_id: firsts[tp] for split_id, tp in left.items()}
 
     def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
-        """Ids of those that are gone, or that the subscription leaves out. Raises as `gone`."""
+        """Ids of those that are gone, or that the subscription leaves out. Raises as `confirm_deleted`."""
         left_out = {split.split_id for split in splits if not self._selects((split.topic, split.partition))}
-        return self.gone(splits) | left_out
+        return self.confirm_deleted(splits) | left_out
 
     def close(self) -> None:
         """Nothing to do: connections belong to the process, see `shared_cluster`."""
@@ -248,51 +248,53 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             raise _not_yet(inconclusive)
         return found
 
-    def _settling(self, operation: Callable[[], T]) -> T:
+    def _retrying_inconclusive(self, operation: Callable[[], T]) -> T:
         return self._cluster.retrying("looking up topics until brokers agree on their ids", operation)
 
     def _inconclusive(
         self, found: Mapping[TopicPartition, UUID | None], known: Mapping[TopicPartition, Set[UUID | None]]
     ) -> dict[str, str]:
-        """Of the topics that one broker told of those that are not to be believed in yet, as it reports what is new: name ->
+        """Of the topics that one broker reported those that are not to be believed in yet, as it reports what is new: name ->
         why.
 
-        Ids have no order: a broker that lags behind, or is cut off from its controllers, reports a topic that was deleted long
+        Ids have no order: a broker that lags behind, or is isolated from its controllers, reports a topic that was deleted long
         ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since. So another broker's
-        word against it counts, whoever is away. Whoever is away may have that word: that counts where there is a doubt, as the
-        topic was known by another id before, or in doubt at the last look; else reading would not start in an outage.
+        word against it counts, the process that is away. The process that is away may have that word: that counts where there
+        is a dispute, as the topic was known by another id before, or unresolved at the last look; else reading would not start
+        in an outage.
         """
         news = {tp[0]: topic_id for tp, topic_id in found.items() if topic_id and not _among(tp, topic_id, known)}
-        names = news.keys() | self._doubtful
+        names = news.keys() | self._unresolved
         if not names:
             return {}
         ids: dict[str, set[UUID | None]] = {}
         for (topic, _), topic_ids in known.items():
             ids.setdefault(topic, set()).update(topic_ids)
         views = self._cluster.topic_views(names)
-        doubts = {name: self._doubt(name, news.get(name), ids.get(name, set()), views) for name in sorted(names)}
-        inconclusive = {name: doubt for name, doubt in doubts.items() if doubt is not None}
-        self._doubtful = inconclusive.keys()
+        disputes = {name: self._dispute(name, news.get(name), ids.get(name, set()), views) for name in sorted(names)}
+        inconclusive = {name: dispute for name, dispute in disputes.items() if dispute is not None}
+        self._unresolved = inconclusive.keys()
         return inconclusive
 
-    def _doubt(self, name: str, reported: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
-        """Why this topic is not to be taken for the one with the id that was told, alongside those that are known.
+    def _dispute(self, name: str, reported: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
+        """Why this topic is not to be taken for the one with the id that was reported, alongside those that are known.
 
-        Nothing was told (None): the broker that was asked does not know what was in doubt before, or reports what is known.
+        Nothing was reported (None): the broker that was asked does not know what was unresolved before, or reports what is
+        known.
         Other brokers may still know it by another id.
         """
         ids = views.ids(name) | ({reported} - {None})
         denials = views.denials(name)
         if not ids <= known and len(ids) > 1:
-            return f"brokers differ on which topic {name} is: {views.reported(name)}; one has told of {reported}"
+            return f"brokers differ on which topic {name} is: {views.reported(name)}; one has reported {reported}"
         if reported is None and not self._selected_ids(name, views) <= known:
-            return f"one broker does not know topic {name}, which others have told of"
+            return f"one broker does not know topic {name}, which others have reported"
         if reported is not None and denials and denials >= len(views.known(name)):
-            return f"one broker has told of topic {name}, which {denials} others do not know"
+            return f"one broker has reported topic {name}, which {denials} others do not know"
         failure = views.failures.get(name)
         if reported is None and not ids and isinstance(failure, RefusedByBrokerError):
             return None  # who has no right to the topic does not select it, and it may not be there
-        if failure is not None and (name in self._doubtful or (known and None not in known and reported not in known)):
+        if failure is not None and (name in self._unresolved or (known and None not in known and reported not in known)):
             return f"not every broker can be asked which topic {name} is now: {failure}"
         return None
 
@@ -309,17 +311,17 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             answers += views.answers
             so_far = TopicViews(answers, views.failures)
             disputed = {topic for topic in topics if len(so_far.ids(topic)) > 1}
-            self._doubtful |= disputed
+            self._unresolved |= disputed
             if disputed:
                 raise RetriableError(f"brokers differ on which topic {min(disputed)} is: {so_far.reported(min(disputed))}")
-            views.require(self._doubtful)
+            views.require(self._unresolved)
             ids = {topic: min(so_far.ids(topic), default=None) for topic in topics}
             there = {(topic, number) for topic in topics for seen in so_far.known(topic) for number in seen.partitions}
             found = {tp: ids[tp[0]] for tp in wanted & there}
             if found.keys() == wanted:
                 break
             views.require({topic for topic, _ in wanted - found.keys()})
-        self._doubtful -= topics
+        self._unresolved -= topics
         return found
 
     def _looks(self, topics: Set[str]) -> Iterator[TopicViews]:
@@ -395,10 +397,10 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         return resolved
 
 
-def _not_yet(doubts: Mapping[str, str]) -> RetriableError:
-    first = min(doubts)
-    others = f", and {len(doubts) - 1} topics more are in doubt" if len(doubts) > 1 else ""
-    return RetriableError(doubts[first] + others)
+def _not_yet(disputes: Mapping[str, str]) -> RetriableError:
+    first = min(disputes)
+    others = f", and {len(disputes) - 1} topics more are unresolved" if len(disputes) > 1 else ""
+    return RetriableError(disputes[first] + others)
 
 
 def _partitions(topics: Iterable[TopicMetadata]) -> dict[TopicPartition, UUID | None]:

@@ -20,7 +20,7 @@ from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.format.decode import MAX_UNCOMPRESSED_BYTES, BadTimestamps, DecodedBatch, arrow_schema, decode
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import BadBatchError
-from headrace.connectors.kafka.read.bad_batches import BadBatches, SecondLook, second_look
+from headrace.connectors.kafka.read.bad_batches import BadBatches, SecondRead, second_look
 from headrace.connectors.kafka.read.fetcher import Fetcher, FetchFailed, FetchFrom
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, RetriableError, UsageError
@@ -46,7 +46,7 @@ class _Decoding:
     key: TopicPartition
     batches: Iterator[DecodedBatch]
     epoch_before: Callable[[int], int | None]
-    second: SecondLook | None = None
+    second: SecondRead | None = None
 
 
 class KafkaReader(SourceReader[KafkaSplit]):
@@ -63,7 +63,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         bad_batches: BadBatches = "error",
         max_uncompressed_batch_bytes: int = MAX_UNCOMPRESSED_BYTES,
     ) -> None:
-        """Contacts nobody before it is given splits. The arguments are those of `KafkaSource`."""
+        """Does no I/O before it is given splits. The arguments are those of `KafkaSource`."""
         self._bad_timestamps = bad_timestamps
         self._max_uncompressed_bytes = max_uncompressed_batch_bytes
         self._nulled = 0
@@ -189,7 +189,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
             self._look_again(split, error)
         return None if self._decoding is None else self._next(self._decoding, split)
 
-    def _look_again(self, split: KafkaSplit, doubt: CorruptDataError) -> None:
+    def _look_again(self, split: KafkaSplit, dispute: CorruptDataError) -> None:
         """Ask the leader for the batch again; where it cannot be asked now the fetcher starts with it again."""
         key = (split.topic, split.partition)
         try:
@@ -200,7 +200,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
             is_it = False
         second = second_look(answer) if is_it else None
         if is_it and second is None:
-            raise _endless(doubt)
+            raise _endless(dispute)
         if second is None or _is_written_later(second, split):  # the fetcher says what has become of the log
             self._decoding = None
             self._read_from(split)
@@ -226,7 +226,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         second = second_look(answer)
         return answer if second is None or second.last is not None else look()
 
-    def _pass_over(self, decoding: _Decoding, second: SecondLook, split: KafkaSplit, error: BadBatchError) -> DecodedBatch:
+    def _pass_over(self, decoding: _Decoding, second: SecondRead, split: KafkaSplit, error: BadBatchError) -> DecodedBatch:
         last = second.last
         if last is None:
             raise _endless(error)
@@ -294,7 +294,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
             if split.split_id not in self._awaited:
                 log.warning("%s; waiting for it to come back", failure.error)
             self._awaited.add(split.split_id)
-            self._read_from(split)  # that nobody knows it now ends nothing: a new id does
+            self._read_from(split)  # that no one knows it now ends nothing: a new id does
             return
         resume = _after_loss(failure.error, split)
         if resume is None:
@@ -319,7 +319,7 @@ def _close_beside(fetcher: Fetcher) -> None:
     threading.Thread(target=fetcher.close, name="headrace-fetch-close", daemon=True).start()
 
 
-def _is_written_later(second: SecondLook, split: KafkaSplit) -> bool:
+def _is_written_later(second: SecondRead, split: KafkaSplit) -> bool:
     """Whether it is not a part of what the read was planned for: the log was truncated meanwhile, and has grown again."""
     if split.stop_offset is None or split.stop_epoch is None:
         return False

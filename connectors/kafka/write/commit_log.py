@@ -81,7 +81,7 @@ _PARTS = Envelope("headrace-commit-list-parts", "head of a list of transactions"
 
 
 class CommitLog:
-    """Reads and creates the topic, and remembers what it has read. Thread-safe; contacts nobody before a method is called."""
+    """Reads and creates the topic, and remembers what it has read. Thread-safe; does no I/O before a method is called."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class CommitLog:
     def decided_records(self) -> dict[str, bytes]:
         """Records by their keys, as `decided`, after `create`: a broker that does not know the topic yet is asked again.
 
-        What a broker that is cut off from the others has of it may be less than what they have. Raises UnknownTopicError.
+        What a broker that is isolated from the others has of it may be less than what they have. Raises UnknownTopicError.
         """
         found = self.cluster.topics([self.topic])[self.topic]
         return self._decided(found, self._end(Isolation.READ_UNCOMMITTED))
@@ -185,20 +185,20 @@ class CommitLog:
         """`decided_records`, and certainly all that was decided before this call: who has taken an id over, and has waited for
         what was under way there, finds all that was written under it.
 
-        A broker that says it leads the topic may be cut off from the others, which have elected another one since: it still
+        A broker that says it leads the topic may be isolated from the others, which have elected another one since: it still
         answers, and lacks what is newest. It cannot have a write acknowledged by all in-sync replicas. So a record is written
         first, which is nothing: a tombstone of a key that there never is. Who has that has all that came before it.
         """
         found = self.cluster.topics([self.topic])[self.topic]
 
         def ask() -> dict[str, bytes]:
-            written = self.write_nothing()  # again at each try: an unclean election loses it, and nobody would have it ever
+            written = self.write_nothing()  # again at each try: an unclean election loses it, and no process would have it ever
             end = self._end(Isolation.READ_UNCOMMITTED)
             if end <= written:
                 self.cluster.invalidate(self.topic)
                 raise RetriableError(
                     f"{self.topic}-{_PARTITION} was written to at offset {written}, and the broker that says it leads it ends "
-                    f"at {end}: it may be cut off from the others"
+                    f"at {end}: it may be isolated from the others"
                 )
             self._forget_beyond(end)
             return self._decided(found, end)
@@ -315,7 +315,9 @@ class CommitLog:
         return find_topic(self.cluster, self.topic, lambda topic: topic.topic_id == self._topic_id) is not None
 
     def _stable_end(self) -> int:
-        """Where the topic ends now, when every transaction before it is over. Nobody else waits for whose: no lock is held."""
+        """Where the topic ends now, when every transaction before it is over. No other process waits for whose: no lock is
+        held.
+        """
         key = (self.topic, _PARTITION)
         end = self._end(Isolation.READ_UNCOMMITTED)
         why_open = open_transactions(self.cluster, key)
@@ -467,7 +469,8 @@ _HEAD_BYTES = 100
 
 
 def _has_ended(found: TransactionDescription, own: Producer | None) -> bool:
-    """Whether it is the transaction of this very producer that is over, by its timeout as a rule, and nobody has come since.
+    """Whether it is the transaction of this very producer that is over, by its timeout as a rule, and no process has come
+    since.
 
     That bumps the epoch once. Another driver's InitProducerId bumps it, too, but leaves the id without a transaction, and what
     that driver writes ends one epoch later still.
@@ -480,7 +483,6 @@ class DriverLog:
     """The list of one job at one destination, and its driver's right to write it. Used by one thread."""
 
     def __init__(self, commit_log: CommitLog, transactions: Transactions, names: JobNames) -> None:
-        """Contacts nobody."""
         self._log, self._transactions, self._names = commit_log, transactions, names
         self._parts: frozenset[str] = frozenset()
         self._recorded: bytes | None = None
@@ -507,7 +509,7 @@ class DriverLog:
     def _refuse_lost(self) -> None:
         """The coordinator knows what the driver's last transaction was, until the id is taken over.
 
-        Looked at before that, so that it is known at the next start, too. A driver that has taken the id over and died before
+        Checked before that, so that it is known at the next start, too. A driver that has taken the id over and died before
         its first write leaves nothing to know it by.
         """
         known = self._transactions.describe([self._names.driver])[self._names.driver]

@@ -1,4 +1,5 @@
-"""Kafka as a two-phase-commit sink: rows in transactions that any process can end, and that survive whoever wrote them.
+"""Kafka as a two-phase-commit sink: rows in transactions that any process can end, and that survive the process that wrote
+them.
 
 Transactional ids are made in `names.py`. One is taken over by InitProducerId before every transaction.
 """
@@ -100,16 +101,16 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     - `transactional_id_prefix`: what all transactional ids start with; letters, digits, `-` and `_`; default "headrace". Jobs
       of different applications on one cluster should differ in it.
     - `commit_topic`: the compacted topic of the lists of committables, made if need be; default "headrace-commits".
-    - `transaction_timeout_ms`: after so many milliseconds the broker aborts what was not committed: longer than an outage of
+    - `transaction_timeout_ms`: after this many milliseconds the broker aborts what was not committed: longer than an outage of
       the job. Default: the property `transaction.timeout.ms`, else 15 minutes, the most that brokers allow by default.
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
     - `value`, `key`: formats of `headrace.formats` that encode these columns (default None: they are bytes or strings). A row
       that its format cannot hold is an error of the write.
 
-    A row whose column `deadLetter` is not null is written to the topic that stands there, as it stands there, and its other
+    A row whose column `deadLetter` is not null is written to the topic that is there, as it is there, and its other
     columns are not; see `headrace.connectors.base.dead_letters`.
 
-    A value that is checked when made, hashable and picklable; contacts nobody. Raises UsageError for anything that contradicts
+    A value that is checked when made, hashable and picklable; does no I/O. Raises UsageError for anything that contradicts
     itself.
     """
 
@@ -249,7 +250,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     def bounded(self) -> KafkaSink:
         """With a `default.api.timeout.ms` and a `delivery.timeout.ms` of a minute at most.
 
-        Of what the properties stood for when this sink was made: what `${env:...}` and `${file:...}` name need not be here.
+        Of what the properties represented when this sink was made: what `${env:...}` and `${file:...}` name need not be here.
         """
         config = self.config
         call_ms = min(config.default_api_timeout_ms or _LONGEST_BOUNDED_MS, _LONGEST_BOUNDED_MS)
@@ -271,7 +272,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
             self.cluster().warm({self.topic})
 
     def warm_driver(self) -> None:
-        """By a look at the commit topic, which tasks never read."""
+        """By a check at the commit topic, which tasks never read."""
         topics = {self.commit_topic} if self.topic is None else {self.commit_topic, self.topic}
         self.cluster().warm(topics)  # in one try: while no broker answers, the next call would wait for one
         self.recorded_now()
@@ -322,7 +323,7 @@ class _Rows:
         encoder: Callable[[int], RecordEncoder],
         commit_topic: str | None = None,
     ) -> None:
-        """`encoder` makes one for so many partitions. No row may name the `commit_topic`."""
+        """`encoder` makes one for this many partitions. No row may name the `commit_topic`."""
         self._cluster, self._topic, self._encoder, self._commit_topic = cluster, topic, encoder, commit_topic
         self._encoders: dict[str, RecordEncoder] = {}
 
@@ -377,7 +378,6 @@ class KafkaTransaction(Transaction[KafkaHandle]):
     """One attempt's transaction. Starts with its first row: a task without rows opens none."""
 
     def __init__(self, sink: KafkaSink, attempt: Attempt) -> None:
-        """Contacts nobody."""
         self._sink, self._attempt = sink, attempt
         self._transactions = Transactions(sink.cluster())
         self._producer: Producer | None = None
@@ -430,9 +430,10 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             ) from error
 
     def _refuse_after_decision(self) -> None:
-        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody cleans up after that.
+        """Raise StateError if the write of its own that this is of has been committed or aborted: no process cleans up after
+        that.
 
-        Looked at with the transaction open: a driver that starts later finds it. The driver's id is used at the end only.
+        Checked with the transaction open: a driver that starts later finds it. The driver's id is used at the end only.
         """
         job = self._attempt.job
         if is_one_off(job):
@@ -474,9 +475,10 @@ class KafkaTransaction(Transaction[KafkaHandle]):
     def _free_id(self) -> str:
         """The first of the task's ids, from its retry on, under which nothing is open: to take over one would abort it.
 
-        An open one may be another attempt's that is running or has prepared; the driver aborts what nobody wants. One that was
-        taken over and has nothing open is taken again: so a zombie is fenced before it writes. Should that one prepare between
-        the look and the takeover, the driver's check refuses its handle before anything is recorded, and the epoch is repeated.
+        An open one may be another attempt's that is running or has prepared; the driver aborts what no process wants. One that
+        was taken over and has nothing open is taken again: so a zombie is fenced before it writes. Should that one prepare
+        between the look and the takeover, the driver's check refuses its handle before anything is recorded, and the epoch is
+        repeated.
         """
         names, attempt = self._sink.names(self._attempt.job), self._attempt
         ids = (names.task(attempt.epoch, attempt.task, number) for number in itertools.count(attempt.retry))
@@ -541,7 +543,7 @@ class AtLeastOnceKafkaSink(ImmediateSink):
         return client_config(self.bootstrap, self.properties, {}, sasl=self.sasl)
 
     def begin(self, attempt: Attempt) -> _AtLeastOnceTransaction:
-        """Contacts nobody before its first row."""
+        """Does no I/O before its first row."""
         return _AtLeastOnceTransaction(self)
 
 
@@ -583,7 +585,7 @@ def _time_out(timeout_ms: int) -> str:
     )
 
 
-class _Spent(NamedTuple):
+class _Budget(NamedTuple):
     """How long a transaction has been open."""
 
     milliseconds: int
@@ -591,21 +593,20 @@ class _Spent(NamedTuple):
     transactional_id: str
 
 
-def _spent(found: TransactionDescription, now_ms: int) -> _Spent:
+def _budget(found: TransactionDescription, now_ms: int) -> _Budget:
     """By its coordinator's clock, which also ends it, and that of this machine; the writer's does not count."""
-    spent_ms = 0 if found.started_ms is None else max(0, now_ms - found.started_ms)
+    budget_ms = 0 if found.started_ms is None else max(0, now_ms - found.started_ms)
     name = str(found.producer.transactional_id)
-    if spent_ms > found.timeout_ms + _LONGEST_EXPIRY_MS:  # and it is Ongoing
+    if budget_ms > found.timeout_ms + _LONGEST_EXPIRY_MS:  # and it is Ongoing
         log.warning("the clocks of this machine and of the brokers differ by minutes: how long %s was open is not known", name)
-        spent_ms = 0
-    return _Spent(spent_ms, found.timeout_ms, name)
+        budget_ms = 0
+    return _Budget(budget_ms, found.timeout_ms, name)
 
 
 class KafkaCommitter(Committer[KafkaHandle]):
     """Ends a job's transactions."""
 
     def __init__(self, sink: KafkaSink, job: str) -> None:
-        """Contacts nobody."""
         self._sink, self._job = sink, job
         self._cluster = sink.cluster()
         self._transactions = Transactions(self._cluster)
@@ -630,7 +631,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
         """
         known = self._transactions.describe([handle.transactional_id for handle in handles])
         now_ms = time.time_ns() // 1_000_000
-        longest = _Spent(-1, 0, "")
+        longest = _Budget(-1, 0, "")
         for handle in handles:
             found = known[handle.transactional_id]
             if found is None or not found.is_ongoing or found.producer != handle.producer:
@@ -640,28 +641,28 @@ class KafkaCommitter(Committer[KafkaHandle]):
                     "attempt took its place. Nothing of this epoch is visible; it has to be written again. "
                     + _time_out(handle.timeout_ms)
                 )
-            longest = max(longest, _spent(found, now_ms))
+            longest = max(longest, _budget(found, now_ms))
         self._check_time(longest)
 
-    def _check_time(self, spent: _Spent) -> None:
+    def _check_time(self, budget: _Budget) -> None:
         """Raise DeadlineExceededError for too little time left.
 
         Warn when half of it is gone: a driver that dies now has little time to come back before a copy is needed.
         """
-        left_ms = spent.timeout_ms - spent.milliseconds
-        if left_ms < min(_TIME_LEFT_MS, _TIME_LEFT * spent.timeout_ms):
+        left_ms = budget.timeout_ms - budget.milliseconds
+        if left_ms < min(_TIME_LEFT_MS, _TIME_LEFT * budget.timeout_ms):
             raise DeadlineExceededError(
-                f"the transaction of {spent.transactional_id!r} has {max(0, left_ms) / 1000:.0f} s left of its "
-                f"{spent.timeout_ms / 1000:g}: raise transaction.timeout.ms, or write less in one batch"
+                f"the transaction of {budget.transactional_id!r} has {max(0, left_ms) / 1000:.0f} s left of its "
+                f"{budget.timeout_ms / 1000:g}: raise transaction.timeout.ms, or write less in one batch"
             )
-        if spent.milliseconds > spent.timeout_ms / 2:
+        if budget.milliseconds > budget.timeout_ms / 2:
             log.warning(
                 "job %s: the transaction of %s was open for %.0f s of its %.0f before it could be committed; raise "
                 "transaction.timeout.ms above the time between triggers and that of a restart",
                 self._job,
-                spent.transactional_id,
-                spent.milliseconds / 1000,
-                spent.timeout_ms / 1000,
+                budget.transactional_id,
+                budget.milliseconds / 1000,
+                budget.timeout_ms / 1000,
             )
 
     def record(self, commits: CommitList[KafkaHandle]) -> None:
@@ -687,7 +688,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
             raise another_write(self._job, self._last, others)
 
     def end(self, handle: KafkaHandle) -> Outcome:
-        """Commit in the handle's version of the protocol. "Fenced" settles nothing: the log is asked then."""
+        """Commit in the handle's version of the protocol. "Fenced" resolves nothing: the log is asked then."""
         answer, _ = self._transactions.end(handle.producer, handle.protocol, TransactionResult.COMMIT)
         match answer:
             case Answer.DONE:
@@ -745,7 +746,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
         """A tombstone in the commit topic."""
         self._log.remove()
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """For an operator: forget the job's list though it cannot be read or is lost, and abort all that the job has open."""
         self._log.reset()
         self.clean_up(())

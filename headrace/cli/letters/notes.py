@@ -1,7 +1,7 @@
 """The records of the topic with notes of replays, read without waiting for transactions of others.
 
 One partition holds the notes of all topics of dead letters. A reader under read_committed would wait for the transaction that a
-killed replay of any of them has left open. So the log is read as it is: a record counts if the marker behind it states that it
+killed replay of any of them has left. So the log is read as it is: a record counts if the marker behind it states that it
 is committed.
 """
 
@@ -35,7 +35,7 @@ class Notes:
 def read_notes(cluster: KafkaCluster) -> Notes:
     """Up to where the topic ends now; without the topic, nothing. Raises CorruptDataError, DataLossError, PeerError."""
     from headrace.connectors.kafka.format.stored_batch import records_of
-    from headrace.connectors.kafka.log_dump import Fate, dump
+    from headrace.connectors.kafka.log_dump import TransactionStatus, dump
     from headrace.connectors.kafka.write.topics import find_topic
 
     decided: dict[str, bytes] = {}
@@ -45,11 +45,11 @@ def read_notes(cluster: KafkaCluster) -> Notes:
         return Notes(decided, inconclusive, end)
     for each in dump(cluster, REPLAYS_TOPIC, _PARTITION):
         end = each.stored.last_offset + 1
-        if each.marker is not None or each.fate is Fate.ABORTED:
+        if each.marker is not None or each.fate is TransactionStatus.ABORTED:
             continue
         for row in records_of(REPLAYS_TOPIC, _PARTITION, each.stored).to_pylist():
             key, value = (row["key"] or b"").decode(errors="replace"), row["value"]
-            if each.fate is Fate.OPEN:
+            if each.fate is TransactionStatus.OPEN:
                 inconclusive.setdefault(key, row["offset"])
             elif value is None:
                 decided.pop(key, None)

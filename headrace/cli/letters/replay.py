@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_LETTERS, MOST_BYTES = 1000, 4 << 20
 """Of a transaction, whichever comes first; one letter at least."""
 TRANSACTION_TIMEOUT_MS = 60_000
-"""What a killed replay has left open hides what others write behind it: for no longer than a call of a command waits."""
+"""What a killed replay has left hides what others write behind it: for no longer than a call of a command waits."""
 
 _OF_LISTS = "holds the lists of transactions"
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -93,7 +93,7 @@ class Replay:
     def __init__(
         self, sink: KafkaSink, topic: str, plan: Plan, committer: Callable[[str], Committer[KafkaHandle]] | None = None
     ) -> None:
-        """Contacts nobody. Raises UsageError for letters that are to be put where they lie, or among our own records."""
+        """Does no I/O. Raises UsageError for letters that are to be put where they lie, or among our own records."""
         self._closed_to = {
             DEFAULT_COMMIT_TOPIC: _OF_LISTS,
             sink.commit_topic: _OF_LISTS,
@@ -129,7 +129,9 @@ class Replay:
         self._replayed = cluster.retrying(reading, lambda: self._read_decided(notes.write_nothing()))
 
     def _claim(self) -> None:
-        """Nobody's transaction hides a claim, so who reads them after its own write has all that came before it."""
+        """No process's transaction hides a claim, so the process that reads them after its own write has all that came before
+        it.
+        """
         found = read_replayed(self._sink, self._topic)
         found.refuse_unfenced()
         if found.claims:
@@ -154,7 +156,7 @@ class Replay:
     def _read_decided(self, written: int) -> Replayed:
         """Raises RetriableError while a transaction of this job is open: of a replay that was shut out, and continues until it
         notices; or one that is being ended. And for a reading without what was just written at that offset: a leader that is
-        cut off from the others may lack notes, too.
+        isolated from the others may lack notes, too.
         """
         found = read_replayed(self._sink, self._topic)
         if found.end <= written:
@@ -167,7 +169,7 @@ class Replay:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Records of the topic, in their order in each partition. Raises what the sink raises, and UsageError for a letter that
-        claims to come from a topic of ours.
+        claims to come from a topic of headrace.
         """
         found = list(letters_in(batch))
         self.report.others += batch.num_rows - len(found)

@@ -1,12 +1,12 @@
 """Which dead letters were replayed: a bit for each offset, in pages that are the records of a compacted topic.
 
 A page is written in the transaction that writes the letters back, so both happen or neither. The key names the topic by its id
-too, so that a topic that is recreated starts over. A page has so many bits as 4,096 offsets: what is written with a transaction
-does not grow with what was replayed before.
+too, so that a topic that is recreated starts over. A page has this many bits as 4,096 offsets: what is written with a
+transaction does not grow with what was replayed before.
 
 Two replays shut each other out by the names of their transactions, which the user's prefix and commit topic make. So before the
 first letter of a topic is written, the topic is claimed: by its own record, outside of transactions. The first claim in
-the log counts, whoever wrote at the same time; and as each has its own key, compaction leaves it the first.
+the log counts, the process that wrote at the same time; and as each has its own key, compaction leaves it the first.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Replayed:
     def others(self) -> set[str]:
         """Who may be running on the topic, and is not shut out by who replays now.
 
-        The first who claimed it. Versions without claims left pages alone: whoever has written one may claim it now.
+        The first who claimed it. Versions without claims left pages alone: the process that has written one may claim it now.
         """
         if self.claims:
             return {self.claims[0]} - {self.by}

@@ -121,7 +121,8 @@ def forget_topic(checkpoint: SparkCheckpoint, topic: str) -> CopyPlan:
 def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
     """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express.
 
-    It continues from the last batch. Of the previous ones, what it cannot express stays as it is: nobody reads that any more.
+    It continues from the last batch. Of the previous ones, what it cannot express stays as it is: no process reads that any
+    more.
     """
     last = last_committed(checkpoint)
     written = {}
@@ -149,8 +150,8 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
 
     Killed at any moment, it leaves no such folder, or (in a store that is not local) one from which no query starts.
 
-    `quiet_s`: a checkpoint that was written to within so many seconds, by the clock of the copy's store, is taken for a running
-    query's. Raises StateError then, and where it is written to meanwhile; UsageError where `to` is there.
+    `quiet_s`: a checkpoint that was written to within this many seconds, by the clock of the copy's store, is taken for a
+    running query's. Raises StateError then, and where it is written to meanwhile; UsageError where `to` is there.
     """
     location, target = (normal_path(fsspec_address(path)) for path in (checkpoint.location, to))
     if f"{_followed(target)}/".startswith(f"{_followed(location)}/"):
@@ -192,7 +193,7 @@ def _followed(path: str) -> str:
 
 
 def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, quiet_s: float) -> None:
-    """By when the newest entry of each log was written, and `now_s`, of the same store's clock if it can be had.
+    """By when the newest entry of each log was written, and `now_s`, of the same store's clock if it is available.
 
     Raises StateError where it was less than `quiet_s` seconds ago, and, unless these are 0, where a supervised driver has the
     checkpoint: that one may have found nothing to read for long.

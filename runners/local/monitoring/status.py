@@ -10,7 +10,7 @@
 transactions that were committed. `last_lost`: the worker that was lost last. `address`: the coordinator's gRPC server, as a
 gRPC client takes it. Times are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by whatever
 coordinator. `restarted`: how many coordinators have failed before this one, since the run was started. The other counts are of
-this coordinator's life: a restart starts at nothing, as Prometheus' counters may; `last_lost` too.
+this coordinator's lifetime: a restart starts at nothing, as Prometheus' counters may; `last_lost` too.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RunStatus:
         self._restarted = restarted
         self.shown: Mapping[str, Any] = {}
 
-    def saw(self, event: object) -> None:
+    def record_event(self, event: object) -> None:
         """An event of the core's."""
         match event:
             case WorkerSnapshotted():
@@ -98,7 +98,7 @@ class RunStatus:
             case _:
                 pass
 
-    def did(self, command: object) -> None:
+    def record_command(self, command: object) -> None:
         """A command of the core's."""
         match command:
             case TakeSnapshot(_, checkpoint_id):
@@ -153,20 +153,21 @@ def largest_of(splits: Mapping[str, int], most: int) -> list[tuple[str, int]]:
     return sorted(splits.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
-def last_progress_s(begun_s: float, written_s: float | None, now_s: float) -> float:
-    """When a run that started at `begun_s` has committed a checkpoint last, or started, by this machine's clock, in epoch
+def last_progress_s(started_s: float, written_s: float | None, now_s: float) -> float:
+    """When a run that started at `started_s` has committed a checkpoint last, or started, by this machine's clock, in epoch
     seconds.
 
     `written_s`: of its newest checkpoint; None without any. One that is yet to come is of another machine's clock, and says
     nothing: else a run that hangs would be well for as long as that clock is ahead.
     """
-    return begun_s if written_s is None or written_s > now_s else max(begun_s, written_s)
+    return started_s if written_s is None or written_s > now_s else max(started_s, written_s)
 
 
 def remove_status(folder: Path) -> None:
-    """What is there is of a life before, or of a run that is over. Called by who has the folder's lock, or is its supervisor.
+    """What is there is of a lifetime before, or of a run that is over. Called by who has the folder's lock, or is its
+    supervisor.
 
-    What the disk refuses is not a failure, as nothing is shown of a folder that nobody works with.
+    What the disk refuses is not a failure, as nothing is shown of a folder that no process works with.
     """
     for name in (_STATUS, f"{_STATUS}.writing"):
         with suppress(OSError):

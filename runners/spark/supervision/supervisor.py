@@ -1,4 +1,4 @@
-"""The process that supervises a job: carries out what `StandbyCore` decides, and tells it what happens. One thread.
+"""The process that supervises a job: carries out what `StandbyCore` decides, and shows it what happens. One thread.
 
 With a lease several supervisors on as many hosts know of each other. `LeaseCore` decides which of them leads. Each time one
 starts to follow it gets a new `StandbyCore`.
@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
-from headrace.connectors.base.lease import LeaseLeaseStore
+from headrace.connectors.base.lease import LeaseStore
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.submitted import as_it_was_submitted
 from headrace.runners.spark.supervision.core import (
@@ -49,9 +49,9 @@ from headrace.runners.spark.supervision.lease.core import (
     LeasePhase,
     LeaseStarted,
     LeaveRequested,
-    LookAtLeaseStore,
-    LookDue,
     MayCall,
+    ReadDue,
+    ReadLeaseStore,
     WriteHeartbeat,
 )
 from headrace.runners.spark.supervision.lease.store import LeaseStoreThread
@@ -92,7 +92,7 @@ def supervise(
     order: DriverOrder,
     new_core: Callable[[], StandbyCore],
     status: StatusFile | None,
-    lease_store: LeaseLeaseStore | None = None,
+    lease_store: LeaseStore | None = None,
 ) -> DriverEnd:
     """Run the job to its end, which is returned and logged. Raises UsageError where a supervisor cannot be.
 
@@ -117,7 +117,7 @@ class _Supervisor:
         status: StatusFile | None,
         signals: socket.socket,
         submitter: int | None,
-        lease_store: LeaseLeaseStore | None,
+        lease_store: LeaseStore | None,
     ) -> None:
         self._order = order
         self._new_core = new_core
@@ -160,7 +160,7 @@ class _Supervisor:
                 if self._end is None and _until(self._core.wake_at_s) == 0:
                     self._tell(TimePassed(time.monotonic()))
                 if self._end is None and self._lease is not None and _until(self._lease.wake_at_s) == 0:
-                    self._tell_lease(LookDue(time.monotonic()))
+                    self._tell_lease(ReadDue(time.monotonic()))
             return self._end
         finally:
             for driver in self._drivers.values():
@@ -198,8 +198,8 @@ class _Supervisor:
         self._trouble = self._lease.trouble
         if self._lease.is_suspect and not self._is_suspect:
             log.warning(
-                "this supervisor leads, and may be taken for dead, as nobody has heard of it; it continues until it is fenced, "
-                "and calls no other driver before it has seen that nobody else leads"
+                "this supervisor leads, and may be taken for dead, as no process has heard of it; it continues until it is "
+                "fenced, and calls no other driver before it has seen that no other process leads"
             )
         self._is_suspect = self._lease.is_suspect
         self._show()
@@ -207,11 +207,11 @@ class _Supervisor:
     def _perform_for_lease(self, command: LeaseCommand) -> None:
         assert self._lease_store is not None
         match command:
-            case LookAtLeaseStore() | WriteHeartbeat():
+            case ReadLeaseStore() | WriteHeartbeat():
                 self._lease_store.ask(command)
             case Follow(reason):
                 log.warning("it follows, and keeps a driver warm: %s", reason)
-                self._begin_anew()
+                self._start_over()
                 if self._is_to_stop:
                     self._tell_lease(LeaveRequested(time.monotonic()))
                 else:
@@ -221,12 +221,12 @@ class _Supervisor:
                 self._tell(SupervisionStarted(time.monotonic()))
             case MayCall(number):
                 if number == self._waiting:
-                    log.warning("driver %d is called: the lease store was seen, and nobody else leads", number)
+                    log.warning("driver %d is called: the lease store was seen, and no other process leads", number)
                     self._waiting = None
                 self._call(number)
             case EndLease(end):
                 if self._core.drivers:
-                    self._begin_anew()
+                    self._start_over()
                 self._end = end
             case _:
                 assert_never(command)
@@ -236,7 +236,7 @@ class _Supervisor:
         self._tell_lease(CallWanted(time.monotonic(), number))
         if self._lease.waiting == number:
             self._waiting = number
-            log.warning("driver %d waits until this supervisor has seen that nobody else leads", number)
+            log.warning("driver %d waits until this supervisor has seen that no other process leads", number)
 
     def _take_answer(self) -> None:
         assert self._lease_store is not None
@@ -246,8 +246,8 @@ class _Supervisor:
         if self._lease is not None and number == self._core.called and self._lease.phase is LeasePhase.LEADING:
             self._tell_lease(event)
 
-    def _begin_anew(self) -> None:
-        """Kill all drivers, and forget them, and all that was decided about them. Nobody is notified of their end."""
+    def _start_over(self) -> None:
+        """Kill all drivers, and forget them, and all that was decided about them. No process is notified of their end."""
         for driver in self._drivers.values():
             with suppress(KeyError):
                 self._ready.unregister(driver.reports)

@@ -106,19 +106,20 @@ class Takeover:
     def refuse_unreturned(self, returned: Sequence[RunningQuery]) -> None:
         """Raise UsageError for a query that the job has started and has not returned, and that runs.
 
-        Nobody would see it fail, and the driver would end, and the query with it, once those that it has returned have ended.
+        No process would see it fail, and the driver would end, and the query with it, once those that it has returned have
+        ended.
         """
         known = {query.id for query in returned}
         for query in self._running:
             if query.id not in known and query.isActive:
                 raise UsageError(
                     f"the job has started a query ({query.name or query.id}) that runs, and has not returned it: return all of "
-                    "its queries, since a query that nobody watches may fail unseen, and ends with the others"
+                    "its queries, since a query that no process watches may fail unseen, and ends with the others"
                 )
         self._running.clear()
 
     def release(self) -> None:
-        """After the end of all queries, which none has failed: give their jobs back to whoever comes. Never raises."""
+        """After the end of all queries, which none has failed: give their jobs back to the process that comes. Never raises."""
         for (location, _), started in self._begun.items():
             try:
                 job = checkpoint_at(location, started.frame).query_id()
@@ -133,7 +134,7 @@ class Takeover:
             lock.keep()
 
     def _say_what_is_repeated(self, started: StartedQuery) -> None:
-        """A sink of ours may be one whose rows are visible at once. Raises UsageError for options that it does not take."""
+        """A sink of headrace may be one whose rows are visible at once. Raises UsageError for options that it does not take."""
         sink, exactly_once = started.sink, _ONCE_BETWEEN_HOSTS if self._has_peers else _EXACTLY_ONCE
         if _is_ours(sink):
             ours = writer_of(started, self._data_source).sink
@@ -146,7 +147,8 @@ class Takeover:
     def _claim(self, started: StartedQuery, location: str) -> None:
         """Claim the job, and end what was left at its sink. Raises as `StreamWriter.claim`, and for an unreadable checkpoint.
 
-        A driver claims once at each sink: if a query is started again by it, somebody else may have claimed the job meanwhile.
+        A driver claims once at each sink: if a query is started again by it, another process may have claimed the job
+        meanwhile.
         """
         started.mark(DRIVER_ID, self._tree)
         claiming = replace(started, options={**started.options, DRIVER_ID.lower(): self._tree})
@@ -168,7 +170,7 @@ class Takeover:
 
 
 def checkpoint_of(started: StartedQuery) -> str | None:
-    """Where the query keeps its checkpoint, resolved; None for one that Spark makes up and nobody finds again."""
+    """Where the query keeps its checkpoint, resolved; None for one that Spark makes up and no process finds again."""
     given = started.options.get(LOCATION)
     if given is None:
         default = started.frame.sparkSession.conf.get(_DEFAULT_LOCATION, None)
@@ -225,7 +227,7 @@ def _is_ours(sink: str) -> bool:
 
 
 def writer_of(started: StartedQuery, data_source: type[DataSource]) -> StreamWriter[Any]:
-    """Of a sink of ours: of this format, or of a pipeline. Contacts nobody but a schema registry, if the options name one."""
+    """Of a sink of headrace: of this format, or of a pipeline. Does no I/O, except at a registry that the options name."""
     kind = started_sink(started.sink) if started.sink.startswith(PIPELINES) else data_source
     sink = kind(dict(started.options))
     return cast("StreamWriter[Any]", sink.streamWriter(started.frame.schema, started.output_mode == "complete"))

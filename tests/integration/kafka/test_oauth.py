@@ -91,7 +91,7 @@ def _past(moment: float) -> None:
         raise RetriableError("not yet")
 
 
-def test_a_token_that_nobody_of_the_authority_has_signed_is_refused_at_once(authority, cluster, tmp_path):
+def test_a_token_that_no_process_of_the_authority_has_signed_is_refused_at_once(authority, cluster, tmp_path):
     head, body, signature = authority.issue().split(".")
     forged = tmp_path / "token"
     forged.write_text(".".join([head, body, signature[::-1]]))

@@ -231,19 +231,19 @@ def one_broker_retires_a_topic() -> Iterator[None]:
 
 one_broker_brings_a_deleted_topic_back = _instead(
     KafkaDiscovery,
-    "_doubt",
+    "_dispute",
     lambda *_: None,
     "one_broker_brings_a_deleted_topic_back",
     "Regression: one that lags behind reports a topic that was deleted before; it is taken for a re-created one.",
 )
 
-_doubt = KafkaDiscovery._doubt
+_dispute = KafkaDiscovery._dispute
 
-a_broker_out_of_reach_ends_a_doubt = _instead(
+a_broker_out_of_reach_ends_a_dispute = _instead(
     KafkaDiscovery,
-    "_doubt",
-    lambda self, name, settings, known, views: None if views.failures else _doubt(self, name, settings, known, views),
-    "a_broker_out_of_reach_ends_a_doubt",
+    "_dispute",
+    lambda self, name, settings, known, views: None if views.failures else _dispute(self, name, settings, known, views),
+    "a_broker_out_of_reach_ends_a_dispute",
     "Regression: while one cannot be asked, what the others say against a topic's id counts for nothing.",
 )
 
@@ -320,7 +320,11 @@ ends_go_back = _instead(
 )
 
 losses_are_not_told = _instead(
-    KafkaSource, "splits_missing", lambda self, splits: None, "losses_are_not_told", "failOnDataLoss, and a topic is deleted."
+    KafkaSource,
+    "on_splits_missing",
+    lambda self, splits: None,
+    "losses_are_not_told",
+    "failOnDataLoss, and a topic is deleted.",
 )
 
 truncations_are_not_told = _instead(
@@ -364,11 +368,11 @@ last_row_of_a_task_dropped = _instead(
 
 # --- writers --------------------------------------------------------------------------------------------------------------
 
-_in_doubt = writers._recover
+_in_dispute = writers._recover
 abort_fences_whoever_goes_on = _instead(
     writers,
     "_abort",
-    lambda sink, job, epoch, driver_id: _in_doubt(sink, job, driver_id),
+    lambda sink, job, epoch, driver_id: _in_dispute(sink, job, driver_id),
     "abort_fences_whoever_goes_on",
     "findings, Sinks 13: the abort of a driver that was replaced fences the one that took its place.",
 )
@@ -485,7 +489,7 @@ owners_give_up = _instead(
     "_while_owner",
     _once,
     "owners_give_up",
-    "A supervised driver that was fenced by one of before ends, and nobody continues.",
+    "A supervised driver that was fenced by a previous one ends, and no process continues.",
 )
 
 driver_ids_are_ignored = _instead(
@@ -527,7 +531,7 @@ IN_SPARK: tuple[Injected, ...] = (
     one_look_proves_absence,
     one_broker_retires_a_topic,
     one_broker_brings_a_deleted_topic_back,
-    a_broker_out_of_reach_ends_a_doubt,
+    a_broker_out_of_reach_ends_a_dispute,
     absence_in_an_outage,
     new_partitions_begin_at_their_end,
     topics_are_told_by_name,

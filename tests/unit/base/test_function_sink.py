@@ -25,7 +25,7 @@ def yielding(batch):
 
 
 def refusing(batch):
-    raise OSError("no room")
+    raise OSError("no space")
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_the_function_has_each_batch_once_written_and_nothing_is_left_to_commit(
 
 
 def test_what_the_function_raises_fails_the_write_and_the_rows_come_again():
-    with pytest.raises(OSError, match="no room"), begun(refusing) as transaction:
+    with pytest.raises(OSError, match="no space"), begun(refusing) as transaction:
         transaction.write(ROWS)
     with begun(keep) as again:
         again.write(ROWS)

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.beam import ColumnTime, Limit, ProcessingTime, ReadFromSource
-from headrace.enumerator import Findings, pauses
+from headrace.enumerator import DiscoveryResult, pauses
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.runners.beam.coders import Element
@@ -130,14 +130,16 @@ def test_without_an_interval_it_looks_at_the_start_and_after_a_restore_only(open
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_look_after_a_restore_that_fails_or_is_undecided_is_had_again_without_an_interval(opened, monkeypatch, caplog, fails):
-    log, later, doubts = log_of(a="1"), MemoryDiscovery.later, [RetriableError("whether there is a c is not known")]
+def test_a_look_after_a_restore_that_fails_or_is_inconclusive_is_had_again_without_an_interval(
+    opened, monkeypatch, caplog, fails
+):
+    log, later, disputes = log_of(a="1"), MemoryDiscovery.later, [RetriableError("whether there is a c is not known")]
 
     def halting(self, known):
-        if fails and doubts:
-            raise doubts.pop()
+        if fails and disputes:
+            raise disputes.pop()
         found = later(self, known)
-        return replace(found, inconclusive=doubts.pop(), added=[]) if doubts else found
+        return replace(found, inconclusive=disputes.pop(), added=[]) if disputes else found
 
     run = BeamRun(MemorySource(log), None, discovery_interval_s=None)
     opened.append(run)
@@ -158,7 +160,7 @@ def test_a_look_after_a_restore_that_fails_or_is_undecided_is_had_again_without_
 @pytest.mark.parametrize(("interval_s", "longest_s"), [(None, 64e-9), (3e-9, 3e-9)])
 def test_the_pause_before_a_look_that_is_had_again_grows(opened, monkeypatch, interval_s, longest_s):
     def inconclusive(self, known):
-        return Findings([], inconclusive=RetriableError("whether there is a c is not known"))
+        return DiscoveryResult([], inconclusive=RetriableError("whether there is a c is not known"))
 
     enumerate_stage, _ = stages(MemorySource(log_of(a="1")), discovery_interval_s=interval_s)
     opened.append(enumerate_stage)
@@ -215,11 +217,11 @@ def test_a_vanished_split_fails_every_attempt_of_the_job_and_not_only_the_first(
     """Flink starts the job again in the same worker process, which must not take the failure for said."""
     log, reports = log_of(a="1", b="1"), []
 
-    def splits_missing(self, splits):
+    def on_splits_missing(self, splits):
         reports.append([split.split_id for split in splits])
         raise DataLossError("b is gone")
 
-    monkeypatch.setattr(MemorySource, "splits_missing", splits_missing)
+    monkeypatch.setattr(MemorySource, "on_splits_missing", on_splits_missing)
     run = BeamRun(MemorySource(log), None)
     opened.append(run)
     run.checkpoint()
@@ -235,7 +237,7 @@ def test_a_vanished_split_fails_every_attempt_of_the_job_and_not_only_the_first(
 
 def test_a_vanished_split_that_may_be_gone_is_reported_once(opened, monkeypatch):
     log, reports = log_of(a="1", b="1"), []
-    monkeypatch.setattr(MemorySource, "splits_missing", lambda self, splits: reports.append([s.split_id for s in splits]))
+    monkeypatch.setattr(MemorySource, "on_splits_missing", lambda self, splits: reports.append([s.split_id for s in splits]))
     run = BeamRun(MemorySource(log), None)
     opened.append(run)
     log.hide("b")
@@ -296,10 +298,10 @@ def test_a_call_reads_for_so_long_and_hands_the_rest_on(opened):
 def test_flink_drops_a_pause_of_a_quarter_second_so_a_call_without_records_waits_itself(opened):
     """And asks for none: it is called again at once, whatever the runner makes of pauses."""
     stage, (work,) = begin(opened, MemorySource(log_of(a="")), read_s=0.2)
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     bundle = stage.process(work)
     assert (bundle.outputs, bundle.delay_s) == ([], pytest.approx(0.0, abs=0.1))
-    assert time.monotonic() - begun_s >= 0.2
+    assert time.monotonic() - started_s >= 0.2
 
 
 def test_a_reader_that_has_nothing_just_now_is_asked_again(opened, monkeypatch):
@@ -354,7 +356,7 @@ def test_a_call_that_fails_closes_its_reader(opened, monkeypatch):
 
 
 def dividing(stage, work, after, fraction, rest):
-    """Divides the call after so many batches; what is then another's goes to `rest`."""
+    """Divides the call after this many batches; what is then another's goes to `rest`."""
     seen = []
 
     def divide(output):
@@ -367,7 +369,7 @@ def dividing(stage, work, after, fraction, rest):
 
 @given(splits=st.lists(st.tuples(st.integers(0, 12), st.floats(0, 0.99)), max_size=8), batch_size=st.integers(1, 5))
 def test_however_the_runner_divides_a_bounded_split_while_it_is_read_every_record_comes_once(splits, batch_size):
-    """The runner asks after so many batches of a call, for such a fraction."""
+    """The runner asks after this many batches of a call, for such a fraction."""
     opened = []
     source = MemorySource(log_of(a=[str(number) for number in range(40)]), bounded=True, batch_size=batch_size)
     stage, todo = begin(opened, source)

@@ -134,7 +134,7 @@ def test_a_transaction_is_committed_once_a_later_bundle_is_finalised_and_then_fo
     assert third is None
 
 
-def test_a_restored_shard_sweeps_first_keeping_what_its_state_names() -> None:
+def test_a_restored_shard_cleans_up_first_keeping_what_its_state_names() -> None:
     caller = Caller()
     caller.state = ShardState("run", 7, (PreparedTransaction(7, MemoryHandle(70)),))
     commands, _ = caller.call(has_rows=True)
@@ -229,7 +229,7 @@ def test_what_timed_out_is_copied_and_the_copy_waits_for_its_checkpoint() -> Non
     assert commands == [End(MemoryHandle(1))]
 
 
-def test_a_shard_sweeps_again_and_again_for_what_a_zombie_worker_started() -> None:
+def test_a_shard_cleans_up_again_and_again_for_what_a_zombie_worker_started() -> None:
     caller = Caller()
     caller.call()
     caller.now_s = CLEAN_UP_S

@@ -1,4 +1,4 @@
-"""`headrace dead-letters`: counting, showing, and putting back exactly once, whoever is killed in whichever phase."""
+"""`headrace dead-letters`: counting, showing, and putting back exactly once, the process that is killed in whichever phase."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class TestCommands:
         assert run(kafka, "show", "letters", "0", "0")[0] == ["record", "0", "0", "-", "null", "x", "-"]
         assert run(kafka, "replay", "letters") == [["replayed", "orders", "2"]]
 
-    def test_replay_tells_of_records_that_are_no_letters_and_of_what_it_cannot_read(self, kafka):
+    def test_replay_shows_of_records_that_are_no_letters_and_of_what_it_cannot_read(self, kafka):
         kafka.append("letters", letter(1), b"no letter")
         other = sink_of(kafka, topic="letters").begin(Attempt("other", 0, 0, 0))
         other.write(pa.record_batch({"value": [b"open"]}))
@@ -218,7 +218,7 @@ STEPS = [(step, when) for step in ("fence", "check", "record", "end", "clean_up"
 class TestKills:
     @pytest.fixture
     def many(self, kafka):
-        """So many that a run has three transactions."""
+        """This many that a run has three transactions."""
         for number in range(12):
             kafka.append("letters", letter(number), partition=number % 2)
         with patch.object(replaying, "MOST_LETTERS", 5):
@@ -262,7 +262,7 @@ class TestKills:
         assert values(kafka) == many
 
     def test_the_oracle_finds_a_note_that_is_not_in_the_transaction_of_the_records(self, kafka, many):
-        """A injected bug: nothing is noted, as if a kill had come before its own note."""
+        """An injected bug: nothing is noted, as if a kill had come before its own note."""
         with patch.object(Replayed, "with_these", lambda self, positions: {(0, 99): 1}):
             replayed(kafka)
         replayed(kafka)
@@ -350,7 +350,7 @@ class TestReplaysOfOthers:
             replayed(kafka)
         assert len([record for record in kafka.records(REPLAYS_TOPIC) if record.value is not None]) == 1
 
-    def test_a_leader_of_the_notes_that_is_cut_off_from_the_others_is_not_believed(self):
+    def test_a_leader_of_the_notes_that_is_isolated_from_the_others_is_not_believed(self):
         """It lacks what was replayed since: those letters were put back a second time."""
         quick = {"default.api.timeout.ms": "20000", "request.timeout.ms": "300", "retry.backoff.max.ms": "50"}
         with FakeKafka(brokers=3) as kafka:
@@ -367,7 +367,7 @@ class TestReplaysOfOthers:
             assert (report.written, report.already) == ({}, 1)
             assert len(kafka.records("orders")) == 1
 
-    def test_a_killed_replay_of_one_topic_holds_up_nobody(self, kafka):
+    def test_a_killed_replay_of_one_topic_holds_up_no_process(self, kafka):
         kafka.append("letters", letter(1))
         kafka.create_topic("others")
         kafka.append("others", letter(2))
@@ -420,7 +420,7 @@ class TestReplaysOfOthers:
 
 
 class _Arrow:
-    """pyarrow, whose batches of rows are made by somebody else."""
+    """pyarrow, whose batches of rows are made by another process."""
 
     def __init__(self, from_pylist):
         self.RecordBatch = type("RecordBatch", (), {"from_pylist": staticmethod(from_pylist)})

@@ -151,7 +151,7 @@ def test_topics_of_a_broker():
 
 
 def test_a_topic_that_is_given_twice_is_refused(run):
-    """Which of the two numbers of partitions is meant, nobody knows."""
+    """Which of the two numbers of partitions is meant, no one knows."""
     status, out, err = run("broker", "--topic", "orders:2", "--topic", "orders:3")
     assert (status, out) == (2, "")
     assert "topic 'orders' is given twice" in err

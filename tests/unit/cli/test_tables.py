@@ -46,7 +46,7 @@ class Table:
         return done.exit_code, [line.split("\t") for line in done.stdout.splitlines()], done.stderr
 
     def begun(self, epoch: int, value: str, job: str = JOB, hours: float = 0.0) -> str:
-        """A transaction with a file that nobody prepares, started so many hours ago; its id."""
+        """A transaction with a file that no process prepares, started this many hours ago; its id."""
         before = open_marks(self.root, job)
         transaction = self.sink.begin(Attempt(job, epoch, 0, 0))
         transaction.write(batch_of([value]))
@@ -101,7 +101,7 @@ def test_a_job_that_never_came_here_has_nothing_to_complete(table):
 
 
 def test_the_epoch_of_a_job_that_a_supervised_driver_has_claimed_is_completed_for_that_one(table):
-    """A table keeps no more of whose the job is than a number."""
+    """A table keeps no more of who owns the job than a number."""
     JobCommitter(JOB, table.sink.committer(JOB), "mine").claim()
     assert table.run("transactions", "list")[1] == []
     dying = DyingCommitter(table.sink.committer(JOB), "end", "before")
@@ -125,7 +125,7 @@ def test_open_transactions_are_aborted_and_committed_ones_refused(table):
     driver(table.sink).recover()
     assert table.values() == ["a"]
     assert table.run("transactions", "abort", spared, answer="n\n")[0] == 1
-    assert open_marks(table.root, "other"), "nobody said yes"
+    assert open_marks(table.root, "other"), "no process said yes"
     assert table.run("transactions", "abort", spared, answer="y\n")[0] == 0
     assert open_marks(table.root, "other") == set()
 
@@ -155,7 +155,7 @@ def test_a_vacuum_removes_what_is_old_and_was_never_committed(table):
     assert (status, lines) == (1, [])
     assert all(name in said for name in old)
     assert young not in said
-    assert files(table) == kept | {name.partition("/")[2] for name in (*old, young)}, "nobody said yes"
+    assert files(table) == kept | {name.partition("/")[2] for name in (*old, young)}, "no process said yes"
     status, lines, _ = table.run("tables", "vacuum", "--yes")
     assert status == 0
     assert {line[1] for line in lines} == old

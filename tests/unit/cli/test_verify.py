@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli.compare import Counts, Identity, OrderCheck, RecordFault, RecordField, identity_hash, parse_origin
+from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, TopicCounts, identity_hash, parse_origin
 from headrace.cli.verify import EpochState
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
-from headrace.connectors.kafka.log_dump import Fate
+from headrace.connectors.kafka.log_dump import TransactionStatus
 from headrace.enumerator.errors import UsageError
 
 
@@ -27,7 +27,7 @@ def batch(values, keys=None, headers=None):
 
 def compared(before, after):
     """The comparison and the findings in the output."""
-    counts, identity = Counts(), Identity()
+    counts, identity = TopicCounts(), Identity()
     counts.add_input(identity.hashes(batch(before)))
     return counts, [finding for _, finding in counts.add_output(identity.hashes(batch(after)))]
 
@@ -119,10 +119,10 @@ def test_origin_headers_are_three():
 @pytest.mark.parametrize(
     ("fates", "torn"),
     [
-        ({Fate.COMMITTED: 2}, False),
-        ({Fate.COMMITTED: 1, Fate.OPEN: 1}, False),
-        ({Fate.ABORTED: 2}, False),
-        ({Fate.COMMITTED: 1, Fate.ABORTED: 1, Fate.OPEN: 1}, True),
+        ({TransactionStatus.COMMITTED: 2}, False),
+        ({TransactionStatus.COMMITTED: 1, TransactionStatus.OPEN: 1}, False),
+        ({TransactionStatus.ABORTED: 2}, False),
+        ({TransactionStatus.COMMITTED: 1, TransactionStatus.ABORTED: 1, TransactionStatus.OPEN: 1}, True),
     ],
 )
 def test_an_epoch_is_partially_committed_when_a_part_is_committed_and_a_part_aborted(fates, torn):

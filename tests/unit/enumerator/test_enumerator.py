@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from headrace.enumerator import EagerEnumerator, Findings, LazyEnumerator, Ledger, create_enumerator, restore_enumerator
+from headrace.enumerator import DiscoveryResult, EagerEnumerator, LazyEnumerator, Ledger, create_enumerator, restore_enumerator
 from headrace.enumerator import events as e
 from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS, Discovery, Trigger
 from headrace.enumerator.errors import PeerError, ProtocolViolationError, RetriableError, UsageError
@@ -48,8 +48,8 @@ def test_every_other_step_of_discovery_is_refused_and_changes_nothing(assignment
     enumerator = assignment(ledger, state, 1, None)
     act = {
         Trigger.START: enumerator.start,
-        Trigger.ANSWER: lambda: enumerator.discovered(Findings([split("a")])),
-        Trigger.LAST_ANSWER: lambda: enumerator.discovered(Findings([split("a")], complete=True)),
+        Trigger.ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")])),
+        Trigger.LAST_ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")], complete=True)),
         Trigger.DUE: enumerator.discovery_due,
         Trigger.FAILURE: lambda: enumerator._move(Trigger.FAILURE),
     }[trigger]
@@ -108,7 +108,7 @@ def test_a_later_discovery_that_fails_for_now_is_tried_again(interval_s, delay_s
 def test_what_a_discovery_could_decide_counts_and_the_rest_is_looked_for_again(interval_s, delay_s):
     driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=interval_s)
     error = RetriableError("whether there is a c is not known")
-    commands = driver.send(e.SplitsDiscovered(Findings([split("b")], frozenset({"a"}), inconclusive=error)))
+    commands = driver.send(e.SplitsDiscovered(DiscoveryResult([split("b")], frozenset({"a"}), inconclusive=error)))
     assert only(commands, e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
     assert commands[-2:] == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
     assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3), "b": split("b")})]
@@ -118,7 +118,7 @@ def test_the_pause_before_another_try_grows_to_a_minute_and_starts_over_once_a_l
     driver = Driver(checkpoint_of(reading("a", 3)))
     error, pauses = RetriableError("whether there is a c is not known"), []
     for number in range(9):
-        event = e.DiscoveryFailed(error) if number % 2 else e.SplitsDiscovered(Findings([], inconclusive=error))
+        event = e.DiscoveryFailed(error) if number % 2 else e.SplitsDiscovered(DiscoveryResult([], inconclusive=error))
         pauses += [item.delay_s for item in only(driver.send(event), e.ScheduleDiscovery)]
         driver.send(e.DiscoveryDue())
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
@@ -139,17 +139,19 @@ def test_an_outage_of_any_number_of_looks_is_ridden_out():
     assert only(commands, e.ScheduleDiscovery) == [e.ScheduleDiscovery(60.0)]
 
 
-def test_who_looks_once_is_notified_of_what_is_undecided():
+def test_who_looks_once_is_notified_of_what_is_inconclusive():
     class Half(SplitDiscovery):
         def initial(self):
             raise AssertionError
 
         def later(self, known):
-            return Findings([split("b")], inconclusive=None if known else RetriableError("whether there is a c is not known"))
+            return DiscoveryResult(
+                [split("b")], inconclusive=None if known else RetriableError("whether there is a c is not known")
+            )
 
-    assert Half().settled({"a": split("a", 3)}).added == [split("b")]
+    assert Half().later_or_raise({"a": split("a", 3)}).added == [split("b")]
     with pytest.raises(RetriableError, match="whether there is a c"):
-        Half().settled({})
+        Half().later_or_raise({})
 
 
 def test_a_later_discovery_that_fails_for_good_fails_the_job():
@@ -211,7 +213,7 @@ def test_settings_that_make_no_sense_are_named_with_their_value():
     assert create_enumerator(EagerEnumerator, parallelism=1, discovery_interval_s=0.5).parallelism == 1
 
 
-def test_what_discovery_refuses_is_said_with_where_it_stands():
+def test_what_discovery_refuses_is_said_with_where_it_is():
     with pytest.raises(ProtocolViolationError, match=r"^discovery is NEW: DUE is not possible now$"):
         create_enumerator(EagerEnumerator, parallelism=1).discovery_due()
 
@@ -326,7 +328,7 @@ def test_lazy_forgets_the_request_of_a_lost_reader():
 
 
 @pytest.mark.parametrize("ended", ["reader_lost", "reader_registered"])
-def test_lazy_by_itself_forgets_a_request_at_the_end_of_a_life_and_at_the_beginning_of_the_next(ended):
+def test_lazy_by_itself_forgets_a_request_at_the_end_of_a_lifetime_and_at_the_beginning_of_the_next(ended):
     ledger: Ledger[MemorySplit] = Ledger()
     enumerator = LazyEnumerator(ledger, Discovery.IDLE, 1, None)
     enumerator.split_requested(0)
@@ -360,7 +362,7 @@ def test_lazy_restores_at_any_parallelism(parallelism):
 
 
 class CountedSplit:
-    """A split that counts how often anybody asks who it is: what work on a split comes down to."""
+    """A split that counts how often any process asks who it is: what work on a split comes down to."""
 
     reads = 0
 
@@ -374,7 +376,7 @@ class CountedSplit:
 
 
 class CountedDict(OrderedDict):
-    """Counts the entries that anybody walks over."""
+    """Counts the entries that any process walks over."""
 
     steps = 0
 
@@ -410,7 +412,9 @@ def steps_of_a_restore(count: int, readers: int) -> int:
     for reader in range(readers):
         given += sum(len(assign.splits) for assign in only(coordinator.handle(e.ReaderRegistered(reader)), e.Assign))
     added = [CountedSplit(count + number) for number in range(10)]
-    given += sum(len(assign.splits) for assign in only(coordinator.handle(e.SplitsDiscovered(Findings(added))), e.Assign))
+    given += sum(
+        len(assign.splits) for assign in only(coordinator.handle(e.SplitsDiscovered(DiscoveryResult(added))), e.Assign)
+    )
     assert given == count + 10
     return CountedSplit.reads + CountedDict.steps
 

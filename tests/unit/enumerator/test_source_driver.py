@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headrace.enumerator import Findings
+from headrace.enumerator import DiscoveryResult
 from headrace.enumerator import events as ev
 from headrace.enumerator.errors import (
     AuthenticationError,
@@ -23,7 +23,7 @@ from headrace.enumerator.source_driver import FailureLog, PositionPublisher, Sou
 from headrace.testing.memory import MemorySplit
 
 LOST = RetriableError("no leader")
-DOUBT = RetriableError("whether there is a c is not known")
+DISPUTE = RetriableError("whether there is a c is not known")
 A, B = MemorySplit("a", 0), MemorySplit("b", 0)
 
 
@@ -36,11 +36,11 @@ class ScriptedSource:
     gone_ids: frozenset[str] = frozenset()
     calls: list[tuple[str, object]] = field(default_factory=list)
 
-    def splits_missing(self, splits):
+    def on_splits_missing(self, splits):
         self._called("missing", splits)
 
-    def gone(self, splits):
-        self._called("gone", splits)
+    def confirm_deleted(self, splits):
+        self._called("confirm_deleted", splits)
         return self.gone_ids
 
     def checkpoint_completed(self, splits):
@@ -106,7 +106,7 @@ def test_a_thousand_rounds_in_vain_end_in_the_longest_pause():
     assert wait_s == DISCOVERY_RETRY_MAX_S
 
 
-def test_what_is_undecided_is_asked_again_soon_and_what_failed_at_the_interval():
+def test_what_is_inconclusive_is_asked_again_soon_and_what_failed_at_the_interval():
     pauses = DiscoveryPauses(interval_s=30.0)
     assert pauses.after_success() == 30.0
     assert [pauses.after_inconclusive() for _ in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
@@ -136,7 +136,7 @@ def test_a_failure_is_to_be_logged_when_it_is_the_first_and_its_end_when_there_w
 
 
 def test_a_fresh_run_is_answered_by_the_initial_discovery_and_a_later_one_with_what_is_known():
-    found, later = Findings([A]), Findings([B])
+    found, later = DiscoveryResult([A]), DiscoveryResult([B])
     driver = driver_of(found, later)
     assert driver.perform(ev.DiscoverInitial()) == ev.SplitsDiscovered(found)
     assert driver.perform(ev.DiscoverLater({"a": A})) == ev.SplitsDiscovered(later)
@@ -151,7 +151,7 @@ def test_what_discovery_raises_is_the_answer_and_the_enumerator_decides(caplog, 
 
 
 def test_discovery_that_fails_is_logged_once_and_so_is_its_end(caplog):
-    driver = driver_of(LOST, LOST, Findings([]), Findings([]), LOST)
+    driver = driver_of(LOST, LOST, DiscoveryResult([]), DiscoveryResult([]), LOST)
     for _ in range(5):
         if isinstance(answer := driver.perform(ev.DiscoverLater({})), ev.DiscoveryFailed):
             assert driver.perform(ev.ReportDiscoveryFailure(answer.error)) is None
@@ -167,9 +167,11 @@ def test_repeats_are_for_debugging_only(caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "DEBUG"]
 
 
-def test_discovery_does_not_work_again_while_something_is_undecided(caplog):
-    driver = driver_of(Findings([A], inconclusive=DOUBT), LOST, Findings([], inconclusive=DOUBT), Findings([]))
-    for error in (DOUBT, LOST, DOUBT):
+def test_discovery_does_not_work_again_while_something_is_inconclusive(caplog):
+    driver = driver_of(
+        DiscoveryResult([A], inconclusive=DISPUTE), LOST, DiscoveryResult([], inconclusive=DISPUTE), DiscoveryResult([])
+    )
+    for error in (DISPUTE, LOST, DISPUTE):
         driver.perform(ev.DiscoverLater({}))
         driver.perform(ev.ReportDiscoveryFailure(error))
     assert len(warnings(caplog)) == 1
@@ -182,7 +184,7 @@ def test_drivers_that_come_and_go_in_one_process_share_what_is_logged(caplog):
     failures = FailureLog()
     for _ in range(2):
         driver_of(failures=failures).perform(ev.ReportDiscoveryFailure(LOST))
-    driver_of(Findings([]), failures=failures).perform(ev.DiscoverLater({}))
+    driver_of(DiscoveryResult([]), failures=failures).perform(ev.DiscoverLater({}))
     assert len(warnings(caplog)) == 2
     assert not failures.is_failing
 
@@ -263,7 +265,7 @@ def test_a_runner_may_tolerate_more(caplog):
 
 
 def test_failures_of_discovery_and_of_publishing_do_not_hide_each_other(caplog):
-    driver = driver_of(Findings([]), source=ScriptedSource(fails=[LOST, None]))
+    driver = driver_of(DiscoveryResult([]), source=ScriptedSource(fails=[LOST, None]))
     driver.perform(ev.ReportDiscoveryFailure(LOST))
     driver.perform(ev.PublishPositions((A,)))
     driver.perform(ev.DiscoverLater({}))

@@ -249,7 +249,7 @@ class TestDestinations:
         written(sink_to(kafka, "a", transactional_id_prefix="green"), 0, rows(["green"]))
         assert values(kafka, "a") == ["blue", "green"]
 
-    def test_a_driver_fences_and_sweeps_its_own_destination_only(self, kafka):
+    def test_a_driver_fences_and_cleans_up_its_own_destination_only(self, kafka):
         one, other = sink_to(kafka, "a"), sink_to(kafka, "b")
         driver = committer(one, JOB)
         driver.commit(0, prepared(one, JOB, 0, ["0"]))
@@ -472,7 +472,7 @@ class TestWritesUnderWay:
 
 
 def many(tasks, partitions, epoch=0):
-    """The handles of so many tasks that wrote to each of so many partitions of a topic, at offsets that differ."""
+    """The handles of this many tasks that wrote to each of this many partitions of a topic, at offsets that differ."""
     return tuple(
         KafkaHandle(
             Producer(f"headrace.{JOB}.00000000.0.{task}.0", 4000 + task, 2),

@@ -1,4 +1,4 @@
-"""Regression tests: brokers differ on which topic bears a name, as one of them lags behind or is cut off from its
+"""Regression tests: brokers differ on which topic bears a name, as one of them lags behind or is isolated from its
 controllers.
 """
 
@@ -19,7 +19,7 @@ from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator import EmbeddedRun
 from headrace.enumerator.errors import DeadlineExceededError, OutageError
-from headrace.enumerator.source import Findings
+from headrace.enumerator.source import DiscoveryResult
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
@@ -108,7 +108,7 @@ def test_a_broker_that_lags_behind_brings_no_deleted_topic_back(kafka, end):
         stale = lags(kafka, 1, times=3)
         assert ids(discovery.initial().added) == {t.topic_id, u.topic_id}
         assert set(discovery.topic_ids([("t", 0), ("u", 0)]).values()) == {t.topic_id, u.topic_id}
-        assert ids(discovery.settled({t.split_id: t}).added) == {u.topic_id}
+        assert ids(discovery.later_or_raise({t.split_id: t}).added) == {u.topic_id}
         fired += stale.fired
         stale.stop()
     assert fired >= 20
@@ -117,7 +117,7 @@ def test_a_broker_that_lags_behind_brings_no_deleted_topic_back(kafka, end):
 def test_while_brokers_differ_on_a_topics_id_that_is_an_outage_which_names_both(kafka):
     discovery = source_of(kafka, **QUICK).create_discovery()
     lags(kafka, 1)
-    for look in (discovery.initial, lambda: discovery.settled({}), lambda: discovery.topic_ids([("t", 0)])):
+    for look in (discovery.initial, lambda: discovery.later_or_raise({}), lambda: discovery.topic_ids([("t", 0)])):
         with pytest.raises(
             DeadlineExceededError, match=rf"brokers differ on which topic t is: {DELETED} \(broker 1 \(.*, .*\(broker 3"
         ):
@@ -128,7 +128,7 @@ def test_while_brokers_differ_on_a_topics_id_that_is_an_outage_which_names_both(
 def test_what_is_new_is_found_also_while_one_broker_cannot_be_asked(kafka, fault):
     discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
     kafka.create_topic("u")
-    (u,) = discovery.settled({(t := the_split(kafka)).split_id: t}).added
+    (u,) = discovery.later_or_raise({(t := the_split(kafka)).split_id: t}).added
     kafka.add_partitions("u", 2)
     away = out_of_reach(kafka, 3, fault)
     assert {(s.topic, s.partition) for s in discovery.later({u.split_id: u}).added} == {("t", 0), ("u", 1)}
@@ -139,7 +139,7 @@ def test_what_is_new_is_found_also_while_one_broker_cannot_be_asked(kafka, fault
 
 
 @pytest.mark.parametrize("fault", [CutBefore(), REFUSED])
-def test_what_one_broker_says_against_an_id_counts_whoever_else_cannot_be_asked(kafka, fault):
+def test_what_one_broker_says_against_an_id_counts_the_process_that_else_cannot_be_asked(kafka, fault):
     t = the_split(kafka)
     stale, away = lags(kafka, 1), out_of_reach(kafka, 3, fault)
     for _ in range(20):  # asked in random order
@@ -166,7 +166,7 @@ def test_a_topic_that_most_brokers_do_not_know_is_not_taken_from_one(kafka):
     kafka.delete_topic("u")
     found = asking_first(kafka, 1, topics=None, pattern="[tu]").create_discovery().later({})
     assert {split.topic for split in found.added} == {"t"}
-    assert "one broker has told of topic u, which 2 others do not know" in str(found.inconclusive)
+    assert "one broker has reported topic u, which 2 others do not know" in str(found.inconclusive)
 
 
 def test_one_broker_that_does_not_know_a_new_topic_yet_does_not_hold_it_up(kafka):
@@ -183,7 +183,7 @@ def test_a_topic_that_is_deleted_while_it_is_found_holds_up_no_other(kafka, monk
     found = source_of(kafka, topics=["t", "u"]).create_discovery().later({})
     assert {split.topic for split in found.added} == {"t"}
     assert deleted.fired
-    assert "told of topic u, and its leader does not know it" in str(found.inconclusive)
+    assert "reported topic u, and its leader does not know it" in str(found.inconclusive)
 
 
 def test_an_added_partition_of_a_deleted_topic_is_not_taken(kafka):
@@ -204,7 +204,7 @@ def test_a_dispute_is_over_once_no_broker_knows_the_topic(kafka):
     assert "brokers differ on which topic u is" in str(discovery.later({t.split_id: t}).inconclusive)
     stale.stop()
     kafka.delete_topic("u")
-    assert discovery.later({t.split_id: t}) == Findings([])
+    assert discovery.later({t.split_id: t}) == DiscoveryResult([])
     kafka.create_topic("u")
     away = out_of_reach(kafka, 3, name="u")
     assert {split.topic for split in discovery.later({t.split_id: t}).added} == {"u"}
@@ -222,7 +222,7 @@ def test_a_topic_without_an_id_is_any_of_its_name(kafka, known):
     split = KafkaSplit("t", known, 0, 3)
     if known is not None:
         kafka.fault("Metadata", Rewrite(tell_no_ids), times=None)
-    assert source_of(kafka).create_discovery().later({split.split_id: split}) == Findings([])
+    assert source_of(kafka).create_discovery().later({split.split_id: split}) == DiscoveryResult([])
 
 
 def test_brokers_are_asked_at_once_so_that_one_that_is_silent_holds_up_no_other(kafka):
@@ -283,18 +283,18 @@ def two_laggards(kafka: FakeKafka) -> None:
     kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="u"), broker=3, times=None).optional()
 
 
-def test_who_waits_for_a_decision_is_not_told_by_a_broker_that_does_not_know_the_topic_that_there_is_none(kafka):
+def test_who_waits_for_a_decision_is_not_reported_by_a_broker_that_does_not_know_the_topic_that_there_is_none(kafka):
     two_laggards(kafka)
     for _ in range(5):  # asked in random order
         discovery = source_of(kafka, topics=None, pattern="[tu]", **QUICK).create_discovery()
         while discovery.later({}).inconclusive is None:
             pass  # brokers are asked in random order: one of them must be heard of it first
-        for look in (discovery.initial, lambda: discovery.settled({})):  # noqa: B023 - called here
+        for look in (discovery.initial, lambda: discovery.later_or_raise({})):  # noqa: B023 - called here
             with pytest.raises(DeadlineExceededError, match="topic u"):
                 look()
 
 
-def test_a_topic_that_was_in_doubt_is_undecided_until_it_is_known_or_gone(kafka):
+def test_a_topic_that_was_in_dispute_is_inconclusive_until_it_is_known_or_gone(kafka):
     two_laggards(kafka)
     discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
     while discovery.later({}).inconclusive is None:
@@ -304,7 +304,7 @@ def test_a_topic_that_was_in_doubt_is_undecided_until_it_is_known_or_gone(kafka)
     assert discovery.later({}).inconclusive is None
 
 
-def test_a_doubt_is_over_where_a_topic_is_recreated_without_the_partition_that_is_selected(kafka):
+def test_a_dispute_is_over_where_a_topic_is_recreated_without_the_partition_that_is_selected(kafka):
     kafka.create_topic("u", partitions=2)
     discovery = source_of(kafka, topics=None, partitions={"u": [1]}).create_discovery()
     (first,) = discovery.initial().added
@@ -315,10 +315,10 @@ def test_a_doubt_is_over_where_a_topic_is_recreated_without_the_partition_that_i
     stale.stop()
     kafka.delete_topic("u")
     kafka.create_topic("u")
-    assert discovery.later({first.split_id: first}) == Findings([], frozenset({first.split_id}))
+    assert discovery.later({first.split_id: first}) == DiscoveryResult([], frozenset({first.split_id}))
 
 
-def test_a_doubt_is_over_where_the_topic_is_deleted_with_the_right_to_it(kafka):
+def test_a_dispute_is_over_where_the_topic_is_deleted_with_the_right_to_it(kafka):
     kafka.create_topic("u")
     discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
     t = the_split(kafka)
@@ -329,7 +329,7 @@ def test_a_doubt_is_over_where_the_topic_is_deleted_with_the_right_to_it(kafka):
     refused = out_of_reach(kafka, 1, Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="u"), "u")
     for broker in (2, 3):
         out_of_reach(kafka, broker, Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="u"), "u")
-    assert discovery.later({t.split_id: t}) == Findings([])
+    assert discovery.later({t.split_id: t}) == DiscoveryResult([])
     assert refused.fired
 
 
@@ -458,5 +458,5 @@ def test_nothing_new_is_nothing_to_ask_every_broker_for(kafka):
     t = the_split(kafka)
     discovery = source_of(kafka).create_discovery()
     asked = kafka.fault("Metadata", Rewrite(lambda _: None), times=None)
-    assert discovery.later({t.split_id: t}) == Findings([])
+    assert discovery.later({t.split_id: t}) == DiscoveryResult([])
     assert asked.fired == 1

@@ -6,13 +6,13 @@ import pytest
 
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.error_policy import DECISIONS, Reaction, decision
+from headrace.connectors.kafka.client.error_policy import DECISIONS, ErrorAction, decision
 from headrace.connectors.kafka.client.errors import BrokerError, broker_error
 from headrace.enumerator.errors import is_retriable
 from headrace.kafka import Committed, Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import FakeKafka, Refuse, Rewrite
 
-RETRIED = (Reaction.RETRY, Reaction.REFRESH)
+RETRIED = (ErrorAction.RETRY, ErrorAction.REFRESH)
 READING = ("FindCoordinator", "Fetch", "ListOffsets", "OffsetFetch", "OffsetCommit")
 LOOKED_AT_AGAIN = {("Fetch", ErrorCode.CORRUPT_MESSAGE), ("Fetch", ErrorCode.INVALID_RECORD)}  # one answer is not a damaged log
 GOES_AWAY = {"Metadata": {ErrorCode.REBOOTSTRAP_REQUIRED}}  # of the whole answer, and not of a topic
@@ -21,20 +21,20 @@ GOES_AWAY = {"Metadata": {ErrorCode.REBOOTSTRAP_REQUIRED}}  # of the whole answe
 def cases(apis):
     for api in apis:
         for code in ErrorCode:
-            if decision(api, code) is not Reaction.ANSWER and code not in GOES_AWAY.get(api, ()):
+            if decision(api, code) is not ErrorAction.ANSWER and code not in GOES_AWAY.get(api, ()):
                 yield pytest.param(api, code, id=f"{api}-{code.name}")
 
 
 @pytest.mark.parametrize("api", DECISIONS)
 def test_what_is_retried_is_of_the_class_that_is_retried_and_what_is_refused_is_not(api):
     for code, made in DECISIONS[api].items():
-        if made is not Reaction.ANSWER:
+        if made is not ErrorAction.ANSWER:
             assert is_retriable(broker_error(code, "asking")) == (made in RETRIED), code.name
 
 
 def test_a_code_that_no_table_has_is_refused():
-    assert decision("Fetch", 4711) is Reaction.REFUSE
-    assert decision("Fetch", ErrorCode.DUPLICATE_VOTER) is Reaction.REFUSE
+    assert decision("Fetch", 4711) is ErrorAction.REFUSE
+    assert decision("Fetch", ErrorCode.DUPLICATE_VOTER) is ErrorAction.REFUSE
 
 
 @pytest.fixture(scope="module")

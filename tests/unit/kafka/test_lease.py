@@ -26,20 +26,20 @@ def kafka():
 
 def test_what_one_host_writes_the_other_sees_and_only_the_last(kafka):
     one, other = (KafkaLease(kafka.bootstrap, "job") for _ in range(2))
-    assert one.look() is other.look() is None
+    assert one.read() is other.read() is None
     for number in range(3):
         one.write(Heartbeat(1, "a", number, HeartbeatState.LEADING, "host-a"))
-    assert other.look() == Heartbeat(1, "a", 2, HeartbeatState.LEADING, "host-a")
+    assert other.read() == Heartbeat(1, "a", 2, HeartbeatState.LEADING, "host-a")
     other.write(Heartbeat(2, "b", 0, HeartbeatState.LEADING, "host-b"))
-    assert one.look() == Heartbeat(2, "b", 0, HeartbeatState.LEADING, "host-b")
+    assert one.read() == Heartbeat(2, "b", 0, HeartbeatState.LEADING, "host-b")
 
 
 def test_jobs_are_apart(kafka):
     KafkaLease(kafka.bootstrap, "one").write(HEARTBEAT)
-    assert KafkaLease(kafka.bootstrap, "another").look() is None
+    assert KafkaLease(kafka.bootstrap, "another").read() is None
 
 
-def test_a_board_that_is_away_is_said_to_be_long_before_the_timeout(kafka):
+def test_a_lease_store_that_is_away_is_said_to_be_long_before_the_timeout(kafka):
     lease = KafkaLease(kafka.bootstrap, "job", timeout_s=2.0)
     lease.write(HEARTBEAT)
     kafka.close()
@@ -58,20 +58,20 @@ def committed_by_another(kafka, metadata):
     return lease
 
 
-def test_offsets_that_somebody_has_reset_are_as_none_and_the_next_beat_replaces_them(kafka):
-    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever: the leader wrote no heartbeat, and nobody
+def test_offsets_that_another_process_has_reset_are_as_none_and_the_next_heartbeat_replaces_them(kafka):
+    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever: the leader wrote no heartbeat, and no process
     could take over from it.
     """
     lease = committed_by_another(kafka, metadata="")
-    assert lease.look() is None
+    assert lease.read() is None
     lease.write(replace(HEARTBEAT, number=1))
-    assert lease.look() == replace(HEARTBEAT, number=1)
+    assert lease.read() == replace(HEARTBEAT, number=1)
 
 
-def test_a_group_of_another_program_is_no_board_and_the_error_says_what_to_do(kafka):
+def test_a_group_of_another_program_is_no_lease_store_and_the_error_says_what_to_do(kafka):
     lease = committed_by_another(kafka, metadata="its own")
     with pytest.raises(StateError, match=r"the lease in group 'job'.*--lease-group.*--delete-offsets --group job --topic head"):
-        lease.look()
+        lease.read()
 
 
 @pytest.mark.parametrize(

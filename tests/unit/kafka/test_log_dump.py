@@ -19,7 +19,7 @@ from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import stored_batches
 from headrace.connectors.kafka.format.stored_batch import Marker, MarkerKind, control_marker
-from headrace.connectors.kafka.log_dump import DumpedBatch, Fate, dump
+from headrace.connectors.kafka.log_dump import DumpedBatch, TransactionStatus, dump
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, Rewrite
 from tests.helpers.record_batches import CONTROL, TRANSACTIONAL, Record, batch, emptied, marker, numbered, seal
@@ -46,7 +46,7 @@ def test_headers_are_read():
     assert (written.is_transactional, written.is_control, ended.is_control) == (True, False, True)
 
 
-def test_the_walk_ends_where_the_last_batch_is_cut_off():
+def test_the_walk_ends_where_the_last_batch_is_truncated():
     whole = batch(numbered(3))
     for size in range(len(whole)):
         assert [item.base_offset for item in walked(whole, whole[:size])] == [0]
@@ -83,11 +83,11 @@ def test_a_marker_that_is_cut_short_is_corrupt(size):
         control_marker(found)
     except CorruptDataError:
         return
-    assert size >= len(whole[61:]) - 1  # only the count of headers is missing, which nobody reads
+    assert size >= len(whole[61:]) - 1  # only the count of headers is missing, which no process reads
 
 
 class Partition:
-    """A partition in memory that answers ListOffsets, and Fetch with so many batches at a time."""
+    """A partition in memory that answers ListOffsets, and Fetch with this many batches at a time."""
 
     def __init__(self, stable, *parts, aborted=(), batches_per_fetch=2):
         self.batches = walked(*parts)
@@ -200,7 +200,7 @@ def test_rows_of_batches_and_records():
     stored, ended = walked(
         batch(records, base=10, codec="zstd", flags=TRANSACTIONAL, producer=7), marker(ABORT, base=13, producer=7)
     )
-    lost = DumpedBatch(stored, Fate.ABORTED, None)
+    lost = DumpedBatch(stored, TransactionStatus.ABORTED, None)
     moment = "2023-11-14T22:13:20.000Z"
     assert batch_row(3, lost) == (3, 10, 12, 2, 7, None, None, "aborted", None, "zstd", len(stored.data), moment)
     assert list(record_rows("t", 3, lost, {})) == [

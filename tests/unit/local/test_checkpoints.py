@@ -52,7 +52,7 @@ from headrace.runners.local.checkpoints import (
     WorkerRegistry,
 )
 from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
-from headrace.runners.local.coordinator import RunBeginning, RunOutcome
+from headrace.runners.local.coordinator import RunOutcome, RunStart
 from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals, forked_apart, leave_signals_to_supervisor
@@ -116,7 +116,7 @@ def opened(folder, retained=1):
 
 
 def test_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused(tmp_path, caplog):
-    """By somebody who cleans up. The coordinator looks each second."""
+    """By another process who cleans up. The coordinator looks each second."""
     store = opened(tmp_path)
     (tmp_path / "lock").unlink()
     store.keep_lock()
@@ -133,13 +133,13 @@ def test_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused
     "changes",
     [
         lambda store: store.write(checkpoint(2)),
-        lambda store: store.enlist(7),
-        lambda store: store.strike([0]),
+        lambda store: store.add_worker(7),
+        lambda store: store.remove_workers([0]),
         lambda store: store.take_back(1),
         lambda store: store.remove(),
         lambda store: store.keep_lock(),
     ],
-    ids=["write", "enlist", "strike", "take back", "remove", "look"],
+    ids=["write", "add", "remove", "take back", "remove", "look"],
 )
 def test_of_two_runs_that_both_had_the_lock_the_first_changes_nothing_any_more(tmp_path, changes):
     """The second one has come before the first has looked."""
@@ -405,7 +405,7 @@ def test_a_place_that_can_be_no_folder_is_refused_by_name(tmp_path, below):
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.EROFS, UsageError), (errno.EACCES, UsageError), (errno.ENOSPC, OSError)])
-def test_what_the_disk_refuses_for_good_is_an_error_of_use_and_a_full_one_may_have_room_again(
+def test_what_the_disk_refuses_for_good_is_an_error_of_use_and_a_full_one_may_have_space_again(
     tmp_path, monkeypatch, number, kind
 ):
     def refused(*_):
@@ -427,11 +427,11 @@ def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
             SERIALIZER.deserialize("run-a", newer, "here")
 
 
-def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_swept(tmp_path):
+def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_cleaned_up(tmp_path):
     store = opened(tmp_path)
-    store.enlist(0)
-    store.enlist(1)
-    store.strike([0])
+    store.add_worker(0)
+    store.add_worker(1)
+    store.remove_workers([0])
     store.close()
     again = opened(tmp_path)
     assert (again.registry.next_number, again.registry.not_cleaned_up) == (2, (1,))
@@ -466,7 +466,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over_though_its_run_jso
 
 def test_a_run_that_has_stored_no_checkpoint_yet_starts(tmp_path):
     store = opened(tmp_path)
-    store.enlist(0)
+    store.add_worker(0)
     store.close()
     again = opened(tmp_path)
     assert (again.latest(), again.registry.next_number) == (None, 1)
@@ -542,7 +542,7 @@ def prepared(log, store, number, row):
 def stored_and_aborted(log, store):
     """A row that checkpoint 1 lists, whose transaction was aborted before it was committed. Gives the checkpoint's epoch."""
     for number in (0, 1):
-        store.enlist(number)
+        store.add_worker(number)
     wanted, epoch = prepared(log, store, 1, "row"), (1 << EPOCH_BITS) + 9
     store.write(checkpoint(1, (wanted,), epoch=epoch))
     log.abort(wanted.handle.number)
@@ -586,7 +586,7 @@ def dies(*_):
 def test_what_a_checkpoint_lists_is_committed_and_what_it_does_not_is_aborted(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path)
     for number in (0, 1, 2):
-        store.enlist(number)
+        store.add_worker(number)
     wanted, unwanted = prepared(log, store, 1, "wanted"), prepared(log, store, 2, "unwanted")
     store.write(checkpoint(1, (wanted,), epoch=9))
     JobCommitter("x", committer(store, log)).recover()
@@ -602,7 +602,7 @@ def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_pat
     job = JobCommitter("x", run)
     job.recover()
     for number in (1, 2):
-        store.enlist(number)
+        store.add_worker(number)
     handle, others = prepared(log, store, 1, "row"), prepared(log, store, 2, "later")
     run.propose(checkpoint(1).positions)
     job.commit(1, (handle,))
@@ -616,26 +616,26 @@ def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_pat
 
 
 def lives(folder, count, each_s, start_s=0.0):
-    """A loop of crashes, each life with a coordinator's number and a worker's. Gives the roster that is left."""
+    """A loop of crashes, each lifetime with a coordinator's number and a worker's. Gives the worker registry that is left."""
     log = MemoryTransactionLog()
     for lifetime in range(count):
         now_s = start_s + lifetime * each_s
         store = opened(folder)
         number = store.registry.next_number
         for taken in (number, number + 1):
-            store.enlist(taken)
+            store.add_worker(taken)
         JobCommitter("x", committer(store, log, number, clock=lambda now_s=now_s: now_s)).recover()
         store.close()
     return store.registry
 
 
-def test_a_loop_of_short_lives_does_not_pile_up_what_is_to_be_swept(tmp_path):
+def test_a_loop_of_short_lives_does_not_pile_up_what_is_to_be_cleaned_up(tmp_path):
     """Each started with all of them again, and none lived for the minute that it takes until they are struck."""
     settles_s, each_s = SETTLE_S[-1], 5.0
     assert len(lives(tmp_path, 100, each_s).not_cleaned_up) <= 2 * (settles_s / each_s + 2)
 
 
-def test_what_was_swept_is_struck_a_minute_after_the_first_time_and_not_before(tmp_path):
+def test_what_was_cleaned_up_is_struck_a_minute_after_the_first_time_and_not_before(tmp_path):
     first = lives(tmp_path, 1, 5.0)
     assert first.not_cleaned_up == (0, 1)
     assert first.cleaned_up_s == {1: 0.0}
@@ -644,7 +644,7 @@ def test_what_was_swept_is_struck_a_minute_after_the_first_time_and_not_before(t
 
 
 @pytest.mark.parametrize("elsewhere", ["another boot", None])
-def test_when_something_was_swept_by_another_machines_clock_says_nothing(tmp_path, monkeypatch, elsewhere):
+def test_when_something_was_cleaned_up_by_another_machines_clock_says_nothing(tmp_path, monkeypatch, elsewhere):
     lives(tmp_path, 1, 5.0)
     monkeypatch.setattr(checkpoints, "_clock_of_boot", lambda: elsewhere)
     found = lives(tmp_path, 1, 5.0, 1000.0)
@@ -658,17 +658,17 @@ def test_a_time_that_is_still_to_come_says_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("cleaned_up", [[[1]], [[1, "x"]], [["1", 2.0]], [[1, 1e999]], 7, None])
-def test_a_damaged_note_of_what_was_swept_is_named(tmp_path, cleaned_up):
+def test_a_damaged_note_of_what_was_cleaned_up_is_named(tmp_path, cleaned_up):
     lives(tmp_path, 1, 5.0)
     (tmp_path / "run.json").write_bytes(resealed((tmp_path / "run.json").read_bytes(), cleaned_up=cleaned_up))
     with pytest.raises(StateError, match=r"run.json: the state of a run cannot be read: it is damaged"):
         opened(tmp_path)
 
 
-def test_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_over(tmp_path):
+def test_nothing_of_a_dead_worker_is_cleaned_up_before_the_run_is_taken_over(tmp_path):
     """A worker of who has started an older copy dies before that is refused: its name is that of a worker running elsewhere."""
     log, store = MemoryTransactionLog(), opened(tmp_path)
-    store.enlist(1)
+    store.add_worker(1)
     prepared(log, store, 1, "of the run that continues")
     run = committer(store, log)
     run.retire(1)
@@ -855,7 +855,7 @@ def test_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
 
 def test_a_bounded_run_does_not_start_with_a_savepoint_whose_splits_are_gone():
     class Strict(MemorySource):
-        def splits_missing(self, splits):
+        def on_splits_missing(self, splits):
             raise DataLossError(str([split.split_id for split in splits]))
 
     gone = Checkpoint(1, (SplitState(MemorySplit("gone", 4), finished=False),), exhausted=False)
@@ -886,7 +886,7 @@ def test_a_crash_between_the_copy_of_the_savepoint_and_its_checkpoint_is_fixed(t
     store.close()
 
 
-def test_a_run_that_died_before_its_savepoint_became_a_checkpoint_starts_there_without_being_told_again(tmp_path):
+def test_a_run_that_died_before_its_savepoint_became_a_checkpoint_starts_there_without_being_reported_again(tmp_path):
     """Started without --from-savepoint it started where its source does, and wrote again what came before the savepoint."""
     savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
 
@@ -952,8 +952,8 @@ def test_no_savepoint_is_made_of_what_is_not_committed_or_not_the_newest(tmp_pat
 def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_is_taken(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path / "run", retained=2)
     for number in (0, 1, 2):
-        store.enlist(number)
-    listed, open_still = prepared(log, store, 1, "listed"), prepared(log, store, 2, "of nobody")
+        store.add_worker(number)
+    listed, open_still = prepared(log, store, 1, "listed"), prepared(log, store, 2, "of no process")
     store.write(checkpoint(1, completed=True))
     store.write(checkpoint(2, (listed,), epoch=9))
     pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(log))
@@ -1086,7 +1086,7 @@ def test_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
 ):
     coordination = object.__new__(coordinator._Coordination)
     settings = RunSettings(str(tmp_path), workers=2)
-    coordination._order = SimpleNamespace(settings=settings, beginning=RunBeginning(0.0, ()))
+    coordination._order = SimpleNamespace(settings=settings, beginning=RunStart(0.0, ()))
     coordination._is_rescaling = False
     stops = []
     monkeypatch.setattr(coordination, "_handle", stops.append)
@@ -1106,7 +1106,7 @@ def test_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
 
 
 def test_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeypatch):
-    """What an earlier life has left is for the coordinator to remove, which has the folder's lock."""
+    """What an earlier lifetime has left is for the coordinator to remove, which has the folder's lock."""
     orders = []
 
     def refused(_, order, __):
@@ -1165,7 +1165,7 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
 
 
 def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_strategy_decides(tmp_path, monkeypatch):
-    """Without room for its socket, or a process, the run ended at once, with what Python raises."""
+    """Without space for its socket, or a process, the run ended at once, with what Python raises."""
     tried = []
 
     def refused(prefix):

@@ -8,39 +8,39 @@ from headrace.enumerator.enumerator import create_enumerator
 from headrace.enumerator.errors import ProtocolViolationError, RunFailedError
 from headrace.enumerator.events import DiscoverInitial, PublishPositions, SplitsDiscovered
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import Findings
+from headrace.enumerator.source import DiscoveryResult
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.core import (
-    After,
     AssignSplits,
     CheckpointCommitted,
+    CheckpointDue,
     CheckpointFailedError,
     CheckpointIsNotStored,
-    CheckpointIsStored,
+    CheckpointStored,
     CheckpointTimedOut,
     CommitCheckpoint,
-    DismissWorker,
     EndRun,
     FailRun,
-    GatheringOver,
-    IntervalOver,
+    JoinTimeout,
     KillWorker,
+    NotifyCheckpointStored,
     PauseOver,
     Recover,
     ReportCheckpointFailure,
     ReportWorkerLost,
     RestartDue,
     RetireWorker,
-    RunBegun,
     RunCore,
     RunPhase,
     RunRecovered,
     RunSchedule,
+    RunStarted,
+    SetTimer,
     SplitDone,
     StartWorker,
     StopRequested,
+    StopWorker,
     TakeSnapshot,
-    TellStored,
     WorkerDied,
     WorkerHandle,
     WorkerJoined,
@@ -68,7 +68,7 @@ def core(schedule=None, strategy=None, workers=2, first=5):
 def running(schedule=None, strategy=None, splits=tuple(SPLITS), complete=False):
     """Two workers, 5 and 6, with two splits each."""
     run = core(schedule, strategy)
-    for event in (RunBegun(), RunRecovered(), SplitsDiscovered(Findings(splits, complete=complete)), WorkerJoined(5)):
+    for event in (RunStarted(), RunRecovered(), SplitsDiscovered(DiscoveryResult(splits, complete=complete)), WorkerJoined(5)):
         run.handle(event)
     assigned = run.handle(WorkerJoined(6))
     assert sorted(command.number for command in assigned) == [5, 6]
@@ -93,31 +93,34 @@ def collected(run, assigned, checkpoint_id, at=3):
 
 def test_workers_start_while_the_last_checkpoint_is_completed_and_read_only_afterwards():
     run = core()
-    assert run.handle(RunBegun()) == [StartWorker(0, 5), StartWorker(1, 6), Recover()]
+    assert run.handle(RunStarted()) == [StartWorker(0, 5), StartWorker(1, 6), Recover()]
     assert run.handle(WorkerJoined(5)) == run.handle(WorkerJoined(6)) == []
     assert DiscoverInitial() in run.handle(RunRecovered())
-    commands = run.handle(SplitsDiscovered(Findings(SPLITS)))
+    commands = run.handle(SplitsDiscovered(DiscoveryResult(SPLITS)))
     assert {command.number: len(command.splits) for command in commands} == {5: 2, 6: 2}
 
 
 def test_the_first_splits_wait_for_all_workers_but_not_for_ever():
     run = core()
-    for event in (RunBegun(), RunRecovered(), SplitsDiscovered(Findings(SPLITS))):
+    for event in (RunStarted(), RunRecovered(), SplitsDiscovered(DiscoveryResult(SPLITS))):
         run.handle(event)
     assert run.handle(WorkerJoined(6)) == []
-    assert only(AssignSplits, run.handle(GatheringOver())) == AssignSplits(6, tuple(SPLITS))
+    assert only(AssignSplits, run.handle(JoinTimeout())) == AssignSplits(6, tuple(SPLITS))
 
 
 def test_a_checkpoint_is_positions_and_handles_of_all_workers():
     run, assigned = running()
-    assert run.handle(IntervalOver()) == [
-        After(10.0, IntervalOver()), After(600.0, CheckpointTimedOut(8)), TakeSnapshot(5, 8), TakeSnapshot(6, 8)
+    assert run.handle(CheckpointDue()) == [
+        SetTimer(10.0, CheckpointDue()), SetTimer(600.0, CheckpointTimedOut(8)), TakeSnapshot(5, 8), TakeSnapshot(6, 8)
     ]  # fmt: skip
     commit = only(CommitCheckpoint, collected(run, assigned, 8))
     assert commit.handles == (WorkerHandle(5, "h5-8"), WorkerHandle(6, "h6-8"))
     assert {state.split.next_offset for state in commit.checkpoint.splits} == {3}
-    stored = run.handle(CheckpointIsStored(8))
-    assert [command for command in stored if isinstance(command, TellStored)] == [TellStored(5, 8), TellStored(6, 8)]
+    stored = run.handle(CheckpointStored(8))
+    assert [command for command in stored if isinstance(command, NotifyCheckpointStored)] == [
+        NotifyCheckpointStored(5, 8),
+        NotifyCheckpointStored(6, 8),
+    ]
     assert only(PublishPositions, stored)
     assert run.handle(CheckpointCommitted(8)) == []
     assert run.phase is RunPhase.RUNNING
@@ -125,26 +128,26 @@ def test_a_checkpoint_is_positions_and_handles_of_all_workers():
 
 def test_execution_checkpointing_interval_counts_on_while_a_checkpoint_is_under_way():
     run, assigned = running(RunSchedule(1.5))
-    assert After(1.5, IntervalOver()) in run.handle(IntervalOver())
-    assert run.handle(IntervalOver()) == [After(1.5, IntervalOver())]
+    assert SetTimer(1.5, CheckpointDue()) in run.handle(CheckpointDue())
+    assert run.handle(CheckpointDue()) == [SetTimer(1.5, CheckpointDue())]
     collected(run, assigned, 8)
-    run.handle(CheckpointIsStored(8))
+    run.handle(CheckpointStored(8))
     assert TakeSnapshot(5, 9) in run.handle(CheckpointCommitted(8))
 
 
 def test_execution_checkpointing_min_pause_starts_when_a_checkpoint_ends():
     run, assigned = running(RunSchedule(1.0, min_pause_s=5.0))
-    run.handle(IntervalOver())
+    run.handle(CheckpointDue())
     collected(run, assigned, 8)
-    run.handle(CheckpointIsStored(8))
-    assert run.handle(CheckpointCommitted(8)) == [After(5.0, PauseOver())]
-    assert run.handle(IntervalOver()) == [After(1.0, IntervalOver())]
+    run.handle(CheckpointStored(8))
+    assert run.handle(CheckpointCommitted(8)) == [SetTimer(5.0, PauseOver())]
+    assert run.handle(CheckpointDue()) == [SetTimer(1.0, CheckpointDue())]
     assert TakeSnapshot(5, 9) in run.handle(PauseOver())
 
 
 def test_execution_checkpointing_timeout_fails_a_checkpoint_and_its_handles_go_to_the_next():
     run, assigned = running(RunSchedule(1.0, timeout_s=30.0, tolerable_failed_checkpoints=1))
-    assert After(30.0, CheckpointTimedOut(8)) in run.handle(IntervalOver())
+    assert SetTimer(30.0, CheckpointTimedOut(8)) in run.handle(CheckpointDue())
     run.handle(snapshot(5, assigned[5], 8, 3, ["early"]))
     settings = only(ReportCheckpointFailure, run.handle(CheckpointTimedOut(8)))
     assert (settings.checkpoint_id, settings.reason[:68]) == (
@@ -152,7 +155,7 @@ def test_execution_checkpointing_timeout_fails_a_checkpoint_and_its_handles_go_t
         "it was not complete after 30 s; worker 6 did not prepare for it in t",
     )
     run.handle(snapshot(6, assigned[6], 8, 3, ["late"]))
-    run.handle(IntervalOver())
+    run.handle(CheckpointDue())
     run.handle(PauseOver())
     commit = only(CommitCheckpoint, collected(run, assigned, 9, at=4))
     assert [listed.handle for listed in commit.handles] == ["early", "late", "h5-9", "h6-9"]
@@ -160,16 +163,16 @@ def test_execution_checkpointing_timeout_fails_a_checkpoint_and_its_handles_go_t
 
 def test_the_timeout_of_a_checkpoint_that_is_over_means_nothing():
     run, assigned = running()
-    run.handle(IntervalOver())
+    run.handle(CheckpointDue())
     collected(run, assigned, 8)
-    run.handle(CheckpointIsStored(8))
+    run.handle(CheckpointStored(8))
     run.handle(CheckpointCommitted(8))
     assert run.handle(CheckpointTimedOut(8)) == []
 
 
-def test_a_checkpoint_that_is_being_stored_too_long_ends_this_life_of_the_run():
+def test_a_checkpoint_that_is_being_stored_too_long_ends_this_lifetime_of_the_run():
     run, assigned = running(RunSchedule(1.0, tolerable_failed_checkpoints=9))
-    run.handle(IntervalOver())
+    run.handle(CheckpointDue())
     collected(run, assigned, 8)
     assert "whether it is stored is not known" in str(only(FailRun, run.handle(CheckpointTimedOut(8))).error)
 
@@ -179,12 +182,12 @@ def test_execution_checkpointing_tolerable_failed_checkpoints_counts_those_in_a_
 
     def attempt(checkpoint_id, outcome):
         run.handle(PauseOver())
-        run.handle(IntervalOver())
+        run.handle(CheckpointDue())
         collected(run, assigned, checkpoint_id, at=checkpoint_id)
         return run.handle(outcome)
 
     assert only(ReportCheckpointFailure, attempt(8, CheckpointIsNotStored(8, "disk full")))
-    attempt(9, CheckpointIsStored(9))
+    attempt(9, CheckpointStored(9))
     run.handle(CheckpointCommitted(9))
     assert only(ReportCheckpointFailure, attempt(10, CheckpointIsNotStored(10, "disk full")))
     error = only(FailRun, attempt(11, CheckpointIsNotStored(11, "disk full"))).error
@@ -195,21 +198,21 @@ def test_execution_checkpointing_tolerable_failed_checkpoints_counts_those_in_a_
 def test_what_a_stored_checkpoint_lists_is_not_listed_again():
     run, assigned = running()
     for checkpoint_id in (8, 9):
-        run.handle(IntervalOver())
+        run.handle(CheckpointDue())
         commit = only(CommitCheckpoint, collected(run, assigned, checkpoint_id, at=checkpoint_id))
         assert [listed.handle for listed in commit.handles] == [f"h5-{checkpoint_id}", f"h6-{checkpoint_id}"]
-        run.handle(CheckpointIsStored(checkpoint_id))
+        run.handle(CheckpointStored(checkpoint_id))
         run.handle(CheckpointCommitted(checkpoint_id))
 
 
-def test_a_dead_workers_splits_go_to_the_others_at_their_stored_positions_and_its_handles_to_nobody():
+def test_a_dead_workers_splits_go_to_the_others_at_their_stored_positions_and_its_handles_to_no_process():
     run, assigned = running(RunSchedule(1.0, tolerable_failed_checkpoints=1))
-    run.handle(IntervalOver())
+    run.handle(CheckpointDue())
     run.handle(snapshot(5, assigned[5], 8, 3, ["lost"]))
     commands = run.handle(WorkerDied(5, "worker 5: killed", 0.0, 0.5))
     assert RetireWorker(5) in commands
     assert ReportWorkerLost(5, "worker 5: killed", 2.0) in commands
-    assert After(2.0, RestartDue(0)) in commands
+    assert SetTimer(2.0, RestartDue(0)) in commands
     assert only(AssignSplits, commands) == AssignSplits(6, assigned[5])  # from 0, as nothing is stored
     run.handle(PauseOver())
     commit = only(CommitCheckpoint, run.handle(snapshot(6, SPLITS, 9, 3, ["h6"])))
@@ -217,9 +220,9 @@ def test_a_dead_workers_splits_go_to_the_others_at_their_stored_positions_and_it
 
 
 def test_a_worker_that_dies_while_its_checkpoint_is_being_stored_is_resolved_by_the_outcome():
-    for outcome, position in ((CheckpointIsStored(8), 3), (CheckpointIsNotStored(8, "disk full"), 0)):
+    for outcome, position in ((CheckpointStored(8), 3), (CheckpointIsNotStored(8, "disk full"), 0)):
         run, assigned = running(RunSchedule(1.0, tolerable_failed_checkpoints=1))
-        run.handle(IntervalOver())
+        run.handle(CheckpointDue())
         collected(run, assigned, 8)
         died = run.handle(WorkerDied(5, "worker 5: killed", 0.0, 0.5))
         assert [command for command in died if isinstance(command, AssignSplits)] == []
@@ -263,21 +266,21 @@ def test_the_end_of_the_source_is_stored_and_committed_before_the_run_ends():
     assert TakeSnapshot(6, 8) in commands
     run.handle(snapshot(5, assigned[5], 8, 3, finished=True))
     assert only(CommitCheckpoint, run.handle(snapshot(6, assigned[6], 8, 3, ["h"], finished=True)))
-    run.handle(CheckpointIsStored(8))
-    assert run.handle(CheckpointCommitted(8)) == [DismissWorker(5), DismissWorker(6), EndRun(finished=True)]
+    run.handle(CheckpointStored(8))
+    assert run.handle(CheckpointCommitted(8)) == [StopWorker(5), StopWorker(6), EndRun(finished=True)]
 
 
 def test_a_stop_takes_a_last_checkpoint():
     run, assigned = running()
     assert TakeSnapshot(5, 8) in run.handle(StopRequested())
     collected(run, assigned, 8)
-    run.handle(CheckpointIsStored(8))
-    assert run.handle(CheckpointCommitted(8)) == [DismissWorker(5), DismissWorker(6), EndRun(finished=False)]
+    run.handle(CheckpointStored(8))
+    assert run.handle(CheckpointCommitted(8)) == [StopWorker(5), StopWorker(6), EndRun(finished=False)]
 
 
 def test_a_stop_before_the_first_discovery_has_nothing_to_store():
     run = core()
-    run.handle(RunBegun())
+    run.handle(RunStarted())
     run.handle(RunRecovered())
     assert only(EndRun, run.handle(StopRequested())) == EndRun(finished=False)
 
@@ -305,19 +308,19 @@ def test_the_soak_counts_what_is_wrong():
     assert run_soak.judged(rows, bad[:-1], 5) == right | {"letters": len(bad) - 1, "records": count - 1, "lost": 1}
 
 
-def test_a_run_serves_from_its_recovery_until_it_is_told_to_stop():
+def test_a_run_serves_from_its_recovery_until_it_is_instructed_to_stop():
     run = core()
     served = [run.is_serving]
-    for event in (RunBegun(), WorkerJoined(5), WorkerJoined(6)):
+    for event in (RunStarted(), WorkerJoined(5), WorkerJoined(6)):
         run.handle(event)
         served.append(run.is_serving)
     assert served == [False] * 4
     run, assigned = running()
     served = [run.is_serving]
     steps = (
-        lambda: run.handle(IntervalOver()),
+        lambda: run.handle(CheckpointDue()),
         lambda: collected(run, assigned, 8),
-        lambda: run.handle(CheckpointIsStored(8)),
+        lambda: run.handle(CheckpointStored(8)),
         lambda: run.handle(CheckpointCommitted(8)),
     )
     for step in steps:

@@ -90,7 +90,7 @@ def test_an_iceberg_table_that_was_recreated_between_two_lives_is_refused(tmp_pa
     sink = IcebergSink(TABLE, properties)
     sink.create_table(VALUES)
     store = CheckpointStore(str(tmp_path / "checkpoints"), SERIALIZER, 1)
-    store.enlist(0)
+    store.add_worker(0)
 
     def lifetime() -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
         run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
@@ -157,11 +157,11 @@ def test_an_operator_who_completes_a_list_completes_nothing_that_is_not_recorded
     assert [name for _, name in folder.rows()] == ["x", "y"]
 
 
-def test_a_driver_that_was_replaced_is_told_so_though_its_files_are_gone(folder):
+def test_a_driver_that_was_replaced_is_reported_so_though_its_files_are_gone(folder):
     """Its successor has cleaned up them, and it was instructed to write the epoch again."""
     run, job = folder.living()
     commit(run, job, 1, wrote(folder, 0, "x"))
-    folder.store.enlist(1)
+    folder.store.add_worker(1)
     handle = wrote(folder, 1, "y")
     shutil.copytree(folder.store.location, folder.root / "copy")
     copy = folder.opened("copy")

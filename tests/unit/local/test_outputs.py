@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.base.commit import JobCommitter
-from headrace.connectors.base.outputs import SOLE, OutputHandle, OutputHandleSerializer, Outputs
+from headrace.connectors.base.outputs import DEFAULT_OUTPUT, OutputHandle, OutputHandleSerializer, Outputs
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.ledger import SplitState
@@ -96,7 +96,7 @@ class TestWhatGoesWhere:
 
     def test_to_one_sink_batches_have_no_output(self):
         pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()), lambda batch: [batch, batch])
-        assert list(pipeline.routed(BATCH)) == [(SOLE, BATCH), (SOLE, BATCH)]
+        assert list(pipeline.routed(BATCH)) == [(DEFAULT_OUTPUT, BATCH), (DEFAULT_OUTPUT, BATCH)]
 
     @pytest.mark.parametrize(
         ("given", "said"),
@@ -183,7 +183,7 @@ class TestWhatIsStored:
         ],
     )
     def test_a_folder_of_other_outputs_is_refused_with_the_way_out(self, tmp_path, before, now, said):
-        """Nobody would end what the run has prepared for an output that is gone."""
+        """No process would end what the run has prepared for an output that is gone."""
         store = CheckpointStore(str(tmp_path), serializer(*before), 1)
         store.write(checkpoint(1))
         store.close()
@@ -206,7 +206,7 @@ class TestOneDecision:
     @staticmethod
     def lifetime(folder, sink, number):
         store = CheckpointStore(str(folder), RunCheckpointSerializer(POSITIONS, Outputs(sink).handles), 1)
-        store.enlist(number)
+        store.add_worker(number)
         run = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: number, lambda _: None, lambda _: None)
         return store, run, JobCommitter(store.registry.run, run)
 
@@ -225,7 +225,7 @@ class TestOneDecision:
         sink = {"bad": MemorySink(log), "good": MemorySink(log)}
         store, run, job = self.lifetime(tmp_path, sink, 0)
         job.recover()
-        store.enlist(1)
+        store.add_worker(1)
         handles = self.wrote(store, sink, 1)
         run.propose(checkpoint(1).positions)
         with dying_at_last(steps):
@@ -248,7 +248,7 @@ class TestOneDecision:
         sink = {"bad": MemorySink(log), "good": MemorySink(log)}
         store, _run, job = self.lifetime(tmp_path, sink, 0)
         job.recover()
-        store.enlist(1)
+        store.add_worker(1)
         handles = self.wrote(store, sink, 1)
         first = (1 << EPOCH_BITS) + 5
         settings = {"bad": (0, first), "good": (0, first)}

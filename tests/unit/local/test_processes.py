@@ -111,13 +111,13 @@ def processes_of(parent):
     groups = {}
     for pid in children - {parent}:
         above, group = found[pid]
-        if group not in (own_group, above):  # the nursery is a child of the leader
+        if group not in (own_group, above):  # the worker processes is a child of the leader
             groups.setdefault(group, set()).add(pid)
     return groups
 
 
 def check_gone(group):
-    """Raise RetriableError while a process of the group lives."""
+    """Raise RetriableError while a process of the group is alive."""
     if any(its_group == group for _, its_group in living().values()):
         raise RetriableError("some live")
 
@@ -253,13 +253,13 @@ from tests.helpers.run_jobs import narrow, parted
 
 for method in ("listed", "end_all"):  # of one output; the first one's is through then, the second one's is not
 
-    def dying(self, *arguments, real=getattr(commits._EndsByWorker, method), order=Path({1!r}, method)):
+    def dying(self, *arguments, real=getattr(commits.PerWorkerCommit, method), order=Path({1!r}, method)):
         if self._driver._job.endswith("odd") and order.exists():
             order.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, *arguments)
 
-    setattr(commits._EndsByWorker, method, dying)
+    setattr(commits.PerWorkerCommit, method, dying)
 
 pipeline = Pipeline(
     KafkaSource({0!r}, topics=["in"], columns=["key", "value", "partition"]),
@@ -298,7 +298,9 @@ def test_two_outputs_are_committed_together_though_workers_and_coordinators_are_
 
 
 def test_of_two_runs_on_copies_of_one_folder_one_continues_and_the_other_ends_with_an_error(kafka, tmp_path):
-    """An older copy is refused, and disturbs nobody; one that has all that was committed takes over, and fences the other."""
+    """An older copy is refused, and disturbs no process; one that has all that was committed takes over, and fences the
+    other.
+    """
     checkpoints = [tmp_path / name / "checkpoints" for name in ("first", "older", "copy")]
     for folder in checkpoints:
         folder.parent.mkdir()
@@ -341,7 +343,7 @@ def test_a_coordinator_that_stood_still_continues_with_its_workers(kafka, tmp_pa
         produce(kafka, 300, 300)
         run.wait(lambda: seen(kafka).keys() >= set(range(600)), "the records of meanwhile")
         assert run.group(2) == (coordinator, workers)
-        assert re.search(r"the coordinator stood still for \d\.\d s; its workers are given", run.log.read_text())
+        assert re.search(r"the coordinator was still for \d\.\d s; its workers are given", run.log.read_text())
         run.stop()
         assert "nothing was heard" not in run.log.read_text()
         assert seen(kafka) == Counter(range(600))
@@ -425,7 +427,7 @@ def lag(folder):
 
 
 def health(folder):
-    """What the coordinator's server answers who asks for it by the address in the status; None where nobody answers."""
+    """What the coordinator's server answers who asks for it by the address in the status; None where no process answers."""
     status = read_status(folder)
     if status is None:
         return None
@@ -505,7 +507,7 @@ Pipeline(source, KafkaSink({0!r}, topic="out")).run(checkpoints={1!r})
 """
 
 
-def test_a_script_that_calls_run_at_its_top_is_told_so_and_not_run_again_and_again(kafka, tmp_path):
+def test_a_script_that_calls_run_at_its_top_is_reported_so_and_not_run_again_and_again(kafka, tmp_path):
     """Each start of the coordinator imports the script, which did all again that it does, and was started again for ever."""
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED.format(kafka.bootstrap, str(tmp_path / "checkpoints")))
@@ -535,7 +537,7 @@ def test_files_take_every_row_once(kafka, tmp_path):
 
 
 def child_of_worker_processes(_):
-    """A worker's whole life."""
+    """A worker's whole lifetime."""
 
 
 def open_files(pid):
@@ -599,15 +601,15 @@ finally:
 
 
 def test_a_run_that_is_a_containers_first_process_waits_for_what_its_coordinators_leave(kafka, tmp_path):
-    """Each restart kept the numbers of the nursery and the workers, until the container would have had none."""
+    """Each restart kept the numbers of the worker processes and the workers, until the container would have had none."""
     run = Run(kafka, tmp_path, workers=2, program=FIRST_OF_A_CONTAINER)
     try:
         for count in (1, 2):
             produce(kafka, 100 * (count - 1), 100)
-            run.wait(lambda count=count: seen(kafka).keys() >= set(range(100 * count)), f"{count} lives")
+            run.wait(lambda count=count: seen(kafka).keys() >= set(range(100 * count)), f"{count} is alive")
             os.kill(run.group(2)[0], signal.SIGKILL)
         produce(kafka, 200, 100)
-        run.wait(lambda: seen(kafka) == Counter(range(300)), "the third life")
+        run.wait(lambda: seen(kafka) == Counter(range(300)), "the third lifetime")
         run.stop()
         assert "left dead: 0" in run.log.read_text()
     finally:

@@ -1,4 +1,4 @@
-"""Tables as sinks of `headrace run`: a checkpoint of all workers is one commit of the table, whoever dies where."""
+"""Tables as sinks of `headrace run`: a checkpoint of all workers is one commit of the table, the process that dies where."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Folder:
         self.now_s = 0.0
         self.drawn = 0
         self.store = self.opened("checkpoints")
-        self.store.enlist(0)
+        self.store.add_worker(0)
 
     def opened(self, name: str) -> CheckpointStore[Any, Any]:
         return CheckpointStore(str(self.root / name), SERIALIZER, 1)
@@ -70,7 +70,7 @@ class Folder:
         around: Callable[[int, Callable[[], None]], None] = lambda number, commit: commit(),
         calling: Callable[[], None] = lambda: None,
     ) -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
-        """A new life, which has recovered nothing yet."""
+        """A new lifetime, which has recovered nothing yet."""
         store = store or self.store
         sink = Watched(self.sink, around, calling)
         run = RunCommitter(
@@ -91,7 +91,7 @@ class Folder:
 
     def enlisted(self, number: int, value: str) -> WorkerHandle[Any]:
         """What a new worker has prepared."""
-        self.store.enlist(number)
+        self.store.add_worker(number)
         return self.prepared(number, 0, value)
 
     def begun(self, number: int, epoch: int, value: str) -> Any:
@@ -164,7 +164,7 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     run, job = folder.coordinator()
     job.recover()
     for number in (1, 2, 21):
-        folder.store.enlist(number)
+        folder.store.add_worker(number)
     living, dead = folder.begun(21, 0, "later"), folder.begun(2, 0, "lost")
     run.retire(2)
     commit(run, job, 1, folder.prepared(1, 0, "a"))
@@ -189,7 +189,7 @@ def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypa
         run, job = folder.coordinator()
         job.recover()
         commit(run, job, 1, folder.prepared(1, 0, "a"))
-        folder.store.enlist(2)
+        folder.store.add_worker(2)
         folder.prepared(2, 0, "loser")
         death = Death(nth)
         with monkeypatch.context() as patched:
@@ -229,7 +229,7 @@ def test_a_coordinator_that_was_replaced_commits_nothing(folder):
     copy.close()
 
 
-def test_files_that_somebody_removes_before_a_stored_checkpoint_is_committed_are_said_to_be_lost(folder):
+def test_files_that_another_process_removes_before_a_stored_checkpoint_is_committed_are_said_to_be_lost(folder):
     def refused(number: int, commit: Callable[[], None]) -> None:
         if number == 2:
             raise PeerError("injected: no rights")

@@ -142,7 +142,7 @@ def test_a_function_that_misbehaves_is_named_and_loses_nothing(kafka, tmp_path):
             assert re.search(said, run.log.read_text()), run.log.read_text()
         began = time.monotonic()
         run.stop()
-        assert time.monotonic() - began < 20  # what has left its group holds up nobody
+        assert time.monotonic() - began < 20  # what has left its group holds up no process
         os.kill(int((tmp_path / "forked").read_text()), 0)
         assert "printed by a function" in run.log.read_text()
         written.check()
@@ -165,7 +165,7 @@ def test_a_file_that_ends_its_process_when_it_is_loaded_is_an_error_and_not_star
 
 
 @pytest.mark.parametrize(("tolerable", "said"), [("1000", "the run continues"), ("0", "starts again")])
-def test_a_disk_that_is_full_is_said_and_when_it_has_room_the_run_has_lost_nothing(kafka, tmp_path, tolerable, said):
+def test_a_disk_that_is_full_is_said_and_when_it_has_space_the_run_has_lost_nothing(kafka, tmp_path, tolerable, said):
     options = ("--config", f"execution.checkpointing.tolerable-failed-checkpoints={tolerable}")
     run = Run(kafka, tmp_path, *options, workers=1, job=job(FULL, kafka, tmp_path))
     try:

@@ -44,7 +44,7 @@ class Coordinator:
         self.reflection = reflection_pb2_grpc.ServerReflectionStub(self.channel)
 
     def join(self, number):
-        """As a worker; returns what it is told."""
+        """As a worker; returns what it is given."""
         said = queue.SimpleQueue()
         said.put(hello(number, VERSION))
         brought = token_metadata(self.server.endpoint.token)
@@ -148,9 +148,9 @@ def test_a_server_that_closes_sends_what_it_was_given_and_waits_for_no_watcher(c
     listening.start()
     for number in range(100):
         coordinator.server.send(1, pb.ToWorker(checkpoint_stored=pb.CheckpointStored(checkpoint_id=number)))
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     coordinator.server.close()
-    assert time.monotonic() - begun_s < TIMEOUT_S
+    assert time.monotonic() - started_s < TIMEOUT_S
     listening.join(TIMEOUT_S)
     assert left == ["checkpoint_stored"] * 100
     with pytest.raises(grpc.RpcError):

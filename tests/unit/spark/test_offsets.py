@@ -127,7 +127,7 @@ def test_formats_that_are_no_objects_are_damage():
 
 
 def test_offsets_in_progress_reports_are_read_as_the_jvm_connectors_are():
-    """Regression: they were an object of ours, and listeners that compute a lag from it fell over.
+    """Regression: they were an object of headrace, and listeners that compute a lag from it fell over.
 
     What these do with `endOffset`: topics to partitions to offsets, all of it, as maps of numbers.
     """
@@ -226,7 +226,7 @@ def test_ends_are_shown_as_the_jvm_connector_shows_them():
 # --- the JVM connector's ------------------------------------------------------------------------------------------------
 
 
-def test_the_jvm_connectors_form_is_told_from_ours():
+def test_the_jvm_connectors_form_is_reported_from_ours():
     document = offsets_json.parse('{"flights":{"0":123,"10":0},"headrace":{"0":5}}')
     assert offsets_json.parse_ours(document) is None
     assert offsets_json.parse_jvm(document) == {("flights", 0): 123, ("flights", 10): 0, ("headrace", 0): 5}

@@ -49,7 +49,7 @@ def kafka():
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A function that makes one with so many batches of the job."""
+    """A function that makes one with this many batches of the job."""
 
     def make(name, batches):
         folder = tmp_path / name
@@ -108,7 +108,7 @@ def test_the_checkpoint_itself_takes_over_whether_its_last_batch_was_recorded_or
 
 def test_a_driver_that_continues_while_it_is_superseded_makes_no_older_copy_of_its_checkpoint(kafka, checkpoint, monkeypatch):
     """The checkpoint was asked first, and then the sink: it had a batch that was planned and recorded in between. Status 66 is
-    final, and a lease tells it to all hosts.
+    final, and a lease shows it to all hosts.
     """
     sink, location = KafkaSink(kafka.bootstrap, topic="out"), checkpoint("own", 1)
     live = JobCommitter(JOB, sink.committer(JOB))
@@ -136,7 +136,7 @@ def test_a_driver_that_continues_while_it_is_superseded_makes_no_older_copy_of_i
 
 @pytest.fixture
 def many_hosts(monkeypatch):
-    """The lock of the checkpoint keeps nobody apart."""
+    """The lock of the checkpoint keeps no process apart."""
     monkeypatch.setattr(CheckpointLock, "take", lambda *_: None)
 
 
@@ -204,7 +204,7 @@ def test_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_
             JobCommitter(JOB, KafkaSink(cluster.bootstrap, topic="out").committer(JOB)).recover()
 
 
-def test_the_last_batch_of_an_offset_log_is_told_by_its_numbers_wherever_it_lies(checkpoint):
+def test_the_last_batch_of_an_offset_log_is_reported_by_its_numbers_wherever_it_lies(checkpoint):
     location = checkpoint("own", 12)
     assert OffsetLog(location).last_batch() == OffsetLog(f"file://{location}").last_batch() == 11
     assert OffsetLog(f"{location}/nowhere").last_batch() is OffsetLog(f"file://{location}/nowhere").last_batch() is None

@@ -57,11 +57,11 @@ def test_a_whole_table_is_not_complained_of(tests):
     ],
     ids=["no row", "an empty row", "a test that is gone", "a test that is in another file"],
 )
-def test_a_planted_gap_is_seen(tests, table, complaint):
+def test_a_injected_gap_is_seen(tests, table, complaint):
     assert rows(table, tests, {})[1] == [complaint]
 
 
-def test_a_reason_stands_for_a_test(tests):
+def test_a_reason_represents_a_test(tests):
     lines, wrong = rows(whole(Source_26="cannot arise: there is no such thing"), tests, {})
     assert wrong == []
     assert ("Source 26", "cannot arise: there is no such thing", "-") in lines

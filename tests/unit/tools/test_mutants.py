@@ -126,14 +126,14 @@ def test_a_mutant_that_is_stopped_is_not_ended_however_long_it_takes(sleeper):
     assert sleeper.poll() is None
 
 
-def test_what_was_under_way_when_all_was_paused_has_no_verdict(sleeper):
+def test_what_was_under_way_when_all_was_paused_has_no_result(sleeper):
     watch = watch_of(sleeper, 1000.0)
     watch.look(patient.PAUSED_S + 1)
     assert sleeper.wait() == -signal.SIGKILL
     watch.look(1.0)
 
 
-def test_mutants_without_a_verdict_are_run_again(monkeypatch, tmp_path):
+def test_mutants_without_a_result_are_run_again(monkeypatch, tmp_path):
     settings = iter([{MUTANT: "segfault", "other": "survived"}, {"other": "survived"}])
     commands = []
     monkeypatch.setattr(run, "survivors", lambda copy: next(settings))

@@ -55,11 +55,11 @@ class TestWhoIsAtWork:
         assert not left.runs()
         assert not left.has_standby()
 
-    def test_it_cannot_be_told_while_two_task_managers_live_and_none_runs_the_job(self):
+    def test_it_cannot_be_reported_while_two_task_managers_live_and_none_runs_the_job(self):
         look = Look("jm-1", AT_WORK.serving, {"tm-2": 2, "tm-4": 2})
         assert pair(look=look).active() == frozenset()
 
-    def test_it_cannot_be_told_of_a_job_that_both_task_managers_run(self):
+    def test_it_cannot_be_reported_of_a_job_that_both_task_managers_run(self):
         look = Look("jm-1", AT_WORK.serving, {"tm-2": 1, "tm-4": 1}, frozenset({"tm-2", "tm-4"}))
         assert pair(look=look).active() == frozenset()
         assert not pair(look=look).has_standby()
@@ -88,7 +88,7 @@ class TestWhatIsStarted:
     def test_at_first_one_of_each(self):
         assert Pair({}, Look(), SLOTS).missing(0.0) == [JOB, TASK]
 
-    def test_the_second_of_each_once_the_job_has_settled(self):
+    def test_the_second_of_each_once_the_job_has_resolved(self):
         first = pair("jm-1", "tm-2")
         assert first.missing(0.0) == []
         assert first.missing(SETTLE_S - 0.1) == []
@@ -120,7 +120,7 @@ class TestSettings:
     def places(self, tmp_path) -> Places:
         return Places(tmp_path / "state", tmp_path / "scratch", 2181)
 
-    def test_what_is_short_leaves_room_for_a_message_that_is_late(self):
+    def test_what_is_short_leaves_space_for_a_message_that_is_late(self):
         assert SESSION_MS >= 2 * TICK_MS  # ZooKeeper's least
         assert SILENCE_MS >= 3 * HEARTBEAT_MS
 
@@ -301,7 +301,7 @@ class TestTheKill:
         assert all(alive(process) for process in waiting)
         tree.check()
 
-    @pytest.mark.parametrize("which", [0, 1], ids=["that was waited for", "that nobody has waited for yet"])
+    @pytest.mark.parametrize("which", [0, 1], ids=["that was waited for", "that no process has waited for yet"])
     def test_of_an_active_process_that_has_ended_by_itself_is_an_error_and_hits_none(self, tree, tmp_path, which):
         until(tree.has_standby)
         active = [psutil.Process(each["pid"]) for each in json.loads((tmp_path / "status.json").read_text())["active"]]

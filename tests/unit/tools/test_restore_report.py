@@ -67,7 +67,7 @@ def test_the_same_runs_give_the_same_plots_byte_for_byte(tmp_path):
 
 
 def test_a_run_with_duplicates_counts_with_a_dfrt_of_nothing(tmp_path):
-    bad = document("a", 1, dfrt=0.0, outcome={**document("a", 1)["verdict"], "duplicates": 77})
+    bad = document("a", 1, dfrt=0.0, verdict={**document("a", 1)["verdict"], "duplicates": 77})
     text = written(tmp_path, document("a", 0), bad)
     (row,) = [line for line in text.splitlines() if line.startswith("| The a")]
     assert "| 77 | 0 | 0 |" in row
@@ -89,7 +89,7 @@ def test_a_system_that_never_came_back_is_shown(tmp_path):
 
 def test_ablations_have_a_table_of_their_own(tmp_path):
     flaws = {"records_in": 10, "duplicates": 9, "lost": 3, "torn": 0, "out_of_order": 0}
-    text = written(tmp_path, document("a", 0), document("b", 0, ablation=True, outcome=flaws, dfrt=0.0))
+    text = written(tmp_path, document("a", 0), document("b", 0, ablation=True, verdict=flaws, dfrt=0.0))
     assert "| The b | 0 | by the clock | 10 | 9 | 3 | 0.0 |" in text
     assert "| The b (" not in text
 

@@ -7,34 +7,34 @@ import socket
 import threading
 import time
 
-from headrace.connectors.base.lease import LeaseLeaseStore
+from headrace.connectors.base.lease import LeaseStore
 from headrace.enumerator.errors import DeadlineExceededError, is_retriable
 from headrace.runners.spark.supervision.lease.core import (
     HeartbeatWritten,
     LeaseStoreFailed,
+    LeaseStoreRead,
     LeaseStoreRefused,
-    LookAtLeaseStore,
-    Looked,
+    ReadLeaseStore,
     WriteHeartbeat,
 )
 
 __all__ = ["LeaseStoreThread"]
 
-Answer = Looked | HeartbeatWritten | LeaseStoreFailed | LeaseStoreRefused
+Answer = LeaseStoreRead | HeartbeatWritten | LeaseStoreFailed | LeaseStoreRefused
 
 
 class LeaseStoreThread:
     """Asks one question at a time. `ready` can be read when there is an answer. Used by the supervisor's thread."""
 
-    def __init__(self, lease_store: LeaseLeaseStore) -> None:
+    def __init__(self, lease_store: LeaseStore) -> None:
         """Starts the thread, which ends with the process."""
         self._lease_store = lease_store
         self.ready, self._told = socket.socketpair()
-        self._asked: queue.SimpleQueue[LookAtLeaseStore | WriteHeartbeat] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[ReadLeaseStore | WriteHeartbeat] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         threading.Thread(target=self._serve, daemon=True, name="lease").start()
 
-    def ask(self, question: LookAtLeaseStore | WriteHeartbeat) -> None:
+    def ask(self, question: ReadLeaseStore | WriteHeartbeat) -> None:
         """Returns at once."""
         self._asked.put(question)
 
@@ -48,12 +48,12 @@ class LeaseStoreThread:
             self._answers.put(self._answered(self._asked.get()))
             self._told.send(b"x")
 
-    def _answered(self, question: LookAtLeaseStore | WriteHeartbeat) -> Answer:
+    def _answered(self, question: ReadLeaseStore | WriteHeartbeat) -> Answer:
         """Whatever goes wrong is an answer: a thread that ended would be a leader that says nothing more."""
         try:
-            if isinstance(question, LookAtLeaseStore):
-                found = self._lease_store.look()
-                return Looked(time.monotonic(), found)
+            if isinstance(question, ReadLeaseStore):
+                found = self._lease_store.read()
+                return LeaseStoreRead(time.monotonic(), found)
             self._lease_store.write(question.heartbeat)
         except Exception as error:  # noqa: BLE001 - as above
             passes = is_retriable(error) or isinstance(error, DeadlineExceededError)

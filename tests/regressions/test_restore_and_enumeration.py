@@ -38,7 +38,7 @@ def run_of(source: MemorySource, checkpoint: bytes | None = None, **options) -> 
 
 
 def stopped(source: MemorySource, polls: int, **options) -> tuple[str, bytes]:
-    """What a run delivered in so many polls, and its last checkpoint."""
+    """What a run delivered in this many polls, and its last checkpoint."""
     with run_of(source, **options) as run:
         batches = [batch for batch in (run.poll(0.0) for _ in range(polls)) if batch is not None]
         data = run.checkpoint()
@@ -58,7 +58,7 @@ def test_beam_31313_34890_a_restored_enumerator_does_not_split_the_source_again(
     assert sorted(before + after) == list("12345678")
 
 
-def test_beam_31313_34890_shows_when_the_bug_is_planted():
+def test_beam_31313_34890_shows_when_the_bug_is_injected():
     with core.reinitialise_on_restore():
         before, after = restored_as_beam_does()
     assert after == "12345678"
@@ -233,7 +233,7 @@ def test_risingwave_5192_arroyo_910_no_record_comes_twice_however_often_it_is_re
     assert values == "12345"
 
 
-def test_seatunnel_11677_splits_added_back_wake_a_parked_reader():
+def test_seatunnel_11677_splits_added_back_wake_a_cached_reader():
     driver = Driver(assignment=LazyEnumerator)
     driver.discovered(split("a", 0, 5), complete=True)
     driver.register(0, 1)

@@ -127,7 +127,7 @@ def test_flink_8086_the_same_state_restored_twice(sink, out, bootstrap):
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_flink_39072_an_expired_id_is_settled_by_the_log(sink, out, outcome):
+def test_flink_39072_an_expired_id_is_resolved_by_the_log(sink, out, outcome):
     (handle,) = prepared(sink, JOB, 0, ["a"])
     outcome = TransactionResult.COMMIT if outcome is Outcome.COMMITTED else TransactionResult.ABORT
     Transactions(sink.cluster()).end(handle.producer, handle.protocol, outcome)
@@ -244,7 +244,7 @@ def test_librdkafka_1_9_a_topic_that_is_missing_for_a_moment_starts_no_sequence_
 
 
 @BOTH
-def test_librdkafka_1_9_shows_when_the_bug_is_planted(fake, monkeypatch):
+def test_librdkafka_1_9_shows_when_the_bug_is_injected(fake, monkeypatch):
     honest = BatchSender._start_over
 
     def sequences_from_0(self, error):
