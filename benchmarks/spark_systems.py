@@ -183,9 +183,9 @@ class Start:
 
 def first_batch(context: Context, work: Start) -> Measurement:
     """The first batch read of a new session, in seconds; the session's own start is not counted."""
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     spark = session(context.system)
-    session_s = time.perf_counter() - began
+    session_s = time.perf_counter() - started_at
     times = []
     for _ in range(2):
         started = time.perf_counter()

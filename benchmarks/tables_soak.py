@@ -317,12 +317,12 @@ def bar_of(document: dict[str, Any], systems: list[str], kills: int) -> Iterator
 
 def soaked(system: str, seed: str, reader: Reader, kills: int, advance: Any) -> Totals:  # noqa: ANN401 - a function
     """One table's totals."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headrace-soak-") as folder:
         world = World(system, folder, random.Random(seed), reader)  # noqa: S311 - a seeded schedule
         while world.kills.total() < kills:
             advance(world.round())
-        return {**world.judge(), "seconds": round(time.monotonic() - began)}
+        return {**world.judge(), "seconds": round(time.monotonic() - started_at)}
 
 
 def is_bad(totals: Totals) -> bool:

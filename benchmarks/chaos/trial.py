@@ -74,7 +74,7 @@ class Trial:
         fault = kind.make(self.testbed, self.subject, generator)
         hold = generator.uniform(kind.shortest, kind.longest)
         duplicates, starts, ended = self.subject.output_check.duplicates, self.subject.starts, len(self.subject.ended)
-        began = now()
+        started_at = now()
         line: dict[str, Any] = {"kind": kind.name, "tree": kind.tree, "hold_s": round(hold, 2)}
         line |= self._suffer(fault, hold)
         healed = now()
@@ -86,10 +86,10 @@ class Trial:
         return {
             **line,
             **(self._account(losses) if losses else {}),
-            "fault_s": round(healed - began, 2),
+            "fault_s": round(healed - started_at, 2),
             "catch_up_s": round(end - healed, 2) if caught_up else None,
-            "stall_s": round(output_check.longest_gap(began, end), 2),
-            "load_stall_s": round(self.load.longest_gap(began, end), 2),
+            "stall_s": round(output_check.longest_gap(started_at, end), 2),
+            "load_stall_s": round(self.load.longest_gap(started_at, end), 2),
             "missing": output_check.missing(snapshot),
             "duplicates": output_check.duplicates - duplicates,
             "damaged": output_check.damaged,

@@ -56,14 +56,14 @@ def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> Capacit
 
 def _span(rig: Rig) -> Capacity:
     """For MEASURED_S the load is somewhat faster than what comes out, and keeps outstanding what comes out in WINDOW_S."""
-    before, began = _processors(rig), time.monotonic()
-    while time.monotonic() < began + MEASURED_S:
+    before, started_at = _processors(rig), time.monotonic()
+    while time.monotonic() < started_at + MEASURED_S:
         rate = rig.samples.rate(SETTLED_S)
         rig.controls.window.value = max(LEAST_WINDOW, WINDOW_S * rate)
         rig.controls.rate.value = max(LEAST_RATE, FASTER * rate)
         rig.wait(1.0)
     rate = rig.samples.rate(MEASURED_S)
-    records = max(1.0, rate * (time.monotonic() - began))
+    records = max(1.0, rate * (time.monotonic() - started_at))
     budget = {name: value - before[name] for name, value in _processors(rig).items()}
     return Capacity(rate, {name: round(1e6 * value / records, 3) for name, value in budget.items()})
 

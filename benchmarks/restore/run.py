@@ -285,7 +285,7 @@ class Rig:
 
 def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell: Tell) -> dict[str, Any]:
     """One kill; gives the run's document. Raises RuntimeError when it could not be carried out."""
-    began = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load_average": os.getloadavg()}
+    started_at = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load_average": os.getloadavg()}
     psutil.cpu_times_percent()  # the next call says what was between
     per_trigger = max(LEAST_PER_TRIGGER, int(TRIGGER_S * work.rate))
     rig = Rig(bootstrap, work, directory, per_trigger)
@@ -313,7 +313,7 @@ def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell
         "number": work.number,
         "value_bytes": work.value_bytes,
         "rate": round(work.rate),
-        **began,
+        **started_at,
         "stolen": stolen,
         "valid": not wrong,
         "wrong": wrong,

@@ -536,7 +536,7 @@ class JobCommitter(Generic[HandleT]):
         `content`: what the epoch was made from, as in `CommitList`; None when that is not known.
 
         Raises StaleEpochError for an epoch below the recorded one, and for the recorded one where that was made from something
-        else, FencedError when another driver has taken over, DataLossError when rows are gone, StateError for handles of
+        else, FencedError when another driver has claimed the job, DataLossError when rows are gone, StateError for handles of
         another write than the recorded one, and what the sink raises. After any of them use a new JobCommitter, which recovers.
         """
         self.commit_requested(CommitRequested(epoch, handles, content))

@@ -202,7 +202,7 @@ class Committer(ABC, Generic[HandleT]):
 
     @abstractmethod
     def record(self, commits: CommitList[HandleT]) -> None:
-        """Record these durably, in place of what was recorded. Raises FencedError when another driver has taken over."""
+        """Record these durably, in place of what was recorded. Raises FencedError when another driver has claimed the job."""
 
     @abstractmethod
     def end(self, handle: HandleT) -> Outcome:

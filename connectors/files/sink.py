@@ -237,7 +237,7 @@ class FileCommitter(Committer[FileHandle]):
                 raise PeerError(f"{self._path}: {self._folder}/{handle.temporary} {found}: write the epoch again")
 
     def record(self, commits: CommitList[FileHandle]) -> None:
-        """Make this the job's list. Raises FencedError when another driver has taken over."""
+        """Make this the job's list. Raises FencedError when another driver has claimed the job."""
         self._lists.append(commits)
 
     def end(self, handle: FileHandle) -> Outcome:
@@ -258,7 +258,7 @@ class FileCommitter(Committer[FileHandle]):
         )
 
     def clean_up(self, keep: Collection[FileHandle]) -> None:
-        """Remove the job's other unpublished files. Raises FencedError when another driver has taken over."""
+        """Remove the job's other unpublished files. Raises FencedError when another driver has claimed the job."""
         self._lists.check_newest()
         kept = {name for handle in keep for name in (handle.temporary, handle.cleaned_up)}
         marked = []
@@ -351,7 +351,7 @@ class _Lists:
         return f"{WORK}/{self._job}.{number:012d}.json"
 
     def _fenced(self) -> FencedError:
-        return FencedError(f"{self._path}: another driver of job {self._job!r} has taken over; this one must stop")
+        return FencedError(f"{self._path}: another driver of job {self._job!r} claimed it; this one must stop")
 
 
 def _refuse_tables(store: Store, path: str) -> None:

@@ -73,8 +73,8 @@ class KeptTokens:
         with self._lock:
             asking = self._asking[provider]
         with asking:
-            held, began = self._tokens.get(provider), time.monotonic()
-            if held is not None and began < held.renewed_from:
+            held, started_at = self._tokens.get(provider), time.monotonic()
+            if held is not None and started_at < held.renewed_from:
                 return held.text
             try:
                 text, lifetime_s = ask()
@@ -86,7 +86,7 @@ class KeptTokens:
                 self._tokens[provider] = held._replace(renewed_from=min(now + _AGAIN_S, held.ends))
                 return held.text
             after_s = renewal.after_s(lifetime_s, random.random())  # noqa: S311 - no secret
-            self._tokens[provider] = _Token(text, began + after_s, began + lifetime_s)
+            self._tokens[provider] = _Token(text, started_at + after_s, started_at + lifetime_s)
             return text
 
     def refused(self, text: str) -> None:

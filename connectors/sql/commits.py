@@ -232,4 +232,4 @@ _RACED = object()
 
 
 def _fenced(job: str) -> FencedError:
-    return FencedError(f"another driver has taken over job {job!r}, or it was forgotten: this one must stop")
+    return FencedError(f"another driver has claimed job {job!r}, or it was forgotten: this one must stop")

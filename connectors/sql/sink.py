@@ -204,7 +204,9 @@ class SqlCommitter(StoredListCommitter):
         )
 
     def clean_up(self, keep: Collection[SqlHandle]) -> None:
-        """Roll back what is prepared under the job's names. Raises FencedError instead when another driver has taken over."""
+        """Roll back what is prepared under the job's names. Raises FencedError instead when another driver has claimed the
+        job.
+        """
         kept = {handle.gid for handle in keep}
         with self._connected("aborting what was left") as connection, self._locked(connection):
             self.verify()
@@ -212,7 +214,7 @@ class SqlCommitter(StoredListCommitter):
                 _end_surely(partial(self._database.roll_back, connection, gid), gid, self._lock_timeout_s)
 
     def verify(self) -> None:
-        """Raise FencedError when another driver has taken over."""
+        """Raise FencedError when another driver has claimed the job."""
         self._store.verify(self._job, self._fenced_driver())
 
     @property
@@ -262,7 +264,7 @@ class _WriterCommitter(SqlCommitter):
         self._drop_before(keep)
 
     def verify(self) -> None:
-        """Raise FencedError when another driver has taken over the job that the lists are of."""
+        """Raise FencedError when another driver has claimed the job the job that the lists are of."""
         self._verified_by.verify()
 
     @property

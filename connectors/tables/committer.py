@@ -314,7 +314,7 @@ class TableCommitter(Committer[TableHandle]):
                 "older copy has taken its place. To write to it start a new query with a new checkpoint"
             )
         if marker.driver != self._driver:
-            raise FencedError(f"{self._where}: another driver of job {self._job!r} has taken over; this one must stop")
+            raise FencedError(f"{self._where}: another driver of job {self._job!r} claimed it; this one must stop")
         return loaded, marker
 
     def _check_files(self, handles: Sequence[TableHandle]) -> None:

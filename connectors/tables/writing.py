@@ -65,25 +65,25 @@ class TableTransaction(Transaction[TableHandle]):
         if self._begun is None:
             return None
         with self._whole.steps():
-            begun = self._begun
-            written = begun.files.close()
-            if not begun.work.is_open(self._place):
+            started = self._begun
+            written = started.files.close()
+            if not started.work.is_open(self._place):
                 raise PeerError(f"{self._where}: transaction {self._place} was given up by a driver: write the epoch again")
         self._begun = None
-        columns = tuple((field.name, str(field.type)) for field in begun.schema)
-        partitioning = begun.table.partitioning if self._changes is None else ()
-        return TableHandle(self._attempt, self._token, begun.table.id, columns, partitioning, written, self._changes)
+        columns = tuple((field.name, str(field.type)) for field in started.schema)
+        partitioning = started.table.partitioning if self._changes is None else ()
+        return TableHandle(self._attempt, self._token, started.table.id, columns, partitioning, written, self._changes)
 
     def abort(self) -> None:
         """Remove the files, unless they are prepared; what fails is left to the next clean up."""
-        begun, self._begun = self._begun, None
-        if begun is None:
+        started, self._begun = self._begun, None
+        if started is None:
             return
         with suppress(OSError, ValueError, pa.ArrowException):
-            begun.files.discard()
+            started.files.discard()
         with suppress(OSError, pa.ArrowException):
-            begun.work.remove_data(self._place)
-            begun.work.close(self._place)
+            started.work.remove_data(self._place)
+            started.work.close(self._place)
 
     def _begin(self, rows: pa.Schema) -> _Begun:
         loaded = self._log.load()

@@ -82,7 +82,7 @@ def supervise_command(
     The job's function is given a session and returns its streaming query, or several. SIGTERM and Ctrl-C end it after the batch
     under way, a second one at once. Exit statuses: 0 all queries have ended by themselves; 143 stopped; 1 the restart strategy
     has given up; and at once, without a restart, 2 wrong options, 65 lost records, 66 a checkpoint that cannot be used, 67
-    another driver has taken over.
+    another driver has claimed the job.
     """
     with needs_extra("spark", "pyspark"):
         from headrace.runners.spark.supervision.driver import DriverOrder

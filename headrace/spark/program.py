@@ -102,7 +102,7 @@ def run(
 
     Returns when all queries have ended by themselves. Raises SystemExit with one of `EXIT_STATUSES` otherwise: 143 after a
     stop, 1 where the restart strategy has given up, and at once 2 for wrong options, 65 for lost records, 66 for a checkpoint
-    that cannot be used, 67 where another driver has taken over. Raises UsageError for arguments that cannot be.
+    that cannot be used, 67 where another driver has claimed the job. Raises UsageError for arguments that cannot be.
     """
     if session is not None and conf:
         raise UsageError("settings of a session are given to run(conf=...) or to the function that makes it, not to both")

@@ -175,7 +175,7 @@ class MemoryTransactionLog:
         """Replace the job's durable list. Raises FencedError for an older generation."""
         self.changing()
         if generation != self._generations.get(job):
-            raise FencedError(f"job {job!r}: another driver has taken over (generation {self._generations.get(job)})")
+            raise FencedError(f"job {job!r}: another driver claimed it (generation {self._generations.get(job)})")
         self._lists[job] = data
 
     def stored(self) -> Mapping[str, bytes]:

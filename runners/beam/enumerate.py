@@ -106,11 +106,11 @@ def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look
     return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing, failure)
 
 
-def beginning(source: Source[SplitT], begins: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
+def beginning(source: Source[SplitT], earliest: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
     """The source's discovery, whose initial answer is that of the source, or where a checkpoint of another job is."""
-    if begins is None:
+    if earliest is None:
         return source.create_discovery()
-    return ResumedLogDiscovery(source, begins) if isinstance(source, LogSource) else ResumedDiscovery(source, begins)
+    return ResumedLogDiscovery(source, earliest) if isinstance(source, LogSource) else ResumedDiscovery(source, earliest)
 
 
 def _discover(
@@ -136,7 +136,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         discovery_interval_s: float | None,
         readers: int,
         subtasks: Subtasks | None,
-        begins: Checkpoint[Any] | None = None,
+        earliest: Checkpoint[Any] | None = None,
     ) -> None:
         """Travels to the workers by pickle, with the source: so a changed configuration takes effect by discovery.
 
@@ -151,7 +151,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         self._restrictions: ReaderFormat[Any] = ReaderFormat(source)
         self._readers = readers
         self._subtasks = subtasks
-        self._begins = begins
+        self._begins = earliest
 
     @property
     def _bounded(self) -> bool:

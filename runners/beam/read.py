@@ -120,13 +120,13 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return SplitWatermark(estimator_state)
 
     def _read(self, finalizer: Any, tracker: Any, watermark: Any) -> Iterator[TimestampedValue]:
-        begun = self._format.decode(tracker.current_restriction())
-        with HeldReader(self._reading.source.create_reader, self._worker.readers, begun.reading) as held:
+        started = self._format.decode(tracker.current_restriction())
+        with HeldReader(self._reading.source.create_reader, self._worker.readers, started.reading) as held:
             yield from self._deliver(held, tracker)
         self._follow(held, watermark)
         if self._reading.publishes:
             stands = {**held.positions, **held.ended}
-            self._publisher.note(begun, stands, tracker, finalizer)
+            self._publisher.note(started, stands, tracker, finalizer)
         # a call that found nothing has waited for it; nothing is left of one that has read all
         tracker.defer_remainder(pause(0.0 if held.positions else PUBLISH_S))
 

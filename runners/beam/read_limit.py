@@ -47,9 +47,11 @@ class Limit:
 class ReadLimited(beam.DoFn):
     """Reads until the limit, or the source's end. Says in the end where it is, for the reading stage to publish."""
 
-    def __init__(self, source: Source[Any], limit: Limit, event_time: EventTime, begins: Checkpoint[Any] | None = None) -> None:
+    def __init__(
+        self, source: Source[Any], limit: Limit, event_time: EventTime, earliest: Checkpoint[Any] | None = None
+    ) -> None:
         """Travels to a worker by pickle. `starts`: where it starts, in place of what the source says."""
-        self._begins = begins
+        self._begins = earliest
         self._source = source
         self._limit = limit
         self._event_time = event_time

@@ -144,7 +144,7 @@ class EpochCommitter(Generic[HandleT]):
             last, self._last = self._last, None
             is_known = last is not None and last[0] == before
             lifetime = last[1] if last is not None and is_known else _Lifetime(before)
-            begun = lifetime.position
+            started = lifetime.position
         try:
             state = self._performed(lifetime, before, element, now_s)
         except BaseException:
@@ -153,7 +153,7 @@ class EpochCommitter(Generic[HandleT]):
                     lifetime.committer.close()
             raise
         with _lock:
-            token = lifetime.returned(begun, state)
+            token = lifetime.returned(started, state)
             self._last = (state, lifetime)
         return lifetime, StateAndToken(state, token)
 

@@ -442,7 +442,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             raise self._stuck(
                 stored,
                 refusal,
-                f"The previous one, checkpoint {before.positions.checkpoint_id}, is no way back, as what comes after it cannot "
+                f"The previous one, checkpoint {before.positions.checkpoint_id}, cannot be used, as what comes after it cannot "
                 f"be read again ({lost}), so this one is kept, with the rows that it has prepared",
             ) from refusal
         self._store.take_back(checkpoint_id)

@@ -94,7 +94,7 @@ from headrace.runners.local.rescale import (
     settle_request,
     take_up_request,
 )
-from headrace.runners.local.savepoints import begin_with, begun, given_savepoint, take_savepoint
+from headrace.runners.local.savepoints import begin_with, given_savepoint, started, take_savepoint
 from headrace.runners.local.settings import Retention, RunSettings
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.local.worker import WorkerOrder, work
@@ -216,7 +216,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
             raise _gone(checkpoints, order.run)
         supervisor.send(RunBegan(store.registry.run))
         remove_status(order.settings.folder)  # of a lifetime before
-        begin_with(savepoint, store, positions, partial(begun, pipeline.source))
+        begin_with(savepoint, store, positions, partial(started, pipeline.source))
         coordination = _Coordination(order, socket, pipeline, store, worker_processes, supervisor.send)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()

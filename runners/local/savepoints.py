@@ -37,11 +37,11 @@ from headrace.runners.local.storage.folder import local_folder, write_whole
 __all__ = [
     "Savepoint",
     "begin_with",
-    "begun",
     "fetch_savepoint",
     "given_savepoint",
     "read_savepoint",
     "shown",
+    "started",
     "take_savepoint",
 ]
 
@@ -152,7 +152,7 @@ def _read(location: str) -> bytes:
         return bytes(stream.read())
 
 
-def begun(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
+def started(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
     """Where a run of this source starts with these positions: a log ends where the source says, and not where that job ended.
 
     So a run without a stop continues after one that had one, and the other way round. Contacts a log's source. Raises what its
@@ -184,7 +184,7 @@ def begin_with(
     given: Savepoint | None,
     store: CheckpointStore[SplitT, Any],
     serializer: CheckpointSerializer[SplitT],
-    begins: Callable[[Checkpoint[SplitT]], Checkpoint[SplitT]],
+    earliest: Callable[[Checkpoint[SplitT]], Checkpoint[SplitT]],
 ) -> None:
     """Make the savepoint the first checkpoint of a folder that has none; one that has started with it continues from its own.
 
@@ -213,4 +213,4 @@ def begin_with(
     else:
         store.files.write(SAVEPOINT, savepoint.serialize())
     if not store.last_id:
-        store.write(RunCheckpoint(begins(positions), (), completed=True))
+        store.write(RunCheckpoint(earliest(positions), (), completed=True))

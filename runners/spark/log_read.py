@@ -28,7 +28,7 @@ class LogOffsets(Generic[OffsetSplitT]):
     """
 
     splits: Mapping[str, OffsetSplitT]
-    began: Mapping[str, int]
+    started_at: Mapping[str, int]
     initial: bool = False
 
 
@@ -44,7 +44,7 @@ class OffsetsFormat(Protocol[OffsetSplitT]):
         May contact the source, to identify the splits of another connector's offsets. Raises StateError for anything else.
         """
 
-    def begins(self, found: Sequence[OffsetSplitT], known: Mapping[str, OffsetSplitT]) -> Mapping[str, int]:
+    def first_offsets(self, found: Sequence[OffsetSplitT], known: Mapping[str, OffsetSplitT]) -> Mapping[str, int]:
         """Where another connector's batch started splits that it found while it planned: it stores the ends only, these.
 
         `known` are the others. By that connector's rule, whatever the user wants of splits that we find. May contact the

@@ -115,9 +115,9 @@ class StreamPlanner(Generic[OffsetSplitT]):
             return start
         kept = {split_id: split for split_id, split in offsets.splits.items() if split_id not in gone}
         known = {**kept, **backlog.splits}
-        began = {split_id: offsets.began.get(split_id, split.next_offset) for split_id, split in known.items()}
+        started_at = {split_id: offsets.started_at.get(split_id, split.next_offset) for split_id, split in known.items()}
         moved = {split_id: self._source.moved(split, ends[split_id]) for split_id, split in backlog.at_end.items()}
-        return self._format.to_json(LogOffsets({**known, **moved}, began))
+        return self._format.to_json(LogOffsets({**known, **moved}, started_at))
 
     def tasks(self, start: str, end: str) -> list[tuple[OffsetSplitT, ...]]:
         """The tasks of the batch between two offsets, each a list of bounded splits; a replay gives the same ranges.
@@ -128,8 +128,8 @@ class StreamPlanner(Generic[OffsetSplitT]):
         gone = [split for split_id, split in first.splits.items() if split_id not in last.splits]
         if gone and not _is_complete(last):  # what leaves our own offsets was tolerated before they were stored
             self._source.on_splits_missing(gone)
-        begins = self._begins(first, last)
-        ranges = [OffsetRange(split_id, begins[split_id], split.next_offset) for split_id, split in last.splits.items()]
+        earliest = self._begins(first, last)
+        ranges = [OffsetRange(split_id, earliest[split_id], split.next_offset) for split_id, split in last.splits.items()]
         return [
             tuple(last.splits[item.split_id].between(item.start, item.stop) for item in task)
             for task in self._read.tasks_of(ranges)
@@ -259,7 +259,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
 
     def _begins(self, first: LogOffsets[OffsetSplitT], last: LogOffsets[OffsetSplitT]) -> Mapping[str, int]:
         if first.initial and _is_complete(last):
-            return last.began
+            return last.started_at
         if first.initial:
             started = self._predecessors()
             if started is None:
@@ -270,9 +270,9 @@ class StreamPlanner(Generic[OffsetSplitT]):
                 )
             first = replace(first, splits=started)
         known = {split_id: split.next_offset for split_id, split in first.splits.items()}
-        begins = {**last.began, **known}
-        unknown = [split for split_id, split in last.splits.items() if split_id not in begins]
-        return {**self._format.begins(unknown, first.splits), **begins} if unknown else begins
+        earliest = {**last.started_at, **known}
+        unknown = [split for split_id, split in last.splits.items() if split_id not in earliest]
+        return {**self._format.first_offsets(unknown, first.splits), **earliest} if unknown else earliest
 
     def _publish(self, offsets: LogOffsets[OffsetSplitT]) -> None:
         """Positions are durable now. For others to look at: no failure stops the query, the next batch is another try, and the
@@ -309,4 +309,4 @@ def _is_tolerated(error: Exception) -> bool:
 
 def _is_complete(offsets: LogOffsets[OffsetSplitT]) -> bool:
     """False for another connector's offsets, which do not hold where each split started."""
-    return offsets.began.keys() >= offsets.splits.keys()
+    return offsets.started_at.keys() >= offsets.splits.keys()

@@ -171,13 +171,13 @@ def run_chunk(
         items = batch(case, chance)
         if keep is not None:
             keep.write_text(json.dumps([case.writer, case.reader, case.fields, [each.hex() for each in items]]))
-        began = time.thread_time()
+        started_at = time.thread_time()
         try:
             outcomes = check(case, items, decode)
         except Exception as error:
             said_where = f"chunk {chunk}, batch {number}, {json.dumps(case.writer)}"
             raise Finding(f"{type(error).__name__}: {error}; {said_where}") from error
-        took = time.thread_time() - began
+        took = time.thread_time() - started_at
         if took > SLOW_S:
             raise Finding(f"{took} s for batch {number} of chunk {chunk}")
         request["slowest_ms"] = max(request["slowest_ms"], took * 1000)

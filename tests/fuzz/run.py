@@ -106,10 +106,10 @@ def fuzz(name: str, seconds: int, folder: Path) -> dict[str, object]:
         (known / f"{number:05}").write_bytes(data)
     words = folder / "words"
     words.write_text("\n".join(map(quoted, target.words)) + "\n")
-    began = time.monotonic()
+    started_at = time.monotonic()
     options = [f"-max_total_time={seconds}", f"-max_len={_LONGEST_INPUT}", "-print_final_stats=1", f"-dict={words}"]
     done = child(name, folder, *options, str(found), str(known))
-    took = time.monotonic() - began
+    took = time.monotonic() - started_at
     findings = [file for file in sorted(folder.glob(f"{_FINDING}*")) if file.suffix != ".txt"]
     keep(
         name,

@@ -252,27 +252,27 @@ def end_txn(rig: Rig, version: int) -> Facts:
     topic = rig.topic()
     facts: Facts = []
 
-    def begun(name: str) -> Producer:
+    def started(name: str) -> Producer:
         producer = Producer(rig, name, version)
         producer.init()
         facts.append([name, producer.epoch, producer.write(topic)])
         return producer
 
-    one = begun("commit twice")
+    one = started("commit twice")
     facts += [one.end(True), one.end(True), one.settled()]
     facts += [["abort, same epoch", one.end(False)], ["commit again", one.end(True)]]
     facts += [["abort, next epoch", one.end(False, one.epoch + 1)], ["commit after that", one.end(True)], one.settled()]
-    two = begun("abort twice")
+    two = started("abort twice")
     facts += [two.end(False), two.end(False), two.end(True), two.settled()]
     for commit in (True, False):
         empty = Producer(rig, f"empty {commit}", version)
         empty.init()
         facts += [["empty", commit, empty.end(commit), empty.end(commit)], empty.settled()]
-    three = begun("taken over while open")
+    three = started("taken over while open")
     facts += [_other(three), three.end(True), three.end(False), three.settled()]
-    four = begun("taken over after commit")
+    four = started("taken over after commit")
     facts += [four.end(True), _other(four), four.end(True), four.end(False)]
-    five = begun("unknown")
+    five = started("unknown")
     facts += [five.end(True, producer_id=five.pid + 1_000_000), five.end(True, transactional_id=rig.name("nobody"))]
     facts += [five.end(True, five.epoch + 1), five.end(True, five.epoch - 1), five.end(True)]
     return facts

@@ -176,7 +176,7 @@ ENDINGS = {
     "is used wrongly": UsageError("no such option"),
     "loses data": DataLossError("offsets 3 to 7 of t-0 are gone"),
     "has an older checkpoint": StaleEpochError("it is an older copy"),
-    "is fenced": FencedError("another driver has taken over"),
+    "is fenced": FencedError("another driver has claimed the job"),
 }
 
 

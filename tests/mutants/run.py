@@ -105,6 +105,8 @@ class Change:
 
 def prepare(group: Group, copy: Path) -> None:
     """A checkout for mutmut. Results that are there stay, and mutmut makes those again whose function has changed."""
+    if missing := [path for path in (*group.modules, *group.tests) if not (ROOT / f"{path}.py").exists()]:
+        raise FileNotFoundError(f"a group of mutants names files that do not exist: {', '.join(missing)}")
     copy.mkdir(parents=True, exist_ok=True)
     for name in ("headrace", "pyspark_headrace", "tests"):
         mirror(ROOT / name, copy / name)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,6 @@ from headrace.enumerator import events as e
 from headrace.enumerator.errors import ProtocolViolationError
 from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
-from tests.helpers.findings import ROOT, Suite, named_tests
 from tests.simulation.bugs import core
 
 
@@ -308,14 +305,3 @@ def test_faust_221_what_a_lost_reader_had_fetched_is_not_delivered_after_it():
 def test_faust_221_shows_when_the_next_reader_has_what_the_lost_one_fetched():
     with pytest.raises(ProtocolViolationError, match="split a was delivered, but the split was never assigned to this reader"):
         delivered_around_a_lost_reader(FetchingSource(log_of(a="123456789"), deque()))
-
-
-def test_every_test_that_the_table_names_exists():
-    """By its name, its class, or its file: `test_a`, `TestA`, `tests/unit/test_x.py::TestA::test_a`."""
-    text, tests = (Path(__file__).parent / "README.md").read_text(), Suite()
-    named = named_tests(text)
-    assert len(named) > 100
-    assert [name for name in named if "::" in name]
-    assert [name for name in named if not tests.has(name)] == []
-    files = re.findall(r"`(tests/[\w/]+\.py)", text)
-    assert [path for path in files if not (ROOT / path).is_file()] == []

@@ -125,7 +125,7 @@ class Run:
         self.handles: tuple[MemoryHandle, ...] | None = None  # None: its tasks have not run
         self.asked = False
         self.committed = False
-        self.began = 0
+        self.started_at = 0
         self.recorded = -1
 
     @property
@@ -200,7 +200,7 @@ class CommitSimulation:
         run = self._run(which)
         if run.handles is None or run.busy or run.asked or run.is_releasing:
             return
-        run.asked, run.began, run.recorded = True, len(self.log.entries), self.log.recorded()
+        run.asked, run.started_at, run.recorded = True, len(self.log.entries), self.log.recorded()
         handles = run.handles
         self._guarded(run, lambda: run.committer.request(CommitRequested(run.epoch, handles)))
 
@@ -400,7 +400,7 @@ class CommitSimulation:
         """The commit has returned."""
         assert not run.stale, "a stale epoch was not refused"
         assert run.recorded <= run.epoch, "a stale epoch was not refused"
-        left = [entry.number for entry in self.log.unended(JOB) if entry.number < run.began]
+        left = [entry.number for entry in self.log.unended(JOB) if entry.number < run.started_at]
         assert not left, f"the transactions {left} are open after a commit has completed"
         run.committed = True
         self.completed.add(run.epoch)

@@ -114,14 +114,14 @@ class Simulation:
         self.done: dict[str, int] = {}
         """Split -> up to where its records are committed. Starts where discovery resolved the start (I2)."""
         self.last_checkpoint_id = 0
-        self.lives = 0
+        self.lifetimes = 0
         self.counts: dict[str, int] = {}
         self.start(parallelism=2, assignment=0)
 
     # --- a lifetime of the whole job --------------------------------------------------------------------------------------
 
     def start(self, *, parallelism: int, assignment: int) -> None:
-        self.lives += 1
+        self.lifetimes += 1
         self.slots = [Slot() for _ in range(parallelism)]
         self.discovery: list[DiscoveryResult[MemorySplit] | Exception | None] = []
         self.asked: list[Any] = []

@@ -200,7 +200,7 @@ class Worker:
         self.reported: dict[int, Any] = {}
         self.at: dict[str, MemorySplit] = {}
         self.open: dict[str, int] = {}
-        self.begun = 0
+        self.started = 0
         self.alive = True
         self.waits_for: tuple[str, int] | None = None
 
@@ -242,8 +242,8 @@ class Worker:
         for offset in range(split.next_offset, stop):
             name = self.simulation.output_of(split.split_id, offset)
             if name not in self.open:
-                self.open[name] = self.simulation.log.begin(self.jobs[name], f"{self.begun}.0.0")
-                self.begun += 1
+                self.open[name] = self.simulation.log.begin(self.jobs[name], f"{self.started}.0.0")
+                self.started += 1
             self.simulation.log.append(self.open[name], [(split.split_id, offset)])
         moved = MemorySplit(split.split_id, stop, None)
         self.at[split.split_id] = moved

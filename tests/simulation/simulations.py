@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tests.simulation import checkpoints_search, run
-from tests.simulation.bugs import commits, fetches, lease, letters, spark, standby
+from tests.simulation.bugs import commits, fetches, lease, spark, standby
 from tests.simulation.bugs import core as injected
 from tests.simulation.checkpoints_search import SHARDS
 from tests.simulation.commit_search import COMMITS
 from tests.simulation.core_search import CORE
 from tests.simulation.fetch import FETCH
 from tests.simulation.lease import HOSTS
-from tests.simulation.letters import LETTERS
 from tests.simulation.run import OUTPUTS, RUN
 from tests.simulation.search import Adversary
 from tests.simulation.spark import SPARK
@@ -232,26 +231,6 @@ SIMULATIONS = (
             "superseded": 40,
             "orphaned": 6,
             "fenced, and asks again": 30,
-        },
-    ),
-    Searched(
-        LETTERS,
-        200,
-        letters.INJECTED,
-        {
-            "replay": 150,
-            "second replay": 180,
-            "finished": 18,
-            "refused": 40,
-            "dead again": 60,
-            "topic recreated": 60,
-            "isolated": 100,
-            "KilledError": 25,
-            "FencedError": 18,
-            "meanwhile": 28,
-            "PeerError": 8,
-            "expired OPEN": 4,
-            "expired PREPARED": 3,
         },
     ),
 )

@@ -47,7 +47,7 @@ def search_chunk(task: tuple[str, int]) -> tuple[Counter[str], str | None]:
 
 def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> dict[str, Any]:
     """The simulation's new entry in the result."""
-    began, first = time.monotonic(), before.get("next_seed", FIRST_SEED)
+    started_at, first = time.monotonic(), before.get("next_seed", FIRST_SEED)
     happened, played, failure = Counter(before.get("happened", {})), 0, None
     chunks = [(name, seed) for seed in range(first, first + schedules, CHUNK)]
     with multiprocessing.Pool(processes) as pool:
@@ -57,7 +57,7 @@ def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> d
             if failure is not None:
                 break
             played += CHUNK
-    rate = round(played / (time.monotonic() - began))
+    rate = round(played / (time.monotonic() - started_at))
     print(f"{name}: {played} schedules, {rate}/s, {failure or 'every promise kept'}", flush=True)  # noqa: T201
     return {
         "next_seed": first + played,

@@ -213,7 +213,7 @@ class Query:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     driver: Driver | None = None
     zombies: list[Driver] = field(default_factory=list)
-    began: dict[SplitKey, int] = field(default_factory=dict)
+    started_at: dict[SplitKey, int] = field(default_factory=dict)
     done: dict[SplitKey, int] = field(default_factory=dict)
     furthest: dict[SplitKey, int] = field(default_factory=dict)
     is_stopped: bool = False
@@ -394,20 +394,20 @@ class SparkSimulation:
         """What is first seen of a split in the log of offsets is where it starts."""
         offsets = offsets_in(end)
         assert offsets is not None
-        first = not query.began
-        known = {s.topic: s.topic_id for s in offsets.splits.values() if (s.topic_id, s.partition) in query.began}
+        first = not query.started_at
+        known = {s.topic: s.topic_id for s in offsets.splits.values() if (s.topic_id, s.partition) in query.started_at}
         for split_id, split in offsets.splits.items():
-            key, began = (split.topic_id, split.partition), offsets.began[split_id]
-            if key not in query.began:
+            key, started_at = (split.topic_id, split.partition), offsets.started_at[split_id]
+            if key not in query.started_at:
                 is_gone = self.brokers.log_of(*key) is None  # a broker that lags behind has reported it: it has no records
                 told_by_one = is_gone and known.get(split.topic) != split.topic_id
                 unheard = split.topic not in known and self.brokers.agree_but_for_the_dead(split.topic, split.topic_id)
                 assert not told_by_one or unheard, f"{split} is gone, and taken for new"
                 resolved = is_gone or (first and self.from_latest)
-                assert resolved or began <= self.brokers.damaged.get(key, 0), f"{split} starts at {began}, and is new"
-                query.began[key] = query.done[key] = began
-            elif query.began[key] != began:
-                raise AssertionError(f"I2: {split} started at {query.began[key]}, and now at {began}")
+                assert resolved or started_at <= self.brokers.damaged.get(key, 0), f"{split} starts at {started_at}, and is new"
+                query.started_at[key] = query.done[key] = started_at
+            elif query.started_at[key] != started_at:
+                raise AssertionError(f"I2: {split} started at {query.started_at[key]}, and now at {started_at}")
 
     def stage(self, which: int, fates: int) -> None:
         """The tasks of the batch: stages tried again, attempts that fail, are lost, or run twice."""
@@ -640,7 +640,7 @@ class SparkSimulation:
             was_cut = self.may_lose and key in self.brokers.cuts  # it continues where the log parted from what was read
             assert split.next_offset >= before or was_cut, f"I3: {split} goes back from {before}"
             if log is not None:
-                self._check_range(query, log, seen, query.began[key], split.next_offset)
+                self._check_range(query, log, seen, query.started_at[key], split.next_offset)
 
     def _check_range(self, query: Query, log: PartitionLog, seen: Counter[int], start: int, stop: int) -> None:
         safe = self.brokers.damaged.get(log.split, 0)
@@ -689,8 +689,8 @@ class SparkSimulation:
             name = next(name for name, topic in self.brokers.topics.items() if log in topic)
             if query.read.source.pattern is None and name != "t":
                 continue
-            assert log.split in query.began, f"{query.job}: {name}-{log.number} is never read"
-            self._check_range(query, log, seen, query.began[log.split], log.end)
+            assert log.split in query.started_at, f"{query.job}: {name}-{log.number} is never read"
+            self._check_range(query, log, seen, query.started_at[log.split], log.end)
         if len(self.queries) == 1 and not self.drivers_go_on:
             self._check_published(query)
 

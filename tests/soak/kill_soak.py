@@ -346,7 +346,7 @@ def main() -> int:
         for level in (1, 2):
             set_transaction_version(cluster.bootstrap, level)
             soak = ENGINES[options.engine](cluster.bootstrap, Path(scratch), random.Random(options.seed + level))
-            began = time.monotonic()
+            started_at = time.monotonic()
             bar = progress.add_task(f"protocol version {level}", total=options.kills // 2)
             while soak.kills.total() < options.kills // 2:
                 progress.advance(bar, soak.round())
@@ -358,7 +358,7 @@ def main() -> int:
                 "zombies": soak.zombies,
                 "runs": soak.runs,
                 **soak.judge(),
-                "seconds": round(time.monotonic() - began),
+                "seconds": round(time.monotonic() - started_at),
             }
     print(json.dumps(document, indent=1))  # noqa: T201 - the command's output
     if options.result is not None:

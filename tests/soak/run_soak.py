@@ -214,12 +214,12 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def judged(rows: Pairs, letters: Pairs, produced: int) -> dict[str, int]:
+def judged(rows: Pairs, dead: Pairs, produced: int) -> dict[str, int]:
     """What is wrong with the two outputs, given how many numbers, from 0, were written to each partition."""
     good, bad = ([number for number in range(produced) if (number % BAD_EVERY == 0) is is_bad] for is_bad in (False, True))
     found = Counter(_judged(rows, good))
-    found.update(_judged(letters, bad))
-    return {"letters": len(letters), **found}
+    found.update(_judged(dead, bad))
+    return {"letters": len(dead), **found}
 
 
 def _judged(pairs: Pairs, numbers: list[int]) -> dict[str, int]:

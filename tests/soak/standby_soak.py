@@ -90,9 +90,9 @@ class Traffic:
     def _send(self) -> None:
         settings = {"bootstrap.servers": self._bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 500}
         producer = Producer({**settings, "linger.ms": 5, "message.timeout.ms": 120_000, "partitioner": "random"})
-        began = time.monotonic()
+        started_at = time.monotonic()
         while self._is_sending:
-            due = int((time.monotonic() - began) * self._rate)
+            due = int((time.monotonic() - started_at) * self._rate)
             for number in range(len(self.sent_at), due):
                 producer.produce(self._source, b"%d" % number)
                 self.sent_at.append(time.monotonic())
@@ -281,10 +281,10 @@ def take_over(job: SupervisedJob, traffic: Traffic, strike: Callable[[str], None
     status = job.wait_armed()
     tree = tree_of(status["active"]["pid"])
     assert tree is not None
-    began = time.monotonic()
+    started_at = time.monotonic()
     strike(tree)
     after = len(traffic.sent_at)
-    return traffic.wait_for(after, TAKEOVER_S, job.check) - began
+    return traffic.wait_for(after, TAKEOVER_S, job.check) - started_at
 
 
 # --- the soak -----------------------------------------------------------------------------------------------------------
@@ -352,9 +352,9 @@ class Soak:
     def kill_the_next(self) -> float:
         """No standby is armed by now: this is a start of one that warms."""
         status = self.job.wait_for(lambda status: bool(status["active"]) and status["active"]["state"] == "ACTIVE", START_S)
-        began = time.monotonic()
+        started_at = time.monotonic()
         send_signal(signal.SIGKILL, members(str(tree_of(status["active"]["pid"]))))
-        return self.traffic.wait_for(len(self.traffic.sent_at), TAKEOVER_S, self.job.check) - began
+        return self.traffic.wait_for(len(self.traffic.sent_at), TAKEOVER_S, self.job.check) - started_at
 
     def restart_broker(self, tree: str) -> None:
         self.kill_all(tree)
@@ -428,7 +428,7 @@ class Session:
             return self._run(broker, Path(directory))
 
     def _run(self, broker: BrokerCluster, directory: Path) -> dict[str, Any]:
-        began = time.time()
+        started_at = time.time()
         with running(directory, broker.bootstrap, self.rate) as (job, traffic):
             made = Soak(job, traffic, broker, random.Random(self.seed))
             kinds = [kind for kind in made.kinds if self.only in kind]
@@ -438,9 +438,9 @@ class Session:
             counted = outcome(job, traffic)
         return {
             "seed": self.seed,
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
             "takeovers": self.takeovers,
-            "seconds": round(time.time() - began),
+            "seconds": round(time.time() - started_at),
             "load_average": os.getloadavg(),
             **counted,
             "epochs_of_two_drivers": two_lists(broker.bootstrap, job.commits),

@@ -169,9 +169,9 @@ def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
             with (folder / "log").open("wb") as log:
                 command = [sys.executable, "-m", "tests.soak.token_soak", "--jobs", json.dumps(settings)]
                 environment = os.environ | {"PYTHONPATH": python_path(), "TOKEN_SECRET": SECRET}
-                began = time.monotonic()
+                started_at = time.monotonic()
                 subprocess.run(command, stdout=log, stderr=log, env=environment, check=True, timeout=seconds + 300)
-                took_s = time.monotonic() - began
+                took_s = time.monotonic() - started_at
             found = json.loads((folder / "found").read_text())
             copied = Counter(read_all(cluster.bootstrap, "out"))
             expected = Counter(str(number) for number in range(found["written"]))

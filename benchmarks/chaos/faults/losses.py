@@ -211,10 +211,10 @@ class AgedOut(Loss):
 
     def prove(self) -> str:
         """The logs start there."""
-        begins = {partition: self.span(partition)[0] for partition in self._begins}
-        if begins != self._begins:
-            raise NotHappenedError(f"the logs start at {begins}, not at {self._begins}")
-        return f"the logs start at {', '.join(map(str, begins.values()))}"
+        earliest = {partition: self.span(partition)[0] for partition in self._begins}
+        if earliest != self._begins:
+            raise NotHappenedError(f"the logs start at {earliest}, not at {self._begins}")
+        return f"the logs start at {', '.join(map(str, earliest.values()))}"
 
 
 class MadeAnew(Loss):

@@ -559,7 +559,7 @@ def encoded_default(schema: AvroType, value: Any, path: str) -> bytes:  # noqa: 
     try:
         return b"".join(_encoded(schema, value))
     except (KeyError, TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
-        raise UsageError(f"the Avro default{_at(path)} is no {type_name(schema)}: {value!r}") from error
+        raise UsageError(f"the Avro default{_at(path)} is not of type {type_name(schema)}: {value!r}") from error
 
 
 def _encoded(schema: AvroType, value: Any) -> Iterator[bytes]:  # noqa: ANN401 - JSON

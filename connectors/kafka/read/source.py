@@ -382,10 +382,10 @@ class KafkaSource(LogSource[KafkaSplit]):
         if gone:
             self.on_splits_missing([split for split in splits if split.split_id in gone])
         there = {(s.topic, s.partition): s for s in splits if s.split_id not in gone}
-        begins = cluster.list_offsets(dict.fromkeys(there, Earliest())) if there else {}
+        earliest = cluster.list_offsets(dict.fromkeys(there, Earliest())) if there else {}
         ends = self.end_offsets(list(there.values()))
         for tp, split in there.items():
-            begin = begins[tp].offset or 0
+            begin = earliest[tp].offset or 0
             if begin > split.next_offset:
                 self._lost(OffsetOutOfRangeError(*tp, split.next_offset, begin, max(begin, ends[split.split_id])), begin)
 

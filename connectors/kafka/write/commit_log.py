@@ -87,11 +87,9 @@ class CommitLog:
         self,
         cluster: KafkaCluster,
         topic: str,
-        holds: str = "lists of transactions",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`topic` holds the lists of all jobs that name it; or what else it `holds`, by key, as errors say. `clock`: in s."""
-        self._holds = holds
+        """`topic` holds the lists of all jobs that name it. `clock`: in s."""
         self.cluster: KafkaCluster = cluster
         self.topic: str = topic
         self._lock = threading.Lock()
@@ -131,7 +129,8 @@ class CommitLog:
         policy = {part.strip() for part in setting.split(",")}
         if policy != {"compact"}:
             raise UsageError(
-                f"the topic {self.topic!r} for the {self._holds} has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so that "
+                f"the topic {self.topic!r} for the lists of transactions has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so "
+                "that "
                 "these are deleted while they are needed: set it to compact, and to nothing else (kafka-configs --alter "
                 f"--entity-type topics --entity-name {self.topic} --add-config {_CLEANUP_POLICY}=compact)"
             )
@@ -154,7 +153,7 @@ class CommitLog:
         if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             said = response.topics[0].error_message or ""
             hint = f"create it beforehand, with one partition and cleanup.policy=compact. {said}"
-            raise broker_error(code, f"creating topic {self.topic!r} for the {self._holds}", hint)
+            raise broker_error(code, f"creating topic {self.topic!r} for the lists of transactions", hint)
 
     def read(self) -> dict[str, bytes]:
         """Key to durable list, of all jobs and destinations. Waits until all writes started before are decided.
@@ -537,20 +536,20 @@ class DriverLog:
         self._log.cluster.retrying(f"waiting for a transaction of {transactional_id!r} to end", look)
 
     def write(self, value: bytes | None) -> None:
-        """Replace the job's list (None: leave none). Raises FencedError when another driver has taken over since `fence`.
+        """Replace the job's list (None: leave none). Raises FencedError when another driver has claimed the job since `fence`.
 
         An outage may outlast the transaction of this write, whose coordinator then aborts and fences it. That is no other
         driver: the list is read again, and written again unless it is there.
         """
         quick_failures = 0
         while True:
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 self._write(value)
             except BrokerError as error:
                 if error.code not in ENDED_BY_OTHERS:
                     raise
-                quick_failures += time.monotonic() - began < _DRIVER_TIMEOUT_MS / 1000
+                quick_failures += time.monotonic() - started_at < _DRIVER_TIMEOUT_MS / 1000
                 if quick_failures > _MOST_QUICK_FAILURES:
                     raise
                 self._refuse_rival(value, error)
@@ -616,9 +615,7 @@ class DriverLog:
         self._parts = frozenset(name for name, data in records.items() if _SEPARATOR in name and data is not None)
 
     def _fenced(self) -> FencedError:
-        return FencedError(
-            f"another driver of job {self._names.job!r} has taken over: this one must stop, and has changed nothing"
-        )
+        return FencedError(f"another driver of job {self._names.job!r} claimed it: this one must stop, and has changed nothing")
 
 
 def _binary(values: Sequence[bytes | None]) -> pa.Array:

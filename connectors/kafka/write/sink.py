@@ -327,10 +327,10 @@ class _Rows:
         self._cluster, self._topic, self._encoder, self._commit_topic = cluster, topic, encoder, commit_topic
         self._encoders: dict[str, RecordEncoder] = {}
 
-    def write(self, rows: pa.RecordBatch, sender: BatchSender, letters: pa.RecordBatch | None = None) -> None:
-        """Make batches, and send what is full. Of `letters` each names its topic, also where all other rows have one."""
+    def write(self, rows: pa.RecordBatch, sender: BatchSender, dead: pa.RecordBatch | None = None) -> None:
+        """Make batches, and send what is full. Of `dead` each names its topic, also where all other rows have one."""
         now_ms = time.time_ns() // 1_000_000
-        others = [] if letters is None else _each_to_its_own(letters)
+        others = [] if dead is None else _each_to_its_own(dead)
         for topic, part in [*(self._by_topic(rows) if rows.num_rows else ()), *others]:
             if topic == self._commit_topic:
                 raise UsageError(f"a row names the topic {topic!r}, which holds the lists of transactions: choose another one")
@@ -391,11 +391,11 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         transaction timeout if it is longer than brokers allow."""
         if batch.num_rows == 0:
             return
-        rest, letters = parted(batch)
+        rest, dead = parted(batch)
         encoded = _encoded(rest, self._sink)
         sender, rows = self._begun()
         with self._explaining():
-            rows.write(encoded, sender, letters)
+            rows.write(encoded, sender, dead)
 
     def prepare(self) -> KafkaHandle | None:
         """All acknowledged by all in-sync replicas."""
@@ -556,14 +556,14 @@ class _AtLeastOnceTransaction(Transaction[Any]):
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        rest, letters = parted(batch)
+        rest, dead = parted(batch)
         encoded = _encoded(rest, self._sink)
         if self._sender is None or self._rows is None:
             config, cluster = self._sink.config, enduring_cluster(self._sink.config)
             producer = Transactions(cluster).init_idempotent()
             self._sender = idempotent_sender(cluster)
             self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(config, partitions, producer))
-        self._rows.write(encoded, self._sender, letters)
+        self._rows.write(encoded, self._sender, dead)
 
     def prepare(self) -> None:
         try:

@@ -73,12 +73,12 @@ class Footer:
         if len(shown) < min(LEAST_SHOWN, len(lines)) or not self._is_ours():
             self.clear()
             return
-        begun = ""
+        started = ""
         if self._kept != (len(shown), size):
             has_shrunk = self._kept is not None and size.lines < self._kept[1].lines  # and has moved its lines up
-            begun = (RESET if has_shrunk else self._released()) + reserved(len(shown), size.lines)
+            started = (RESET if has_shrunk else self._released()) + reserved(len(shown), size.lines)
         self._kept = (len(shown), size)
-        self._write(begun + frame(shown, size.lines))
+        self._write(started + frame(shown, size.lines))
 
     def clear(self) -> None:
         """As if there had been nothing. Raises OSError."""

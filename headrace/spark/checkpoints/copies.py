@@ -78,9 +78,7 @@ def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
         raise StateError("the query keeps state, of which later batches have become part: it cannot go back by its logs alone")
     others = [source.name for source in batch.sources if stored_positions(source.text).form is OffsetForm.OTHER]
     if others:
-        raise StateError(
-            f"source {others[0]} is not Kafka's, and keeps what it has read in files of its own: it cannot go back"
-        )
+        raise StateError(f"source {others[0]} is not Kafka's, and keeps what it has read in its own files: it cannot go back")
     later = [number for number in checkpoint.planned if number > to_batch]
     return CopyPlan(written={f"{OFFSETS}/{number}": batch.content(batch.sources) for number in later} | _new_query())
 

@@ -132,9 +132,9 @@ def findings_in_cluster(cluster: KafkaCluster, checkpoint: SparkCheckpoint) -> l
     for source in checkpoint.batch(None).sources:
         positions = stored_positions(source.text)
         if positions.form is not OffsetForm.OTHER:
-            begins = _begins_of_next_run(checkpoint, source)
+            earliest = _begins_of_next_run(checkpoint, source)
             states = partition_states(cluster, positions)
-            found += [one for state in states if (one := _of_partition(state, begins.get(state.split.split_id)))]
+            found += [one for state in states if (one := _of_partition(state, earliest.get(state.split.split_id)))]
     return found
 
 
@@ -152,8 +152,10 @@ def _begins_of_next_run(checkpoint: SparkCheckpoint, source: SourceOffsets) -> M
     # the JVM connector's batches have no topic ids
     place: Callable[[KafkaSplit], str] = attrgetter("split_id") if before.form is positions.form else str
     ended = {place(split): split.next_offset for split in before}
-    begins = {split.split_id: ended.get(place(split), positions.offsets.began.get(split.split_id)) for split in positions}
-    return {split_id: at for split_id, at in begins.items() if at is not None}
+    earliest = {
+        split.split_id: ended.get(place(split), positions.offsets.started_at.get(split.split_id)) for split in positions
+    }
+    return {split_id: at for split_id, at in earliest.items() if at is not None}
 
 
 def _of_partition(state: PartitionState, begin: int | None) -> CheckpointFinding | None:

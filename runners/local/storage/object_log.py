@@ -225,7 +225,7 @@ class ObjectLog(RunFiles):
                 else:
                     self._has_claimed = True
                     return
-        raise RetriableError(f"{self.location}: another run writes there all the time, and cannot be taken over from")
+        raise RetriableError(f"{self.location}: another run writes there all the time, so its checkpoints cannot be claimed")
 
     def write(self, name: str, data: bytes) -> None:
         """A new entry, in place of one of the same name."""
@@ -256,7 +256,7 @@ class ObjectLog(RunFiles):
             yield
         except _TakenError:
             raise FencedError(
-                f"{self.location}: these checkpoints were taken over {self._taken_by()}, which continues from them. This run "
+                f"{self.location}: these checkpoints were claimed {self._taken_by()}, which continues from them. This run "
                 "must end. Give each run its own place"
             ) from None
         except RetriableError as error:  # an earlier try may have been stored all the same

@@ -192,7 +192,7 @@ class CheckpointLock:
         """
         if self._identity() in _taken:  # this file stays open: with it the kernel would give up the process's lock
             raise UsageError(
-                f"this job has the checkpoint {self._location} already, by another name of it: each query needs one of its own"
+                f"this job has the checkpoint {self._location} already, by another name of it: each query needs its own"
             )
         try:
             self._take(me)
@@ -321,7 +321,7 @@ class CheckpointLock:
                 f"a process of another container, or of another host, holds the lock of the checkpoint, {self.path}"
             )
         tree = tree_of(pid)
-        if tree is None and Process.lives(pid) and not is_ending(pid):
+        if tree is None and Process.lifetimes(pid) and not is_ending(pid):
             raise FencedError(
                 f"a process that is not a driver of this host (pid {pid}) holds the lock of the checkpoint, {self.path}"
             )

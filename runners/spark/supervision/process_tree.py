@@ -58,7 +58,7 @@ class Process:
         return _Seen.of(pid).process
 
     @classmethod
-    def lives(cls, pid: int) -> bool:
+    def lifetimes(cls, pid: int) -> bool:
         """Whether any process has this pid, and has not ended."""
         try:
             cls.of(pid)

@@ -153,14 +153,14 @@ class Takeover:
         started.mark(DRIVER_ID, self._tree)
         claiming = replace(started, options={**started.options, DRIVER_ID.lower(): self._tree})
         writer, checkpoint = writer_of(claiming, self._data_source), checkpoint_at(location, started.frame)
-        begun = (location, writer.sink)
+        opened = (location, writer.sink)
         job = checkpoint.query_id()
         if job is not None:  # else it is the first start
-            begin = writer.recover if begun in self._begun else writer.claim
+            begin = writer.recover if opened in self._begun else writer.claim
             ended = begin(job, checkpoint.last_batch)
             if ended is not None:
                 checkpoint.complete(ended)
-        self._begun[begun] = claiming
+        self._begun[opened] = claiming
 
     def _lock(self, location: str) -> None:
         if location not in self._locks:

@@ -46,7 +46,7 @@ def _instead(owner: Any, name: str, value: Any, called: str, why: str) -> Inject
 
 def _replay_begins_anew(self: StreamPlanner[Any], first: Any, last: Any) -> Any:
     started = self._started(first)
-    return {**last.began, **{split_id: split.next_offset for split_id, split in started.splits.items()}}
+    return {**last.started_at, **{split_id: split.next_offset for split_id, split in started.splits.items()}}
 
 
 replayed_batch_0_initialises_again = _instead(
@@ -101,7 +101,7 @@ def a_split_that_is_back_stays_missing() -> Iterator[None]:
 
 
 def _next_without_began(text: str, offsets: LogOffsets[Any]) -> LogOffsets[Any]:
-    return replace(offsets, began={split_id: split.next_offset for split_id, split in offsets.splits.items()})
+    return replace(offsets, started_at={split_id: split.next_offset for split_id, split in offsets.splits.items()})
 
 
 _to_json = kafka_offsets.KafkaOffsets.to_json
@@ -117,7 +117,7 @@ _begins = StreamPlanner._begins
 batches_begin_where_the_query_began = _instead(
     StreamPlanner,
     "_begins",
-    lambda self, first, last: {**_begins(self, first, last), **last.began},
+    lambda self, first, last: {**_begins(self, first, last), **last.started_at},
     "batches_begin_where_the_query_began",
     "`started` wins over where the batch before ended.",
 )

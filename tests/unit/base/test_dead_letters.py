@@ -185,8 +185,8 @@ def test_rows_and_letters_of_one_batch_are_parted_and_each_letter_goes_to_its_ow
 
 
 def test_letters_that_do_not_say_where_they_go_are_refused(kafka):
-    letters = pa.array([{"key": None, "value": b"bad", "headers": []}], LETTER_TYPE)
-    rows = pa.record_batch([pa.array([None], pa.binary()), letters], ["value", DEAD_LETTER])
+    dead = pa.array([{"key": None, "value": b"bad", "headers": []}], LETTER_TYPE)
+    rows = pa.record_batch([pa.array([None], pa.binary()), dead], ["value", DEAD_LETTER])
     with pytest.raises(UsageError, match="with the topic that each dead letter goes to"):
         parted(rows)
     nowhere = pa.array([{"topic": None, "key": None, "value": b"", "headers": []}])

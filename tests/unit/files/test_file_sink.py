@@ -331,7 +331,7 @@ def test_an_older_driver_is_fenced(sink):
     old.record(CommitList(0, (), completed=True))
     assert new.fence() == CommitList(0, (), completed=True)
     for act in (lambda: old.record(CommitList(1, (), completed=True)), lambda: old.clean_up(())):
-        with pytest.raises(FencedError, match="another driver of job 'job' has taken over"):
+        with pytest.raises(FencedError, match="another driver of job 'job' claimed it"):
             act()
     new.record(CommitList(1, (), completed=True))
     new.record(CommitList(2, (), completed=True))  # by now the old driver's next number is free again
@@ -529,10 +529,12 @@ def test_a_driver_whose_cleans_up_is_replaced_at_any_call(sink, step):
         cleaner = committer_of(folder, old)
         cleaner.fence()
         handles, successor = write_epoch(folder, 1, 2), committer_of(folder)
-        began, refused = old.calls, []
+        started_at, refused = old.calls, []
 
-        def let_in(call: int, when: int = number, began: int = began, handles=handles, successor=successor, refused=refused):
-            if call == began + when:
+        def let_in(
+            call: int, when: int = number, started_at: int = started_at, handles=handles, successor=successor, refused=refused
+        ):
+            if call == started_at + when:
                 successor.fence()
                 try:
                     successor.check(handles)
@@ -547,7 +549,7 @@ def test_a_driver_whose_cleans_up_is_replaced_at_any_call(sink, step):
         old._before = let_in
         with suppress(FencedError):
             cleaner.clean_up(())
-        if old.calls <= began + number:
+        if old.calls <= started_at + number:
             assert number > 5
             break  # the clean-up makes no more calls
         if not refused:

@@ -11,8 +11,6 @@ from uuid import UUID
 
 import pytest
 
-from headrace.cli.letters.letters import LetterFilter
-from headrace.cli.letters.replay import Plan, Replay
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
 from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, RecordedEpoch
 from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
@@ -413,14 +411,6 @@ class TestWritesUnderWay:
         now[0] += 21
         log.decided()
         assert caplog.text.count("still open") == 2
-
-    def test_nor_does_a_replay_of_dead_letters(self, kafka, monkeypatch):
-        sink = sink_to(kafka, "a")
-        committer(sink, JOB).recover()
-        dies_in_its_write(monkeypatch, sink, "other", 7)
-        replay = Replay(in_a_new_process(sink), "b", Plan(LetterFilter(), 3))
-        replay.begin()
-        assert Transactions(sink.cluster()).ongoing(sink.names("other").driver) == [sink.names("other").driver]
 
     def test_what_was_aborted_behind_an_open_write_is_not_taken_for_recorded(self, kafka, monkeypatch):
         sink = sink_to(kafka, "a")

@@ -432,7 +432,7 @@ def test_where_a_found_partition_starts_is_its_first_record_also_while_a_broker_
     t, fired = the_split(kafka), 0
     for _ in range(10):  # asked in random order
         stale = lags(kafka, 1, times=3)
-        assert KafkaOffsets(source_of(kafka)).begins([replace(t, next_offset=3)], {}) == {t.split_id: 0}
+        assert KafkaOffsets(source_of(kafka)).first_offsets([replace(t, next_offset=3)], {}) == {t.split_id: 0}
         fired += stale.fired
         stale.stop()
     assert fired
@@ -441,16 +441,16 @@ def test_where_a_found_partition_starts_is_its_first_record_also_while_a_broker_
 def test_that_a_partition_is_there_is_known_though_a_broker_cannot_be_asked(kafka):
     t = the_split(kafka)
     away = out_of_reach(kafka, 3)
-    assert KafkaOffsets(source_of(kafka, **QUICK)).begins([replace(t, next_offset=3)], {}) == {t.split_id: 0}
+    assert KafkaOffsets(source_of(kafka, **QUICK)).first_offsets([replace(t, next_offset=3)], {}) == {t.split_id: 0}
     assert away.fired
 
 
 def test_where_a_found_partition_starts_is_not_known_while_a_broker_cannot_be_asked_whether_it_is_gone(kafka):
     gone = KafkaSplit("t", DELETED, 0, 3)
-    assert KafkaOffsets(source_of(kafka, **QUICK)).begins([gone], {}) == {gone.split_id: 3}
+    assert KafkaOffsets(source_of(kafka, **QUICK)).first_offsets([gone], {}) == {gone.split_id: 3}
     away = out_of_reach(kafka, 3)
     with pytest.raises(DeadlineExceededError, match="looking up topics at every broker"):
-        KafkaOffsets(source_of(kafka, **QUICK)).begins([gone], {})
+        KafkaOffsets(source_of(kafka, **QUICK)).first_offsets([gone], {})
     assert away.fired
 
 

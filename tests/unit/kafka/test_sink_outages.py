@@ -499,11 +499,11 @@ class TestFirstContact:
 
     def test_one_answer_that_there_is_no_coordinator_ends_no_call_that_has_waited_for_long(self):
         """An outage of hours, and brokers that are just back: the time of the whole call counted."""
-        began = time.monotonic()
+        started_at = time.monotonic()
         answers = iter([NoCoordinatorError(COORDINATOR_NOT_AVAILABLE, "looking"), RetriableError("again"), None])
 
         def ask():
-            if time.monotonic() - began < 2 * retries._LONGEST_CALL_S:
+            if time.monotonic() - started_at < 2 * retries._LONGEST_CALL_S:
                 raise RetriableError("away")
             if (error := next(answers)) is not None:
                 raise error
@@ -544,10 +544,10 @@ class TestFirstContact:
     def test_and_longer_where_a_transaction_may_be(self, monkeypatch):
         monkeypatch.setattr(retries, "_LEAST_VOUCHED_S", 0.0)
         config = ClientConfig(bootstrap="nobody:1", retry_backoff_ms=10, retry_backoff_max_ms=20, transaction_timeout_ms=500)
-        began = time.monotonic()
+        started_at = time.monotonic()
         with pytest.raises(DeadlineExceededError, match="firewall"):
             Retries(config, lambda: Contact.VOUCHED).run("trying", never)
-        assert time.monotonic() - began > 0.3  # it ends before a pause that would be too long
+        assert time.monotonic() - started_at > 0.3  # it ends before a pause that would be too long
 
     def test_a_call_that_can_be_made_again_ends_with_an_outage_error_as_before(self):
         config = ClientConfig.from_properties({"bootstrap.servers": "127.0.0.1:1", **QUICK})
@@ -686,7 +686,7 @@ class TestListOfTheDriver:
                 kafka.clock.advance(120)
 
         rival = kafka.fault(api, Before(take_over), when=is_of_driver(sink))
-        with pytest.raises(FencedError, match="another driver of job 'job' has taken over"):
+        with pytest.raises(FencedError, match="another driver of job 'job' claimed it"):
             driver.commit(1, ours)
         assert rival.fired
         assert values(kafka) == (["a", "theirs"] if progress == "has recorded" else ["a"])
@@ -806,10 +806,10 @@ class TestInterruption:
         try:
             with away(kafka):
                 threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
-                began = time.monotonic()
+                started_at = time.monotonic()
                 with pytest.raises(KeyboardInterrupt):
                     transactions.describe(["a", "b"])
-                assert time.monotonic() - began < 5
+                assert time.monotonic() - started_at < 5
                 wait_for(lambda: not in_parallel_threads(), "they try on though no process waits for them")
         finally:
             signal.signal(signal.SIGINT, before)

@@ -225,9 +225,9 @@ def test_every_broker_is_away_for_longer_than_a_minute_and_the_reader_continues(
     kafka.append("t", b"before")
     run = source_of(kafka, stop=None).batches()._run
     assert poll_until(run, lambda values: values) == [b"before"]
-    began = time.monotonic()
+    started_at = time.monotonic()
     stop_all(kafka)
-    assert poll_until(run, lambda _: time.monotonic() - began > 1.0) == []  # 100 s of the fetcher's clock
+    assert poll_until(run, lambda _: time.monotonic() - started_at > 1.0) == []  # 100 s of the fetcher's clock
     start_all(kafka)
     kafka.append("t", b"after")
     assert poll_until(run, lambda values: values) == [b"after"]
@@ -397,14 +397,14 @@ def test_nothing_is_assigned_and_a_poll_waits(kafka):
 
 def test_one_that_was_closed_starts_no_thread_when_it_is_collected(kafka, monkeypatch):
     """Each did, whenever that came: in the worker of an engine one for every task."""
-    begun = []
-    monkeypatch.setattr(reader_module, "_close_beside", begun.append)
+    opened = []
+    monkeypatch.setattr(reader_module, "_close_beside", opened.append)
     kafka.append("t", b"x")
     with source_of(kafka).batches() as batches:
         next(batches)
     del batches
     gc.collect()
-    assert begun == []
+    assert opened == []
 
 
 def test_a_reader_is_dropped_in_the_middle_and_its_threads_end(kafka):

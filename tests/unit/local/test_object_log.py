@@ -148,7 +148,7 @@ def test_who_was_replaced_changes_nothing_any_more_however_long_it_stood_still(c
         for number in range(later):
             log.write("a", b"%d" % number)
     before = files(objects)
-    with pytest.raises(FencedError, match=r"mem://x: these checkpoints were taken over by process \d+ of "):
+    with pytest.raises(FencedError, match=r"mem://x: these checkpoints were claimed by process \d+ of "):
         change(stale)
     assert files(objects) == before
     log.write("a", b"next")
@@ -446,7 +446,7 @@ class Simulation:
 
     def __init__(self, seed):
         self.draw, self.objects, self.happened = random.Random(seed), {}, Counter()
-        self.lives, self.said, self.maybe, self.depth = [], {}, [], 0
+        self.lifetimes, self.said, self.maybe, self.depth = [], {}, [], 0
         self.owner, self.discarded = None, set()
 
     def step(self, what, when):
@@ -464,7 +464,7 @@ class Simulation:
             raise Died
 
     def act(self):
-        idle = [log for log in self.lives if not log._lock.locked()]
+        idle = [log for log in self.lifetimes if not log._lock.locked()]
         if not idle or self.draw.random() < 0.2:
             self.begin()
         else:
@@ -473,7 +473,7 @@ class Simulation:
     def go_on(self):
         """The lifetime running changes much, while another is still."""
         for _ in range(5):
-            if self.owner in self.lives and not self.owner._lock.locked():
+            if self.owner in self.lifetimes and not self.owner._lock.locked():
                 self.change(self.owner)
 
     def begin(self):
@@ -489,7 +489,7 @@ class Simulation:
             pass
         else:
             self.happened["began"] += 1
-            self.lives.append(log)
+            self.lifetimes.append(log)
 
     def told_by(self, log):
         """As soon as a change is acknowledged: later requests only tidy up."""
@@ -539,13 +539,13 @@ class Simulation:
                 log.discard(name)
         except FencedError:
             self.happened["fenced"] += 1
-            self.lives.remove(log)
+            self.lifetimes.remove(log)
             if self.newest_manifest() == log._manifest:
                 raise AssertionError("no process has replaced the lifetime that was fenced") from None
         except RetriableError:
             self.happened["unresolved"] += 1
         except Died:
-            self.lives.remove(log)
+            self.lifetimes.remove(log)
         else:
             self.happened[change] += 1
 

@@ -167,7 +167,7 @@ def test_a_driver_that_was_replaced_is_reported_so_though_its_files_are_gone(fol
     copy = folder.opened("copy")
     folder.coordinator(copy)[1].recover()
     assert folder.left_open() == set()
-    with pytest.raises(FencedError, match="has taken over"):
+    with pytest.raises(FencedError, match="claimed it"):
         run.check([handle])
     copy.close()
 

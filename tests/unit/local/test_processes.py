@@ -83,7 +83,7 @@ def seen(kafka, topic="out"):
     return Counter(int(record.value) for record in kafka.records(topic))
 
 
-def letters(kafka):
+def dead(kafka):
     assert all(record.value.startswith(NO_TEXT) for record in kafka.records("letters"))
     return Counter(int(record.value.removeprefix(NO_TEXT)) for record in kafka.records("letters"))
 
@@ -201,7 +201,7 @@ def test_killed_and_frozen_processes_neither_lose_a_record_or_a_dead_letter_nor_
             produce(kafka, produced, 300, bad)
             produced += 300
             wanted = set(range(produced))
-            run.wait(lambda: seen(kafka).keys() | letters(kafka).keys() >= wanted, what)
+            run.wait(lambda: seen(kafka).keys() | dead(kafka).keys() >= wanted, what)
 
         more("the first records")
         _, workers = run.group(2)
@@ -232,7 +232,7 @@ def test_killed_and_frozen_processes_neither_lose_a_record_or_a_dead_letter_nor_
         assert read_savepoint(savepoint).checkpoint_id > 1
         assert str(savepoint) in run.log.read_text()
         assert seen(kafka) == Counter(range(produced)) - Counter(bad)
-        assert letters(kafka) == Counter(range(0, produced, 4))
+        assert dead(kafka) == Counter(range(0, produced, 4))
         log = run.log.read_text()
         assert "its process ended with status -9" in log
         assert "nothing was heard of it for 2 s" in log
@@ -320,7 +320,7 @@ def test_of_two_runs_on_copies_of_one_folder_one_continues_and_the_other_ends_wi
         runs[2].wait(lambda: last_checkpoint(checkpoints[2]) > known, "a checkpoint of the copy that has taken over")
         produce(kafka, 600, 300)
         assert runs[0].process.wait(TIMEOUT_S) == 1
-        assert "has taken over" in runs[0].log.read_text()
+        assert "has claimed the job" in runs[0].log.read_text()
         runs[2].wait(lambda: seen(kafka).keys() >= set(range(900)), "the last records")
         runs[2].stop()
         assert seen(kafka) == Counter(range(900))
@@ -337,8 +337,8 @@ def test_a_coordinator_that_stood_still_continues_with_its_workers(kafka, tmp_pa
         run.wait(lambda: seen(kafka).keys() >= set(range(300)), "the first records")
         coordinator, workers = run.group(2)
         os.kill(coordinator, signal.SIGSTOP)
-        began = time.monotonic()
-        run.wait(lambda: time.monotonic() - began > 4.0, "twice the heartbeat timeout")
+        started_at = time.monotonic()
+        run.wait(lambda: time.monotonic() - started_at > 4.0, "twice the heartbeat timeout")
         os.kill(coordinator, signal.SIGCONT)
         produce(kafka, 300, 300)
         run.wait(lambda: seen(kafka).keys() >= set(range(600)), "the records of meanwhile")
@@ -384,7 +384,7 @@ def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another
             assert f"{url}: another run works with these checkpoints" in second.log.read_text()
             third = start(machines[1], "third")
             assert first.process.wait(TIMEOUT_S) == 1, third.log.read_text()
-            assert re.search("were taken over by process|has taken over", first.log.read_text())
+            assert re.search("were claimed by process|has claimed", first.log.read_text())
             wrote(third, 1200)
             command = [sys.executable, "-c", "from headrace.cli import main; main()", "savepoint", url, str(tmp_path)]
             here = os.environ | login | {"PYTHONPATH": python_path()}

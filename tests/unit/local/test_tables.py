@@ -86,7 +86,7 @@ class Folder:
         return self.drawn
 
     def prepared(self, number: int, epoch: int, value: str) -> WorkerHandle[Any]:
-        transaction = self.begun(number, epoch, value)
+        transaction = self.started(number, epoch, value)
         return WorkerHandle(number, transaction.prepare())
 
     def enlisted(self, number: int, value: str) -> WorkerHandle[Any]:
@@ -94,7 +94,7 @@ class Folder:
         self.store.add_worker(number)
         return self.prepared(number, 0, value)
 
-    def begun(self, number: int, epoch: int, value: str) -> Any:
+    def started(self, number: int, epoch: int, value: str) -> Any:
         first = first_attempt(self.sink, self.store.registry, number)
         transaction = self.sink.begin(Attempt(first.job, epoch, first.task, first.number))
         transaction.write(batch_of([value]))
@@ -165,7 +165,7 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     job.recover()
     for number in (1, 2, 21):
         folder.store.add_worker(number)
-    living, dead = folder.begun(21, 0, "later"), folder.begun(2, 0, "lost")
+    living, dead = folder.started(21, 0, "later"), folder.started(2, 0, "lost")
     run.retire(2)
     commit(run, job, 1, folder.prepared(1, 0, "a"))
     with pytest.raises(PeerError, match="given up by a driver"):
@@ -173,7 +173,7 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     commit(run, job, 2, WorkerHandle(21, living.prepare()))
     assert folder.values() == ["a", "later"]
     assert folder.left_open() == set()
-    late = folder.begun(2, 1, "a request that was under way")
+    late = folder.started(2, 1, "a request that was under way")
     folder.now_s = SETTLE_S[-1]
     commit(run, job, 3)
     with pytest.raises(PeerError, match="given up by a driver"):
@@ -255,7 +255,7 @@ def test_upkeep_shows_what_a_run_has_open_and_removing_it_fences_the_coordinator
     (found,) = upkeep.transactions()
     assert (found.job, found.place, found.state) == (folder.store.registry.run, handle.handle.place, MarkState.OPEN)
     assert upkeep.remove(found.job, {found.place}) == {found.place}
-    with pytest.raises(FencedError, match="has taken over"):
+    with pytest.raises(FencedError, match="claimed it"):
         commit(run, job, 2, handle)
     assert folder.values() == ["a"]
 

@@ -98,13 +98,13 @@ def test_the_first_driver_is_called_at_once_and_standbys_start_when_it_gets_on()
 
 def test_a_job_that_finds_nothing_to_read_gets_its_standby_too_also_after_a_takeover():
     core = started(1)
-    for number, begun in ((1, 5.0), (2, 50.0)):
-        assert core.handle(DriverReported(number, begun, DriverReport.BEGAN)) == []
-        for now_s in (begun + 0.5, begun + 29.9):
+    for number, opened in ((1, 5.0), (2, 50.0)):
+        assert core.handle(DriverReported(number, opened, DriverReport.BEGAN)) == []
+        for now_s in (opened + 0.5, opened + 29.9):
             assert core.handle(DriverReported(number, now_s, DriverReport.PROGRESSED)) == []
-        assert core.handle(DriverReported(number, begun + 30.0, DriverReport.PROGRESSED)) == [Launch(number + 1)]
-        assert core.handle(DriverReported(number + 1, begun + 35.0, DriverReport.ARMED)) == []
-        assert core.handle(DriverDied(number, begun + 40.0, KILLED, EVEN)) == [CallDriver(number + 1)]
+        assert core.handle(DriverReported(number, opened + 30.0, DriverReport.PROGRESSED)) == [Launch(number + 1)]
+        assert core.handle(DriverReported(number + 1, opened + 35.0, DriverReport.ARMED)) == []
+        assert core.handle(DriverDied(number, opened + 40.0, KILLED, EVEN)) == [CallDriver(number + 1)]
 
 
 def warmed_up():

@@ -313,7 +313,7 @@ def test_a_process_that_ends_and_has_the_lock_still_is_waited_for_and_not_taken_
         try:
             assert ending.stdout.readline() == b"it has ended\n"
             monkeypatch.setattr(CheckpointLock, "_process", lambda _: ending.pid)
-            assert Process.lives(ending.pid)
+            assert Process.lifetimes(ending.pid)
             assert CheckpointLock(place)._holder() is None
         finally:
             ending.kill()
@@ -609,7 +609,7 @@ def outlived(place):
 def test_a_forked_child_of_a_dead_driver_does_not_keep_the_lock(place, outlived):
     with outlived(FORKS) as child:
         CheckpointLock(place).take(new_tree())
-        assert Process.lives(child)
+        assert Process.lifetimes(child)
 
 
 def test_a_lock_that_no_process_known_holds_is_not_waited_for_without_end_and_silently(place, outlived, monkeypatch):
@@ -618,7 +618,7 @@ def test_a_lock_that_no_process_known_holds_is_not_waited_for_without_end_and_si
             impatience.setattr(locks, "_TRIES_IN_SILENCE", 2)
             with pytest.raises(RetriableError, match=rf"`fuser {place}/.headrace.lock` reports which"):
                 CheckpointLock(place).take(new_tree())
-        assert Process.lives(child)
+        assert Process.lifetimes(child)
     CheckpointLock(place).take(new_tree())
 
 
@@ -677,12 +677,12 @@ def test_a_takeover_is_refused_without_a_checkpoint_and_to_a_table_in_the_driver
 def started_with_a_standby(tmp_path, sink, **options):
     """What a driver reports about a query that it starts, which is in for Spark's."""
     location = {"checkpointlocation": f"file:{tmp_path}/{sink}"}
-    begun = []
+    running = []
     query = StartedQuery(
         SimpleNamespace(schema=StructType([StructField("value", StringType())])), sink, options=location | options
     )
-    Takeover(new_tree(), DefaultSource, 1).start(query, lambda: begun.append(query))
-    assert begun == [query]
+    Takeover(new_tree(), DefaultSource, 1).start(query, lambda: running.append(query))
+    assert running == [query]
 
 
 KAFKA = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "out"}

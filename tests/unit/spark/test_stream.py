@@ -90,7 +90,7 @@ class TakenOverOffsets(MemoryOffsets):
         body = json.loads(text)
         if "splits" in body:
             return super().from_json(text)
-        return LogOffsets({split_id: MemorySplit(split_id, at) for split_id, at in body.items()}, began={})
+        return LogOffsets({split_id: MemorySplit(split_id, at) for split_id, at in body.items()}, started_at={})
 
 
 @dataclass
@@ -299,7 +299,7 @@ def test_where_each_split_started_stays_in_the_offsets(log):
     query.trigger()
     log.append("a", ["x"])
     query.trigger()
-    assert MemoryOffsets().from_json(query.offset_log[-1]).began == {"a": 0, "b": 0}
+    assert MemoryOffsets().from_json(query.offset_log[-1]).started_at == {"a": 0, "b": 0}
 
 
 def test_a_new_split_is_read_from_its_first_value(log):
@@ -874,13 +874,13 @@ class TestTakingOver:
 
     def test_where_a_batch_started_is_asked_of_the_source_only_for_what_the_offsets_do_not_tell(self, log, monkeypatch):
         asked = []
-        begins = MemoryOffsets.begins
+        earliest = MemoryOffsets.first_offsets
 
         def watched(self, found, known):
             asked.append(([split.split_id for split in found], dict(known)))
-            return begins(self, found, known)
+            return earliest(self, found, known)
 
-        monkeypatch.setattr(MemoryOffsets, "begins", watched)
+        monkeypatch.setattr(MemoryOffsets, "first_offsets", watched)
         query = Query(WatchedSource(log))
         query.trigger()
         log.append("a", ["a10"])

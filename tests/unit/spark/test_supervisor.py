@@ -160,7 +160,7 @@ class PlayedLeaseStore(LeaseStore):
         self.last = None
         self.written = []
 
-    def look(self):
+    def read(self):
         found = next(self.others, None)
         if isinstance(found, Exception):
             raise found
@@ -358,8 +358,8 @@ def test_a_leader_that_is_truncated_calls_its_next_driver_when_it_has_seen_the_l
         if len(called) > 1:
             stop(driver)
             return
-        killed, lives = partial(away, lambda: driver.over(KILLED)), partial(away, lambda: drivers[-1].tell(no_dry_run=None))
-        lease_store.others = iter([*[away] * 20, killed, *[lives] * 100, lambda: before.extend(called)])
+        killed, lifetimes = partial(away, lambda: driver.over(KILLED)), partial(away, lambda: drivers[-1].tell(no_dry_run=None))
+        lease_store.others = iter([*[away] * 20, killed, *[lifetimes] * 100, lambda: before.extend(called)])
 
     lease_store = PlayedLeaseStore()
     end, shown = play(cut_off, lease_store=lease_store, job=SupervisionLimits(progress_s=0.5))

@@ -70,9 +70,9 @@ def started(kafka, location):
     """What `Takeover` is notified of a query; Spark's own start comes last."""
     options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
     query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
-    begun = []
-    Takeover(new_tree(), DefaultSource, 0).start(query, lambda: begun.append(location))
-    return begun
+    opened = []
+    Takeover(new_tree(), DefaultSource, 0).start(query, lambda: opened.append(location))
+    return opened
 
 
 def commits(sink, driver, epochs):
@@ -183,12 +183,12 @@ def test_a_driver_that_ends_in_good_order_gives_its_jobs_back_and_one_that_canno
 def test_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_gives_all_of_them_back(kafka, checkpoint):
     """With a second destination it only recovered: where a killed driver had claimed the job there, it ended as superseded."""
     location = checkpoint("own", 1)
-    begun = []
+    opened = []
 
     def start(driver, cluster):
         options = {"kafka.bootstrap.servers": cluster.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
         query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
-        driver.start(query, lambda: begun.append((driver, cluster)))
+        driver.start(query, lambda: opened.append((driver, cluster)))
 
     with FakeKafka() as another:
         another.create_topic("out")
@@ -196,7 +196,7 @@ def test_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_
         start(killed, another)
         start(driver, kafka)
         start(driver, another)
-        assert begun == [(killed, another), (driver, kafka), (driver, another)]
+        assert opened == [(killed, another), (driver, kafka), (driver, another)]
         with pytest.raises(SupersededError):
             start(killed, another)
         driver.release()

@@ -647,8 +647,8 @@ def test_rows_of_narrower_types_fit(tmp_path):
 def test_a_null_where_none_may_be(tmp_path):
     sink = DeltaSink(str(tmp_path / "table"))
     sink.create_table(pa.schema([pa.field("value", pa.string(), nullable=False)]))
-    with pytest.raises(UsageError, match="'value' of the table must not be null"), sink.begin(Attempt(JOB, 0, 0, 0)) as begun:
-        begun.write(pa.RecordBatch.from_pydict({"value": ["a", None]}))
+    with pytest.raises(UsageError, match="'value' of the table must not be null"), sink.begin(Attempt(JOB, 0, 0, 0)) as started:
+        started.write(pa.RecordBatch.from_pydict({"value": ["a", None]}))
     assert left_over(sink) == set()
 
 

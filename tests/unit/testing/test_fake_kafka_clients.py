@@ -52,9 +52,9 @@ def rdkafka(kafka: FakeKafka, **settings: object) -> Producer:
 def test_a_cluster_starts_within_50_milliseconds():
     times = []
     for _ in range(5):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with FakeKafka(brokers=3):
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - started)
     assert min(times) < 0.05
 
 

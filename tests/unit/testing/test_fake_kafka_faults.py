@@ -154,9 +154,9 @@ def test_a_producer_without_idempotence_writes_twice_what_is_done_twice(kafka, r
 
 def test_a_delay_is_kept(kafka, raw):
     kafka.fault("Metadata", Delay(0.2))
-    begun = time.monotonic()
+    started = time.monotonic()
     raw("Metadata", 12, topics=[])
-    assert time.monotonic() - begun >= 0.2
+    assert time.monotonic() - started >= 0.2
 
 
 def test_a_request_that_is_held_up_holds_up_its_own_connection_only(kafka, raw):
@@ -172,10 +172,10 @@ def test_a_request_that_is_held_up_holds_up_its_own_connection_only(kafka, raw):
 
 def test_a_throttle_is_reported_and_kept(kafka, raw):
     kafka.fault("Metadata", Throttle(200))
-    begun = time.monotonic()
+    started = time.monotonic()
     assert raw("Metadata", 12, topics=[]).throttle_time_ms == 200
     raw("ApiVersions", 0)
-    assert time.monotonic() - begun >= 0.2
+    assert time.monotonic() - started >= 0.2
 
 
 def test_a_leader_moves_between_two_bytes_of_an_answer(kafka, raw):
@@ -350,16 +350,16 @@ def test_retention_in_the_middle_of_a_read_is_out_of_range(kafka, raw):
 def test_a_fetch_waits_for_enough_bytes_and_no_longer_than_it_may(kafka, raw):
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(fetched(raw, max_wait_ms=20_000, min_bytes=100)))
-    begun = time.monotonic()
+    started = time.monotonic()
     waiting.start()
     kafka.append("t", b"small")
     kafka.append("t", b"enough")
     waiting.join(SECONDS)
     assert len(answers[0].records) > 100
-    assert time.monotonic() - begun < 15
-    begun = time.monotonic()
+    assert time.monotonic() - started < 15
+    started = time.monotonic()
     assert fetched(raw, 2, max_wait_ms=200, min_bytes=100).error_code == 0
-    assert time.monotonic() - begun >= 0.2
+    assert time.monotonic() - started >= 0.2
 
 
 def test_a_read_committed_fetch_waits_for_the_end_of_the_transaction():

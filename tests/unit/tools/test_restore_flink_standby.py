@@ -208,18 +208,18 @@ class TestWhatFlinkSays:
 
 class FakeCluster:
     def __init__(self) -> None:
-        self.lives: dict[str, Kind] = {}
+        self.lifetimes: dict[str, Kind] = {}
 
     def start(self, kind: Kind) -> str:
-        name = f"{kind.value}-{1 + len(self.lives)}"
-        self.lives[name] = kind
+        name = f"{kind.value}-{1 + len(self.lifetimes)}"
+        self.lifetimes[name] = kind
         return name
 
     def living(self) -> dict[str, Kind]:
-        return dict(self.lives)
+        return dict(self.lifetimes)
 
     def pids(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.lives)}
+        return {name: number for number, name in enumerate(self.lifetimes)}
 
 
 class TestTheSupervisor:
@@ -232,12 +232,12 @@ class TestTheSupervisor:
     def test_starts_a_pair_and_then_its_standby_and_looks_less_often_once_that_waits(self, rig, tmp_path):
         cluster, lookout, notes, supervision = rig
         assert supervision.turn(100.0) == 0.0
-        leader, worker = cluster.lives
+        leader, worker = cluster.lifetimes
         lookout.latest = Look(leader, frozenset({leader}), {worker: 0}, frozenset({worker}))
         assert [supervision.turn(at) for at in (101.0, 103.0)] == [0.0, 2.0]
-        assert len(cluster.lives) == 2
+        assert len(cluster.lifetimes) == 2
         supervision.turn(101.0 + SETTLE_S)
-        standby, spare = list(cluster.lives)[2:]
+        standby, spare = list(cluster.lifetimes)[2:]
         often = lookout.pause_s
         lookout.latest = Look(leader, frozenset({leader, standby}), {worker: 0, spare: 2}, frozenset({worker}))
         supervision.turn(110.0)
@@ -248,16 +248,16 @@ class TestTheSupervisor:
 
     def test_says_at_once_who_is_left_after_a_kill_and_starts_nothing_alongside_it(self, rig, tmp_path):
         cluster, lookout, notes, supervision = rig
-        cluster.lives = dict(ALL)
+        cluster.lifetimes = dict(ALL)
         lookout.latest = AT_WORK
         supervision.turn(100.0)
         supervision.turn(100.0 + SETTLE_S)
-        del cluster.lives["jm-1"], cluster.lives["tm-2"]
+        del cluster.lifetimes["jm-1"], cluster.lifetimes["tm-2"]
         assert supervision.turn(106.0) == 0.0
         status = json.loads((tmp_path / "status.json").read_text())
         assert [each["name"] for each in status["active"]] == ["jm-3", "tm-4"]
         assert {"jm-1 died", "tm-2 died"} <= set(notes)
-        assert list(cluster.lives) == ["jm-3", "tm-4"]
+        assert list(cluster.lifetimes) == ["jm-3", "tm-4"]
 
 
 TIMEOUT_S = 60.0
