@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from headrace.connectors.base.sink import TwoPhaseSink, check_job, is_one_off
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.supervision.driver_id import DRIVER_ID
+from headrace.runners.spark.driver_id import DRIVER_ID
 
 __all__ = [
     "REPEATED_WRITE",

@@ -34,7 +34,7 @@ from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import StoredBatch
-from headrace.connectors.kafka.log_dump import MarkerKind, control_marker, records_of
+from headrace.connectors.kafka.format.stored_batch import MarkerKind, control_marker, records_of
 from headrace.connectors.kafka.write.names import JobNames
 from headrace.connectors.kafka.write.produce import OutBatch, idempotent_sender, transactional_sender
 from headrace.connectors.kafka.write.topic_config import topic_setting
