@@ -10,21 +10,21 @@
 """
 
 from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.function_sink import FunctionSink
+from headrace.connectors.base.immediate import ImmediateSink
+from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import (
     Attempt,
     CommitList,
-    CommitListSerializer,
     Committer,
     HandleSerializer,
-    ImmediateSink,
     JobClaim,
     Outcome,
     PreparedGoneError,
     RecordedEpoch,
     Transaction,
     TwoPhaseSink,
-    check_job,
 )
 from headrace.connectors.tables.changes import Changes
 

@@ -13,7 +13,8 @@ from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from headrace.connectors.base.sink import HandleSerializer, ImmediateSink, TwoPhaseSink
+from headrace.connectors.base.immediate import ImmediateSink
+from headrace.connectors.base.sink import HandleSerializer, TwoPhaseSink
 from headrace.enumerator.envelope import readable_version
 from headrace.enumerator.errors import StateError, UsageError
 

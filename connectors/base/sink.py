@@ -16,8 +16,6 @@ FLIP-191), where the framework's checkpoint records the committables.
 from __future__ import annotations
 
 import hashlib
-import re
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,16 +25,13 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
-from headrace.enumerator.envelope import Envelope, readable_version
-from headrace.enumerator.errors import PeerError, StateError, UsageError
+from headrace.enumerator.errors import PeerError, StateError
 
 __all__ = [
     "Attempt",
     "CommitList",
-    "CommitListSerializer",
     "Committer",
     "HandleSerializer",
-    "ImmediateSink",
     "JobClaim",
     "Outcome",
     "PreparedGoneError",
@@ -44,24 +39,13 @@ __all__ = [
     "Transaction",
     "TwoPhaseSink",
     "another_write",
-    "check_job",
     "content_number",
-    "is_one_off",
     "numbered_content",
-    "one_off_job",
-    "stored_number",
-    "stored_text",
-    "stored_truth",
 ]
 
 HandleT = TypeVar("HandleT")
 
-_COMMIT_LIST = Envelope("headrace-commit-list", "list of transactions")
-_JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
-_LONGEST_JOB = 100
-_ONE_OFF = "batch-"
 _NUMBERED = "number:"
-_ONE_OFF_NAME = re.compile(r"batch-[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")  # the digits of a random UUID
 
 
 class Outcome(Enum):
@@ -377,139 +361,6 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """
 
 
-class _Nothing(HandleSerializer[Any]):
-    version = 1
-
-    def serialize(self, handle: Any) -> Any:  # noqa: ANN401 - there is none
-        raise NotImplementedError
-
-    def deserialize(self, version: int, value: Any) -> Any:  # noqa: ANN401 - there is none
-        raise ValueError("this sink has no handles")
-
-
-class _NothingToCommit(Committer[Any]):
-    def fence(self) -> None:
-        return None
-
-    def check(self, handles: Sequence[Any]) -> None:
-        pass
-
-    def record(self, commits: CommitList[Any]) -> None:
-        pass
-
-    def end(self, handle: Any) -> Outcome:  # noqa: ANN401 - there is none
-        raise NotImplementedError
-
-    def copy(self, handles: Sequence[Any]) -> Any:  # noqa: ANN401 - there is none
-        raise NotImplementedError
-
-    def clean_up(self, keep: Collection[Any]) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class ImmediateSink(TwoPhaseSink[Any]):
-    """A sink whose rows are visible once `Transaction.prepare` has returned, always None: nothing is left to commit.
-
-    After a failure an epoch is written again: at least once, or, where rows have keys and replace each other, effectively once.
-    """
-
-    @property
-    def handles(self) -> HandleSerializer[Any]:
-        """There are none."""
-        return _Nothing()
-
-    def committer(self, job: str) -> Committer[Any]:
-        """It has nothing to do."""
-        return _NothingToCommit()
-
-    def recorded_epochs(self) -> Mapping[str, int]:
-        """None are."""
-        return {}
-
-
-class CommitListSerializer(Generic[HandleT]):
-    """An epoch's committables as bytes (`headrace.enumerator.envelope`), version 1: the fields of `CommitList`, and the version
-    of the handles.
-    """
-
-    def __init__(self, handles: HandleSerializer[HandleT]) -> None:
-        """`handles` is the sink's."""
-        self._handles = handles
-
-    def serialize(self, commits: CommitList[HandleT]) -> bytes:
-        """The list in its envelope."""
-        claim = commits.claim
-        return _COMMIT_LIST.seal(
-            {
-                "epoch": commits.epoch,
-                "completed": commits.completed,
-                "destination": commits.destination,
-                "targets": commits.targets,
-                "content": commits.content,
-                "claim": None if claim is None else {"number": claim.number, "driver_id": claim.driver_id},
-                "handle_version": self._handles.version,
-                "handles": [self._handles.serialize(handle) for handle in commits.handles],
-            }
-        )
-
-    def deserialize(self, data: bytes | str, where: str) -> CommitList[HandleT]:
-        """What `serialize` wrote. Raises StateError, naming `where`, for anything else."""
-        body = _COMMIT_LIST.open(data, where)
-        with _COMMIT_LIST.reading(where):
-            return self._read(body)
-
-    def _read(self, value: Mapping[str, Any]) -> CommitList[HandleT]:
-        """Raises KeyError, TypeError or ValueError for what `serialize` has never written."""
-        handle_version = readable_version(value["handle_version"], self._handles.version)
-        completed = stored_truth(value["completed"])  # a list taken for completed loses rows
-        handles = tuple(self._handles.deserialize(handle_version, item) for item in value["handles"])
-        claim = None if value["claim"] is None else _claim(value["claim"])
-        epoch = None if value["epoch"] is None else stored_number(value["epoch"])
-        if epoch is None and (handles or not completed or claim is None):
-            raise ValueError("no epoch is recorded, and transactions are to be committed, or no driver has claimed the job")
-        content, destination = _text_or_null(value["content"]), _text_or_null(value["destination"])
-        return CommitList(epoch, handles, completed, destination, _texts(value["targets"]), content, claim)
-
-
-def _claim(value: Mapping[str, Any]) -> JobClaim:
-    return JobClaim(stored_number(value["number"]), _text_or_null(value["driver_id"]))
-
-
-def _text_or_null(value: object) -> str | None:
-    return None if value is None else stored_text(value)
-
-
-def stored_text(value: object) -> str:
-    """The value, if it is a text as JSON has it. Raises ValueError otherwise."""
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text")
-    return value
-
-
-def stored_number(value: object) -> int:
-    """The value, if it is a whole number from 0 as JSON has it. Raises ValueError otherwise: nothing is converted."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a whole number from 0")
-    return value
-
-
-def stored_truth(value: object) -> bool:
-    """The value, if it is true or false as JSON has it. Raises ValueError otherwise: bool("false") is True."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _texts(value: list[object] | None) -> tuple[str, ...] | None:
-    return None if value is None else tuple(stored_text(item) for item in value)
-
-
 def content_number(content: str | None) -> int:
     """What stands for a content where only a number can be kept: 63 bits of its SHA-256; 0 for one that is not known.
 
@@ -536,19 +387,3 @@ def another_write(job: str, recorded: RecordedEpoch, others: Collection[str]) ->
     )
 
 
-def check_job(job: str) -> str:
-    """The name, if it may name a job. Raises UsageError otherwise: it becomes part of names that are matched by patterns."""
-    unchecked: object = job
-    if not isinstance(unchecked, str) or not 0 < len(job) <= _LONGEST_JOB or not _JOB_CHARACTERS.issuperset(job):
-        raise UsageError(f"a job's name has 1 to {_LONGEST_JOB} letters, digits, '-' and '_'; got {job!r}")
-    return job
-
-
-def one_off_job() -> str:
-    """A new name for the job of one write that nobody repeats: its list is of no use once it is completed."""
-    return f"{_ONE_OFF}{uuid.uuid4().hex}"
-
-
-def is_one_off(job: str) -> bool:
-    """True for what `one_off_job` made, and for no other name: one that a user gave stays recorded."""
-    return _ONE_OFF_NAME.fullmatch(job) is not None

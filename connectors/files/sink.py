@@ -33,17 +33,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from headrace.connectors.base.sink import (
-    Attempt,
-    CommitList,
-    CommitListSerializer,
-    Committer,
-    Outcome,
-    RecordedEpoch,
-    Transaction,
-    TwoPhaseSink,
-    check_job,
-)
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
 from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer
 from headrace.connectors.files.guard import AllOrNothing
 from headrace.connectors.files.handles import CLEANED_UP, OPEN, FileHandle, FileHandleSerializer, temporary_name

@@ -21,7 +21,8 @@ from sqlalchemy.engine import Connection, Engine
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from headrace.connectors.base.commit import JobCommitter
-from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, check_job, is_one_off
+from headrace.connectors.base.jobs import check_job, is_one_off
+from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome
 from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.commits import TRANSACTIONS, CommitStore, create_tables, is_decided
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer

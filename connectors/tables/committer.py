@@ -23,6 +23,7 @@ from typing import TypeVar
 import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from headrace.connectors.base.jobs import is_one_off
 from headrace.connectors.base.sink import (
     CommitList,
     Committer,
@@ -30,7 +31,6 @@ from headrace.connectors.base.sink import (
     Outcome,
     PreparedGoneError,
     content_number,
-    is_one_off,
     numbered_content,
 )
 from headrace.connectors.tables.handles import TableHandle, task_of

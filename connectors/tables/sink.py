@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.base.sink import Attempt, RecordedEpoch, TwoPhaseSink, check_job, numbered_content
+from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.sink import Attempt, RecordedEpoch, TwoPhaseSink, numbered_content
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer

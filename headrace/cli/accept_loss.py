@@ -21,7 +21,7 @@ from headrace.cli.options import (
 )
 from headrace.cli.output import Listing, confirm, note, show
 from headrace.cli.transactions import Completion, complete, kafka_sink, plan_commit
-from headrace.connectors.base.sink import check_job
+from headrace.connectors.base.jobs import check_job
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.output import Listing, confirm, note, show
-from headrace.connectors.base.sink import check_job, is_one_off
+from headrace.connectors.base.jobs import check_job, is_one_off
 from headrace.enumerator.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:

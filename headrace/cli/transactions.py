@@ -31,7 +31,7 @@ from headrace.cli.tables import (
     list_of_table,
     named_table,
 )
-from headrace.connectors.base.sink import check_job, is_one_off
+from headrace.connectors.base.jobs import check_job, is_one_off
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from headrace.connectors.base.sink import TwoPhaseSink, check_job, is_one_off
+from headrace.connectors.base.jobs import check_job, is_one_off
+from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.supervision.driver_id import DRIVER_ID
 

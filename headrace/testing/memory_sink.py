@@ -26,17 +26,17 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import (
     Attempt,
     CommitList,
-    CommitListSerializer,
     Committer,
     HandleSerializer,
     Outcome,
     RecordedEpoch,
     Transaction,
     TwoPhaseSink,
-    check_job,
 )
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, UsageError
 

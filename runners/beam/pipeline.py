@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import apache_beam as beam
 import pyarrow as pa
 
+from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT
-from headrace.connectors.base.sink import ImmediateSink, TwoPhaseSink
+from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.runners.beam.read import ReadFromSource
 from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
 

@@ -33,7 +33,8 @@ from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
-from headrace.connectors.base.sink import Attempt, Committer, HandleT, ImmediateSink, Transaction, TwoPhaseSink
+from headrace.connectors.base.immediate import ImmediateSink
+from headrace.connectors.base.sink import Attempt, Committer, HandleT, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam import capabilities
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder

@@ -29,7 +29,8 @@ from headrace.connectors.base.commit import (
     refuse_stale,
 )
 from headrace.connectors.base.counters import COUNTERS, Counted
-from headrace.connectors.base.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
+from headrace.connectors.base.jobs import one_off_job
+from headrace.connectors.base.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 from headrace.runners.spark.metrics.reports import QUERY_ID, report
 from headrace.runners.spark.offset_log import OffsetLog

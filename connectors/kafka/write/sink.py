@@ -19,20 +19,19 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.dead_letters import parted
+from headrace.connectors.base.immediate import ImmediateSink
+from headrace.connectors.base.jobs import check_job, is_one_off
 from headrace.connectors.base.sink import (
     Attempt,
     CommitList,
-    CommitListSerializer,
     Committer,
-    ImmediateSink,
     Outcome,
     RecordedEpoch,
     Transaction,
     TwoPhaseSink,
     another_write,
-    check_job,
-    is_one_off,
 )
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.arguments import client_config

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from headrace.connectors.base.sink import stored_text
+from headrace.enumerator.envelope import stored_text
 from headrace.enumerator.errors import StateError
 
 REPLAYS_TOPIC = "headrace-replays"

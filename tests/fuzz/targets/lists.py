@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from headrace.connectors.base.sink import CommitListSerializer
+from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.kafka.write.commit_log import _split as split
 from headrace.connectors.kafka.write.commit_log import _whole as whole
 from headrace.enumerator.errors import StateError
@@ -64,7 +64,7 @@ TARGET = Target(
     _check,
     _seeds,
     (
-        "headrace.connectors.base.sink",
+        "headrace.connectors.base.commit_list",
         "headrace.enumerator.envelope",
         "headrace.runners.beam.shard",
         "headrace.connectors.kafka.write.commit_log",

@@ -36,16 +36,9 @@ from headrace.connectors.base.commit import (
     refuse_another,
     refuse_stale,
 )
-from headrace.connectors.base.sink import (
-    Attempt,
-    CommitList,
-    CommitListSerializer,
-    JobClaim,
-    Outcome,
-    check_job,
-    content_number,
-    numbered_content,
-)
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.sink import Attempt, CommitList, JobClaim, Outcome, content_number, numbered_content
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
 from headrace.testing.memory_sink import MemoryCommitter, MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog
 from tests.helpers.envelopes import body_of, enveloped, resealed, without

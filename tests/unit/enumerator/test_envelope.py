@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.lease import parse_heartbeat
-from headrace.connectors.base.sink import CommitListSerializer, HandleSerializer
+from headrace.connectors.base.sink import HandleSerializer
 from headrace.connectors.files.handles import FileHandleSerializer
 from headrace.connectors.kafka.write.commit_log import _split, _whole
 from headrace.connectors.kafka.write.handles import KafkaHandleSerializer

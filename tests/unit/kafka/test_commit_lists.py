@@ -14,7 +14,8 @@ import pytest
 from headrace.cli.letters.letters import LetterFilter
 from headrace.cli.letters.replay import Plan, Replay
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
-from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, RecordedEpoch
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.sink import Attempt, CommitList, RecordedEpoch
 from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
 from headrace.connectors.kafka.write.commit_log import CommitLog, DriverLog
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange

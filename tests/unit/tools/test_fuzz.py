@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.base.sink import CommitListSerializer
+from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.files.handles import FileHandleSerializer
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, without
 from headrace.connectors.kafka.format import decode as kernel
