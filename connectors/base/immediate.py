@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from headrace.connectors.base.sink import CommitList, Committer, HandleSerializer, Outcome, TwoPhaseSink
+from headrace.connectors.base.sink import CommitList, Committer, HandleSerializer, Outcome, RecordedEpoch, TwoPhaseSink
 
 __all__ = ["ImmediateSink"]
 
@@ -61,6 +61,6 @@ class ImmediateSink(TwoPhaseSink[Any]):
         """It has nothing to do."""
         return _NothingToCommit()
 
-    def recorded_epochs(self) -> Mapping[str, int]:
+    def recorded(self) -> Mapping[str, RecordedEpoch]:
         """None are."""
         return {}

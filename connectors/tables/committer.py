@@ -23,6 +23,7 @@ from typing import TypeVar
 import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from headrace.connectors.base.capabilities import TaskCleanup
 from headrace.connectors.base.jobs import is_one_off
 from headrace.connectors.base.sink import (
     CommitList,
@@ -58,7 +59,7 @@ TIMEOUT_S = 120.0
 LONGEST_PAUSE_S = 5.0
 
 
-class TableCommitter(Committer[TableHandle]):
+class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
     """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later continues from
     there.
     """

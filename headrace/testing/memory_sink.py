@@ -326,12 +326,8 @@ class MemorySink(TwoPhaseSink[MemoryHandle]):
         """The one that ends this job's transactions."""
         return MemoryCommitter(self.log, check_job(job))
 
-    def recorded_epochs(self) -> dict[str, int]:
-        """From the durable lists."""
-        return {job: found.epoch for job, found in self.recorded().items()}
-
     def recorded(self) -> dict[str, RecordedEpoch]:
-        """The same, with what each epoch was made from, and whose the job is."""
+        """From the durable lists, with what each epoch was made from, and whose the job is."""
         found = {job: _list_in(data, job) for job, data in self.log.stored().items()}
         return {
             job: RecordedEpoch(commits.epoch, content=commits.content, claim=commits.claim)

@@ -19,20 +19,21 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.base.capabilities import (
+    Confirmation,
+    GroupedEnd,
+    OutageRetry,
+    PromptLookup,
+    RowRouting,
+    RowSharding,
+    Warmable,
+    another_write,
+)
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.dead_letters import parted
 from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.jobs import check_job, is_one_off
-from headrace.connectors.base.sink import (
-    Attempt,
-    CommitList,
-    Committer,
-    Outcome,
-    RecordedEpoch,
-    Transaction,
-    TwoPhaseSink,
-    another_write,
-)
+from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster, enduring_cluster
@@ -87,7 +88,7 @@ _TOPIC_COLUMN = "topic"
 
 
 @dataclass(frozen=True)
-class KafkaSink(TwoPhaseSink[KafkaHandle]):
+class KafkaSink(TwoPhaseSink[KafkaHandle], RowRouting, RowSharding, PromptLookup, OutageRetry, Warmable):
     """Writes rows with the columns `value`, and optionally `key`, `headers`, `partition`, `timestamp`, `topic`, exactly once.
 
     Readers of the output have to use `isolation.level=read_committed`. Arguments, all but the first by keyword:
@@ -160,7 +161,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
         """
         rows = _encoded(rows, self)
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        found = key_partitions(columns["key"], shards) if "key" in columns else super().shards_of(rows, shards)
+        found = key_partitions(columns["key"], shards) if "key" in columns else pa.nulls(rows.num_rows, pa.int32())
         if "partition" in columns:
             own = columns["partition"]
             check_column("partition", own.type)
@@ -172,10 +173,6 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     def destination(self) -> str:
         """What lists, transactional ids and fencing are bound to: the topic, or that each row has its own."""
         return EACH_ROWS_TOPIC if self.topic is None else self.topic
-
-    def recorded_epochs(self) -> Mapping[str, int]:
-        """From the commit topic."""
-        return {job: found.epoch for job, found in self.recorded().items()}
 
     def recorded(self) -> Mapping[str, RecordedEpoch]:
         """From the commit topic: the lists of this prefix and destination. Damaged lists are left out, with a warning."""
@@ -600,7 +597,7 @@ def _spent(found: TransactionDescription, now_ms: int) -> _Spent:
     return _Spent(spent_ms, found.timeout_ms, name)
 
 
-class KafkaCommitter(Committer[KafkaHandle]):
+class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmation[KafkaHandle]):
     """Ends a job's transactions."""
 
     def __init__(self, sink: KafkaSink, job: str) -> None:

@@ -23,6 +23,7 @@ from unittest.mock import patch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headrace.connectors.base.capabilities import warm_driver
 from headrace.runners.spark.private import hadoop_path, start_unwatched
 from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, looked, under_way
 from headrace.runners.spark.supervision.exit_causes import one_line
@@ -175,7 +176,7 @@ def _without_checkpoint(started: StartedQuery) -> dict[str, str]:
 def _look(started: StartedQuery) -> None:
     """In its own thread: a call must not wait for brokers that are away."""
     with suppress(Exception):  # options that the job fails with, too
-        looked(writer_of(started).sink.warm_driver)
+        looked(warm_driver, writer_of(started).sink)
 
 
 @contextmanager
