@@ -15,8 +15,9 @@ from apache_beam.utils.windowed_value import WindowedValue
 from headrace.beam.typed_rows import plain_value
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.sasl import SaslConfig
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
 from headrace.connectors.kafka.write.names import DEFAULT_PREFIX
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.write import DEFAULT_SHARDS, WriteExactlyOnce, WriteImmediately
 

@@ -12,8 +12,9 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from headrace.connectors.base.dead_letters import DEAD_LETTER
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.writers import check_columns
 from headrace.spark.kafka_formats import REGISTRY_PREFIX, write_formats

@@ -20,8 +20,8 @@ from headrace.cli.letters.replayed import REPLAYS_TOPIC, Replayed
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.dead_letters import replayed_headers
 from headrace.connectors.base.sink import Attempt
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, digest_of
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink
 from headrace.connectors.kafka.write.topics import find_topic
 from headrace.enumerator.errors import RetriableError, UsageError
 

@@ -507,7 +507,7 @@ class Watched(MemoryCommitter):
         self.confirmed.append(handles)
 
     def end_all(self, handles):
-        return super().end_all(handles)[: max(1, len(handles) - 1)]
+        return [self.end(handle) for handle in handles][: max(1, len(handles) - 1)]
 
 
 def test_the_sink_is_asked_whether_what_was_committed_is_of_the_recorded_write():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
