@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -102,21 +101,22 @@ class WriteToKafka(beam.PTransform[Any, Any]):
         bootstrap = properties.pop("bootstrap.servers")
         # A row may name its topic, and the one given is for those that do not.
         self._topic = topic
-        sink_topic = None if with_headers else topic
+        options: dict[str, Any] = {
+            "topic": None if with_headers else topic,
+            "properties": properties,
+            "sasl": sasl,
+            "value": value_format,
+            "key": key_format,
+        }
         self._write: beam.PTransform
         if delivery == "at-least-once":
-            immediate = AtLeastOnceKafkaSink(bootstrap, topic=sink_topic, properties=properties, sasl=sasl)
-            self._write = WriteImmediately(replace(immediate, value=value_format, key=key_format))
+            self._write = WriteImmediately(AtLeastOnceKafkaSink(bootstrap, **options))
         else:
             sink = KafkaSink(
                 bootstrap,
-                topic=sink_topic,
-                properties=properties,
                 transactional_id_prefix=transactional_id_prefix,
                 transaction_timeout_ms=transaction_timeout_ms,
-                sasl=sasl,
-                value=value_format,
-                key=key_format,
+                **options,
             )
             self._write = WriteExactlyOnce(sink, num_shards)
         self._with_headers = with_headers
