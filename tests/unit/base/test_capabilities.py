@@ -26,10 +26,7 @@ from headrace.testing.memory_sink import MemoryCommitter, MemoryHandle
 from tests.simulation.bugs.in_sinks import CAUGHT_BY, PassingSink
 
 ROOT = Path(__file__).parents[3]
-PROTOCOLS = {
-    name: each for name, each in vars(capabilities).items() if getattr(each, "_is_protocol", False) and name != "Protocol"
-}
-OF_COMMITTERS = {"Confirmation", "CopyPerSink", "GroupedEnd", "TaskCleanup"}
+PROTOCOLS = {name: getattr(capabilities, name) for name in capabilities.__all__ if name[0].isupper()}
 ROWS = pa.record_batch({"value": ["a", "b"], "topic": ["x", "y"]})
 
 
