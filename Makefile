@@ -59,7 +59,7 @@ bench-growth: $(INSTALLED) ## What grows while a Beam pipeline reads 100 partiti
 bench-restore: $(INSTALLED) ## Kills and restores under load, alongside other systems (hours; QUICK=1 for ten minutes)
 	$(BIN)/python -m benchmarks.restore_throughput
 
-bench-outage: $(INSTALLED) ## Brokers away for ten minutes, restarted in turn, and a fetch quota, under running jobs (25 minutes)
+bench-outage: $(INSTALLED) ## Brokers away for ten minutes, restarted one after another, and a fetch quota, under running jobs (25 minutes)
 	$(BIN)/python -m benchmarks.quota
 	$(BIN)/python -m benchmarks.outage
 

@@ -50,7 +50,7 @@ class BuildBesideTheModules(build_ext):
     """
 
     def finalize_options(self) -> None:
-        """All at once, as far as there are cores, unless somebody has said how many."""
+        """All at once, as far as there are cores, unless another process has said how many."""
         super().finalize_options()
         self.parallel = self.parallel or CORES
 
@@ -73,7 +73,7 @@ class BuildBesideTheModules(build_ext):
 
 
 def repository() -> str | None:
-    """The address of the repository, where a release is built: GitHub tells it there. Nothing else here knows it."""
+    """The address of the repository, where a release is built: GitHub shows it there. Nothing else here knows it."""
     server, name = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
     return f"{server}/{name}" if server and name else None
 

@@ -49,7 +49,8 @@ console = Console()
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there is so many seconds after the first look. Memory is resident, in bytes; of the newest checkpoint size and time.
+    """What there is this many seconds after the first look. Memory is resident, in bytes; of the newest checkpoint size and
+    time.
 
     `workers`: of all Python workers together. `heap`: what the task manager's JVM uses of its heap, garbage included. `behind`:
     records that were written and are not covered by the offsets that the job has committed.
@@ -66,7 +67,7 @@ class Look:
 
 
 class Load:
-    """Writes so many records a second, to the partitions in turn, in its own thread."""
+    """Writes this many records a second, to the partitions one after another, in its own thread."""
 
     def __init__(self, bootstrap: str, rate: float) -> None:
         """Writes a record to each partition at once."""

@@ -57,7 +57,7 @@ class _Count(beam.DoFn):
             lines.write(json.dumps(asdict(bundle)) + "\n")
 
     def _begin(self, records: int) -> None:
-        """The bundle's first element has come, with so many records."""
+        """The bundle's first element has come, with this many records."""
         self._first_s = time.time()
         self._first_records = records
 
@@ -183,7 +183,6 @@ class ReadWithConfluent(beam.PTransform[Any, Any]):
     """A topic's partitions, spread over the workers."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
-        """Contacts nobody."""
         super().__init__()
         self._partitions = [Partition(bootstrap, topic, number) for number in range(partitions)]
 

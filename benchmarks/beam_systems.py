@@ -1,7 +1,7 @@
 """Reading a topic in a Beam pipeline: on Beam's runner in Python and on Flink. Runs in a child of the harness.
 
 `headrace` gives Arrow batches; `headrace-records`, `confluent` (a splittable DoFn over confluent-kafka) and `kafkaio` (Java's
-KafkaIO, through Beam's own Python wrapper) an element for every record. All of them give key and value, and behind each stands
+KafkaIO, through Beam's own Python wrapper) an element for every record. All of them give key and value, and behind each is
 the same stage, which counts.
 """
 

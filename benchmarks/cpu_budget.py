@@ -42,7 +42,7 @@ def cpu_seconds() -> Counter[str]:
     for process in psutil.Process().children(recursive=True):
         try:
             times, command = process.cpu_times(), process.cmdline()
-        except psutil.Error:  # it has ended; so short a life does not count
+        except psutil.Error:  # it has ended; so short a lifetime does not count
             continue
         kind = "broker" if "kafka.Kafka" in command else "JVM" if "java" in process.name() else "Python"
         total[kind] += times.user + times.system

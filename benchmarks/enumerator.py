@@ -88,7 +88,7 @@ def assign_lazily(data: bytes) -> None:
 
 
 def checkpoint_bytes(splits: int) -> bytes:
-    """A checkpoint of so many splits."""
+    """A checkpoint of this many splits."""
     states = (SplitState(MemorySplit(f"topic-{number}", number), finished=False) for number in range(splits))
     return SERIALIZER.serialize(Checkpoint(1, tuple(states), exhausted=False))
 

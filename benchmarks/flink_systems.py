@@ -50,7 +50,7 @@ def flink_home() -> Path:
 
 
 class Flink:
-    """A Flink in its own process, which copies topics when told to."""
+    """A Flink in its own process, which copies topics when instructed to."""
 
     def __init__(self) -> None:
         """Start it; the first copy waits for it."""

@@ -32,7 +32,7 @@ Unit = Literal["records/s", "ms", "s"]
 
 @dataclass(frozen=True)
 class Context:
-    """What a task is told: which system it is to drive, against which broker, and its own directory."""
+    """What a task is reported: which system it is to drive, against which broker, and its own directory."""
 
     system: str
     bootstrap: str
@@ -71,7 +71,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the results: the same work, done by several systems in turn.
+    """One row of the results: the same work, done by several systems one after another.
 
     `task` runs in each system's process with `work`, while the context that `setting` makes for a broker's address is held.
     With `fresh` every run has a new process, and the first run of each system is a warm-up; otherwise the systems' processes
@@ -213,9 +213,10 @@ def measure(
     report: Callable[[str], None],
     complain: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Warm up, then every system in turn, `rounds` times; a round with an invalid run is the last. Returns the cell's document.
+    """Warm up, then every system one after another, `rounds` times; a round with an invalid run is the last. Returns the cell's
+    document.
 
-    `report` is told each step, `complain` whatever goes wrong.
+    `report` is reported each step, `complain` whatever goes wrong.
     """
     runs: list[dict[str, Any]] = []
     warm_ups = 1 if cell.fresh else WARM_UPS
@@ -259,7 +260,7 @@ def save(directory: Path, cell: Cell, document: Mapping[str, Any]) -> None:
 
 
 def is_finished(directory: Path, cell: Cell, rounds: int) -> bool:
-    """Whether there is a document of at least so many rounds, all valid."""
+    """Whether there is a document of at least this many rounds, all valid."""
     file = directory / f"{cell.key}.json"
     if not file.is_file():
         return False

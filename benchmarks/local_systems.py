@@ -21,7 +21,7 @@ CONFLUENT_SETTINGS = {"enable.auto.commit": False, "fetch.queue.backoff.ms": 1, 
 
 @dataclass(frozen=True)
 class LocalRead:
-    """A topic to read; kafka-python reads so many of its records only, as what counts is records per second."""
+    """A topic to read; kafka-python reads this many of its records only, as what counts is records per second."""
 
     shape: Shape
     slow_records: int

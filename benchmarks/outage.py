@@ -306,7 +306,10 @@ def main(
     """Brokers go away under running jobs."""
     systems = [system for system in SYSTEMS if only in system.name]
     document: dict[str, Any] = {**environment("local"), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    outages = {"the only broker away": (1, lambda trial: one_away(trial, away)), "three brokers in turn": (3, each_in_turn)}
+    outages = {
+        "the only broker away": (1, lambda trial: one_away(trial, away)),
+        "three brokers one after another": (3, each_in_turn),
+    }
     for name, (brokers, happen) in outages.items():
         document[name] = run(brokers, happen, systems, rate)
         result.write_text(json.dumps(document, indent=1) + "\n")

@@ -3,7 +3,7 @@
     python -m benchmarks.quota [--only TEXT]
 
 Each reads the topic twice: freely, and with `consumer_byte_rate` set for every client. All of it has to come, and the broker's
-waits have to be told. The result is `benchmarks/results/quota.json`.
+waits have to be reported. The result is `benchmarks/results/quota.json`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _prepare(name: str) -> None:
 
 
 def read(name: str, bootstrap: str) -> dict[str, Any]:
-    """One read in its own process: seconds, whether all came, and the last lines in which waits were told."""
+    """One read in its own process: seconds, whether all came, and the last lines in which waits were reported."""
     with (
         tempfile.TemporaryDirectory(prefix="headrace-quota-") as scratch,
         ProcessPoolExecutor(1, get_context("spawn"), _write_to, (scratch,)) as pool,

@@ -66,7 +66,7 @@ GROUPS = {
     "typed avro": (
         "Avro values to typed columns on Spark",
         "Records per second from `spark.read` to the end of the query, to noop: headrace with `valueFormat=avro` and a schema "
-        "registry, the JVM connector with `from_avro` behind 5 bytes cut off. More is better.",
+        "registry, the JVM connector with `from_avro` behind 5 bytes isolated. More is better.",
     ),
     "typed avro two": (
         "Two of fifty Avro fields on Spark",
@@ -75,7 +75,7 @@ GROUPS = {
     ),
     "typed avro undecoded": (
         "The same topic without decoding",
-        "`value` as bytes, by both: of two fields of fifty no more than this can be had. More is better.",
+        "`value` as bytes, by both: of two fields of fifty no more than this is available. More is better.",
     ),
     "typed json": (
         "JSON values to typed columns on Spark",
@@ -248,7 +248,8 @@ def _facts(documents: Iterable[Document]) -> Iterable[str]:
     loads = [run["load"][0] for document in documents for run in document["runs"]]
     invalid = sum(not run["valid"] for document in documents for run in document["runs"])
     yield (
-        f"Systems ran in turn (A B C A B C ...), {' or '.join(map(str, rounds))} rounds a cell. Figures are medians with their "
+        f"Systems ran one after another (A B C A B C ...), {' or '.join(map(str, rounds))} rounds a cell. Figures are medians "
+        "with their "
         "quartiles; ratios are taken round by round, and their median and quartiles are given. Every run is checked to have "
         f"read every record: {invalid} of {len(loads)} runs were invalid."
     )

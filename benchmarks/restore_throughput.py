@@ -74,7 +74,7 @@ class Plan:
         return f"{self.share.value}-load"
 
     def pending(self) -> list[tuple[System, int, int]]:
-        """The runs that are not there yet, or not valid, in turn."""
+        """The runs that are not there yet, or not valid, one after another."""
         made = runs_in(self.results)
         return [
             (system, size, number)

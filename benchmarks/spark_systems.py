@@ -108,7 +108,7 @@ def batch_read(context: Context, work: Read) -> Measurement:
 
 @dataclass(frozen=True)
 class Stream:
-    """A backlog to stream, AvailableNow; at most so many records a trigger."""
+    """A backlog to stream, AvailableNow; at most this many records a trigger."""
 
     shape: Shape
     per_trigger: int | None
@@ -150,7 +150,7 @@ def spark_copy(context: Context, work: Stream, topic: str) -> tuple[float, dict[
 
 @dataclass(frozen=True)
 class Ticks:
-    """A topic that gets a record in every partition all the time; so many triggers are measured, after some that are not."""
+    """A topic that gets a record in every partition all the time; this many triggers are measured, after some that are not."""
 
     topic: str
     partitions: int
@@ -183,9 +183,9 @@ class Start:
 
 def first_batch(context: Context, work: Start) -> Measurement:
     """The first batch read of a new session, in seconds; the session's own start is not counted."""
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     spark = session(context.system)
-    session_s = time.perf_counter() - began
+    session_s = time.perf_counter() - started_at
     times = []
     for _ in range(2):
         started = time.perf_counter()
@@ -283,7 +283,7 @@ def _to_noop(frame: Any, checkpoint: Path) -> Any:  # noqa: ANN401 - Spark's
 
 
 def _first_with_rows(query: Any, count: int) -> list[Any]:  # noqa: ANN401 - Spark's
-    """The first so many progress reports that have rows; waits for them."""
+    """The first this many progress reports that have rows; waits for them."""
     deadline = time.monotonic() + STREAM_TIMEOUT_S
     seen: dict[int, Any] = {}
     while len(seen) < count:

@@ -11,7 +11,9 @@ Document = Mapping[str, Any]
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write or replace a file, in a folder that is made if need be; whoever reads it meanwhile has the previous one."""
+    """Write or replace a file, in a folder that is made if need be; the process that reads it meanwhile has the previous
+    one.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     partial.write_text(text)

@@ -31,7 +31,7 @@ Seconds = tuple[float, dict[str, Any]]
 
 @dataclass(frozen=True)
 class TableWrite:
-    """A topic to be written to a table, at most so many records a trigger; without an engine, in checkpoints of a second."""
+    """A topic to be written to a table, at most this many records a trigger; without an engine, in checkpoints of a second."""
 
     shape: Shape
     table_format: str
@@ -59,7 +59,7 @@ def parts(context: Context, work: TableWrite) -> Measurement:
         sink = _sink(work.table_format, folder)
         source = _source(context, work)
         sink.create_table(source.schema)
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         batches = list(source.batches())
         read = time.perf_counter()
         handle = _prepared(sink, batches)
@@ -67,8 +67,8 @@ def parts(context: Context, work: TableWrite) -> Measurement:
         _commit(sink, handle)
         committed = time.perf_counter()
         records = _distinct(_read(work.table_format, folder))
-    detail = {"read_s": read - began, "write_s": written - read, "commit_s": committed - written}
-    return Measurement(work.shape.records / (committed - began), records, work.shape.records, detail)
+    detail = {"read_s": read - started_at, "write_s": written - read, "commit_s": committed - written}
+    return Measurement(work.shape.records / (committed - started_at), records, work.shape.records, detail)
 
 
 def _prepared(sink: Any, batches: list[pa.RecordBatch]) -> Any:  # noqa: ANN401 - one of two sinks, and its handle

@@ -127,8 +127,8 @@ class ChangesWorld(World):
 
 
 def soaked(system: str, options: argparse.Namespace, reader: Reader, tell: Callable[[str], None]) -> Totals:
-    """One table's totals. Raises RuntimeError if the changelog is over before so many kills."""
-    began, epochs = time.monotonic(), options.changes // EPOCH_ROWS
+    """One table's totals. Raises RuntimeError if the changelog is over before this many kills."""
+    started_at, epochs = time.monotonic(), options.changes // EPOCH_ROWS
     with tempfile.TemporaryDirectory(prefix="headrace-changes-") as folder:
         generator = random.Random(f"{options.seed} {system}")  # noqa: S311 - a seeded schedule
         world = ChangesWorld(system, folder, generator, reader, options.keys)
@@ -139,13 +139,13 @@ def soaked(system: str, options: argparse.Namespace, reader: Reader, tell: Calla
             world.round()
             tell(f"{system}: {world.kills.total()} kills, {world.committed} of {epochs} epochs")
         world.finish(epochs)
-        return {**world.judge(), "seconds": round(time.monotonic() - began)}
+        return {**world.judge(), "seconds": round(time.monotonic() - started_at)}
 
 
 def run(options: argparse.Namespace) -> int:
     """All that is asked for and not done yet."""
-    begun = options.result.exists() and not options.again
-    document: dict[str, Any] = json.loads(options.result.read_text()) if begun else {"systems": {}}
+    started = options.result.exists() and not options.again
+    document: dict[str, Any] = json.loads(options.result.read_text()) if started else {"systems": {}}
     names = ("deltalake", "pyiceberg", "pyarrow", "duckdb")
     document["versions"] = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
     document["seed"] = options.seed

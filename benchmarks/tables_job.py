@@ -1,9 +1,9 @@
 """One run of the job of `tables_soak` or `tables_changes`: a driver with its tasks in one process.
 
 It writes by a sink's contract, or by a library's own means. It plays the runner: what an epoch holds is logged
-(`offsets/<epoch>`, made once, by whoever comes first) before it is written, and that it is committed (`commits/<epoch>`) after;
-restarted, it repeats what is logged and not committed. Faults are injected around calls of the sink: SIGKILL before, during or
-after one, SIGSTOP, and a rival writer's commit in between.
+(`offsets/<epoch>`, made once, by the process that comes first) before it is written, and that it is committed
+(`commits/<epoch>`) after; restarted, it repeats what is logged and not committed. Faults are injected around calls of the sink:
+SIGKILL before, during or after one, SIGSTOP, and a rival writer's commit in between.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a run is to do. `system` is one of SYSTEMS or CHANGELOGS, of `keys` keys; an epoch has so many `rows`.
+    """What a run is to do. `system` is one of SYSTEMS or CHANGELOGS, of `keys` keys; an epoch has this many `rows`.
 
     `rival`, if any, comes before the run's `rival_at`-th commit.
     """
@@ -245,7 +245,7 @@ class Job(ABC):
     """One run."""
 
     def __init__(self, settings: Told, parent: Connection) -> None:
-        """Injects what is told."""
+        """Injects what is reported."""
         self.settings = settings
         self.state = Path(settings.folder)
         if settings.rival is not None:
@@ -264,7 +264,7 @@ class Job(ABC):
         """Write the epoch, unless it is there."""
 
     def run(self) -> None:
-        """So many epochs more than are committed."""
+        """This many epochs more than are committed."""
         first = sum(1 for _ in (self.state / "commits").iterdir())
         for epoch in range(first, first + self.settings.epochs):
             begin, end, content = self.plan(epoch)
@@ -299,7 +299,6 @@ class SinkJob(Job):
     """By the sink's contract."""
 
     def __init__(self, settings: Told, parent: Connection) -> None:
-        """Contacts nobody yet."""
         super().__init__(settings, parent)
         self.sink: TwoPhaseSink[TableHandle] = _sink(settings.system, settings.folder)
         self._committer = JobCommitter(JOB, self.sink.committer(JOB))
@@ -360,7 +359,7 @@ class OwnWay(Job):
 
 
 class DeltaAppend(OwnWay):
-    """`write_deltalake`, with the epoch as the application's version, which nobody asks."""
+    """`write_deltalake`, with the epoch as the application's version, which no process asks."""
 
     def append(self, rows: pa.Table, epoch: int) -> None:
         """In one commit."""
@@ -379,7 +378,7 @@ class DeltaAsked(DeltaAppend):
 
 
 class IcebergAppend(OwnWay):
-    """`Table.append`, with the epoch in the snapshot's summary, which nobody asks."""
+    """`Table.append`, with the epoch in the snapshot's summary, which no process asks."""
 
     def append(self, rows: pa.Table, epoch: int) -> None:
         """In one commit."""

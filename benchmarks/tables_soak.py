@@ -7,7 +7,7 @@ lists, commits, before and after the commit's answer, cleans up, or takes over. 
 the job is alive, frozen before or in its commit and then let continue, and one in a run with a rival writer's commit right
 before one of its own, if it comes so far (appends, compactions, new columns, checkpoints of the log, expired snapshots). After
 every kill the table is read: no row may be there twice, and no epoch in part. Every table sees 25 kills, then one run to its
-end, after which no row may be missing, and no mark or list may be left over. The libraries' own ways are killed in the same
+end, after which no row may be missing, and no mark or list may be remaining. The libraries' own ways are killed in the same
 manner, around their one call that writes.
 
 It continues where it was stopped; `--minutes` ends it at the next table. Exit status 1 if one of our sinks failed, 75 if there
@@ -93,7 +93,7 @@ class Reader:
         return Counter({(epoch, number): count for epoch, number, count in self.query(text, system, folder).fetchall()})
 
     def query(self, text: str, system: str, folder: str) -> DuckDBPyConnection:
-        """The answer to a query of the table's newest version, which stands for {}."""
+        """The answer to a query of the table's newest version, which represents {}."""
         if system.startswith("delta"):
             table = f"delta_scan('{folder}/table')"
         else:
@@ -121,7 +121,7 @@ class World:
     phases = PHASES
     longest_call_s = LONGEST_CALL_S
     latest_call = 4
-    """A fault comes at one of so many first calls of its method."""
+    """A fault comes at one of this many first calls of its method."""
 
     def __init__(self, system: str, folder: str, generator: random.Random, reader: Reader) -> None:
         """Makes the table."""
@@ -317,12 +317,12 @@ def bar_of(document: dict[str, Any], systems: list[str], kills: int) -> Iterator
 
 def soaked(system: str, seed: str, reader: Reader, kills: int, advance: Any) -> Totals:  # noqa: ANN401 - a function
     """One table's totals."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headrace-soak-") as folder:
         world = World(system, folder, random.Random(seed), reader)  # noqa: S311 - a seeded schedule
         while world.kills.total() < kills:
             advance(world.round())
-        return {**world.judge(), "seconds": round(time.monotonic() - began)}
+        return {**world.judge(), "seconds": round(time.monotonic() - started_at)}
 
 
 def is_bad(totals: Totals) -> bool:
@@ -356,7 +356,7 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300, help="for each system")
-    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="no table is started after so many")
+    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="no table is started after this many")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--result", type=Path, default=RESULTS)

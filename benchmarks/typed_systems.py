@@ -157,7 +157,7 @@ _DECODERS: Mapping[str, Callable[[TypedShape, pa.Array, str], Decode]] = {
 
 @dataclass(frozen=True)
 class TypedTopic:
-    """A topic to be read in one process; the slow system reads so many of its records only."""
+    """A topic to be read in one process; the slow system reads this many of its records only."""
 
     shape: TypedShape
     slow_records: int

@@ -76,7 +76,7 @@ class TypedShape:
         return sum(int(KINDS[0][2](number % POOL)) for number in range(self.records))
 
     def values(self) -> list[bytes]:
-        """POOL distinct values, as they stand in the topic."""
+        """POOL distinct values, as they are in the topic."""
         rows = [{f"f{n}": _kind(n)[2](row + n) for n in range(self.fields)} for row in range(POOL)]
         if self.format == "json":
             return [json.dumps(row, separators=(",", ":")).encode() for row in rows]

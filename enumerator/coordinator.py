@@ -23,7 +23,7 @@ from headrace.enumerator.transitions import Transitions, allowed_after
 
 
 class CheckpointPhase(Enum):
-    """Where the coordinator stands with its checkpoint."""
+    """Where the coordinator is with its checkpoint."""
 
     CREATED = auto()  # not started
     RUNNING = auto()  # no checkpoint under way

@@ -107,13 +107,13 @@ class EmbeddedRun(Generic[SplitT]):
     def checkpoint(self) -> bytes:
         """The state as of what `poll` has returned. Store it, then call `checkpoint_completed` (or `checkpoint_aborted`).
 
-        Raises StateError when no checkpoint can be had now.
+        Raises StateError when no checkpoint is available now.
         """
         self._last_id += 1
         self._declined = ""
         self._send(ev.CheckpointTriggered(self._last_id))
         if self._persisting is None or self._declined:
-            raise StateError(f"no checkpoint can be had now: {self._declined}")
+            raise StateError(f"no checkpoint is available now: {self._declined}")
         return self._serializer.serialize(self._persisting)
 
     def checkpoint_completed(self) -> None:

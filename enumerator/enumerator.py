@@ -36,7 +36,7 @@ from headrace.enumerator.split import SplitT
 
 
 class Discovery(Enum):
-    """Where an enumerator stands with discovery."""
+    """Where an enumerator is with discovery."""
 
     NEW = auto()  # fresh, not started
     RESTORED = auto()  # from a checkpoint, not started
@@ -56,7 +56,7 @@ class Trigger(Enum):
     DUE = auto()
 
 
-# The whole life of discovery. RESTORED cannot reach INITIALISING: a test walks this table to prove it.
+# The whole lifetime of discovery. RESTORED cannot reach INITIALISING: a test walks this table to prove it.
 DISCOVERY_TRANSITIONS: Mapping[tuple[Discovery, Trigger], Discovery] = {
     (Discovery.NEW, Trigger.START): Discovery.INITIALISING,
     (Discovery.INITIALISING, Trigger.ANSWER): Discovery.IDLE,
@@ -114,8 +114,8 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         missing = self.ledger.mark_missing(findings.missing)
         if missing:
             commands.append(ReportMissing(tuple(missing)))
-        if doubtful := self.ledger.missing():
-            commands.append(ProveGone(tuple(doubtful)))
+        if unresolved := self.ledger.missing():
+            commands.append(ProveGone(tuple(unresolved)))
         if findings.inconclusive is not None:
             return commands + _again(findings.inconclusive, self._pauses.after_inconclusive())
         pause_s = self._pauses.after_success()
@@ -124,7 +124,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         return commands
 
     def discovery_failed(self, error: Exception) -> list[Command[SplitT]]:
-        """A discovery has raised. A first one must succeed; a later one may be tried again when the error can pass."""
+        """A discovery has raised. A first one must succeed; a later one may be tried again when the error is transient."""
         if self._discovery is not Discovery.DISCOVERING or not is_retriable(error):
             return [Fail(error)]
         self._move(Trigger.FAILURE)
@@ -227,7 +227,7 @@ class LazyEnumerator(SplitEnumerator[SplitT]):
         self._asking: dict[int, None] = {}
 
     def reader_registered(self, reader: int) -> None:
-        """A reader starts without a request; the one made in its earlier life is void."""
+        """A reader starts without a request; the one made in its earlier lifetime is void."""
         self._asking.pop(reader, None)
 
     def split_requested(self, reader: int) -> None:

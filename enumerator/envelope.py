@@ -38,7 +38,7 @@ class _NoEnvelopeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A format of ours. `name` is stored with it, `noun` is for error messages: "checkpoint"."""
+    """A format of headrace. `name` is stored with it, `noun` is for error messages: "checkpoint"."""
 
     name: str
     noun: str

@@ -28,7 +28,7 @@ class AuthenticationError(PeerError):
 
 
 class RetriableError(PeerError):
-    """A passing condition (no leader, timeout, lost connection): the same request may succeed later."""
+    """A transient condition (no leader, timeout, lost connection): the same request may succeed later."""
 
 
 class DeadlineExceededError(PeerError):

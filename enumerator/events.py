@@ -183,7 +183,7 @@ class PersistCheckpoint(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class DeclineCheckpoint:
-    """No checkpoint can be had now; nothing was changed."""
+    """No checkpoint is available now; nothing was changed."""
 
     checkpoint_id: int
     reason: str

@@ -1,4 +1,4 @@
-"""A source that starts where a checkpoint of another job stands, in an engine that keeps the positions itself."""
+"""A source that starts where a checkpoint of another job is, in an engine that keeps the positions itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
     """
 
     def __init__(self, source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> None:
-        """Contacts nobody."""
         self._source, self._checkpoint = source, checkpoint
         self._discovery = source.create_discovery()
 
@@ -51,7 +50,6 @@ class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
     """
 
     def __init__(self, source: LogSource[OffsetSplitT], checkpoint: Checkpoint[OffsetSplitT]) -> None:
-        """Contacts nobody."""
         self._source, self._checkpoint = source, checkpoint
         self._discovery = source.create_discovery()
 
@@ -59,14 +57,14 @@ class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
         """Raises what discovery raises, but of the source's start, which is not looked at."""
         known = {state.split.split_id: state.split for state in self._checkpoint.splits}
         found = self._discovery.later_or_raise(known)
-        begun = {**known, **{split.split_id: split for split in found.added}}
+        started = {**known, **{split.split_id: split for split in found.added}}
         if self._source.boundedness is Boundedness.UNBOUNDED:
             return DiscoveryResult(
-                [split.between(split.next_offset, None) for split in begun.values()], found.missing, found.complete
+                [split.between(split.next_offset, None) for split in started.values()], found.missing, found.complete
             )
-        stops = self._source.stop_offsets([split for split in begun.values() if split.split_id not in found.missing])
+        stops = self._source.stop_offsets([split for split in started.values() if split.split_id not in found.missing])
         # one that is missing has nothing to read, and is reported
-        added = [split.between(at := split.next_offset, max(at, stops.get(split.split_id, at))) for split in begun.values()]
+        added = [split.between(at := split.next_offset, max(at, stops.get(split.split_id, at))) for split in started.values()]
         return DiscoveryResult(added, found.missing, complete=True)
 
     def later(self, known: Mapping[str, OffsetSplitT]) -> DiscoveryResult[OffsetSplitT]:

@@ -1,7 +1,7 @@
 """What a connector implements: a Source, its split discovery, its reader, and the serializer of its splits (FLIP-27).
 
-Discovery is apart from assignment. A connector states which splits exist and how one is read; who reads which split, when,
-and from which checkpoint on is the enumerator's business and the same for every connector.
+Discovery is apart from assignment. A connector states which splits exist and how one is read; the process that reads which
+split, when, and from which checkpoint on is the enumerator's business and the same for every connector.
 
 The contract of sinks is `headrace.connectors.base.sink`.
 """
@@ -53,7 +53,7 @@ class SplitDiscovery(ABC, Generic[SplitT]):
 
     @abstractmethod
     def initial(self) -> DiscoveryResult[SplitT]:
-        """Every split there is, at the position the user chose. Once in the life of a job, before its first checkpoint."""
+        """Every split there is, at the position the user chose. Once in the lifetime of a job, before its first checkpoint."""
 
     @abstractmethod
     def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
@@ -76,7 +76,7 @@ class SplitDiscovery(ABC, Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class SplitBatch(Generic[SplitT]):
-    """Records of one split, and the split as it stands once they are delivered.
+    """Records of one split, and the split as it is once they are delivered.
 
     `records` may have no rows while the split still moved (control records, aborted transactions, compaction gaps: I3).
     """
@@ -127,7 +127,7 @@ class SplitSerializer(ABC, Generic[SplitT]):
 
 
 class Source(ABC, Generic[SplitT]):
-    """A source, written once and run by any runner. Picklable; its constructor validates and contacts nobody."""
+    """A source, written once and run by any runner. Picklable; its constructor validates and does no I/O."""
 
     name: str
     """Stored in every checkpoint, so that state of one kind of source is never given to another."""
@@ -171,7 +171,7 @@ class Source(ABC, Generic[SplitT]):
         """Raise DataLossError, naming them, if records after these positions are gone, and that is not tolerated.
 
         Asked before a runner goes back to an older checkpoint. Coordinator's process; may contact the source, and raises what
-        that raises. Default: nobody knows, and the readers tell.
+        that raises. Default: no one knows, and the readers tell.
         """
 
     @property
@@ -194,7 +194,7 @@ class LogSource(Source[OffsetSplitT]):
         """
 
     def at_end(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, OffsetSplitT]:
-        """Split id -> the split as it stands at its end now, with what the source wants to know of it later.
+        """Split id -> the split as it is at its end now, with what the source wants to know of it later.
 
         Driver process. Raises as `end_offsets`, whose numbers it has. Override it and `moved` to keep more than a number. An
         end before the position is data loss that the source tolerates, with proof of what is lost: reading continues there.

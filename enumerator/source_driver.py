@@ -1,6 +1,6 @@
 """Calls a source for a runner: discovers splits, publishes positions, confirms which splits are gone.
 
-It tolerates what can pass, and logs a failure once. Calls may take long: on which thread they run is the runner's decision.
+It tolerates what is transient, and logs a failure once. Calls may take long: on which thread they run is the runner's decision.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PositionPublisher(Generic[SplitT]):
     """Publishes durable positions. A failure that is tolerated is logged once; the next positions are another try."""
 
     def __init__(self, source: Source[SplitT], failures: FailureLog, tolerates: Callable[[Exception], bool] = can_pass) -> None:
-        """`failures` is for this source's publishing alone. Default of `tolerates`: what can pass."""
+        """`failures` is for this source's publishing alone. Default of `tolerates`: what is transient."""
         self._source = source
         self._failures = failures
         self._tolerates = tolerates
@@ -141,7 +141,7 @@ class SourceDriver(Generic[SplitT]):
     def _discover(self, find: Callable[[], DiscoveryResult[SplitT]]) -> SplitsDiscovered[SplitT] | DiscoveryFailed:
         try:
             findings = find()
-        except Exception as error:  # noqa: BLE001 - the enumerator decides whether it can pass
+        except Exception as error:  # noqa: BLE001 - the enumerator decides whether it is transient
             return DiscoveryFailed(error)
         if findings.inconclusive is None and self._discovery_failures.worked():
             log.warning("discovery of %s works again", self._source.name)

@@ -9,7 +9,7 @@ from typing import Protocol, Self, TypeVar, runtime_checkable
 class SourceSplit(Protocol):
     """One independently readable piece of a source, with its full position.
 
-    A split is immutable and picklable. Reading it yields a *new* split object that stands further on, so a split is at
+    A split is immutable and picklable. Reading it yields a *new* split object that is further on, so a split is at
     once the unit of work and the unit of state. Its position is always a resolved one (invariant I2: a symbolic start
     such as "latest" is turned into a number by discovery) and names the next thing to read (I3).
     """

@@ -3,7 +3,7 @@
     HeadraceError
       UsageError (also a ValueError)   the caller's fault: an option, argument or schema that cannot be honoured
       PeerError                        a broker or a database refused, broke the protocol, or sent corrupt bytes
-        RetriableError                 a passing condition
+        RetriableError                 a transient condition
           OutageError                   it lasts longer than one call waits; trying on is safe
         DeadlineExceededError          it did not pass in the time that was set
         AuthenticationError, CorruptDataError, TlsError

@@ -1,6 +1,6 @@
 """Fixtures for users' own tests; pytest finds them by itself once the package is installed (entry point `pytest11`).
 
-Every run of pytest in such an environment imports this module, so it imports nothing of ours before a fixture is used.
+Every run of pytest in such an environment imports this module, so it imports nothing of headrace before a fixture is used.
 """
 
 from __future__ import annotations

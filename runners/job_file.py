@@ -68,7 +68,7 @@ class PipelineFile:
 
     def load(self) -> PipelineSpec:
         """The pipeline. Raises UsageError where the file has none of this name, and for what the file raises; but an error that
-        can pass as it is."""
+        is transient as it is."""
         value = getattr(self._module(), self.name, None)
         if not isinstance(value, PipelineSpec):
             raise UsageError(f"{self.path}: {self.name} is not a Pipeline, but {type(value).__name__}")

@@ -80,7 +80,7 @@ _SPARK = (
         "headrace_query_phase_seconds",
         _COUNTER,
         "seconds",
-        "Time spent in each phase of the batches, by Spark's names",
+        "Time used in each phase of the batches, by Spark's names",
         _QUERY,
         ("phase",),
     ),

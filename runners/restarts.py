@@ -5,7 +5,7 @@ Names, defaults and rules are Flink's (`restart-strategy.*`, FLIP-364):
 | `restart-strategy.type` | class | restarts |
 |---|---|---|
 | `none` | NoRestart | never |
-| `fixed-delay` | FixedDelay | so many times, each after the same delay |
+| `fixed-delay` | FixedDelay | this many times, each after the same delay |
 | `failure-rate` | FailureRate | as long as failures are not too many in an interval |
 | `exponential-delay` | ExponentialDelay | after a delay that grows, varied by chance, and is reset after quiet times |
 """
@@ -46,7 +46,7 @@ class NoRestart:
 
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
-    """`attempts` restarts in the whole life of the job, each `delay_s` seconds after its failure. Raises UsageError."""
+    """`attempts` restarts in the whole lifetime of the job, each `delay_s` seconds after its failure. Raises UsageError."""
 
     attempts: int = 1
     delay_s: float = 1.0
@@ -77,8 +77,8 @@ class ExponentialDelay:
     """Delays from `initial_backoff_s` on, each `backoff_multiplier` times the previous one, up to `max_backoff_s`.
 
     After `reset_backoff_threshold_s` seconds without a failure the next delay is the initial one. `jitter_factor`: each delay
-    is longer or shorter by up to this share. `attempts_before_reset_backoff`: so many restarts without such a quiet time; None
-    (default) for any number. Failures before a restart has happened are one. Raises UsageError.
+    is longer or shorter by up to this share. `attempts_before_reset_backoff`: this many restarts without such a quiet time;
+    None (default) for any number. Failures before a restart has happened are one. Raises UsageError.
     """
 
     initial_backoff_s: float = 1.0
@@ -134,7 +134,7 @@ RestartDecision = Restart | GiveUp
 
 
 class Restarts:
-    """The failures of one job so far, under one strategy. Lives as long as the job's supervisor; not thread-safe."""
+    """The failures of one job so far, under one strategy. Is alive as long as the job's supervisor; not thread-safe."""
 
     def __init__(self, strategy: RestartStrategy) -> None:
         """Nothing has failed yet."""

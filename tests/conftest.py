@@ -55,7 +55,7 @@ def _fetching() -> set[threading.Thread]:
 def pytest_sessionfinish() -> None:
     """The process that those of warm sessions are forked from serves all of them; it ends with the last, and before ours does.
 
-    Regression: at the end of all tests Python told of a child that is still running, and of the pipe to it.
+    Regression: at the end of all tests Python reported a child that is still running, and of the pipe to it.
     """
     session = sys.modules.get("headrace.runners.spark.session")
     if session is not None:
@@ -66,7 +66,7 @@ def pytest_sessionfinish() -> None:
 def _no_fetcher_left_open() -> Iterator[None]:
     """Fails the test that leaves threads fetching, here and not in some later test that counts them.
 
-    One that looks something up when its fetcher closes ends with the answer, and is waited for: one left open does not end.
+    One that looks something up when its fetcher closes ends with the answer, and is waited for: one still open does not end.
     """
     before = _fetching()
     yield

@@ -1,4 +1,4 @@
-"""A table as a job's output: watched from a thread, cut off from its writers, and judged as a whole.
+"""A table as a job's output: watched from a thread, isolated from its writers, and judged as a whole.
 
 A row gets its place, the next number of a sequence, when it is written, and becomes visible when its transaction is committed.
 So places become visible in any order, late or never: the watcher knows which ones it has not seen yet, all of those below the
@@ -122,7 +122,7 @@ class TableOutput:
     def outcome(self, produced: Sequence[int], output_check: OutputCheck) -> Mapping[str, int]:
         """By the oracle of the restores. What is not visible is lost: none of it is instructed to be partially committed.
 
-        `prepared`: transactions that are still in doubt, though the job has caught up.
+        `prepared`: transactions that are still unresolved, though the job has caught up.
         """
         with self._engine.connect() as connection:
             places, values = self._rows(connection, "TRUE")
@@ -169,7 +169,7 @@ class TableOutput:
                         connection = stack.enter_context(self._engine.connect())
                         self._session = self._me(connection)
                     self._follow(connection)
-        except Exception as error:  # noqa: BLE001 - told by the next look, in the thread that can do something about it
+        except Exception as error:  # noqa: BLE001 - reported by the next look, in the thread that can do something about it
             self._failed.append(error)
 
     def _follow(self, connection: Connection) -> None:

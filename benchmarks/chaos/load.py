@@ -1,6 +1,6 @@
 """The producer of numbered records: librdkafka, idempotent, each record acknowledged by all replicas that are in sync.
 
-It runs in the harness's process, whose connections the network never disturbs: what stands still for want of input is shown by
+It runs in the harness's process, whose connections the network never disturbs: what is still for want of input is shown by
 its own longest gap between acknowledgements.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-from benchmarks.chaos.testbed import CLIENT_ID
 from confluent_kafka import KafkaError, Message, Producer
 
+from benchmarks.chaos.testbed import CLIENT_ID
 from benchmarks.restore.records import HEAD_BYTES, Ints, RecordMaker
 
 TICK_S = 0.25
@@ -24,7 +24,7 @@ FLUSH_S = 120.0
 
 
 class Load:
-    """Writes to all partitions of a topic in turn, at a steady rate, from its own thread."""
+    """Writes to all partitions of a topic one after another, at a steady rate, from its own thread."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, rate: float, value_bytes: int) -> None:
         """Starts at once. `rate`: records per second, of all partitions together."""
@@ -98,7 +98,7 @@ class Load:
             moment = time.monotonic()
             owed, last = owed + self._rate * (moment - last), moment
             each = int(owed / len(self._sent))
-            owed -= each * len(self._sent)  # what there is no room for is not owed
+            owed -= each * len(self._sent)  # what there is no space for is not owed
             with self._writing:
                 if each and len(self._producer) < MOST_WAITING:
                     self._write(each)

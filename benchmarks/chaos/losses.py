@@ -1,7 +1,7 @@
 """What is gone of the input: by the acknowledgements, the log as it is now, and the output check; and what the job reports of
 it.
 
-Nobody can tell a job of records that were gone before it had read them. What it can know, and has to report, is
+No process can tell a job of records that were gone before it had read them. What it can know, and has to report, is
 
 - of a log that was truncated below its position: from which offset on what it has read is in the log no more;
 - of records that were deleted before it had read them: which ones;
@@ -83,7 +83,7 @@ def of_aged(part: Gone, output_check: OutputCheck) -> Report | None:
 
 
 def of_deleted(part: Gone, output_check: OutputCheck) -> Report:
-    """Of a topic that is gone: always, as nobody knows whether there was more."""
+    """Of a topic that is gone: always, as no one knows whether there was more."""
     return Report(part.partition, part.unread(output_check), None)
 
 
@@ -141,7 +141,7 @@ _ENDED = r"{topic}-(\d+) \(topic id \S+, read up to offset (\d+)\): topic .* was
 
 
 def reports(said: Sequence[str], topic: str) -> list[Report]:
-    """Of each partition what the last process that told of it has told: what one before had read may not have come out."""
+    """Of each partition what the last process that reported it has reported: what one before had read may not have come out."""
     last: dict[int, list[Report]] = {}
     for text in said:
         found = sorted(set(_reports(text, re.escape(topic))))
@@ -150,7 +150,7 @@ def reports(said: Sequence[str], topic: str) -> list[Report]:
 
 
 def _reports(text: str, topic: str) -> list[Report]:
-    """Offsets are told inclusively, and the next one to be read where it is the log that is too short."""
+    """Offsets are reported inclusively, and the next one to be read where it is the log that is too short."""
 
     def matches(pattern: str) -> list[tuple[int, ...]]:
         return [tuple(map(int, found)) for found in re.findall(pattern.format(topic=topic), text, re.MULTILINE)]

@@ -64,7 +64,7 @@ Where = Callable[[str, int], bool]
 
 @dataclass(eq=False)
 class _Connection:
-    """`source` is not known before the first request; nobody's connection is disturbed."""
+    """`source` is not known before the first request; no process's connection is disturbed."""
 
     target: int
     client: asyncio.StreamWriter

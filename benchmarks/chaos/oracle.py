@@ -1,6 +1,6 @@
 """Who counts, while it happens: each numbered record that becomes visible, once, twice or not at all.
 
-A output check is fed the values that librdkafka reads under read_committed (or the rows of a table), and knows at any moment
+An output check is fed the values that librdkafka reads under read_committed (or the rows of a table), and knows at any moment
 which numbers of which input partition it has seen how often. Nothing of headrace is used.
 """
 
@@ -75,7 +75,7 @@ class OutputCheck:
         self.duplicates += len(sequences) - new
 
     def missing(self, produced: Sequence[int]) -> int:
-        """How many of these have not been seen, and are not excused: so many of each input partition, from its first."""
+        """How many of these have not been seen, and are not excused: this many of each input partition, from its first."""
         return sum(self._missing(partition, count) for partition, count in enumerate(produced))
 
     def _missing(self, partition: int, count: int) -> int:

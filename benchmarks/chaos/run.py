@@ -56,7 +56,9 @@ class Servers(Enum):
     REAL = "real"
     FAKE = "fake"
     FAKE_1 = "fake-v1"
-    """With version 1 of the transaction protocol, under which the broker tells late requests less well from new ones."""
+    """With version 1 of the transaction protocol, under which the broker distinguishes late requests less well from new
+    ones.
+    """
 
 
 TESTBEDS: Mapping[Servers, Callable[[], AbstractContextManager[Testbed]]] = {
@@ -79,7 +81,7 @@ def file_name(system: str, servers: Servers) -> str:
 
 
 TRIES = 3
-"""A kind that has left no trace in so many tries waits for the others as if it had."""
+"""A kind that has left no trace in this many tries waits for the others as if it had."""
 
 
 def next_kind(kinds: Sequence[Kind], faults: Sequence[Mapping[str, Any]], generator: random.Random) -> Kind:
@@ -176,8 +178,8 @@ class Campaign:
     file: Path
 
     def run(self, seed: int) -> int:
-        """Sessions until there are so many faults; how many of its own were not stood, and results not clean."""
-        signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))  # leaving no process behind
+        """Sessions until there are this many faults; how many of its own were not was, and results not clean."""
+        signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("instructed to end"))  # leaving no process behind
         journal = Journal(self.file)
         generator = random.Random(f"{seed}-{len(journal.faults())}")  # noqa: S311 - no secret
         bad = 0
@@ -207,8 +209,8 @@ class Campaign:
 
 def main(
     system: Annotated[str, typer.Option(help=f"One of {', '.join(SYSTEMS)}.")] = "embedded",
-    faults: Annotated[int, typer.Option(help="Until so many are in the result.")] = 2000,
-    testbeds: Annotated[int, typer.Option(min=1, help="So many clusters at once, each with a job.")] = 1,
+    faults: Annotated[int, typer.Option(help="Until this many are in the result.")] = 2000,
+    testbeds: Annotated[int, typer.Option(min=1, help="This many clusters at once, each with a job.")] = 1,
     minutes: Annotated[float, typer.Option(help="End after the fault under way then.")] = 1e9,
     session: Annotated[int, typer.Option(help="Faults of one session: of one cluster.")] = 46,
     servers: Annotated[

@@ -24,7 +24,7 @@ JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1")  # they are started again and agai
 SETTINGS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     "group.min.session.timeout.ms": "1000",
-    # A busy machine must not look like a fault: only what is frozen or cut off for longer is taken for dead.
+    # A busy machine must not look like a fault: only what is frozen or isolated for longer is taken for dead.
     "broker.session.timeout.ms": "8000",
     "controller.quorum.fetch.timeout.ms": "8000",
     "controller.quorum.request.timeout.ms": "5000",

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from benchmarks.chaos.testbed import GROUPS, TRANSACTIONS, Testbed
 from kafka.errors import KafkaError
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_transactions
@@ -19,6 +18,7 @@ from benchmarks.chaos.load import Load
 from benchmarks.chaos.losses import Losses
 from benchmarks.chaos.oracle import now
 from benchmarks.chaos.subject import Subject
+from benchmarks.chaos.testbed import GROUPS, TRANSACTIONS, Testbed
 from headrace.enumerator.errors import HeadraceError
 
 LOOK_S = 0.05
@@ -74,7 +74,7 @@ class Trial:
         fault = kind.make(self.testbed, self.subject, generator)
         hold = generator.uniform(kind.shortest, kind.longest)
         duplicates, starts, ended = self.subject.output_check.duplicates, self.subject.starts, len(self.subject.ended)
-        began = now()
+        started_at = now()
         line: dict[str, Any] = {"kind": kind.name, "tree": kind.tree, "hold_s": round(hold, 2)}
         line |= self._suffer(fault, hold)
         healed = now()
@@ -86,10 +86,10 @@ class Trial:
         return {
             **line,
             **(self._account(losses) if losses else {}),
-            "fault_s": round(healed - began, 2),
+            "fault_s": round(healed - started_at, 2),
             "catch_up_s": round(end - healed, 2) if caught_up else None,
-            "stall_s": round(output_check.longest_gap(began, end), 2),
-            "load_stall_s": round(self.load.longest_gap(began, end), 2),
+            "stall_s": round(output_check.longest_gap(started_at, end), 2),
+            "load_stall_s": round(self.load.longest_gap(started_at, end), 2),
             "missing": output_check.missing(snapshot),
             "duplicates": output_check.duplicates - duplicates,
             "damaged": output_check.damaged,
@@ -144,7 +144,7 @@ def told_last(log: str) -> str:
 
 
 def is_good(line: Mapping[str, Any]) -> bool:
-    """Whether the job stood the fault: nothing lost that it does not report, or doubled or damaged, and nothing else wrong."""
+    """Whether the job was the fault: nothing lost that it does not report, or doubled or damaged, and nothing else wrong."""
     return is_exact(line) and not (line["missing"] or line["duplicates"] or line["damaged"] or "wrong" in line)
 
 

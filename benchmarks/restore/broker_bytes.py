@@ -18,7 +18,7 @@ _METRIC = "kafka.server:type=BrokerTopicMetrics,name={name},topic={topic}"
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
+    """A port that no process listens at now."""
     with socket.create_server((HOST, 0)) as server:
         return int(server.getsockname()[1])
 

@@ -13,7 +13,7 @@ from benchmarks.restore.run import SETTLED_S, Rig, Tell, Work
 from benchmarks.restore.systems import System
 
 MEASURED_S, STILL_GROWING, LIMIT_S = 20.0, 1.05, 240.0
-"""The closed loop continues in spans of so many seconds, until one gives less than that factor more than the previous one."""
+"""The closed loop continues in spans of this many seconds, until one gives less than that factor more than the previous one."""
 
 LEAST_WINDOW, WINDOW_S = 50_000, 3.0
 LEAST_RATE, FASTER = 20_000.0, 1.5
@@ -36,7 +36,7 @@ class Capacity:
 
 
 def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> Capacity:
-    """The load continues only as records come out, until no more come. Raises RuntimeError when that does not settle."""
+    """The load continues only as records come out, until no more come. Raises RuntimeError when that does not resolve."""
     rig = Rig(bootstrap, work, directory, PER_TRIGGER)
     with rig.running():
         tell("starts, for its capacity")
@@ -56,16 +56,16 @@ def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> Capacit
 
 def _span(rig: Rig) -> Capacity:
     """For MEASURED_S the load is somewhat faster than what comes out, and keeps outstanding what comes out in WINDOW_S."""
-    before, began = _processors(rig), time.monotonic()
-    while time.monotonic() < began + MEASURED_S:
+    before, started_at = _processors(rig), time.monotonic()
+    while time.monotonic() < started_at + MEASURED_S:
         rate = rig.samples.rate(SETTLED_S)
         rig.controls.window.value = max(LEAST_WINDOW, WINDOW_S * rate)
         rig.controls.rate.value = max(LEAST_RATE, FASTER * rate)
         rig.wait(1.0)
     rate = rig.samples.rate(MEASURED_S)
-    records = max(1.0, rate * (time.monotonic() - began))
-    spent = {name: value - before[name] for name, value in _processors(rig).items()}
-    return Capacity(rate, {name: round(1e6 * value / records, 3) for name, value in spent.items()})
+    records = max(1.0, rate * (time.monotonic() - started_at))
+    budget = {name: value - before[name] for name, value in _processors(rig).items()}
+    return Capacity(rate, {name: round(1e6 * value / records, 3) for name, value in budget.items()})
 
 
 def _processors(rig: Rig) -> dict[str, float]:

@@ -197,11 +197,11 @@ class Programs:
         return [*self._java, *SMALL, ZOOKEEPER, "--zkConfigFile", self._places.configuration / "zoo.cfg", "--peerId", "1"]
 
     def job_manager(self, rest_port: int) -> Command:
-        """One that leads, or waits to. `rest_port` tells it from others in what ZooKeeper knows of the leader."""
+        """One that leads, or waits to. `rest_port` distinguishes it from others in what ZooKeeper knows of the leader."""
         return [*self._java, *self._classes(JOB_MANAGER), *SMALL, JOB_MANAGER, *self._configured(f"rest.port={rest_port}")]
 
     def task_manager(self, name: str) -> Command:
-        """`name` tells it from others in what Flink reports about its TaskManagers."""
+        """`name` distinguishes it from others in what Flink reports about its TaskManagers."""
         return [
             *self._java,
             *self._classes(TASK_MANAGER),

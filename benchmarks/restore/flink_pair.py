@@ -61,7 +61,7 @@ class Pair:
         return leaders | workers if len(leaders) == len(workers) == 1 else frozenset()
 
     def runs(self) -> bool:
-        """Whether the job runs: led by a process that lives, on one that does."""
+        """Whether the job runs: led by a process that is alive, on one that does."""
         return self.look.leader in self.living and bool(self.look.running_on) and self.look.running_on <= self.living.keys()
 
     def has_standby(self) -> bool:
@@ -72,7 +72,7 @@ class Pair:
         return bool(waiting & self.look.serving) and any(self.look.free.get(name, 0) >= self.slots for name in waiting)
 
     def missing(self, running_for_s: float) -> list[Kind]:
-        """What is to be started now: of each kind one where none lives, and the second one once the job has settled.
+        """What is to be started now: of each kind one where none is alive, and the second one once the job has resolved.
 
         `running_for_s`: how long the job has been running; 0 while it does not.
         """

@@ -1,6 +1,7 @@
 """Keeps a Flink job's cluster: starts what is missing, as an operator's process manager would, and says what is running.
 
-Nothing is submitted a second time and nobody is notified of a death: who leads is ZooKeeper's affair, the restore is Flink's.
+Nothing is submitted a second time and no process is notified of a death: who leads is ZooKeeper's affair, the restore is
+Flink's.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Cluster:
 
 
 class Supervision:
-    """The loop: who lives, what is missing, and the status for the harness. `note` is informed what happens."""
+    """The loop: who is alive, what is missing, and the status for the harness. `note` is informed what happens."""
 
     def __init__(self, cluster: Cluster, lookout: Lookout, slots: int, status: Path, note: Note) -> None:
         self._cluster, self._lookout, self._slots, self._status, self._note = cluster, lookout, slots, status, note

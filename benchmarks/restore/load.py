@@ -51,7 +51,7 @@ def _context() -> SpawnContext:
 class Controls:
     """Shared memory. The harness sets the first three, the load and the probe the others.
 
-    `rate`: records per second. `window`: at most so many records that are not visible yet (closed loop, to measure capacity).
+    `rate`: records per second. `window`: at most this many records that are not visible yet (closed loop, to measure capacity).
     `partitions`: of the input topic. `behind`: the most records that the load was ever late with.
     """
 
@@ -70,15 +70,14 @@ class Controls:
 
 
 class Writer:
-    """Writes to the topic's partitions in turn, as an idempotent producer; a new one when partitions are added."""
+    """Writes to the topic's partitions one after another, as an idempotent producer; a new one when partitions are added."""
 
     def __init__(self, bootstrap: str, topic: str, maker: RecordMaker) -> None:
-        """Contacts nobody yet."""
         self._bootstrap, self._topic, self._maker = bootstrap, topic, maker
         self.counts: list[int] = []
 
     def resize(self, partitions: int) -> None:
-        """Start over with so many partitions; sequences continue."""
+        """Start over with this many partitions; sequences continue."""
         self.counts += [0] * (partitions - len(self.counts))
         properties = {"bootstrap.servers": self._bootstrap, "delivery.timeout.ms": OUTLASTING_MS}
         cluster = KafkaCluster(ClientConfig.from_properties(properties))
@@ -89,7 +88,7 @@ class Writer:
         )
 
     def write(self, records: int) -> int:
-        """About so many records, the same number to each partition; returns how many, once all are acknowledged."""
+        """About this many records, the same number to each partition; returns how many, once all are acknowledged."""
         each = max(1, records // len(self.counts))
         now_ms = time.time_ns() // 1_000_000
         for partition, first in enumerate(self.counts):
@@ -110,7 +109,7 @@ def _run(bootstrap: str, topic: str, value_bytes: int, file: str, controls: Cont
                 writer.resize(controls.partitions.value)
             now = time.monotonic()
             owed, last = owed + controls.rate.value * (now - last), now
-            owed = min(owed, max(0.0, controls.window.value - controls.lag))  # what there is no room for is not owed
+            owed = min(owed, max(0.0, controls.window.value - controls.lag))  # what there is no space for is not owed
             records = int(min(owed, MOST_A_TICK))
             if records >= len(writer.counts):
                 sent = writer.write(records)

@@ -122,8 +122,8 @@ def _places(ids: Ints, produced: Sequence[int]) -> Ints:
     Tables by that number in place of sorted ids: a run at full load has a hundred million records.
     """
     ids = ids[_are_known(ids, produced)]
-    begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(produced, np.int64))])
-    found: Ints = begins[ids >> SEQUENCE_BITS] + (ids & ((1 << SEQUENCE_BITS) - 1))
+    earliest = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(produced, np.int64))])
+    found: Ints = earliest[ids >> SEQUENCE_BITS] + (ids & ((1 << SEQUENCE_BITS) - 1))
     return found
 
 
@@ -161,9 +161,9 @@ def _compare_with_probe(committed: Mapping[int, Log], seen: Seen) -> tuple[int, 
     phantoms = shown = 0
     for partition, log in committed.items():
         mine = seen.partition == partition
-        begins = np.searchsorted(log.offsets, seen.first[mine], "left")
+        earliest = np.searchsorted(log.offsets, seen.first[mine], "left")
         ends = np.searchsorted(log.offsets, seen.last[mine], "right")
-        there = ends - begins
+        there = ends - earliest
         phantoms += int(np.maximum(seen.rows[mine] - there, 0).sum())
         shown += int(np.minimum(seen.rows[mine], there).sum())
     strays = ~np.isin(seen.partition, list(committed))

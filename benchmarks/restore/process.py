@@ -56,7 +56,7 @@ class ProcessTree:
         return at, time.monotonic()
 
     def kill_workers(self, stopped: int | None, most: int | None = None) -> tuple[float, float]:
-        """SIGKILL to the workers (given `stopped`, only to that one; at most so many), while the driver or JobManager
+        """SIGKILL to the workers (given `stopped`, only to that one; at most this many), while the driver or JobManager
         continues.
 
         As `kill`. Raises RuntimeError when there is none, or none is left by then: then nothing was killed.
@@ -105,12 +105,12 @@ class ProcessTree:
 
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time that its processes have taken so far: those of Java, and those of Python."""
-        spent = {"Java": 0.0, "Python": 0.0}
+        budget = {"Java": 0.0, "Python": 0.0}
         for process in self.members():
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
-                spent["Java" if process.name() == "java" else "Python"] += times.user + times.system
-        return spent
+                budget["Java" if process.name() == "java" else "Python"] += times.user + times.system
+        return budget
 
     def log_tail(self) -> str:
         """The last lines it wrote, less Java's stack traces."""
@@ -126,7 +126,7 @@ class ProcessTree:
             return set()
 
     def _workers(self) -> list[psutil.Process]:
-        """What Spark's Python daemons, or a run's nursery, have forked; Flink's TaskManagers."""
+        """What Spark's Python daemons, or a run's worker processes, have forked; Flink's TaskManagers."""
         found = []
         for process in self.members():
             with suppress(psutil.NoSuchProcess):
@@ -137,7 +137,7 @@ class ProcessTree:
         return found
 
     def _is_of_a_run(self, process: psutil.Process) -> bool:
-        """Its parents are the nursery, the coordinator, and the supervisor, which is `headrace run`."""
+        """Its parents are the worker processes, the coordinator, and the supervisor, which is `headrace run`."""
         above = process.parents()[:3]
         return len(above) == 3 and above[2].pid == self._process.pid and _COMMAND_LINE in above[2].cmdline()
 
@@ -172,7 +172,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 def _wait_until_dead(processes: Iterable[psutil.Process]) -> None:
-    """Until none of them runs. One that nobody has waited for yet is dead, too: its orphans may be that for seconds.
+    """Until none of them runs. One that no process has waited for yet is dead, too: its orphans may be that for seconds.
 
     Raises RuntimeError if one stays.
     """

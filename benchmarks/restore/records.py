@@ -33,7 +33,7 @@ class RecordMaker:
     """Makes records of one size. The filling is random, since real values hardly compress to nothing; it repeats."""
 
     def __init__(self, value_bytes: int, seed: int = 20_11) -> None:
-        """Raises ValueError for a size that has no room for head and checksum."""
+        """Raises ValueError for a size that has no space for head and checksum."""
         if value_bytes < SMALLEST:
             raise ValueError(f"a record has at least {SMALLEST} bytes, not {value_bytes}")
         self.value_bytes = value_bytes
@@ -58,7 +58,7 @@ class RecordMaker:
 
 
 def _head_sums(length: int) -> npt.NDArray[np.uint32]:
-    """By how much each value of each byte of the head changes the CRC-32 of so many bytes, which is linear: crc(a ^ b ^ c) is
+    """By how much each value of each byte of the head changes the CRC-32 of this many bytes, which is linear: crc(a ^ b ^ c) is
     crc(a) ^ crc(b) ^ crc(c). A loop over records would cost more than all the rest."""
     nothing = zlib.crc32(bytes(length))
     changes = [[zlib.crc32(bytes([*bytes(place), byte, *bytes(length - place - 1)])) ^ nothing for byte in range(256)]

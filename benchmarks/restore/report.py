@@ -27,7 +27,7 @@ handed out of the input for each byte in it; headrace asks for a quarter and 64 
 need, so as not to ask twice, which shows where batches are small.
 
 With a steady load the DFRT of a system that recovers cannot differ from the load by more than a batch: what has come in by then
-has come out. So it tells who recovers without a flaw, and at which load; outage, recovery and the first 30 s tell how fast."""
+has come out. So it shows who recovers without a flaw, and at which load; outage, recovery and the first 30 s tell how fast."""
 
 
 def section(results: Path, target: Path) -> list[str]:
@@ -170,8 +170,8 @@ def _capacities(found: Sequence[Document]) -> Iterator[str]:
     yield "| | records/s | " + " | ".join(f"{name}, µs" for name in parties) + " |"
     yield "|---" * (2 + len(parties)) + "|"
     for document in found:
-        spent = " | ".join(f"{document['processors_us'].get(name, 0.0):.2f}" for name in parties)
-        yield f"| {document['title']}, {_size(document['value_bytes'])} | {document['records_per_s']:,.0f} | {spent} |"
+        budget = " | ".join(f"{document['processors_us'].get(name, 0.0):.2f}" for name in parties)
+        yield f"| {document['title']}, {_size(document['value_bytes'])} | {document['records_per_s']:,.0f} | {budget} |"
 
 
 def _ablations(documents: Sequence[Document]) -> Iterator[str]:

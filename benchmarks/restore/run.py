@@ -40,14 +40,18 @@ LATEST_KILL_S = 3.0
 RESTART_KILL_S = (2.0, 6.0)
 WORKER_RESTART_KILL_S = (0.1, 0.5)
 SETTLED_S, SETTLED = 4.0, 0.1
-"""Steady is a load under which the highest lag of so many seconds differs by no more than that share from the previous one."""
+"""Steady is a load under which the highest lag of this many seconds differs by no more than that share from the previous
+one.
+"""
 
 SETTLE_LIMIT_S = 90.0
 QUIET_S = 30.0
 QUIET_CAUGHT_UP_S = 3.0
 LEAST_PER_TRIGGER = 10_000
 TRIGGER_S = 2.0
-"""A Spark batch takes at most the records of so many seconds, so that what piles up in an outage is not one batch. For all."""
+"""A Spark batch takes at most the records of this many seconds, so that what piles up in an outage is not one batch. For
+all.
+"""
 
 MOST_BEHIND_S = 1.5
 MOST_STOLEN = 0.15
@@ -227,7 +231,7 @@ class Rig:
 
         self.wait(2 * SETTLED_S)
         if not self.wait_for(settled, SETTLE_LIMIT_S):
-            raise RuntimeError(f"the lag does not settle under {self.work.rate:.0f} records/s: it is {self.controls.lag}")
+            raise RuntimeError(f"the lag does not resolve under {self.work.rate:.0f} records/s: it is {self.controls.lag}")
 
     def drain(self, since_kill: int) -> list[int]:
         """End the load, and wait until all is out, or nothing more comes; how many records each input partition got.
@@ -252,8 +256,8 @@ class Rig:
         """Processor time that load and probe have taken so far."""
         assert self._load is not None
         assert self._probe is not None
-        spent = {name: psutil.Process(of.pid).cpu_times() for name, of in (("load", self._load), ("probe", self._probe))}
-        return {name: times.user + times.system for name, times in spent.items()}
+        budget = {name: psutil.Process(of.pid).cpu_times() for name, of in (("load", self._load), ("probe", self._probe))}
+        return {name: times.user + times.system for name, times in budget.items()}
 
     def live_curves(self) -> tuple[Curve, Curve]:
         """Produced and visible until now; duplicates count as visible."""
@@ -281,7 +285,7 @@ class Rig:
 
 def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell: Tell) -> dict[str, Any]:
     """One kill; gives the run's document. Raises RuntimeError when it could not be carried out."""
-    began = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load_average": os.getloadavg()}
+    started_at = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load_average": os.getloadavg()}
     psutil.cpu_times_percent()  # the next call says what was between
     per_trigger = max(LEAST_PER_TRIGGER, int(TRIGGER_S * work.rate))
     rig = Rig(bootstrap, work, directory, per_trigger)
@@ -309,7 +313,7 @@ def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell
         "number": work.number,
         "value_bytes": work.value_bytes,
         "rate": round(work.rate),
-        **began,
+        **started_at,
         "stolen": stolen,
         "valid": not wrong,
         "wrong": wrong,

@@ -22,7 +22,7 @@ class Phase:
 class Scenario:
     """One kill. `phase` None: by the clock, `delay` seconds (0 to 3, by the seed) after the steady time was measured.
 
-    Systems that have no such phase are killed by the clock. `again`: killed again so many seconds into the restart.
+    Systems that have no such phase are killed by the clock. `again`: killed again this many seconds into the restart.
     `added`: partitions that the input gets while it is down. `more`: by how much parallelism grows at the restart.
     """
 

@@ -29,10 +29,12 @@ def stages(marks: Sequence[Mark], outage_s: float) -> dict[str, float]:
 
 def processes(marks: Sequence[Mark], outage_s: float) -> list[dict[str, Any]]:
     """Each Python process that Spark started until the first new record: what it ran, since when, and its noted steps."""
-    began: dict[int, dict[str, Any]] = {}
+    started_at: dict[int, dict[str, Any]] = {}
     for mark in marks:
         if mark["at"] > outage_s or "took" not in mark:
             continue
-        process = began.setdefault(mark["pid"], {"pid": mark["pid"], "module": mark["module"], "at": mark["at"], "steps": []})
+        process = started_at.setdefault(
+            mark["pid"], {"pid": mark["pid"], "module": mark["module"], "at": mark["at"], "steps": []}
+        )
         process["steps"].append({"name": mark["name"], "at": mark["at"], "took": mark["took"]})
-    return sorted(began.values(), key=lambda process: process["at"])
+    return sorted(started_at.values(), key=lambda process: process["at"])

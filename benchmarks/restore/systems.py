@@ -35,7 +35,7 @@ class Victim(Enum):
 
 @dataclass(frozen=True)
 class Job:
-    """What a job is told, as JSON. `name` is unique to the run, and the same after a restart; `state` survives it."""
+    """What a job is reported, as JSON. `name` is unique to the run, and the same after a restart; `state` survives it."""
 
     bootstrap: str
     source: str
@@ -94,7 +94,7 @@ class System:
 
     @property
     def most(self) -> int | None:
-        """So many workers are killed at once; None for all."""
+        """This many workers are killed at once; None for all."""
         return 1 if self.victim is Victim.WORKER else None
 
     def scenario(self, number: int) -> Scenario:

@@ -15,7 +15,7 @@ HOLD_S = 5.0
 
 SLACK = 1.25
 SLACK_S = 0.1
-"""How much more than before the kill the lag may be: its peak by that factor, and the load of so many seconds; its lower
+"""How much more than before the kill the lag may be: its peak by that factor, and the load of this many seconds; its lower
 quartile by the latter alone."""
 
 LOWER_QUARTILE = 0.25

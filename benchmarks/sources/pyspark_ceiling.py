@@ -26,7 +26,7 @@ DEFAULT_BATCH_BYTES = 8 << 20  # from 512 KiB to 16 MiB it makes no difference
 
 @dataclass
 class Rows(InputPartition):
-    """One task: so many records."""
+    """One task: this many records."""
 
     records: int
 
@@ -56,12 +56,12 @@ class Job:
         )
 
     def split(self, records: int) -> list[InputPartition]:
-        """The tasks for so many records, of even size."""
+        """The tasks for this many records, of even size."""
         edges = [records * task // self.tasks for task in range(self.tasks + 1)]
         return [Rows(stop - start) for start, stop in itertools.pairwise(edges) if stop > start]
 
     def read(self, records: int) -> Iterator[pa.RecordBatch]:
-        """The one batch until so many records have been given."""
+        """The one batch until this many records have been given."""
         batch = ready_batch(self.columns, self.value_bytes, self.batch_bytes)
         while records > 0:
             yield batch if records >= batch.num_rows else batch.slice(0, records)
@@ -70,7 +70,7 @@ class Job:
 
 @functools.lru_cache(maxsize=4)
 def ready_batch(columns: tuple[str, ...], value_bytes: int, batch_bytes: int) -> pa.RecordBatch:
-    """A batch of these columns, of about so many bytes."""
+    """A batch of these columns, of about this many bytes."""
     rows = max(1, batch_bytes // sum(_row_bytes(column, value_bytes) for column in columns))
     arrays = {
         "key": lambda: _binary(rows, KEY_BYTES),

@@ -130,7 +130,7 @@ class OutageRetry(Protocol):
     def reached(self) -> None:
         """Called in a process of a run that has reached the destination, as this is given, from another one.
 
-        A sink that tells a wrong address from an outage by its first contact goes by this.
+        A sink that distinguishes a wrong address from an outage by its first contact goes by this.
         """
 
 

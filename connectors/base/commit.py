@@ -3,7 +3,7 @@
 A *committable* is the handle of a prepared transaction. The committables of an epoch are recorded, durably, before any of them
 is committed (`CommitList`).
 
-    fence -> read the committables (-> record whose the job is)
+    fence -> read the committables (-> record who owns the job)
           -> clean up all others -> end them (commit; copy what was aborted after they were recorded) -> clean up -> ready
     ready -> check -> record the committables -> commit each -> clean up the losers -> record that it is completed -> ready
     ready -> (an epoch without rows, or a replay) record that it is completed -> clean up -> ready
@@ -12,11 +12,11 @@ Two rules carry it (I6). Nothing is committed that is not a recorded committable
 whatever happens, so that a replayed epoch is completed and never written again. A transaction that was aborted after it was
 recorded (an outage longer than its timeout) is copied into a new one, which is recorded in its place before it is committed.
 
-**Whose the job is.** A fence shuts out who came before, whoever that is: several processes of one driver commit alternately,
+**Who owns the job.** A fence shuts out who came before, whichever that is: several processes of one driver commit alternately,
 and fence each other. So two drivers would do so, too, for ever. A supervised driver has an *driver id*, which all of its
 processes know, and claims the job when it starts: its claim is on the list, with a number one higher than the previous one. Who
 has fenced, and reads that the job is another's, is done for (`SupersededError`): nothing is cleaned up, ended or recorded. Who
-was fenced by that, and reads that the job is still its own, continues. A driver without an driver id takes no job that is
+was fenced by that, and reads that the job is still its own, continues. A driver without a driver id takes no job that is
 claimed.
 
 `CommitCore` does no input or output; `JobCommitter` performs its commands with a `Committer`, and may be killed at any point.
@@ -65,12 +65,12 @@ class RecoveryRequested:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequested:
-    """A driver with an driver id starts: the job is its own from now on. Then as `RecoveryRequested`."""
+    """A driver with a driver id starts: the job is its own from now on. Then as `RecoveryRequested`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequested:
-    """A driver with an driver id has ended in good order: as `RecoveryRequested`, then the job is nobody's."""
+    """A driver with a driver id has ended in good order: as `RecoveryRequested`, then the job is no process's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,8 @@ def refuse_another(job: str, driver_id: str | None, claim: JobClaim | None) -> N
         )
     raise SupersededError(
         f"job {job!r} is that of a supervised driver, {claim.driver_id} (claim {claim.number}), and this query is not "
-        "supervised: which of the two is the younger cannot be told, so it has stopped, and has changed nothing. If that one "
-        "does not run any more, start the job under supervision once and stop it there, which gives it back"
+        "supervised: which of the two is the younger cannot be determined, so it has stopped, and has changed nothing. If "
+        "that one does not run any more, start the job under supervision once and stop it there, which gives it back"
     )
 
 
@@ -330,7 +330,7 @@ class CommitCore(Generic[HandleT]):
         if not self._begins:
             refuse_another(self.job, self.driver_id, self._claim)
             return self._recover()
-        assert self.driver_id is not None, "a driver without an driver id claims nothing"
+        assert self.driver_id is not None, "a driver without a driver id claims nothing"
         if self._claim is not None and self._claim.is_of(self.driver_id):
             return self._recover()
         self.phase = CommitPhase.CLAIMING
@@ -386,7 +386,7 @@ class CommitCore(Generic[HandleT]):
     def _recover(self) -> list[CommitCommand[HandleT]]:
         if self.commits is None or self.commits.completed:
             return self._clean_up()
-        # First, since in a log one that is open hides what comes after it, also from whoever asks what became of that.
+        # First, since in a log one that is open hides what comes after it, also from the process that asks what became of that.
         self.phase = CommitPhase.CLEARING
         return [CleanUp((*self.commits.handles, *self._wanted))]
 
@@ -451,14 +451,14 @@ class CommitCore(Generic[HandleT]):
 
     @property
     def _claim(self) -> JobClaim | None:
-        """Whose the job is, by the list; it continues to every list that is recorded."""
+        """Who owns the job, by the list; it continues to every list that is recorded."""
         return None if self.commits is None else self.commits.claim
 
     @property
     def _begins(self) -> bool:
-        """Whether this driver is to claim the job: it has said so; or nobody has ever claimed it.
+        """Whether this driver is to claim the job: it has said so; or no process has ever claimed it.
 
-        At a query's first start that is so: nobody knows its name before.
+        At a query's first start that is so: no one knows its name before.
         """
         return isinstance(self._driver, ClaimRequested) or (self.driver_id is not None and self._claim is None)
 
@@ -501,7 +501,7 @@ class JobCommitter(Generic[HandleT]):
     """What a runner's driver calls: commits epochs of one job, recovering first. Not thread-safe."""
 
     def __init__(self, job: str, committer: Committer[HandleT], driver_id: str | None = None) -> None:
-        """Contacts nobody yet. `driver id`: the name of a supervised driver, which has claimed the job, or is to."""
+        """Does no I/O. `driver id`: the name of a supervised driver, which has claimed the job, or is to."""
         self._core: CommitCore[HandleT] = CommitCore(job, driver_id)
         self._committer = committer
         self._is_first = False
@@ -517,11 +517,11 @@ class JobCommitter(Generic[HandleT]):
         return None if self._core.commits is None else self._core.commits.epoch
 
     def claim(self) -> None:
-        """When a driver with an driver id starts: make the job its own, then `recover`. Who had it is superseded."""
+        """When a driver with a driver id starts: make the job its own, then `recover`. Who had it is superseded."""
         self._run(ClaimRequested())
 
     def release(self) -> None:
-        """When that driver has ended in good order: `recover`, and give the job back, to whoever comes."""
+        """When that driver has ended in good order: `recover`, and give the job back, to the process that comes."""
         self._run(ReleaseRequested())
 
     def recover(self) -> None:
@@ -537,7 +537,7 @@ class JobCommitter(Generic[HandleT]):
         `content`: what the epoch was made from, as in `CommitList`; None when that is not known.
 
         Raises StaleEpochError for an epoch below the recorded one, and for the recorded one where that was made from something
-        else, FencedError when another driver has taken over, DataLossError when rows are gone, StateError for handles of
+        else, FencedError when another driver has claimed the job, DataLossError when rows are gone, StateError for handles of
         another write than the recorded one, and what the sink raises. After any of them use a new JobCommitter, which recovers.
         """
         self.commit_requested(CommitRequested(epoch, handles, content))

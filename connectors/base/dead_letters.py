@@ -82,9 +82,9 @@ def letter_column(records: pa.RecordBatch, bad: Mapping[int, BadParts]) -> pa.Ar
     found = records.take(pa.array(rows))
     micros = found.column("timestamp").cast(pa.int64()).to_pylist()  # Python has no such times as a producer may claim
     others = found.drop_columns(["timestamp"]).to_pylist()
-    letters = [_letter(record, time, bad[row]) for row, record, time in zip(rows, others, micros, strict=True)]
+    dead = [_letter(record, time, bad[row]) for row, record, time in zip(rows, others, micros, strict=True)]
     places = dict(zip(rows, range(len(rows)), strict=True))
-    return pa.array(letters, LETTER_TYPE).take(pa.array([places.get(row) for row in range(records.num_rows)], pa.int64()))
+    return pa.array(dead, LETTER_TYPE).take(pa.array([places.get(row) for row in range(records.num_rows)], pa.int64()))
 
 
 def _letter(record: Mapping[str, Any], micros: int | None, bad: BadParts) -> dict[str, Any]:
@@ -103,11 +103,11 @@ def _letter(record: Mapping[str, Any], micros: int | None, bad: BadParts) -> dic
     return {"key": record["key"], "value": record["value"], "headers": [*(record["headers"] or ()), *more]}
 
 
-def addressed(letters: pa.Array, topic: str) -> pa.Array:
+def addressed(dead: pa.Array, topic: str) -> pa.Array:
     """The column `deadLetter` of a source as a sink takes it: each letter with the topic that it goes to."""
-    names = pa.array([topic] * len(letters), pa.string())
-    parts = [letters.field(name) for name, _ in _RECORD]
-    return pa.StructArray.from_arrays([names, *parts], fields=list(ADDRESSED_TYPE), mask=letters.is_null())
+    names = pa.array([topic] * len(dead), pa.string())
+    parts = [dead.field(name) for name, _ in _RECORD]
+    return pa.StructArray.from_arrays([names, *parts], fields=list(ADDRESSED_TYPE), mask=dead.is_null())
 
 
 def parted(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
@@ -126,10 +126,10 @@ def parted(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]
             f"the column {DEAD_LETTER!r} must be {ADDRESSED_TYPE}, with the topic that each dead letter goes to, and is "
             f"{column.type}: with_dead_letters(frame, topic) makes it so, or DeadLetters(topic) in a pipeline"
         )
-    letters = column.drop_null()
+    dead = column.drop_null()
     names = [each.name for each in ADDRESSED_TYPE]
     good = rest.filter(column.is_null()) if rest.num_columns else rest.slice(0, column.null_count)
-    return good, pa.record_batch([pc.struct_field(letters, name) for name in names], names=names)
+    return good, pa.record_batch([pc.struct_field(dead, name) for name in names], names=names)
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ class DeadLetters:
         if good.num_rows:
             yield from parts(good if self.then is None else self.then(good))
         if column.null_count < len(column):
-            letters = pa.record_batch([addressed(column.drop_null(), self.topic)], names=[DEAD_LETTER])
-            yield (self.output, letters) if self.output else letters
+            dead = pa.record_batch([addressed(column.drop_null(), self.topic)], names=[DEAD_LETTER])
+            yield (self.output, dead) if self.output else dead
 
 
 # --- read -------------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What the headers of a dead letter say, of ours or of Kafka Connect's. None: they do not.
+    """What the headers of a dead letter say, of headrace or of Kafka Connect's. None: they do not.
 
     `timestamp_ms`: of the original record. `headers`: those of the original record. `replays`: how often it was replayed
     before it came here.

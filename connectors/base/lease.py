@@ -1,9 +1,9 @@
-"""The contract of a lease: a lease store on which whoever runs a job says so again and again, seen from every host.
+"""The contract of a lease: a lease store on which the process that runs a job says so again and again, seen from every host.
 
 A lease store has one place for each job. It keeps the last *heartbeat* that was written there, and is not a lock: a write
 replaces what is there, whosever it was, and two that write at once may both believe that they were the last. So a lease store
-is for finding out soon that nobody runs the job any more. That no two run it for long, and that nothing comes of it while they
-do, is seen to by the job's sink and checkpoint; who follows and who leads is decided by whoever runs the job.
+is for finding out soon that no process runs the job any more. That no two run it for long, and that nothing comes of it while
+they do, is seen to by the job's sink and checkpoint; who follows and who leads is decided by the process that runs the job.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def parse_heartbeat(text: str, where: str) -> Heartbeat:
 
 
 class LeaseStore(ABC):
-    """One job's place on a lease store. Used by one thread. Contacts nobody before a method is called."""
+    """One job's place on a lease store. Used by one thread. Does no I/O before a method is called."""
 
     @property
     @abstractmethod
     def timeout_s(self) -> float:
-        """A leader of which nothing new was seen for so many seconds is taken for dead. At least `LEAST_TIMEOUT_S`."""
+        """A leader of which nothing new was seen for this many seconds is taken for dead. At least `LEAST_TIMEOUT_S`."""
 
     @property
     @abstractmethod

@@ -129,7 +129,8 @@ class Outputs:
 
     @property
     def in_order(self) -> tuple[str, ...]:
-        """All names, in the order in which the sinks are fenced and told of a checkpoint, in every process and life of a job.
+        """All names, in the order in which the sinks are fenced and reported a checkpoint, in every process and lifetime of a
+        job.
 
         The first one's record decides. So it is a table's, if there is one, as only that may refuse then; and one of a sink
         that records nothing comes last.

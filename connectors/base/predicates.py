@@ -44,7 +44,7 @@ class Pruner(Protocol[SplitT_inv]):
     """What a connector knows about skipping rows before they are read. Picklable. Called in the planning process."""
 
     def decides(self, predicate: Predicate) -> bool:
-        """True when `prune` leaves out every row that the predicate does not want, so that nobody need look again."""
+        """True when `prune` leaves out every row that the predicate does not want, so that no one need look again."""
 
     def prune(self, splits: Sequence[SplitT_inv], predicates: Sequence[Predicate]) -> Sequence[SplitT_inv]:
         """The splits without ranges that hold no wanted row. May leave unwanted rows unless `decides`; loses no wanted one.

@@ -55,7 +55,7 @@ class Outcome(Enum):
     """How a transaction has ended."""
 
     COMMITTED = "committed"
-    ABORTED = "aborted"  # by its timeout, or by somebody; nothing of it will ever be visible
+    ABORTED = "aborted"  # by its timeout, or by another process; nothing of it will ever be visible
 
 
 class PreparedGoneError(PeerError):
@@ -104,7 +104,7 @@ class CommitList(Generic[HandleT]):
     `content`: what the epoch was made from (a digest of its plan), the same in every replay; None if that
     is not known. An epoch of the same number with another content is of an older copy of the checkpoint. Of a completed epoch a
     sink may keep its `content_number` alone, as `numbered_content` has it.
-    `claim`: whose the job is; None for one that no supervised driver has claimed. It goes from list to list.
+    `claim`: who owns the job; None for one that no supervised driver has claimed. It goes from list to list.
     """
 
     epoch: int | None
@@ -118,7 +118,7 @@ class CommitList(Generic[HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpoch:
-    """A job's last recorded epoch, its targets, its content, and whose the job is, as in `CommitList`."""
+    """A job's last recorded epoch, its targets, its content, and who owns the job, as in `CommitList`."""
 
     epoch: int
     targets: tuple[str, ...] | None = None
@@ -189,11 +189,12 @@ class Committer(ABC, Generic[HandleT]):
 
     @abstractmethod
     def record(self, commits: CommitList[HandleT]) -> None:
-        """Record these durably, in place of what was recorded. Raises FencedError when another driver has taken over."""
+        """Record these durably, in place of what was recorded. Raises FencedError when another driver has claimed the job."""
 
     @abstractmethod
     def end(self, handle: HandleT) -> Outcome:
-        """Commit a recorded committable and return its outcome, however often it is called and whoever committed it before.
+        """Commit a recorded committable and return its outcome, however often it is called and the process that committed it
+        before.
 
         Raises DataLossError when it can no longer be known.
         """
@@ -219,7 +220,7 @@ class Committer(ABC, Generic[HandleT]):
 
 
 class TwoPhaseSink(ABC, Generic[HandleT]):
-    """Where a job writes. Picklable, since it travels to tasks; contacts nobody before a method is called."""
+    """Where a job writes. Picklable, since it travels to tasks; does no I/O before a method is called."""
 
     @property
     @abstractmethod
@@ -249,7 +250,7 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
 
 
 def content_number(content: str | None) -> int:
-    """What stands for a content where only a number can be kept: 63 bits of its SHA-256; 0 for one that is not known.
+    """What represents a content where only a number can be kept: 63 bits of its SHA-256; 0 for one that is not known.
 
     Of what `numbered_content` has made, that number again.
     """

@@ -45,7 +45,7 @@ def _column(values: Sequence[object], wanted: pa.DataType) -> pa.Array:
     """The values in this type. Raises ArrowInvalid or ArrowTypeError where one would change, but by rounding to a float."""
     try:
         plain = pa.array(values)
-    except _UNFIT:  # of several kinds, or of one that only the wanted type tells, such as maps
+    except _UNFIT:  # of several kinds, or of one that only the wanted type shows, such as maps
         return pa.array(values, wanted)
     if plain.type == wanted:
         return plain
@@ -73,7 +73,7 @@ def inferred_schema(elements: Sequence[object]) -> pa.Schema:
         try:
             columns[name] = pa.array([row[place] for row in rows])
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise UsageError(f"the type of column {name!r} cannot be told ({error}): give the schema") from error
+            raise UsageError(f"the type of column {name!r} cannot be determined ({error}): give the schema") from error
         if pa.types.is_null(columns[name].type):
             raise UsageError(f"the first {len(rows)} values of column {name!r} are null: give the schema")
     return pa.schema([(name, column.type) for name, column in columns.items()])

@@ -16,7 +16,9 @@ CLEANED_UP = ".swept"
 
 @dataclass(frozen=True, slots=True)
 class FileHandle:
-    """A whole file under its temporary name. `token` tells it from every other file; it has `rows` rows and `size` bytes."""
+    """A whole file under its temporary name. `token` distinguishes it from every other file; it has `rows` rows and `size`
+    bytes.
+    """
 
     attempt: Attempt
     token: str

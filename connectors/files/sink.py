@@ -18,7 +18,7 @@ finds one that is renamed later. Beginning an attempt again removes nothing, sin
 **Tables of others.** A folder with `_delta_log` or `_spark_metadata` is refused: its readers go by the lists in there,
 and would never see our files.
 
-**No repair.** A file does not expire. If one that is on the durable list is gone, somebody removed it: DataLossError.
+**No repair.** A file does not expire. If one that is on the durable list is gone, another process removed it: DataLossError.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class FileSink(TwoPhaseSink[FileHandle], WriterCommit):
       folder of the process that makes the sink.
     - `format`: FileFormat.PARQUET (default), or JSON_LINES, one object in each line.
     - `compression`: Parquet's; None (default) means snappy.
-    - `row_group_bytes`: a Parquet row group ends after so many bytes of Arrow data (default 64 MiB), which is also what a task
-      holds in memory.
+    - `row_group_bytes`: a Parquet row group ends after this many bytes of Arrow data (default 64 MiB), which is also what a
+      task holds in memory.
     - `storage_options`: what fsspec is notified of the filesystem; never shown.
 
     A value that is checked when made, hashable and picklable; touches no file before a method is called. Raises UsageError for
@@ -106,7 +106,7 @@ class FileSink(TwoPhaseSink[FileHandle], WriterCommit):
         return FileCommitter(open_store(self.path, self.storage_options), check_job(job), self.path)
 
     def committer_of_writer(self, writer: str, driver: Committer[FileHandle]) -> FileCommitter:
-        """One that cleans up as long as nobody has taken over the job of `driver`."""
+        """One that cleans up as long as no process has taken over the job of `driver`."""
         assert isinstance(driver, FileCommitter), f"{driver} is not a committer of this sink"
         return driver.of_writer(check_job(writer))
 
@@ -193,7 +193,7 @@ class FileCommitter(Committer[FileHandle]):
     """Publishes a job's files. Raises OSError for what the filesystem refuses; recovering later continues from there."""
 
     def __init__(self, store: Store, job: str, path: str) -> None:
-        """`path` is for messages. Contacts nobody yet."""
+        """`path` is for messages. Does no I/O."""
         self._store = store
         self._job = job
         self._path = path
@@ -226,7 +226,7 @@ class FileCommitter(Committer[FileHandle]):
                 raise PeerError(f"{self._path}: {self._folder}/{handle.temporary} {found}: write the epoch again")
 
     def record(self, commits: CommitList[FileHandle]) -> None:
-        """Make this the job's list. Raises FencedError when another driver has taken over."""
+        """Make this the job's list. Raises FencedError when another driver has claimed the job."""
         self._lists.append(commits)
 
     def end(self, handle: FileHandle) -> Outcome:
@@ -241,12 +241,13 @@ class FileCommitter(Committer[FileHandle]):
         """Raise DataLossError naming the files: they are nowhere."""
         names = ", ".join(f"{self._folder}/{handle.temporary} ({handle.rows} rows)" for handle in handles)
         raise DataLossError(
-            f"{self._path}: these files of job {self._job!r} were to be published, and somebody has removed them: {names}. "
+            f"{self._path}: these files of job {self._job!r} were to be published, and another process has removed them: "
+            f"{names}. "
             f"To continue without their rows remove {WORK}/{self._job}.*.json and start a new query with a new checkpoint"
         )
 
     def clean_up(self, keep: Collection[FileHandle]) -> None:
-        """Remove the job's other unpublished files. Raises FencedError when another driver has taken over."""
+        """Remove the job's other unpublished files. Raises FencedError when another driver has claimed the job."""
         self._lists.check_newest()
         kept = {name for handle in keep for name in (handle.temporary, handle.cleaned_up)}
         marked = []
@@ -339,7 +340,7 @@ class _Lists:
         return f"{WORK}/{self._job}.{number:012d}.json"
 
     def _fenced(self) -> FencedError:
-        return FencedError(f"{self._path}: another driver of job {self._job!r} has taken over; this one must stop")
+        return FencedError(f"{self._path}: another driver of job {self._job!r} claimed it; this one must stop")
 
 
 def _refuse_tables(store: Store, path: str) -> None:

@@ -209,7 +209,7 @@ class FsspecStore(Store):
     """A folder of an fsspec filesystem, which is as durable and as atomic as that one is."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        """Contacts nobody, unless the filesystem does. Raises UsageError for a scheme that fsspec does not know."""
+        """Does no I/O, unless the filesystem does. Raises UsageError for a scheme that fsspec does not know."""
         try:
             import fsspec
         except ImportError as error:
@@ -278,7 +278,7 @@ class FsspecStore(Store):
             return None
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder now, and not when it was last listed. Not what stands for the folder itself, as in `files`."""
+        """What is in a folder now, and not when it was last listed. Not what represents the folder itself, as in `files`."""
         self._filesystem.invalidate_cache()
         itself = self._path(folder).rstrip("/")
         try:

@@ -66,7 +66,7 @@ class JsonSchemaFormat(ValueFormat):
     def decode(self, values: pa.Array) -> DecodedValues:
         """As `ValueFormat` says. Bad: what is not one JSON value in UTF-8, and what does not fit the type."""
         binary = as_binary(values)
-        # with an end, as Arrow counts too much room without one
+        # with an end, as Arrow counts too much space without one
         return self._values.decode(pc.binary_slice(binary, self._header_bytes, _LONGEST) if self._header_bytes else binary)
 
     def encode(self, values: pa.Array) -> pa.Array:
@@ -274,7 +274,7 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def _branches(part: Mapping[str, Any]) -> bool:
-    """Whether alternatives of it bring fields, of which nobody knows which a value has."""
+    """Whether alternatives of it bring fields, of which no one knows which a value has."""
     alternatives = [each for word in ("oneOf", "anyOf") for each in _list(part.get(word))]
     return any(isinstance(each, dict) and each.keys() & {"properties", "$ref", *_OF_PARTS} for each in alternatives)
 

@@ -21,7 +21,7 @@ from headrace.enumerator.errors import UsageError
 __all__ = ["JsonFormat"]
 
 _MOST_JOINED_BYTES = 16 << 20  # read at once; a larger value is read alone
-_ROW = re.compile(r" in row \d+$")  # of those that were read together, which nobody knows
+_ROW = re.compile(r" in row \d+$")  # of those that were read together, which no one knows
 _REOPENS = r'\][ \t\r\n]*,[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*\['
 """What a text holds that ends the array that it was put into, and starts another one: `1],"x":[2`. Values may hold it, too."""
 _BRIEF = 120  # characters of the reader's own message
@@ -117,7 +117,7 @@ _NOTHING = pa.schema([("nothing", pa.bool_())])
 
 
 def _parsed(lines: pa.Buffer, schema: pa.Schema, rows: int) -> pa.Table:
-    """Raises ArrowInvalid for what is not JSON, does not fit, or is not so many rows. What the schema lacks is skipped."""
+    """Raises ArrowInvalid for what is not JSON, does not fit, or is not this many rows. What the schema lacks is skipped."""
     options = arrow_json.ParseOptions(explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore")
     reading = arrow_json.ReadOptions(use_threads=False, block_size=lines.size + 1)
     table = arrow_json.read_json(pa.BufferReader(lines), read_options=reading, parse_options=options)
@@ -161,7 +161,7 @@ def _fault(text: bytes) -> str | None:
 
 
 def _may_have_constants(texts: pa.Array) -> bool:
-    """Whether NaN or Infinity stands anywhere: Arrow's reader takes them for numbers, and they are not JSON."""
+    """Whether NaN or Infinity is anywhere: Arrow's reader takes them for numbers, and they are not JSON."""
     return any(pc.any(pc.match_substring(texts, name)).as_py() for name in ("NaN", "Inf"))
 
 

@@ -3,7 +3,7 @@
 The group has no members. Its coordinator keeps the last commit alone, in a topic that no job reads; so twice a second costs
 next to nothing, and what a heartbeat replaces is gone. Brokers take offsets of topics only that are there: the commit topic is,
 and no program reads it by a group. Kafka's own tools may still reset the group's offsets. They leave no metadata, which is as
-if nothing was written yet: the leader writes its next heartbeat over it, and a follower takes it for a sign of nobody.
+if nothing was written yet: the leader writes its next heartbeat over it, and a follower takes it for a sign of no process.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class KafkaLease(LeaseStore):
     """Where the supervisors of one job say which of them leads. Arguments, all but the first two by keyword:
 
     - `bootstrap`: `host:port`, several with commas between.
-    - `group`: the consumer group that stands for the job: the same on all hosts, and no other job's. It takes the right to Read
+    - `group`: the consumer group that represents the job: the same on all hosts, and no other job's. It takes the right to Read
       it, and the commit topic.
-    - `timeout_s`: a leader that has said nothing new for so many seconds is taken for dead; 5 by default, at least 1.5.
+    - `timeout_s`: a leader that has said nothing new for this many seconds is taken for dead; 5 by default, at least 1.5.
     - `commit_topic`: the topic whose offset is committed; default "headrace-commits". Made if need be.
     - `properties`, `sasl`: as `KafkaSink`.
 
-    A value that is checked when made; contacts nobody. Raises UsageError for what contradicts itself.
+    A value that is checked when made; does no I/O. Raises UsageError for what contradicts itself.
     """
 
     bootstrap: str
@@ -68,7 +68,7 @@ class KafkaLease(LeaseStore):
             given,
             default_api_timeout_ms=call_ms,
             request_timeout_ms=min(given.request_timeout_ms, call_ms),
-            isolation=Isolation.READ_UNCOMMITTED,  # no transaction of somebody's is waited for
+            isolation=Isolation.READ_UNCOMMITTED,  # no transaction of another process's is waited for
         )
 
     @property

@@ -1,4 +1,5 @@
-"""The log as it is, batch by batch, with what became of the transaction of each: for whoever has to find out what went wrong.
+"""The log as it is, batch by batch, with what became of the transaction of each: for the process that has to find out what went
+wrong.
 
 Up to the last stable offset the broker itself says what was aborted (the list that comes with a fetch under read_committed).
 Beyond it there is no such list, as something before is still open; there the markers that follow a batch decide (KIP-98).
@@ -35,7 +36,7 @@ class TransactionStatus(StrEnum):
     COMMITTED = "committed"
     ABORTED = "aborted"
     OPEN = "open"  # no marker ends it so far
-    UNKNOWN = "unknown"  # the log no longer tells
+    UNKNOWN = "unknown"  # the log no longer shows
 
 
 class MarkerKind(StrEnum):

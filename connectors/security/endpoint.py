@@ -55,7 +55,7 @@ def is_web_address(url: str) -> bool:
 
 
 def token_of(question: Question, http: Http) -> tuple[str, float]:
-    """The `access_token` that the endpoint answers with, and its life in seconds.
+    """The `access_token` that the endpoint answers with, and its lifetime in seconds.
 
     Raises AuthenticationError where it refuses or answers with something else, RetriableError where it is away or busy, and
     UsageError where urllib3 is not installed (the extra `oauth`).

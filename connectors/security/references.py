@@ -1,6 +1,6 @@
 """Secrets by reference, as the Java client has them: `${env:NAME}`, `${file:/path:name}`, `${directory:/path:file}`.
 
-What stands behind a name is said by `config.providers` and `config.providers.<name>.class` (KIP-297, KIP-421, KIP-887); a text
+What is behind a name is said by `config.providers` and `config.providers.<name>.class` (KIP-297, KIP-421, KIP-887); a text
 whose provider is not named there is left as it is.
 """
 

@@ -19,16 +19,16 @@ __all__ = ["KeptTokens", "Renewal", "kept"]
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 10.0
-"""After a renewal that has failed, while the token of before is good: as the Java client waits."""
+"""After a renewal that has failed, while the previous token is good: as the Java client waits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Renewal:
     """The Java client's `sasl.login.refresh.*` (KIP-255), with its defaults.
 
-    A token is renewed after `window_factor` of its life, and up to `window_jitter` of it later, so that not all processes come
-    at once; no less than `buffer_s` before its end, and no sooner than `min_period_s`. These two are left out of account where
-    the life is shorter than both.
+    A token is renewed after `window_factor` of its lifetime, and up to `window_jitter` of it later, so that not all processes
+    come at once; no less than `buffer_s` before its end, and no sooner than `min_period_s`. These two are left out of account
+    where the lifetime is shorter than both.
     """
 
     window_factor: float = 0.8
@@ -66,15 +66,15 @@ class KeptTokens:
         self._tokens: dict[Hashable, _Token] = {}
 
     def get(self, provider: Hashable, renewal: Renewal, ask: Callable[[], tuple[str, float]]) -> str:
-        """The token, asked for where there is none or it is to be renewed. `ask` gives the token and its life in seconds.
+        """The token, asked for where there is none or it is to be renewed. `ask` gives the token and its lifetime in seconds.
 
-        Where a renewal fails the token of before is given as long as it is good, with a warning. Raises what `ask` raises.
+        Where a renewal fails the previous token is given as long as it is good, with a warning. Raises what `ask` raises.
         """
         with self._lock:
             asking = self._asking[provider]
         with asking:
-            held, began = self._tokens.get(provider), time.monotonic()
-            if held is not None and began < held.renewed_from:
+            held, started_at = self._tokens.get(provider), time.monotonic()
+            if held is not None and started_at < held.renewed_from:
                 return held.text
             try:
                 text, lifetime_s = ask()
@@ -82,17 +82,15 @@ class KeptTokens:
                 now = time.monotonic()
                 if held is None or now >= held.ends:
                     raise
-                log.warning(
-                    "a token was not renewed, and the one of before is used for %.0f s more: %s", held.ends - now, error
-                )
+                log.warning("a token was not renewed, and the previous one is used for %.0f s more: %s", held.ends - now, error)
                 self._tokens[provider] = held._replace(renewed_from=min(now + _AGAIN_S, held.ends))
                 return held.text
             after_s = renewal.after_s(lifetime_s, random.random())  # noqa: S311 - no secret
-            self._tokens[provider] = _Token(text, began + after_s, began + lifetime_s)
+            self._tokens[provider] = _Token(text, started_at + after_s, started_at + lifetime_s)
             return text
 
     def refused(self, text: str) -> None:
-        """A broker does not take this token, whatever its life: it is not handed out again."""
+        """A broker does not take this token, whatever its lifetime: it is not handed out again."""
         with self._lock:
             for provider in [each for each, held in list(self._tokens.items()) if held.text == text]:
                 self._tokens.pop(provider, None)

@@ -112,7 +112,7 @@ class ManagedIdentity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileTokens:
-    """A token that somebody else puts into a file, and renews there: it is read for every connection."""
+    """A token that another process puts into a file, and renews there: it is read for every connection."""
 
     path: str
     sasl_extensions: tuple[tuple[str, str], ...] = ()

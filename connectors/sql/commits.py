@@ -8,9 +8,9 @@ an older one finds no row of its own.
 it is seen when, and only when, that was committed: prepared transactions leave no other trace once they have ended.
 
 The row of a write without a name (`is_one_off`) stays for an hour after the write is done, so that an attempt that comes late
-sees it: nobody would ever roll back what it prepared then.
+sees it: no process would ever roll back what it prepared then.
 
-Both are made on first use, by whoever comes first, in the schema where the user's tables are made.
+Both are made on first use, by the process that comes first, in the schema where the user's tables are made.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"
 
 
 def _name(length: int) -> sa.types.TypeEngine[str]:
-    """Text that is compared letter by letter: MariaDB takes `q` and `Q` for the same unless told otherwise."""
+    """Text that is compared letter by letter: MariaDB takes `q` and `Q` for the same unless reported otherwise."""
     return sa.String(length).with_variant(mysql.VARCHAR(length, charset="ascii", collation="ascii_bin"), "mysql")
 
 
@@ -104,7 +104,7 @@ class CommitStore:
     """
 
     def __init__(self, engine: Engine, table: str, product: Product) -> None:
-        """Takes the engine over; contacts nobody yet. `table` as it is given to a sink."""
+        """Takes the engine over; does no I/O. `table` as it is given to a sink."""
         self.engine = engine
         self._table, self._product = table, product
         self._lists = CommitListSerializer(SqlHandleSerializer())
@@ -165,7 +165,7 @@ class CommitStore:
                 self._drop(connection, before, prefix)
 
     def drop(self, job: str, epoch: int, prefix: str) -> None:
-        """Drop what is kept of the job's transactions of epochs before this one: nobody will ask what became of them."""
+        """Drop what is kept of the job's transactions of epochs before this one: no process will ask what became of them."""
         before = sa.and_(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < epoch)
         with translated(self.engine, f"dropping what is kept of job {job!r}"), self.engine.begin() as connection:
             self._drop(connection, before, prefix)
@@ -195,7 +195,7 @@ class CommitStore:
     def _recorded(self, key: str, epoch: int, text: str) -> RecordedEpoch:
         try:
             commits = self._lists.deserialize(text.encode(), f"{COMMITS.name}, job {key!r}")
-        except StateError:  # whoever takes it over is told
+        except StateError:  # the process that takes it over is reported
             return RecordedEpoch(epoch)
         return RecordedEpoch(epoch, content=commits.content, claim=commits.claim)
 
@@ -234,4 +234,4 @@ _RACED = object()
 
 
 def _fenced(job: str) -> FencedError:
-    return FencedError(f"another driver has taken over job {job!r}, or it was forgotten: this one must stop")
+    return FencedError(f"another driver has claimed job {job!r}, or it was forgotten: this one must stop")

@@ -71,7 +71,7 @@ class SqlHandleSerializer(HandleSerializer[SqlHandle]):
         readable_version(version, self.version)
         gid = stored_text(value["gid"])
         if not is_gid(gid) or len(split_gid(gid)[0]) > _LONGEST_PART or len(split_gid(gid)[1]) > _LONGEST_PART:
-            raise ValueError(f"{gid!r} names no transaction of ours")
+            raise ValueError(f"{gid!r} names no transaction of headrace")
         return SqlHandle(gid, stored_number(value["rows"]))
 
 

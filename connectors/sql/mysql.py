@@ -106,7 +106,7 @@ class MySql(TwoPhaseDatabase):
 
 def _recoverable(connection: Connection) -> list[tuple[int, int, int, bytes]]:
     """Format, the lengths of the name's two parts, and both of them."""
-    if connection.dialect.is_mariadb:  # type: ignore[attr-defined] # every dialect of this room has it
+    if connection.dialect.is_mariadb:  # type: ignore[attr-defined] # every dialect of this space has it
         rows = connection.exec_driver_sql("XA RECOVER").fetchall()
         return [(form, job, branch, data if isinstance(data, bytes) else data.encode()) for form, job, branch, data in rows]
     try:
@@ -125,7 +125,7 @@ def _text(data: str | bytes) -> str:
 
 
 def _gid(form: int, job: int, branch: int, data: bytes) -> str | None:
-    """The name, if it is one of ours, in its two parts and in their format: another one could not be ended by it."""
+    """The name, if it is one of headrace, in its two parts and in their format: another one could not be ended by it."""
     if form != _FORMAT or not data.isascii():
         return None
     parts = data[:job].decode(), data[job : job + branch].decode()

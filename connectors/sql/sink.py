@@ -1,8 +1,8 @@
 """Exactly once into PostgreSQL, MariaDB and MySQL: the tasks' transactions are prepared, and committed by the driver.
 
-A prepared transaction belongs to no session: it survives its writer and the server, unseen, with its locks, until somebody
-ends it by name. It has no timeout. So nothing on a durable list is ever lost, unless an administrator ends it by hand; and what
-a dead job has prepared stays until the job runs again, or somebody ends it (`pg_prepared_xacts`, `XA RECOVER`).
+A prepared transaction belongs to no session: it survives its writer and the server, unseen, with its locks, until another
+process ends it by name. It has no timeout. So nothing on a durable list is ever lost, unless an administrator ends it by hand;
+and what a dead job has prepared stays until the job runs again, or another process ends it (`pg_prepared_xacts`, `XA RECOVER`).
 
 Two attempts at the same rows meet where the table has a unique key: the second waits for the first one's locks, for
 `lock_timeout_s`, and then fails. Recovery ends the first: `SqlSink.end_left_over`, before a task starts.
@@ -57,7 +57,7 @@ class SqlSink(TableSink, WriterCommit, LeftoverCleanup):
     `headrace_transactions`; on MySQL also XA_RECOVER_ADMIN. On PostgreSQL tasks and driver log in as the same user, or the
     driver as a superuser.
 
-    Raises UsageError for an address or a table's name that cannot be used, without contacting anybody.
+    Raises UsageError for an address or a table's name that cannot be used, without any I/O.
     """
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class SqlSink(TableSink, WriterCommit, LeftoverCleanup):
         return SqlCommitter(self._store(), self._database, check_job(job), self.lock_timeout_s)
 
     def committer_of_writer(self, writer: str, driver: Committer[SqlHandle]) -> SqlCommitter:
-        """One that cleans up under the lock of `driver`, as long as nobody has taken that one's job over. Close it."""
+        """One that cleans up under the lock of `driver`, as long as no process has taken that one's job over. Close it."""
         assert isinstance(driver, SqlCommitter), f"{driver} is not a committer of this sink"
         return _WriterCommitter(self._store(), self._database, check_job(writer), self.lock_timeout_s, driver)
 
@@ -101,7 +101,7 @@ class SqlSink(TableSink, WriterCommit, LeftoverCleanup):
             return frozenset(database.prepared(connection, place_prefix(place)))
 
     def end_left_over(self, job: str, left_over: frozenset[str], driver_id: str | None = None) -> None:
-        """Fence, complete the recorded epoch, roll back the rest of these. Contacts nobody if none of them is the job's."""
+        """Fence, complete the recorded epoch, roll back the rest of these. Does no I/O if none of them is the job's."""
         earlier = frozenset(gid for gid in left_over if is_of_job(gid, job))
         if earlier:
             with closing(_EarlierCommitter(self._store(), self._database, job, self.lock_timeout_s, earlier)) as committer:
@@ -143,7 +143,7 @@ class SqlTransaction(RowTransaction):
         return SqlHandle(self._gid, self._rows)
 
     def _refuse_after_decision(self) -> None:
-        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody cleans up after
+        """Raise StateError if the write of its own that this is of has been committed or aborted: no process cleans up after
         that.
         """
         job = self._attempt.job
@@ -158,7 +158,7 @@ class SqlCommitter(StoredListCommitter):
     """Ends prepared transactions by their names. A lock of the database keeps drivers of the same job apart."""
 
     def __init__(self, store: CommitStore, database: TwoPhaseDatabase, job: str, lock_timeout_s: float) -> None:
-        """Takes the store over; contacts nobody yet."""
+        """Takes the store over; does no I/O."""
         super().__init__(store, job)
         self._database = database
         self._lock_timeout_s = lock_timeout_s
@@ -200,12 +200,15 @@ class SqlCommitter(StoredListCommitter):
         """Raises DataLossError: the rows of a transaction that was rolled back are nowhere."""
         raise DataLossError(
             f"{sum(handle.rows for handle in handles)} rows of job {self._job!r} are lost: {_names(handles)} were prepared and "
-            "on the durable list, and somebody rolled them back. To continue without these rows, or once they are written by "
+            "on the durable list, and another process rolled them back. To continue without these rows, or once they are "
+            "written by "
             f"hand, insert each name into {TRANSACTIONS.name} with the job and its epoch: it is then taken as committed"
         )
 
     def clean_up(self, keep: Collection[SqlHandle]) -> None:
-        """Roll back what is prepared under the job's names. Raises FencedError instead when another driver has taken over."""
+        """Roll back what is prepared under the job's names. Raises FencedError instead when another driver has claimed the
+        job.
+        """
         kept = {handle.gid for handle in keep}
         with self._connected("aborting what was left") as connection, self._locked(connection):
             self.verify()
@@ -213,7 +216,7 @@ class SqlCommitter(StoredListCommitter):
                 _end_surely(partial(self._database.roll_back, connection, gid), gid, self._lock_timeout_s)
 
     def verify(self) -> None:
-        """Raise FencedError when another driver has taken over."""
+        """Raise FencedError when another driver has claimed the job."""
         self._store.verify(self._job, self._fenced_driver())
 
     @property
@@ -252,7 +255,7 @@ class _WriterCommitter(SqlCommitter, GroupedEnd[SqlHandle]):
         self._verified_by = driver
 
     def end_all(self, handles: Sequence[SqlHandle]) -> Sequence[Outcome]:
-        """Drops what is kept of the epochs before these: they are on no list any more, and nobody records for a writer."""
+        """Drops what is kept of the epochs before these: they are on no list any more, and no process records for a writer."""
         outcomes = [self.end(handle) for handle in handles]
         self._drop_before(handles)
         return outcomes
@@ -263,7 +266,7 @@ class _WriterCommitter(SqlCommitter, GroupedEnd[SqlHandle]):
         self._drop_before(keep)
 
     def verify(self) -> None:
-        """Raise FencedError when another driver has taken over the job that the lists are of."""
+        """Raise FencedError when another driver has claimed the job the job that the lists are of."""
         self._verified_by.verify()
 
     @property

@@ -40,7 +40,7 @@ class TableSink(TwoPhaseSink[SqlHandle]):
     url: as SQLAlchemy has it. table: `table` or `schema.table`. lock_timeout_s: how long to wait for a lock that another
     transaction holds, in seconds; 30 by default.
 
-    Raises UsageError for an address or a table's name that cannot be used, without contacting anybody.
+    Raises UsageError for an address or a table's name that cannot be used, without any I/O.
     """
 
     url: str
@@ -101,7 +101,7 @@ class StoredListCommitter(Committer[SqlHandle]):
     """Keeps the job's list for a table in `headrace_commits`. A subclass says what ending a transaction is."""
 
     def __init__(self, store: CommitStore, job: str) -> None:
-        """Takes the store over; contacts nobody yet."""
+        """Takes the store over; does no I/O."""
         self._store = store
         self._job = job
         self._driver: str | None = None

@@ -39,7 +39,7 @@ class UpsertSink(TableSink):
     key: the columns of a unique key of the table.
     lock_timeout_s: how long to wait for a lock that another transaction holds, in seconds; 30 by default.
 
-    Raises UsageError for an address or a table's name that cannot be used, without contacting anybody.
+    Raises UsageError for an address or a table's name that cannot be used, without any I/O.
     """
 
     key: tuple[str, ...]
@@ -131,7 +131,7 @@ def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Seq
 
 
 class UpsertCommitter(StoredListCommitter):
-    """Records which epochs are written. No transaction is ever left open for it to end."""
+    """Records which epochs are written. No transaction is ever still open for it to end."""
 
     def check(self, handles: Sequence[SqlHandle]) -> None:
         """There are no handles."""
@@ -147,7 +147,7 @@ class UpsertCommitter(StoredListCommitter):
         self._unknown()
 
     def clean_up(self, keep: Collection[SqlHandle]) -> None:
-        """Nothing is ever left open."""
+        """Nothing is ever still open."""
 
     def _unknown(self) -> NoReturn:
         raise UsageError(

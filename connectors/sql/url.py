@@ -43,7 +43,7 @@ _SQL_MODE = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
 
 
 def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
-    """What every session is told first: strict, in UTC, and not to wait for locks for longer than this."""
+    """What every session is reported first: strict, in UTC, and not to wait for locks for longer than this."""
     if product is Product.POSTGRESQL:
         timeout = max(1, round(lock_timeout_s * 1000))
         return "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", f"SET lock_timeout TO {timeout}"
@@ -68,12 +68,12 @@ def _parse(url: str) -> tuple[URL, Product]:
 
 
 def malformed() -> UsageError:
-    """The error for an address that cannot be taken apart: it is not shown, as nobody knows where its password is."""
+    """The error for an address that cannot be taken apart: it is not shown, as no one knows where its password is."""
     return UsageError("the database's address must look like postgresql://user:password@host:5432/database")
 
 
 def product_of(url: str) -> Product:
-    """Which database this is the address of. Raises UsageError for one that cannot be used; contacts nobody."""
+    """Which database this is the address of. Raises UsageError for one that cannot be used; does no I/O."""
     return _parse(url)[1]
 
 
@@ -92,7 +92,7 @@ def task_engine(url: str, lock_timeout_s: float) -> Engine:
 
 
 def driver_engine(url: str, lock_timeout_s: float) -> Engine:
-    """For a driver that lives long: connections are kept, and looked at before they are used again."""
+    """For a driver that is long-lived: connections are kept, and looked at before they are used again."""
     return _engine(url, lock_timeout_s, pool_size=1, pool_pre_ping=True)
 
 

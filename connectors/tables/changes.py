@@ -1,7 +1,7 @@
 """Rows that change a table's rows, which are distinguished by keys: what a task keeps of them, and which of them count. No I/O.
 
-A task stores changes as they come (`Changes.staged`), in columns of the table and a few of ours. The driver reads those of an
-epoch and keeps the last change of each key (`last_of_each_key`); `merging` brings them into the table.
+A task stores changes as they come (`Changes.staged`), in columns of the table and a few of headrace. The driver reads those of
+an epoch and keeps the last change of each key (`last_of_each_key`); `merging` brings them into the table.
 """
 
 from __future__ import annotations

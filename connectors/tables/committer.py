@@ -6,7 +6,7 @@
 **Fencing.** A driver that takes over sets the marker to the next number of a driver, in a commit without files. An older one
 then finds another number in the marker, or its commit refused, and the table that it loads next has that number.
 
-**Somebody else's commits** (another job, a compaction, a changed schema) only mean that the table is loaded again, and the
+**Another process's commits** (another job, a compaction, a changed schema) only mean that the table is loaded again, and the
 marker asked before anything is tried again. The same is done when the answer to a commit was lost.
 
 **Cleaning up in two steps.** Files are where the commit leaves them, so a driver that was replaced must not remove what its
@@ -65,7 +65,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
     """
 
     def __init__(self, table: TableLog, job: str, where: str, layout: Layout | None = None) -> None:
-        """`where` names the table in messages; `layout` is of the files that merges write. Contacts nobody yet."""
+        """`where` names the table in messages; `layout` is of the files that merges write. Does no I/O."""
         self._log = table
         self._merger = Merger(layout or Layout(), where)
         self._job = job
@@ -133,7 +133,8 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         """Raise DataLossError naming the files: they are nowhere."""
         paths = ", ".join(f"{file.path} ({file.rows} rows)" for handle in handles for file in handle.files)
         raise DataLossError(
-            f"{self._where}: somebody has removed files that job {self._job!r} has committed, some or all of these: {paths}. "
+            f"{self._where}: another process has removed files that job {self._job!r} has committed, some or all of these: "
+            f"{paths}. "
             "Take them out of the table by its own means (Delta: `repair`), or restore an older version of it"
         )
 
@@ -153,11 +154,12 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         return frozenset(task_of(place) for place in found.opened | found.cleaned_up)
 
     def widen(self, missing: Callable[[pa.Schema], pa.Schema]) -> None:
-        """Add the columns that `missing` gives for the table's, if there are any, whoever else adds some meanwhile."""
+        """Add the columns that `missing` gives for the table's, if there are any, the process that else adds some meanwhile."""
         self._retrying(lambda: self._widen(missing))
 
     def give_up(self, places: Collection[str]) -> frozenset[str]:
-        """Remove the files of these transactions, whoever wants them; those that are committed stay. Gives what it removed.
+        """Remove the files of these transactions, the process that wants them; those that are committed stay. Gives what it
+        removed.
 
         Called after `fence`, for who looks after a table and is not a driver: what is recorded stays to be completed.
         """
@@ -195,7 +197,9 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
                 work.remove_list(epoch, driver)
 
     def forget(self) -> None:
-        """Remove the job's folder, and set its marker back; that of a name that nobody uses again is removed, if it can be."""
+        """Remove the job's folder, and set its marker back; that of a name that no process uses again is removed, if it can
+        be.
+        """
         self._retrying(self._drop if is_one_off(self._job) else self._reset)
         self._retrying(lambda: self._work().leave())
 
@@ -311,7 +315,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
                 "older copy has taken its place. To write to it start a new query with a new checkpoint"
             )
         if marker.driver != self._driver:
-            raise FencedError(f"{self._where}: another driver of job {self._job!r} has taken over; this one must stop")
+            raise FencedError(f"{self._where}: another driver of job {self._job!r} claimed it; this one must stop")
         return loaded, marker
 
     def _check_files(self, handles: Sequence[TableHandle]) -> None:
@@ -325,7 +329,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
                 )
 
     def _check_fits(self, loaded: LoadedTable, handle: TableHandle) -> None:
-        """Somebody may have changed the table since the task has looked at it."""
+        """Another process may have changed the table since the task has looked at it."""
         now = {field.name: str(field.type) for field in loaded.schema}
         changed = [name for name, kind in handle.columns if now.get(name) != kind]
         required = {field.name for field in loaded.schema if not field.nullable} - dict(handle.columns).keys()

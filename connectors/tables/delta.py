@@ -68,13 +68,13 @@ class DeltaSink(OpenTableSink):
 
     - `uri`: where the table is: a local path, or an address of `deltalake` (`s3://`, `az://`, `gs://`). The table exists:
       `create_table` makes one.
-    - `target_file_bytes`: a file ends after so many bytes, 128 MiB by default; each task and partition has files of its own.
+    - `target_file_bytes`: a file ends after this many bytes, 128 MiB by default; each task and partition has files of its own.
     - `compression`: Parquet's; snappy by default.
     - `merge_schema`: `create_table` adds columns that a table does not have; by default it leaves a table as it is.
     - `changes`: rows are changes, and take the place of those with the same keys; by default rows are appended.
     - `storage_options`: what `deltalake` is notified of the store; never shown.
 
-    A value that is checked when made, hashable and picklable; contacts nobody before a method is called. Raises UsageError for
+    A value that is checked when made, hashable and picklable; does no I/O before a method is called. Raises UsageError for
     what cannot be honoured.
     """
 
@@ -111,7 +111,7 @@ class DeltaSink(OpenTableSink):
                     partition_by=list(partition_by),
                     storage_options=dict(self.storage_options),
                 )
-        except OutdatedError:  # somebody has made one in the same moment: then there is one
+        except OutdatedError:  # another process has made one in the same moment: then there is one
             self.log().load()
 
     def log(self) -> TableLog:
@@ -212,7 +212,7 @@ class _LoadedDelta(LoadedTable):
             yield from self._dataset().to_batches(columns=list(columns))
 
     def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
-        """Those whose least and greatest values leave room for one of the keys."""
+        """Those whose least and greatest values leave space for one of the keys."""
         with _translated(self._uri):
             dataset = self._dataset()
             for fragment in dataset.get_fragments(between(keys)):
@@ -369,7 +369,7 @@ def _translated(uri: str) -> Iterator[None]:
     except CommitFailedError as error:
         if _NOT_COMMITTED in str(error):
             raise UsageError(f"{uri}: headrace cannot write to this table: {error}") from error
-        raise OutdatedError(f"{uri}: somebody else has committed meanwhile: {error}") from error
+        raise OutdatedError(f"{uri}: another process has committed meanwhile: {error}") from error
     except DeltaError as error:
         raise PeerError(f"{uri}: {error}") from error
     except OSError as error:

@@ -29,7 +29,8 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class TableHandle:
-    """The files of one transaction. `token` tells it from every other; `table` is the id of the table they were written for.
+    """The files of one transaction. `token` distinguishes it from every other; `table` is the id of the table they were written
+    for.
 
     `columns`: name and Arrow type of each column, in the files or in their partition values. `partitioning`: the columns that
     the table was partitioned by. `changes`: the files hold staged changes, to be merged into the table; None: its rows.

@@ -7,7 +7,7 @@ Every commit, also one without files, makes a snapshot: catalogs refuse a commit
 was loaded, and would let one through of which only properties have changed. A new column or another partitioning does not move
 the branch, so each commit asks for these to be as they were, too: else one whose answer was lost could arrive after another was
 made in its place, which is of the table as it is then. PyIceberg tries a refused commit again on top of
-the newer table, without a look at what that says; so its `commit.retry.num-retries` is 0 in our copy of the table.
+the newer table, without a check at what that says; so its `commit.retry.num-retries` is 0 in our copy of the table.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class IcebergSink(OpenTableSink):
     - `table`: `namespace.table`. It exists: `create_table` makes one.
     - `catalog`: PyIceberg's properties of the catalog, such as `type`, `uri` and `warehouse`, and its `name`, which in a SQL
       catalog is part of every table's (`default` by default); never shown.
-    - `target_file_bytes`: a file ends after so many bytes, 128 MiB by default; each task and partition has files of its own.
+    - `target_file_bytes`: a file ends after this many bytes, 128 MiB by default; each task and partition has files of its own.
     - `compression`: Parquet's; zstd by default, as Iceberg has it.
     - `merge_schema`: `create_table` adds columns that a table does not have; by default it leaves a table as it is.
     - `changes`: rows are changes, and take the place of those with the same keys; by default rows are appended.
 
-    A value that is checked when made, hashable and picklable; contacts nobody before a method is called. Raises UsageError for
+    A value that is checked when made, hashable and picklable; does no I/O before a method is called. Raises UsageError for
     what cannot be honoured.
     """
 
@@ -108,7 +108,7 @@ class IcebergSink(OpenTableSink):
         try:
             with _translated(self.table):
                 self._create(_catalog(self.catalog), schema, partitions)
-        except OutdatedError:  # somebody has made one in the same moment: then there is one
+        except OutdatedError:  # another process has made one in the same moment: then there is one
             self.log().load()
 
     def _create(self, catalog: Catalog, schema: pa.Schema, partitions: Sequence[TablePartition]) -> None:
@@ -254,7 +254,7 @@ class _LoadedIceberg(LoadedTable):
             yield from self._table.scan(selected_fields=tuple(columns)).to_arrow_batch_reader()
 
     def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
-        """Those whose least and greatest values leave room for one of the keys."""
+        """Those whose least and greatest values leave space for one of the keys."""
         with _translated(self._name):
             for task in self._table.scan(row_filter=_between(keys)).plan_files():
                 yield _IcebergFile(self._table, task, self._schema)
@@ -381,8 +381,8 @@ def _translated(name: str) -> Iterator[None]:
     except (NoSuchTableError, HeadraceError):
         raise
     except (CommitFailedException, CommitStateUnknownException) as error:
-        raise OutdatedError(f"{name}: somebody else has committed meanwhile: {error}") from error
-    except FileNotFoundError as error:  # somebody has removed a file of the table
+        raise OutdatedError(f"{name}: another process has committed meanwhile: {error}") from error
+    except FileNotFoundError as error:  # another process has removed a file of the table
         raise PeerError(f"{name}: {error}") from error
     except (OSError, ServerError, ServiceUnavailableError) as error:
         raise RetriableError(f"{name}: {error}") from error

@@ -21,7 +21,7 @@ __all__ = ["FileLayout", "JobMarker", "LoadedTable", "OutdatedError", "TableFile
 
 
 class OutdatedError(RetriableError):
-    """Somebody else has committed since the table was loaded, or may have: load it again, and look what it says now."""
+    """Another process has committed since the table was loaded, or may have: load it again, and look what it says now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class JobMarker:
 
     @property
     def claimed(self) -> JobClaim | None:
-        """Whose the job is."""
+        """Who owns the job."""
         return JobClaim(self.claim, numbered_content(self.owner)) if self.claim else None
 
     def with_claim(self, claim: JobClaim | None) -> JobMarker:
@@ -101,7 +101,7 @@ class LoadedTable(ABC):
     @property
     @abstractmethod
     def id(self) -> str:
-        """What tells it from a table that takes its place later."""
+        """What distinguishes it from a table that takes its place later."""
 
     @property
     @abstractmethod
@@ -141,7 +141,9 @@ class LoadedTable(ABC):
 
     @abstractmethod
     def drop_marker(self, job: str) -> None:
-        """Remove the marker of a name that nobody uses again, where the format can: tables must not grow with every write."""
+        """Remove the marker of a name that no process uses again, where the format can: tables must not grow with every
+        write.
+        """
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

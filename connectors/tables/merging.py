@@ -72,7 +72,7 @@ class Merger:
         return self._last
 
     def asked_for(self, merge: Merge) -> None:
-        """A commit of it starts: whatever the answer is, its files are removed after a look into the table only."""
+        """A commit of it starts: whatever the answer is, its files are removed after a check into the table only."""
         self._asked_for.add(merge.handle.place)
 
     def replaced(self, recorded: Merge | None) -> frozenset[str]:

@@ -7,7 +7,7 @@
     _headrace/<job>/<epoch>.<driver>.json                      what this driver committed as this epoch, until all is cleaned up
 
 The commit does not move a file: on object stores that would be a copy. So a file's name does not tell whether it is committed.
-The mark tells it: it is there before the first file, and is removed after the table's commit.
+The mark shows it: it is there before the first file, and is removed after the table's commit.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class WorkFolder:
     """One job's folder. Raises OSError for what the store refuses."""
 
     def __init__(self, store: fs.FileSystem, job: str) -> None:
-        """Contacts nobody."""
         self._store = store
         self._folder = f"{WORK}/{job}"
         self._data = f"part-{job}"

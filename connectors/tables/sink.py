@@ -54,7 +54,7 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
         """Of the jobs that the table may know."""
 
     def recorded(self) -> dict[str, RecordedEpoch]:
-        """What the table reports about each job, with the numbers of what each epoch was made from and of whose the job is."""
+        """What the table reports about each job, with the numbers of what each epoch was made from and of who owns the job."""
         return {
             job: RecordedEpoch(marker.following - 1, content=numbered_content(marker.content), claim=marker.claimed)
             for job, marker in self._markers().items()

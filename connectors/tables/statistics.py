@@ -1,5 +1,5 @@
-"""What a table's log reports about the values in a file, so that readers can pass the file over. What is not certain is left
-out.
+"""What a table's log reports about the values in a file, so that readers is transient the file over. What is not certain is
+left out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What jobs have left in a table, for who looks after it: the transactions that are open, and what is recorded.
 
-The mark of a transaction is there before its first file, and is removed after the table's commit: so only the mark tells a file
+The mark of a transaction is there before its first file, and is removed after the table's commit: so only the mark shows a file
 of an epoch that was never committed from one that a compaction has replaced, which is for the table's own vacuum. Removing
 takes the job over, as a new driver does: a driver that is still running is fenced, and cannot commit what is removed.
 """
@@ -44,7 +44,7 @@ class OpenTransaction:
 class JobState:
     """A job's last recorded epoch, and its list: `commits` is None once the epoch is completed. `drivers` counts them.
 
-    `driver id`: of the supervised driver whose the job is.
+    `driver id`: of the supervised driver who owns the job.
     """
 
     job: str
@@ -58,7 +58,7 @@ class TableUpkeep:
     """Of one table. Raises PeerError for what the store refuses, UsageError without a table."""
 
     def __init__(self, log: TableLog, where: str) -> None:
-        """`where` names the table in messages. Contacts nobody yet."""
+        """`where` names the table in messages. Does no I/O."""
         self._log, self._where = log, where
 
     def jobs(self) -> list[JobState]:

@@ -42,7 +42,7 @@ class TableTransaction(Transaction[TableHandle]):
     """One attempt's files. Raises PeerError for what the store refuses, UsageError for rows that do not fit the table."""
 
     def __init__(self, log: TableLog, layout: Layout, attempt: Attempt, where: str, changes: Changes | None = None) -> None:
-        """`changes`: rows are changes, which are staged for the commit to merge them. Contacts nobody yet."""
+        """`changes`: rows are changes, which are staged for the commit to merge them. Does no I/O."""
         self._log, self._layout, self._attempt, self._where, self._changes = log, layout, attempt, where, changes
         self._token = uuid4().hex[:16]
         self._place = place_of(attempt, self._token)
@@ -65,25 +65,25 @@ class TableTransaction(Transaction[TableHandle]):
         if self._begun is None:
             return None
         with self._whole.steps():
-            begun = self._begun
-            written = begun.files.close()
-            if not begun.work.is_open(self._place):
+            started = self._begun
+            written = started.files.close()
+            if not started.work.is_open(self._place):
                 raise PeerError(f"{self._where}: transaction {self._place} was given up by a driver: write the epoch again")
         self._begun = None
-        columns = tuple((field.name, str(field.type)) for field in begun.schema)
-        partitioning = begun.table.partitioning if self._changes is None else ()
-        return TableHandle(self._attempt, self._token, begun.table.id, columns, partitioning, written, self._changes)
+        columns = tuple((field.name, str(field.type)) for field in started.schema)
+        partitioning = started.table.partitioning if self._changes is None else ()
+        return TableHandle(self._attempt, self._token, started.table.id, columns, partitioning, written, self._changes)
 
     def abort(self) -> None:
         """Remove the files, unless they are prepared; what fails is left to the next clean up."""
-        begun, self._begun = self._begun, None
-        if begun is None:
+        started, self._begun = self._begun, None
+        if started is None:
             return
         with suppress(OSError, ValueError, pa.ArrowException):
-            begun.files.discard()
+            started.files.discard()
         with suppress(OSError, pa.ArrowException):
-            begun.work.remove_data(self._place)
-            begun.work.close(self._place)
+            started.work.remove_data(self._place)
+            started.work.close(self._place)
 
     def _begin(self, rows: pa.Schema) -> _Begun:
         loaded = self._log.load()
@@ -157,7 +157,7 @@ class PartitionedFiles:
     """The open files of one transaction, one for each partition, and what is known of those that are closed."""
 
     def __init__(self, work: WorkFolder, place: str, layout: Layout, files: FileLayout, schema: pa.Schema) -> None:
-        """`schema`: of the rows, which fit the table already. Contacts nobody yet."""
+        """`schema`: of the rows, which fit the table already. Does no I/O."""
         self._work, self._place, self._layout, self._format = work, place, layout, files
         self._columns = files.columns(schema)
         self._open: OrderedDict[tuple[object, ...], _File] = OrderedDict()

@@ -2,7 +2,7 @@
 
     python -m docs.tools.generate
 
-What is generated stands between `<!-- generated: NAME -->` and `<!-- end -->`. `tests/docs/test_generated.py` fails when it is
+What is generated is between `<!-- generated: NAME -->` and `<!-- end -->`. `tests/docs/test_generated.py` fails when it is
 not what the code says now.
 """
 
@@ -84,7 +84,7 @@ def metrics(scopes: Iterable[MetricScope]) -> str:
 
 
 def command_line() -> str:
-    """As Typer documents it, without the lists of commands, whose texts it cuts off; usage lines are not commands to run."""
+    """As Typer documents it, without the lists of commands, whose texts it isolates; usage lines are not commands to run."""
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="headrace"), name="headrace")
     text = text.replace("```console\n$ ", '<!--- skip: next "the synopsis of a command" -->\n```text\n')

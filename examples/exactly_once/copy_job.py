@@ -19,7 +19,7 @@ Batches = Iterator[pa.RecordBatch]
 
 
 def slow_over(record: bytes, hold: str) -> Callable[[Batches], Batches]:
-    """Stands for a computation, here one that does not end."""
+    """Represents a computation, here one that does not end."""
 
     def compute(batches: Batches) -> Batches:
         for batch in batches:

@@ -66,7 +66,7 @@ class Kafka:
         return unique
 
     def send(self, topic: str, numbers: Iterable[int], partitions: int) -> None:
-        """Each number as a record, to the partitions in turn."""
+        """Each number as a record, to the partitions one after another."""
         producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "log_level": 0})
         for number in numbers:
             producer.produce(topic, str(number).encode(), partition=number % partitions)

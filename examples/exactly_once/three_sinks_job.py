@@ -18,7 +18,7 @@ APPLICATION = "three-sinks"
 
 def main(job: dict) -> None:
     """Run the job."""
-    os.environ["HEADRACE_KILL_GROUP"] = str(os.getpgid(0))  # what a injected kill ends
+    os.environ["HEADRACE_KILL_GROUP"] = str(os.getpgid(0))  # what an injected kill ends
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
     spark = warm_session_builder().master("local[2]").config(map=settings).getOrCreate()
 

@@ -65,7 +65,7 @@ class Demo:
     def run(self, rate: float) -> None:
         """Produce and read at the same time, kill twice, add partitions twice, restore, finish."""
         produced = flights(self._total)
-        self.history.began = time.monotonic()
+        self.history.started_at = time.monotonic()
         with FlightProducer(self._bootstrap, self._topic, produced, rate) as self._producer, self._job, self._display:
             self._job.start()
             self._wait_until_out(FIRST_KILL)

@@ -1,4 +1,6 @@
-"""Flights copied by the JVM connector, headrace run, Spark, the run, Beam on Flink and the run in turn. See README.md."""
+"""Flights copied by the JVM connector, headrace run, Spark, the run, Beam on Flink and the run one after another. See
+README.md.
+"""
 
 from __future__ import annotations
 
@@ -222,7 +224,7 @@ def _leaves(pid: int) -> list[psutil.Process]:
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; give the exit status: 0 if the oracle found every flight in the copy exactly once."""
     parser = argparse.ArgumentParser(
-        description="Flights copied by five engines in turn, each from where the last has stopped."
+        description="Flights copied by five engines one after another, each from where the last has stopped."
     )
     parser.add_argument("--flights", type=int, default=FLIGHTS, help="how many (default: all %(default)s)")
     parser.add_argument("--rate", type=float, default=5000.0, help="flights produced per second (default: %(default)g)")

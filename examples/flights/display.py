@@ -42,12 +42,12 @@ class History:
 
     samples: list[Sample] = field(default_factory=lambda: [Sample(0, 0, 0)])
     events: list[Event] = field(default_factory=list)
-    began: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic)
 
     @property
     def now(self) -> float:
         """Seconds since the run started."""
-        return time.monotonic() - self.began
+        return time.monotonic() - self.started_at
 
     @property
     def restores(self) -> int:

@@ -33,7 +33,8 @@ COMMAND_LINE = "from headrace.cli import main; main()"
 CONF = {
     "spark.master": "local[2]",
     "spark.app.name": "flights",
-    # A driver that lives for a minute gains nothing from the optimising compiler: without it, it starts with a third less work.
+    # A driver that exists for a minute gains nothing from the optimising compiler: without it, it starts with a third less
+    # work.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -49,7 +50,7 @@ class SupervisedJob:
     """`headrace supervise` with a standby: all its processes, JVMs and Python workers too. Leave the context to end them."""
 
     def __init__(self, settings: Mapping[str, str], directory: Path) -> None:
-        """Started by `start`. `settings`: what job.py is told. What it writes is appended to `job.log` in `directory`."""
+        """Started by `start`. `settings`: what job.py is reported. What it writes is appended to `job.log` in `directory`."""
         self._status = directory / "status.json"
         conf = [argument for name, value in CONF.items() for argument in ("--conf", f"{name}={value}")]
         supervise = ["supervise", f"{JOB}:job", "--standby", "1", "--status", str(self._status), *conf]
@@ -125,7 +126,7 @@ class SupervisedJob:
         self._process.terminate()
 
     def has_finished(self) -> bool:
-        """Whether the job has ended as it was told."""
+        """Whether the job has ended as it was instructed."""
         return not self.is_running
 
     def log_tail(self) -> str:

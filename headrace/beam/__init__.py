@@ -1,7 +1,7 @@
 """Beam transforms that need no Java: `ReadFromSource` for any source, and what takes the place of `apache_beam.io.kafka`.
 
-And the other way round, `BeamSource`: any bounded source of Beam as a source of ours, for Spark (`headrace.spark.read_source`)
-or your own process. Needs `pip install 'headrace[beam]'`.
+And the other way round, `BeamSource`: any bounded source of Beam as a source of headrace, for Spark
+(`headrace.spark.read_source`) or your own process. Needs `pip install 'headrace[beam]'`.
 """
 
 from headrace._extras import needs_extra as _needs_extra

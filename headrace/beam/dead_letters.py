@@ -23,12 +23,12 @@ class SplitDeadLetters(beam.PTransform[Any, Any]):
     """
 
     main: ClassVar[str] = "records"
-    letters: ClassVar[str] = "dead_letters"
+    dead: ClassVar[str] = "dead_letters"
 
     def expand(self, pcoll: Any) -> Any:
         """Called by Beam."""
         split = beam.ParDo(_Split()).with_output_types(pa.RecordBatch)
-        return pcoll | "SplitDeadLetters" >> split.with_outputs(self.letters, main=self.main)
+        return pcoll | "SplitDeadLetters" >> split.with_outputs(self.dead, main=self.main)
 
 
 class _Split(beam.DoFn):
@@ -46,4 +46,4 @@ class _Split(beam.DoFn):
             found = column.drop_null()
             names = [each.name for each in LETTER_TYPE]
             batch = pa.record_batch([pc.struct_field(found, name) for name in names], names=names)
-            yield beam.pvalue.TaggedOutput(SplitDeadLetters.letters, batch)
+            yield beam.pvalue.TaggedOutput(SplitDeadLetters.dead, batch)

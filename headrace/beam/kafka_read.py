@@ -93,7 +93,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
     that says where reading starts. It is read when the pipeline is built.
 
     Raises UsageError for what cannot be honoured, when the pipeline is built, in the caller's thread, and StateError for a
-    savepoint of another source or a damaged one. Contacts nobody then.
+    savepoint of another source or a damaged one. Does no I/O then.
     """
 
     byte_array_deserializer = "org.apache.kafka.common.serialization.ByteArrayDeserializer"

@@ -24,7 +24,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 BATCH_RECORDS = 10_000
 BATCH_BYTES = 4 << 20
-"""A batch is handed on once it has so many records, or so many bytes of keys, values and headers, whichever is first."""
+"""A batch is handed on once it has this many records, or this many bytes of keys, values and headers, whichever is first."""
 _PAIR_SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _ROW_SCHEMA = pa.schema(
     [
@@ -51,7 +51,7 @@ class WriteToKafka(beam.PTransform[Any, Any]):
       options --checkpointing_interval, --min_pause_between_checkpoints (at least 500, in milliseconds) and
       --finish_bundle_before_checkpointing; others that break the promise are refused by name.
     - transactional_id_prefix: what all transactional ids start with, with exactly-once; default "headrace".
-    - transaction_timeout_ms: after so many milliseconds the broker aborts what was not committed, with exactly-once: longer
+    - transaction_timeout_ms: after this many milliseconds the broker aborts what was not committed, with exactly-once: longer
       than an outage of the job. Default: transaction.timeout.ms of producer_config, else 15 minutes.
     - sasl: a `headrace.kafka.SaslConfig`, in place of the properties that say who logs in.
     - value_format, key_format: formats of `headrace.formats` that encode values and keys; default None: they are bytes. Batches
@@ -85,7 +85,7 @@ class WriteToKafka(beam.PTransform[Any, Any]):
         value_format: ValueFormat | None = None,
         key_format: ValueFormat | None = None,
     ) -> None:
-        """See the class. Contacts nobody."""
+        """See the class. Does no I/O."""
         super().__init__()
         for name, serializer in (("key_serializer", key_serializer), ("value_serializer", value_serializer)):
             if serializer != self.byte_array_serializer:

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.durable_lists import DurableLists, read_lists
-from headrace.cli.options import (
-    Bootstrap,
-    CommitTopic,
-    Prefix,
-    Properties,
-    PropertiesFile,
-    client_properties,
-    connect,
-)
+from headrace.cli.options import ClientOptions, CommitTopic, Prefix, connect, grouped
 from headrace.cli.output import Listing, confirm, note, show
 from headrace.cli.transactions import Completion, complete, kafka_sink, plan_commit
 from headrace.connectors.base.jobs import check_job
@@ -46,15 +38,14 @@ LOSS_COLUMNS = ("job", "topic", "partition", "first offset", "last offset", "rec
 # --- accept-loss -------------------------------------------------------------------------------------------------------
 
 
+@grouped
 def accept_loss(
     *,
     job: Job,
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
     yes: Yes = False,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
+    client: ClientOptions,
 ) -> None:
     """Complete a job's list without the records that are lost, for a job that stops with a DataLossError at every start.
 
@@ -63,7 +54,7 @@ def accept_loss(
     again, and continues with its next epoch. Prints one `loss` for each range of offsets that is given up (job, topic,
     partition, first and last offset, records, reason): keep it, nothing else names them afterwards.
     """
-    sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
+    sink = kafka_sink(client.client_properties(), prefix, commit_topic)
     cluster = connect(sink.config)
     due = plan_commit(read_lists(cluster, commit_topic), [job], prefix)
     if not due:
@@ -107,6 +98,7 @@ def _loss_rows(job: str, losses: Sequence[Loss]) -> list[Sequence[object]]:
 # --- forget ------------------------------------------------------------------------------------------------------------
 
 
+@grouped
 def forget(
     *,
     job: Job,
@@ -114,9 +106,7 @@ def forget(
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
     yes: Yes = False,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
+    client: ClientOptions,
 ) -> None:
     """Delete what is recorded of a job: for one whose list cannot be read, or was lost with its commit topic.
 
@@ -126,7 +116,7 @@ def forget(
     """
     from headrace.connectors.kafka.write.transactions import Transactions
 
-    sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
+    sink = kafka_sink(client.client_properties(), prefix, commit_topic)
     cluster = connect(sink.config)
     lists = read_lists(cluster, commit_topic)
     names = [found.transactional_id for found in Transactions(cluster).listing(f"{prefix}.{check_job(job)}.")]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace._extras import needs_extra
-from headrace.cli.options import BOOTSTRAP_VARIABLE, Bootstrap, Properties, PropertiesFile, client_config, connect
+from headrace.cli.options import BOOTSTRAP_VARIABLE, ClientOptions, grouped
 from headrace.cli.output import Listing, epoch_ms, instant, note, show
 from headrace.enumerator.errors import UsageError
 
@@ -47,14 +48,13 @@ def opened(location: str) -> SparkCheckpoint:
 
 
 @checkpoint_app.command(name="show")
+@grouped
 def show_command(
     location: Location,
     *,
     batch: Batch = None,
     as_json: Json = False,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
+    client: ClientOptions,
 ) -> None:
     """Print the batches in the logs, and the offsets of one. With --bootstrap also where the partitions end, and the lag.
 
@@ -63,7 +63,7 @@ def show_command(
     (source, text) for sources that are not Kafka's, and `damaged` (file, why).
     """
     checkpoint = opened(location)
-    cluster = _cluster(bootstrap, properties, properties_file)
+    cluster = _cluster(client)
     listings = [_query(checkpoint), _batches(checkpoint), *_offsets(checkpoint, batch, cluster), _damaged(checkpoint)]
     _print(listings, is_json=as_json)
 
@@ -88,13 +88,12 @@ def diff_command(
 
 
 @checkpoint_app.command(name="verify")
+@grouped
 def verify_checkpoint_command(
     location: Location,
     *,
     as_json: Json = False,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
+    client: ClientOptions,
 ) -> None:
     """Check whether the query can continue from here. Exit status 1 if not.
 
@@ -107,7 +106,7 @@ def verify_checkpoint_command(
     from headrace.spark.checkpoints.findings import findings_in_cluster, findings_of
 
     found = findings_of(checkpoint)
-    cluster = _cluster(bootstrap, properties, properties_file)
+    cluster = _cluster(client)
     if cluster is not None and not any(finding.kind.prevents_restore for finding in found):
         found += findings_in_cluster(cluster, checkpoint)
     rows = [(finding.kind.value, finding.where, finding.what) for finding in found]
@@ -196,15 +195,14 @@ def forget_topic_command(
 
 
 @checkpoint_app.command(name="export")
+@grouped
 def export_command(
     location: Location,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for the copy; for run, one for savepoints.")],
     *,
     to: Annotated[str, typer.Option(help="jvm: Spark's own Kafka connector. run: headrace run.")],
     stopped: Stopped = False,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
+    client: ClientOptions,
 ) -> None:
     """Let a query continue elsewhere: with format("kafka") from a copy of its checkpoint, or in headrace run from a savepoint.
 
@@ -214,7 +212,7 @@ def export_command(
     if to not in ("jvm", "run"):
         raise UsageError(f"--to must be jvm or run, not {to!r}")
     checkpoint = opened(location)
-    cluster = _cluster(bootstrap, properties, properties_file)
+    cluster = _cluster(client)
     if to == "jvm":
         from headrace.spark.checkpoints.copies import export_to_jvm
 
@@ -241,11 +239,11 @@ def parse_positions(texts: Iterable[str]) -> dict[tuple[str, int], int]:
     return found
 
 
-def _cluster(bootstrap: str | None, properties: list[str] | None, file: Path | None) -> KafkaCluster | None:
+def _cluster(client: ClientOptions) -> KafkaCluster | None:
     """The cluster that the options, or the environment, name; None where they name none."""
-    if not (bootstrap or properties or file or os.environ.get(BOOTSTRAP_VARIABLE)):
+    if not (any(astuple(client)) or os.environ.get(BOOTSTRAP_VARIABLE)):
         return None
-    return connect(client_config(bootstrap, properties, file))
+    return client.connect()
 
 
 def _copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, stopped: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from headrace.cli.options import Bootstrap, Properties, PropertiesFile, RegistryUrl, client_config, connect, registry_properties
+from headrace.cli.options import ClientOptions, RegistryUrl, grouped
 from headrace.cli.output import Listing, console, escaped, instant, note, one_line, plain_line, show
 from headrace.connectors.formats.by_name import FORMATS, create_format
 from headrace.enumerator.errors import UsageError
@@ -74,7 +74,7 @@ class RegistryValues:
     """Keys or values as JSON, each by the schema that it names in a registry."""
 
     def __init__(self, registry: SchemaRegistry, field: str, encoding: Encoding) -> None:
-        """`field`: key or value. Contacts nobody."""
+        """`field`: key or value. Does no I/O."""
         self._registry, self._field, self._encoding = registry, field, encoding
 
     def shown(self, values: pa.Array, headers: pa.Array) -> list[str]:
@@ -178,6 +178,7 @@ def _transaction(batch: DumpedBatch) -> str | None:
     return None if batch.fate is None else batch.fate.value
 
 
+@grouped
 def dump_command(
     topic: Annotated[str, typer.Argument()],
     *,
@@ -190,9 +191,7 @@ def dump_command(
     value_format: Annotated[Encoding | None, typer.Option(help="Print values as JSON, by a schema registry.")] = None,
     key_format: Annotated[Encoding | None, typer.Option(help="The same for keys.")] = None,
     schema_registry: RegistryUrl = None,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
+    client: ClientOptions,
 ) -> None:
     """Print a topic's log batch by batch, with open and aborted transactions and the markers that end them.
 
@@ -205,8 +204,8 @@ def dump_command(
     if start is not None and partition is None:
         raise UsageError("--from needs --partition: offsets are per partition")
     encodings = {"key": key_format, "value": value_format}
-    typed = typed_values(schema_registry, encodings, registry_properties(properties, properties_file))
-    cluster = connect(client_config(bootstrap, properties, properties_file))
+    typed = typed_values(schema_registry, encodings, client.registry_properties())
+    cluster = client.connect()
     there = sorted(cluster.topics([topic])[topic].partitions)
     if partition is not None and partition not in there:
         raise UsageError(f"topic {topic!r} has the partitions 0 to {there[-1]}, not {partition}")

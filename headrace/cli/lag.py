@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, connect
+from headrace.cli.options import ClientOptions, grouped
 from headrace.cli.output import Listing, console, rich_table, show
 from headrace.enumerator.errors import StateError
 
@@ -93,6 +93,7 @@ def tables(group: str, lags: Sequence[PartitionLag]) -> list[Listing]:
     ]
 
 
+@grouped
 def lag_command(
     *,
     group: Annotated[str, typer.Option(help="A consumer group, or the value of commitOffsetsToGroup.")],
@@ -100,16 +101,14 @@ def lag_command(
         list[str] | None, typer.Option(help="Default: every topic the group has committed. May be repeated.")
     ] = None,
     watch: Annotated[float | None, typer.Option(help="Repeat at this interval in seconds until Ctrl-C.", min=0.1)] = None,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
+    client: ClientOptions,
 ) -> None:
     """Print the lag of a group: committed offset, last stable offset, high watermark, lag.
 
     Plain lines are `partition` (topic, partition, committed, end, high watermark, lag) and `total` (lag, partitions covered,
     partitions with unknown lag). `end` is the last stable offset; the lag counts offsets up to it.
     """
-    cluster = connect(client_config(bootstrap, properties, properties_file))
+    cluster = client.connect()
     if watch is None:
         for table in tables(group, lag_of(cluster, group, topic or ())):
             show(table)

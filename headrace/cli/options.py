@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from headrace.connectors.kafka.client.properties import ClientConfig
 
 BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
+REGISTRY = "schema.registry."
 FIRST_CONTACT_MS = 10_000  # a wrong address should be reported sooner than after the client's usual minute
 
 Bootstrap = Annotated[
@@ -41,6 +44,53 @@ RegistryUrl = Annotated[
 ]
 Prefix = Annotated[str, typer.Option(help="Prefix of the job's transactional ids (option transactionalIdPrefix).")]
 CommitTopic = Annotated[str, typer.Option(help="Topic that stores the committables of each job (option commitTopic).")]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """The options that name a cluster. A parameter of a command: see `grouped`."""
+
+    bootstrap: Bootstrap = None
+    properties: Properties = None
+    properties_file: PropertiesFile = None
+
+    def client_properties(self) -> dict[str, str]:
+        """See `client_properties`."""
+        return client_properties(self.bootstrap, self.properties, self.properties_file)
+
+    def registry_properties(self) -> dict[str, str]:
+        """The properties of a schema registry, by lower-case name without `schema.registry.`. Raises UsageError."""
+        given = client_properties("unused", self.properties, self.properties_file)
+        return {name.removeprefix(REGISTRY): value for name, value in given.items() if name.startswith(REGISTRY)}
+
+    def connect(self) -> KafkaCluster:
+        """See `connect`."""
+        return connect(client_config(self.bootstrap, self.properties, self.properties_file))
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose keyword parameters that are dataclasses, such as `ClientOptions`, are options: one for each field."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    signature = inspect.signature(command)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name not in groups:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        options = inspect.signature(group := groups[parameter.name]).parameters.values()
+        of_group = get_type_hints(group, include_extras=True)
+        parameters += [each.replace(kind=parameter.kind, annotation=of_group[each.name]) for each in options]
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:  # noqa: ANN401 - the options' types are the command's
+        made = {name: group(**{each.name: given.pop(each.name) for each in fields(group)}) for name, group in groups.items()}
+        command(**given, **made)
+
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    vars(called)["__signature__"] = signature.replace(parameters=parameters)
+    del called.__wrapped__
+    return called
 
 
 def client_properties(
@@ -72,15 +122,6 @@ def given_properties(pairs: Sequence[str] | None, file: Path | None) -> dict[str
             raise UsageError(f"--property number {number} is not name=value (it is not shown, as it may be a secret)")
         properties[name.strip().lower()] = value.strip()
     return properties
-
-
-REGISTRY = "schema.registry."
-
-
-def registry_properties(pairs: Sequence[str] | None, file: Path | None) -> dict[str, str]:
-    """Of the properties those of a schema registry, by lower-case name without what stands before it. Raises UsageError."""
-    given = client_properties("unused", pairs, file)
-    return {name.removeprefix(REGISTRY): value for name, value in given.items() if name.startswith(REGISTRY)}
 
 
 def client_config(bootstrap: str | None, pairs: Sequence[str] | None, file: Path | None) -> ClientConfig:

@@ -81,7 +81,7 @@ def savepoint_command(
     *,
     pipeline: Annotated[
         str | None,
-        typer.Option(help="The run's file and variable, job.py:pipeline: finish what a run that has died left behind."),
+        typer.Option(help="The run's file and variable, job.py:pipeline: finish what a run that has died orphaned."),
     ] = None,
 ) -> None:
     """Write a run's newest committed checkpoint as a savepoint, and print its file.
@@ -89,8 +89,8 @@ def savepoint_command(
     The run may be running; the savepoint is then at most a checkpoint's interval old, and the run continues after it. To move a
     run stop it, with --savepoints: what starts with a savepoint writes again what the run has written since.
 
-    A run that has died may have left transactions that its newest checkpoint lists and nobody has committed yet. With
-    --pipeline these are committed first, and what else its workers have left open is aborted.
+    A run that has died may have left transactions that its newest checkpoint lists and no process has committed yet. With
+    --pipeline these are committed first, and what else its workers have left is aborted.
     """
     from headrace.enumerator.errors import StateError
     from headrace.runners.local.savepoints import take_savepoint
@@ -121,9 +121,9 @@ def rescale_command(
 ) -> None:
     """Have a run running use another number of workers, from a checkpoint that it takes now.
 
-    Nothing is written twice or lost; the output stands still for as long as a restart takes. Returns when the run has started
-    again with so many; the next start of its own command says again how many there are. Ctrl-C withdraws it, if the run has not
-    taken the checkpoint yet.
+    Nothing is written twice or lost; the output is still for as long as a restart takes. Returns when the run has started
+    again with this many; the next start of its own command says again how many there are. Ctrl-C withdraws it, if the run has
+    not taken the checkpoint yet.
     """
     from headrace.enumerator.errors import RetriableError
     from headrace.runners.local.rescale import is_requested, request_rescale, withdraw_request

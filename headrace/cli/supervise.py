@@ -33,10 +33,10 @@ Lease = Annotated[
 ]
 LeaseTimeout = Annotated[
     float | None,
-    typer.Option(help="A leader that has said nothing for so many seconds is taken for dead (at least 1.5). Default: 5."),
+    typer.Option(help="A leader that has said nothing for this many seconds is taken for dead (at least 1.5). Default: 5."),
 ]
 LeaseGroup = Annotated[
-    str | None, typer.Option(help="The consumer group that stands for the job. Default: headrace-lease-PATH:FUNCTION.")
+    str | None, typer.Option(help="The consumer group that represents the job. Default: headrace-lease-PATH:FUNCTION.")
 ]
 
 
@@ -56,7 +56,7 @@ def supervise_command(
         typer.Option(help="A setting of the strategy, name=value, by Flink's name (restart-strategy...). May be repeated."),
     ] = None,
     standby: Annotated[
-        int, typer.Option(help="So many more drivers (at most 2) that wait, warm, to take over when the one running fails.")
+        int, typer.Option(help="This many more drivers (at most 2) that wait, warm, to take over when the one running fails.")
     ] = 0,
     lease: Lease = None,
     lease_timeout: LeaseTimeout = None,
@@ -66,12 +66,12 @@ def supervise_command(
     status: Annotated[Path | None, typer.Option(dir_okay=False, help="Keep a JSON here that says what continues.")] = None,
     progress_timeout: Annotated[
         float | None,
-        typer.Option(help="Kill and restart when no batch has ended for so many seconds while one was under way."),
+        typer.Option(help="Kill and restart when no batch has ended for this many seconds while one was under way."),
     ] = None,
     silence_timeout: Annotated[
         str,
         typer.Option(
-            help="Kill and restart when a driver's process or JVM has said nothing for so many seconds.",
+            help="Kill and restart when a driver's process or JVM has said nothing for this many seconds.",
             metavar="SECONDS|never",
         ),
     ] = "30",
@@ -82,7 +82,7 @@ def supervise_command(
     The job's function is given a session and returns its streaming query, or several. SIGTERM and Ctrl-C end it after the batch
     under way, a second one at once. Exit statuses: 0 all queries have ended by themselves; 143 stopped; 1 the restart strategy
     has given up; and at once, without a restart, 2 wrong options, 65 lost records, 66 a checkpoint that cannot be used, 67
-    another driver has taken over.
+    another driver has claimed the job.
     """
     with needs_extra("spark", "pyspark"):
         from headrace.runners.spark.supervision.driver import DriverOrder

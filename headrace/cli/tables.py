@@ -6,13 +6,14 @@ A transaction's id is `<job>/<epoch>-<task>-<attempt>-<token>`, as its mark in t
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.options import grouped
 from headrace.cli.output import Listing, confirm, note, show
 from headrace.connectors.base.jobs import check_job, is_one_off
 from headrace.enumerator.errors import HeadraceError, UsageError
@@ -36,7 +37,6 @@ TableProperties = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
-_OF_TABLES = ("delta", "iceberg", "table_properties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,43 +49,51 @@ class NamedTable:
 
     @property
     def upkeep(self) -> TableUpkeep:
-        """Contacts nobody yet."""
+        """Does no I/O."""
         from headrace.connectors.tables.vacuum import TableUpkeep
 
         return TableUpkeep(self.sink.log(), self.where)
 
 
-def named_table(context: typer.Context, *shared: str) -> NamedTable | None:
-    """The table that a command is about, by its options; None for a command about Kafka.
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """The options that name a table. A parameter of a command: see `grouped`."""
 
-    `shared`: the names of parameters that it has for both. Raises UsageError for an option that is for the other: it would be
-    ignored.
-    """
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    is_table = bool(given & {"delta", "iceberg"})
-    misplaced = given - {*_OF_TABLES, *shared} if is_table else given & set(_OF_TABLES)
-    if misplaced:
-        option = next(found.opts[0] for found in context.command.params if found.name in misplaced)
-        whose, other = ("Kafka", "a table") if is_table else ("tables", "Kafka")
-        raise UsageError(f"{option} is for {whose}, and this is about {other}")
-    return table_of(context.params) if is_table else None
+    delta: Delta = None
+    iceberg: Iceberg = None
+    table_properties: TableProperties = None
 
+    def named(self, context: typer.Context, *shared: str) -> NamedTable | None:
+        """The table that a command is about; None for a command about Kafka.
 
-def table_of(given: Mapping[str, object]) -> NamedTable:
-    """From the options of these names. Raises UsageError unless it is one table. No message shows a value of a property."""
-    delta, iceberg, pairs = (given.get(name) for name in _OF_TABLES)
-    if (delta is None) == (iceberg is None):
-        raise UsageError("give --delta or --iceberg")
-    properties = _properties(pairs if isinstance(pairs, Sequence) else ())
-    if delta is not None:
-        from headrace.connectors.tables.delta import DeltaSink
+        `shared`: the names of parameters that it has for both. Raises UsageError for an option that is for the other: it would
+        be ignored.
+        """
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        is_table = bool(given & {"delta", "iceberg"})
+        own = {each.name for each in fields(self)}
+        misplaced = given - {*own, *shared} if is_table else given & own
+        if misplaced:
+            option = next(found.opts[0] for found in context.command.params if found.name in misplaced)
+            whose, other = ("Kafka", "a table") if is_table else ("tables", "Kafka")
+            raise UsageError(f"{option} is for {whose}, and this is about {other}")
+        return self.table() if is_table else None
 
-        sink = DeltaSink(str(delta), storage_options=properties)
-        return NamedTable(sink, sink.uri, f"--delta {delta}")
-    from headrace.connectors.tables.iceberg import IcebergSink
+    def table(self) -> NamedTable:
+        """The one table that is named. Raises UsageError. No message shows a value of a property."""
+        if (self.delta is None) == (self.iceberg is None):
+            raise UsageError("give --delta or --iceberg")
+        properties = _properties(self.table_properties or ())
+        if self.delta is not None:
+            from headrace.connectors.tables.delta import DeltaSink
 
-    return NamedTable(IcebergSink(str(iceberg), properties), str(iceberg), f"--iceberg {iceberg}")
+            sink = DeltaSink(self.delta, storage_options=properties)
+            return NamedTable(sink, sink.uri, f"--delta {self.delta}")
+        from headrace.connectors.tables.iceberg import IcebergSink
+
+        name = str(self.iceberg)
+        return NamedTable(IcebergSink(name, properties), name, f"--iceberg {name}")
 
 
 def _properties(pairs: Iterable[str]) -> dict[str, str]:
@@ -204,14 +212,12 @@ def _removed(table: NamedTable, due: Sequence[OpenTransaction]) -> set[str]:
 
 
 @tables_app.command()
+@grouped
 def vacuum(
-    context: typer.Context,
     *,
-    older_than: Annotated[float, typer.Option(help="Only what was started at least so many hours ago.", min=0.0)] = 24.0,
+    older_than: Annotated[float, typer.Option(help="Only what was started at least this many hours ago.", min=0.0)] = 24.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    delta: Delta = None,
-    iceberg: Iceberg = None,
-    table_properties: TableProperties = None,
+    tables: TableOptions,
 ) -> None:
     """Remove files of epochs that were never committed, as a dead job leaves them. Without --yes it lists them and asks.
 
@@ -221,7 +227,7 @@ def vacuum(
     """
     from headrace.connectors.tables.vacuum import MarkState
 
-    table = table_of(context.params)
+    table = tables.table()
     now_s = time.time()
     left = [item for item in table.upkeep.transactions() if item.state is not MarkState.COMMITTED]
     ageless = [item for item in left if item.since is None]

@@ -11,26 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.durable_lists import DurableLists, read_lists
-from headrace.cli.options import (
-    Bootstrap,
-    CommitTopic,
-    Prefix,
-    Properties,
-    PropertiesFile,
-    client_config,
-    client_properties,
-    connect,
-)
+from headrace.cli.options import ClientOptions, CommitTopic, Prefix, connect, grouped
 from headrace.cli.output import Listing, confirm, instant, note, progress, show
-from headrace.cli.tables import (
-    Delta,
-    Iceberg,
-    TableProperties,
-    abort_in_table,
-    commit_to_table,
-    list_of_table,
-    named_table,
-)
+from headrace.cli.tables import TableOptions, abort_in_table, commit_to_table, list_of_table
 from headrace.connectors.base.jobs import check_job, is_one_off
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
@@ -115,6 +98,7 @@ def list_rows(lists: DurableLists) -> list[Sequence[object]]:
 
 
 @transactions_app.command(name="list")
+@grouped
 def list_command(
     context: typer.Context,
     *,
@@ -123,12 +107,8 @@ def list_command(
         list[str] | None, typer.Option(help="Only transactions in this state, such as Ongoing. May be repeated.")
     ] = None,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
-    delta: Delta = None,
-    iceberg: Iceberg = None,
-    table_properties: TableProperties = None,
+    client: ClientOptions,
+    tables: TableOptions,
 ) -> None:
     """List transactional ids and the stored lists of committables. `--prefix ""` lists every id of the cluster.
 
@@ -138,13 +118,13 @@ def list_command(
     With `--delta` or `--iceberg`: `transaction` (id, job, epoch, task, attempt, state, files, bytes, age in s) and `list` (job,
     epoch, completed or recorded, number of transactions to complete, number of drivers so far).
     """
-    if (table := named_table(context)) is not None:
+    if (table := tables.named(context)) is not None:
         list_of_table(table)
         return
     from headrace.connectors.kafka.write.transactions import Transactions
 
     states = [parse_state(text) for text in state or ()]
-    cluster = connect(client_config(bootstrap, properties, properties_file))
+    cluster = client.connect()
     transactions = Transactions(cluster)
     listed = transactions.listing(f"{prefix}." if prefix else "", states)
     rows = []
@@ -183,18 +163,17 @@ def description_rows(found: TransactionDescription, lists: DurableLists, now_ms:
 
 
 @transactions_app.command()
+@grouped
 def describe(
     transactional_id: Annotated[str, typer.Argument(metavar="ID")],
     *,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
+    client: ClientOptions,
 ) -> None:
     """Print what the coordinator knows about a transactional id, and whether a list of committables names it."""
     from headrace.connectors.kafka.write.transactions import Transactions
 
-    cluster = connect(client_config(bootstrap, properties, properties_file))
+    cluster = client.connect()
     found = Transactions(cluster).describe([transactional_id])[transactional_id]
     if found is None:
         raise StateError(f"no coordinator knows the transactional id {transactional_id!r}: never used, or expired")
@@ -274,6 +253,7 @@ def abort_one(transactions: Transactions, found: TransactionDescription) -> Plan
 
 
 @transactions_app.command()
+@grouped
 def abort(
     context: typer.Context,
     transactional_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...")] = None,
@@ -282,12 +262,8 @@ def abort(
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
-    delta: Delta = None,
-    iceberg: Iceberg = None,
-    table_properties: TableProperties = None,
+    client: ClientOptions,
+    tables: TableOptions,
 ) -> None:
     """Abort open transactions; their records never become visible. Stop the job's driver first, or it writes them again.
 
@@ -298,10 +274,10 @@ def abort(
 
     if bool(transactional_ids) == bool(job):
         raise UsageError("give transactional ids, or --job, and not both")
-    if (table := named_table(context, "transactional_ids", "job", "yes")) is not None:
+    if (table := tables.named(context, "transactional_ids", "job", "yes")) is not None:
         abort_in_table(table, transactional_ids or (), job, yes=yes)
         return
-    cluster = connect(client_config(bootstrap, properties, properties_file))
+    cluster = client.connect()
     transactions = Transactions(cluster)
     names = transactional_ids or _open_of(transactions, prefix, job or "")
 
@@ -338,7 +314,7 @@ def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
 class Completion:
     """A list that must be completed, and its number of transactions. `forget`: it is deleted afterwards.
 
-    `topic`: the one that it is for; None when each row names its own. `driver id`: of the supervised driver whose the job is,
+    `topic`: the one that it is for; None when each row names its own. `driver id`: of the supervised driver who owns the job,
     for which it is done.
     """
 
@@ -351,9 +327,9 @@ class Completion:
 
 
 def kafka_sink(given: dict[str, str], prefix: str, commit_topic: str) -> KafkaSink:
-    """What a job with this prefix and commit topic writes by, by the client's properties. Contacts nobody.
+    """What a job with this prefix and commit topic writes by, by the client's properties. Does no I/O.
 
-    No call waits for more than a minute: somebody waits for the command.
+    No call waits for more than a minute: another process waits for the command.
     """
     from headrace.connectors.kafka.write.sink import KafkaSink
 
@@ -416,6 +392,7 @@ def complete(completion: Completion, sinks_committer: Committer[KafkaHandle]) ->
 
 
 @transactions_app.command()
+@grouped
 def commit(
     context: typer.Context,
     *,
@@ -423,12 +400,8 @@ def commit(
     every: Annotated[bool, typer.Option("--all", help="Every job of the prefix with an incomplete list.")] = False,
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
-    delta: Delta = None,
-    iceberg: Iceberg = None,
-    table_properties: TableProperties = None,
+    client: ClientOptions,
+    tables: TableOptions,
 ) -> None:
     """Complete lists of committables, as the job's next start would: for a write whose driver died during its commit.
 
@@ -437,10 +410,10 @@ def commit(
     """
     if bool(job) == every:
         raise UsageError("give --job or --all")
-    if (table := named_table(context, "job", "every")) is not None:
+    if (table := tables.named(context, "job", "every")) is not None:
         commit_to_table(table, job or None)
         return
-    sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
+    sink = kafka_sink(client.client_properties(), prefix, commit_topic)
     lists = read_lists(connect(sink.config), commit_topic)
     completions = plan_commit(lists, job or None, prefix)
     if every:

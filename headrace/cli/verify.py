@@ -22,9 +22,9 @@ import typer
 
 from headrace.cli.compare import Identity, OrderCheck, RecordFault, RecordField, RowIdentity, TopicCounts, parse_origin
 from headrace.cli.durable_lists import DurableLists, read_lists
-from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, client_properties, connect
+from headrace.cli.options import ClientOptions, grouped
 from headrace.cli.output import Listing, escaped, note, progress, show
-from headrace.cli.tables import Delta, Iceberg, TableProperties, named_table
+from headrace.cli.tables import TableOptions
 from headrace.connectors.kafka.write.names import parse_key
 from headrace.enumerator.errors import UsageError
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from headrace.connectors.kafka.client.cluster import KafkaCluster
     from headrace.connectors.kafka.log_dump import TransactionStatus
+    from headrace.connectors.kafka.read.source import KafkaSource
 
 EXAMPLES = 10
 _FOR_BOTH = ("before", "columns", "identity", "id_header", "examples", "bootstrap", "properties", "properties_file")
@@ -80,7 +81,14 @@ class TopicReader:
     properties: Mapping[str, str]
 
     def batches(self, topic: str, columns: Sequence[str]) -> Generator[pa.RecordBatch]:
-        """All of a topic under read_committed, up to where it ends now, with a bar on a terminal.
+        """All of a topic under read_committed, up to where it ends now, with a bar on a terminal."""
+        with progress(f"reading {topic}", self._offsets(topic)) as advance, self.source(topic, columns).batches() as batches:
+            for batch in batches:
+                yield batch
+                advance(batch.num_rows)
+
+    def source(self, topic: str, columns: Sequence[str]) -> KafkaSource:
+        """A topic under read_committed, up to where it ends at the start.
 
         A timestamp that does not fit is null: a producer may claim any time.
         """
@@ -88,7 +96,7 @@ class TopicReader:
         from headrace.connectors.kafka.read.source import KafkaSource
 
         given = {name: value for name, value in self.properties.items() if name not in ("isolation.level", "group.id")}
-        source = KafkaSource(
+        return KafkaSource(
             given["bootstrap.servers"],
             topics=[topic],
             stop=Latest(),
@@ -96,10 +104,6 @@ class TopicReader:
             bad_timestamps="null",
             properties=given,
         )
-        with progress(f"reading {topic}", self._offsets(topic)) as advance, source.batches() as batches:
-            for batch in batches:
-                yield batch
-                advance(batch.num_rows)
 
     def note_hidden(self, topic: str) -> None:
         """Report where an open transaction hides the rest of a partition from readers."""
@@ -191,14 +195,13 @@ class Comparison:
 # --- the command -------------------------------------------------------------------------------------------------------
 
 
+@grouped
 def verify_command(
     context: typer.Context,
     *,
     before: Annotated[str, typer.Option("--input", help="The topic that was read.", metavar="TOPIC")],
     after: Annotated[str | None, typer.Option("--output", help="The topic that was written.", metavar="TOPIC")] = None,
-    delta: Delta = None,
-    iceberg: Iceberg = None,
-    table_properties: TableProperties = None,
+    tables: TableOptions,
     columns: Annotated[
         str | None,
         typer.Option(help="Columns of the table that hold the identity. Default: its own name(s).", metavar="COLUMN,..."),
@@ -219,9 +222,7 @@ def verify_command(
         str | None, typer.Option(help="Report partially committed epochs, from the lists of committables in this topic.")
     ] = None,
     examples: Annotated[int, typer.Option(help="Number of records to name for each kind of finding.", min=0)] = EXAMPLES,
-    bootstrap: Bootstrap = None,
-    properties: Properties = None,
-    properties_file: PropertiesFile = None,
+    client: ClientOptions,
 ) -> None:
     """Check that every record of one topic is in another, or in a table, exactly once. Exit status 1 if not.
 
@@ -236,7 +237,7 @@ def verify_command(
     Partially committed epochs (some transactions committed, others aborted) can be detected for a job's last epoch only, while
     its list is incomplete.
     """
-    table = named_table(context, *_FOR_BOTH)
+    table = tables.named(context, *_FOR_BOTH)
     if table is None and after is None:
         raise UsageError("give --output, --delta or --iceberg")
     by = Identity(identity, tuple(id_header or ()))
@@ -244,8 +245,8 @@ def verify_command(
     if table is None:
         _refuse_rows(by, columns)
     comparison = Comparison(by, parse_origin(origin_headers), examples)
-    given = client_properties(bootstrap, properties, properties_file)
-    cluster = connect(client_config(bootstrap, properties, properties_file))
+    given = client.client_properties()
+    cluster = client.connect()
     topics = TopicReader(cluster, given)
     torn = 0
     if table is not None and rows_by is not None:

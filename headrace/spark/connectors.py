@@ -116,7 +116,7 @@ _LEFT_OUT_OF_DRY_RUNS = re.compile(
 
 
 def _dry_run(options: Mapping[str, str]) -> dict[str, str]:
-    """The options of a read that takes a few of the first records, and tells no group of it."""
+    """The options of a read that takes a few of the first records, and shows no group of it."""
     left = {name: value for name, value in options.items() if not _LEFT_OUT_OF_DRY_RUNS.fullmatch(name.lower())}
     return _without_dry_run(left) | {"startingoffsets": "earliest", "maxoffsetspertrigger": str(ROWS)}
 

@@ -1,6 +1,6 @@
 """The options of the Delta sink in Spark, and what they mean as a `DeltaSink`.
 
-Names are those of Spark's own where it has the same; case is ignored. An option nobody knows is refused.
+Names are those of Spark's own where it has the same; case is ignored. An option no one knows is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OPTIONS = OptionTable(
 def delta_write(options: Mapping[str, str], schema: StructType) -> tuple[SinkWrite[DeltaSink], tuple[str, ...]]:
     """How to write a frame of this schema, and what to partition a new table by.
 
-    Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody; no message shows a secret.
+    Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret.
     """
     given, _ = OPTIONS.parse(options)
     OPTIONS.required(given, "path")

@@ -1,6 +1,6 @@
 """The options of the file sink in Spark, and what they mean as a `FileSink`.
 
-Names are those of Spark's own where it has the same; case is ignored. An option nobody knows is refused.
+Names are those of Spark's own where it has the same; case is ignored. An option no one knows is refused.
 """
 
 from __future__ import annotations

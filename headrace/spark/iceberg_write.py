@@ -34,7 +34,7 @@ OPTIONS = OptionTable(
 def iceberg_write(options: Mapping[str, str], schema: StructType) -> tuple[SinkWrite[IcebergSink], tuple[str, ...]]:
     """How to write a frame of this schema, and what to partition a new table by.
 
-    Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody; no message shows a secret.
+    Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret.
     """
     given, _ = OPTIONS.parse(options)
     OPTIONS.required(given, "table", "catalog")

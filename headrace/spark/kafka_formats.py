@@ -376,7 +376,8 @@ def _subject(registry: SchemaRegistry, spec: FormatSpec, field: Field, topics: S
     strategy = dict(registry.config.strategies).get(field, SubjectStrategy.TOPIC_NAME)
     if strategy is not SubjectStrategy.RECORD_NAME and len(names) != 1:
         raise UsageError(
-            f"option '{field}Subject' is missing: with a pattern or several topics it cannot be told from the topic's name"
+            f"option '{field}Subject' is missing: with a pattern or several topics it cannot be determined from the topic's "
+            "name"
         )
     if strategy is not SubjectStrategy.TOPIC_NAME and record is None:
         option = "Message" if "message" in spec.arguments else "Record"
@@ -418,7 +419,7 @@ def _without_schema(spec: FormatSpec, field: Field, given: Mapping[str, Any], co
     column = _column(field, columns)
     if column is None and f"{field}Schema" in given:
         column = _from_json(field, given[f"{field}Schema"])
-    if column is None and columns is not None:  # nobody sees the field: whether it is JSON is all that may matter
+    if column is None and columns is not None:  # no process sees the field: whether it is JSON is all that may matter
         column = StructType([])
     if column is None:
         raise UsageError(
@@ -558,7 +559,7 @@ def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field
 
     A format that is new to the checkpoint is taken, and a schema with more fields than before. Raises StateError for another
     format or none, for a field that is gone or has another type, and for a registry that has another schema, or none, under the
-    id of before. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError if
+    id of earlier. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError if
     unsuccessfully.
     """
     for field in FIELDS:
@@ -568,7 +569,7 @@ def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field
         if problem is not None:
             raise StateError(
                 f"this query's checkpoint was written with {field}Format={was.get('format')}, and {problem}. Continue with the "
-                f"schema of before ({field}SchemaVersion names a version), or start over with another checkpoint"
+                f"schema of earlier ({field}SchemaVersion names a version), or start over with another checkpoint"
             )
 
 

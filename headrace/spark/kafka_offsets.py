@@ -81,7 +81,7 @@ class KafkaOffsets:
             document.setdefault(split.topic, {})[str(split.partition)] = ends[split.split_id]
         return compact(document)
 
-    def begins(self, found: Sequence[KafkaSplit], known: Mapping[str, KafkaSplit]) -> Mapping[str, int]:
+    def first_offsets(self, found: Sequence[KafkaSplit], known: Mapping[str, KafkaSplit]) -> Mapping[str, int]:
         """The first record of each, whatever startingOffsetsOfNewPartitions says: the JVM connector knows no other start.
 
         The end itself where the partition is gone, or starts behind it by now. Raises OutageError while it is not known which
@@ -100,7 +100,7 @@ class KafkaOffsets:
         found = [KafkaSplit(tp[0], identities[tp], tp[1], at) for tp, at in positions.items() if tp in identities]
         if not found and positions:
             raise StateError(f"none of the checkpoint's partitions is among those subscribed to: {', '.join(gone)}")
-        return LogOffsets({split.split_id: split for split in found}, began={})
+        return LogOffsets({split.split_id: split for split in found}, started_at={})
 
 
 def offsets_to_json(offsets: LogOffsets[KafkaSplit], formats: Mapping[Any, Mapping[str, Any]]) -> str:
@@ -115,7 +115,7 @@ def offsets_to_json(offsets: LogOffsets[KafkaSplit], formats: Mapping[Any, Mappi
         key, partition = keys[split.topic, split.topic_id], str(split.partition)
         positions = shown if key == split.topic else rest["offsets"]
         positions.setdefault(key, {})[partition] = split.next_offset
-        rest["began"].setdefault(key, {})[partition] = offsets.began[split.split_id]
+        rest["began"].setdefault(key, {})[partition] = offsets.started_at[split.split_id]
         if split.last_epoch is not None:
             rest["epochs"].setdefault(key, {})[partition] = split.last_epoch
     rest["topic_ids"] = {keys[name]: str(name[1]) for name in names if name[1] is not None}
@@ -135,7 +135,7 @@ def parse(text: str) -> Mapping[str, Any]:
 
 
 def parse_ours(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit] | None:
-    """Offsets of ours; None for the JVM connector's form, whose only keys are topics.
+    """Offsets of headrace; None for the JVM connector's form, whose only keys are topics.
 
     Raises StateError for a newer version or a damaged document.
     """
@@ -144,7 +144,7 @@ def parse_ours(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit] | None:
 
 
 def pinned_formats(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """What offsets of ours pin of the formats of keys and values; nothing for others. Raises StateError as `parse_ours`."""
+    """What offsets of headrace pin of the formats of keys and values; nothing for others. Raises StateError as `parse_ours`."""
     rest = _rest(document)
     return {} if rest is None else cast("Mapping[str, Mapping[str, Any]]", rest["formats"])
 
@@ -171,7 +171,7 @@ def _shown(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 
 def _offsets(document: Mapping[str, Any], rest: Mapping[str, Any]) -> LogOffsets[KafkaSplit]:
     splits: dict[str, KafkaSplit] = {}
-    began: dict[str, int] = {}
+    started_at: dict[str, int] = {}
     with _REST.reading(_WHERE):
         for key, partitions in {**_shown(document), **rest["offsets"]}.items():
             text_id = rest["topic_ids"].get(key)
@@ -182,8 +182,8 @@ def _offsets(document: Mapping[str, Any], rest: Mapping[str, Any]) -> LogOffsets
                 known = None if epoch is None else int(epoch)
                 split = KafkaSplit(topic, topic_id, int(partition), int(offset), last_epoch=known)
                 splits[split.split_id] = split
-                began[split.split_id] = int(rest["began"][key][partition])
-        return LogOffsets(splits, began, initial=bool(rest["initial"]))
+                started_at[split.split_id] = int(rest["began"][key][partition])
+        return LogOffsets(splits, started_at, initial=bool(rest["initial"]))
 
 
 def parse_jvm(document: Mapping[str, Any]) -> dict[tuple[str, int], int]:

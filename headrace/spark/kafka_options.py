@@ -1,6 +1,6 @@
 """The options of Spark's Kafka source and sink, and ours, as two tables: how the text of each is read, and what it means.
 
-Names, defaults and meanings are those of Spark's own connector. Case is ignored. An option that nobody knows is refused; one
+Names, defaults and meanings are those of Spark's own connector. Case is ignored. An option that no one knows is refused; one
 that means something in the other direction only is skipped with a warning.
 """
 

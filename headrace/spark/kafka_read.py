@@ -60,7 +60,7 @@ _BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp", "endingTimestamp"
 def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None = None) -> LogRead[KafkaSplit]:
     """What these options of a Spark query mean. `wanted`: the columns that the user asks for, where that is known.
 
-    Contacts nobody but a schema registry that the options name. Raises UsageError naming the option at fault.
+    Does no I/O but a schema registry that the options name. Raises UsageError naming the option at fault.
     """
     given, properties = _parsed(options)
     if mode is Mode.STREAM:

@@ -50,7 +50,7 @@ def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) ->
 
 
 def kafka_write(options: Mapping[str, str], schema: StructType | None = None) -> SinkWrite[KafkaSink | AtLeastOnceKafkaSink]:
-    """How to write a frame of this schema; formats need to know it. Contacts nobody but a schema registry, if there is one.
+    """How to write a frame of this schema; formats need to know it. Does no I/O but a schema registry, if there is one.
 
     Raises UsageError naming the option that is missing, unknown or wrong.
     """

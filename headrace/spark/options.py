@@ -1,6 +1,6 @@
 """The options of `format("headrace")`: one table for each connector and direction, read by one parser.
 
-Case is ignored, as Spark does. An option that nobody knows is refused with the nearest known one. No message shows the value
+Case is ignored, as Spark does. An option that no one knows is refused with the nearest known one. No message shows the value
 of an option that may be a secret.
 """
 
@@ -187,7 +187,7 @@ class OptionTable:
     def parse(self, written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
         """Values by documented name, and properties by name in lower case without the prefix.
 
-        Raises UsageError for an option that is not known, and as the options' own parsers. Contacts nobody.
+        Raises UsageError for an option that is not known, and as the options' own parsers. Does no I/O.
         """
         given: dict[str, Any] = {}
         properties: dict[str, str] = {}
@@ -250,7 +250,7 @@ class SinkWrite(Generic[SinkT]):
 def _job(option: Option, value: str) -> str:
     job = check_job(text(option, value))
     if is_one_off(job):
-        raise option.refuse(job, "of another form than the names of writes that nobody repeats")
+        raise option.refuse(job, "of another form than the names of writes that no process repeats")
     return job
 
 

@@ -42,7 +42,7 @@ QUERY_OPTIONS = OptionTable(
 def pipeline_query(
     pipeline: PipelineSpec, checkpoint: str, name: str | None, trigger: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> PipelineQuery:
-    """The pipeline as a query. Contacts nobody.
+    """The pipeline as a query. Does no I/O.
 
     Raises UsageError, which names it, for what Spark cannot carry over, and for an option that is not known or wrong.
     """

@@ -1,6 +1,6 @@
 """The options of the SQL sinks in Spark, and what they mean as a `SqlSink` or an `UpsertSink`.
 
-Names are those of Spark's JDBC sink where it has the same; case is ignored. An option nobody knows is refused.
+Names are those of Spark's JDBC sink where it has the same; case is ignored. An option no one knows is refused.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ OPTIONS = OptionTable(
 
 
 def sql_write(options: Mapping[str, str]) -> SinkWrite[TableSink]:
-    """Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody; no message shows a secret."""
+    """Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret."""
     given, _ = OPTIONS.parse(options)
     OPTIONS.required(given, "url", "dbtable")
     return sink_write(_sink(given), given)

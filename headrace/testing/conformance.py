@@ -277,15 +277,15 @@ class SourceConformance(ABC):
     assignment: type[SplitEnumerator[Any]] = EagerEnumerator
     poll_timeout_s: float = 0.0
     quiet_polls = 3
-    """So many steps in a row without records mean that none will come."""
+    """This many steps in a row without records mean that none will come."""
     timeout_polls = 20
-    """So many steps in a row without records, while some are owed, are a failure."""
+    """This many steps in a row without records, while some are owed, are a failure."""
     observes_source = True
     """False for a runner that copies the source to other processes: the cases that count its calls are skipped then."""
 
     @abstractmethod
     def create_external_context(self) -> ExternalContext:
-        """A new external system, or a part of one that nobody else uses."""
+        """A new external system, or a part of one that no other process uses."""
 
     def create_run(self, source: Source[Any], *, checkpoint: bytes | None, parallelism: int) -> Run:
         """A run on the runner under test: fresh, or restored from the bytes of `Run.checkpoint`."""
@@ -293,7 +293,7 @@ class SourceConformance(ABC):
 
     @pytest.fixture
     def external(self) -> Iterator[ExternalContext]:
-        """The factory's product, closed after the case, like the runs that the case has left open by failing."""
+        """The factory's product, closed after the case, like the runs that the case has left by failing."""
         context = self.create_external_context()
         yield context
         self.close_runs()
@@ -310,7 +310,7 @@ class SourceConformance(ABC):
         return run
 
     def close_runs(self) -> None:
-        """Close what the case has left open. Only needed where a case is called by hand."""
+        """Close what the case has left. Only needed where a case is called by hand."""
         self._runs.close()
 
     # --- steps of a case ----------------------------------------------------------------------------------------------
@@ -553,7 +553,7 @@ class SourceConformance(ABC):
         self.finish(run, log)
 
     def test_split_added_while_down(self, external: ExternalContext) -> None:
-        """A restored run reads it from its first record, and the others where they stood (Beam #20836)."""
+        """A restored run reads it from its first record, and the others where they were (Beam #20836)."""
         log = _Log(external)
         log.new_split()
         source = external.create_source(Boundedness.UNBOUNDED)
@@ -660,7 +660,7 @@ class SourceConformance(ABC):
         source: Source[Any] = pickle.loads(pickle.dumps(external.create_source(Boundedness.UNBOUNDED)))  # noqa: S301
         self.finish(self.start_run(source), log)
 
-    def test_constructor_contacts_nobody(self, external: ExternalContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_constructor_contacts_no_process(self, external: ExternalContext, monkeypatch: pytest.MonkeyPatch) -> None:
         """A source is made, pickled and unpickled where the network is out of reach."""
 
         def refuse(*_: object, **__: object) -> None:

@@ -20,7 +20,7 @@ COMMITTER_STEPS: tuple[Step, ...] = ("fence", "check", "record", "end", "copy", 
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: no `except Exception` catches it."""
+    """Represents SIGKILL: no `except Exception` catches it."""
 
 
 class DyingCommitter(Committer[HandleT], capabilities.Confirmation[HandleT], capabilities.TaskCleanup[HandleT]):
@@ -30,7 +30,7 @@ class DyingCommitter(Committer[HandleT], capabilities.Confirmation[HandleT], cap
     """
 
     def __init__(self, inner: Committer[HandleT], step: Step, when: When, nth: int = 1) -> None:
-        """Counts the calls of `step` from 1. Contacts nobody."""
+        """Counts the calls of `step` from 1. Does no I/O."""
         self._inner, self._step, self._when, self._left = inner, step, when, nth
         self.died: bool = False
 

@@ -5,7 +5,7 @@
     log.append("a", ["one", "two"])
     source = MemorySource(log)
 
-The log lives in this process; a pickled source finds it again in this process only.
+The log exists in this process; a pickled source finds it again in this process only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _logs: WeakValueDictionary[int, MemoryLog] = WeakValueDictionary()
 def _find_log(number: int) -> MemoryLog:
     log = _logs.get(number)
     if log is None:
-        raise UsageError("this MemoryLog lives in another process, or no longer")
+        raise UsageError("this MemoryLog exists in another process, or no longer")
     return log
 
 
@@ -142,7 +142,7 @@ class MemoryDiscovery(SplitDiscovery[MemorySplit]):
 
 
 class MemoryReader(SourceReader[MemorySplit]):
-    """Reads its splits in turn. `poll` never waits: nothing can arrive while it would."""
+    """Reads its splits one after another. `poll` never waits: nothing can arrive while it would."""
 
     def __init__(self, source: MemorySource) -> None:
         self._source = source
@@ -153,7 +153,7 @@ class MemoryReader(SourceReader[MemorySplit]):
         self._splits.extend(splits)
 
     def poll(self, timeout: float) -> SplitBatch[MemorySplit] | None:
-        """The next batch of the first split in turn that has one."""
+        """The next batch of the first split one after another that has one."""
         for _ in range(len(self._splits)):
             split = self._splits.popleft()
             batch = self._read(split)

@@ -10,8 +10,8 @@
 
 It is as unkind as a real one may be: a transaction can expire at any moment (`MemoryTransactionLog.expire`), also a
 prepared one; beginning again under a name aborts what had it; cleaning up is not fenced, so a driver that was replaced can
-abort its successor's transactions; and copies have one name, so two drivers that copy disturb each other. The log lives in this
-process; a pickled sink finds it again in this process only.
+abort its successor's transactions; and copies have one name, so two drivers that copy disturb each other. The log exists in
+this process; a pickled sink finds it again in this process only.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LoggedTransaction:
 def _find_log(number: int) -> MemoryTransactionLog:
     log = _logs.get(number)
     if log is None:
-        raise UsageError("this MemoryTransactionLog lives in another process, or no longer")
+        raise UsageError("this MemoryTransactionLog exists in another process, or no longer")
     return log
 
 
@@ -175,7 +175,7 @@ class MemoryTransactionLog:
         """Replace the job's durable list. Raises FencedError for an older generation."""
         self.changing()
         if generation != self._generations.get(job):
-            raise FencedError(f"job {job!r}: another driver has taken over (generation {self._generations.get(job)})")
+            raise FencedError(f"job {job!r}: another driver claimed it (generation {self._generations.get(job)})")
         self._lists[job] = data
 
     def stored(self) -> Mapping[str, bytes]:
@@ -230,7 +230,7 @@ class MemoryTransaction(Transaction[MemoryHandle]):
     """One attempt's rows. Started in the log at once, also when no row comes."""
 
     def __init__(self, log: MemoryTransactionLog, attempt: Attempt) -> None:
-        """Aborts what an earlier attempt of the same name left open."""
+        """Aborts what an earlier attempt of the same name still open."""
         self._log = log
         self._rows = 0
         self._number = log.begin(attempt.job, f"{attempt.epoch}.{attempt.task}.{attempt.number}")
@@ -318,7 +318,7 @@ class MemorySink(TwoPhaseSink[MemoryHandle]):
         return MemoryHandleSerializer()
 
     def begin(self, attempt: Attempt) -> MemoryTransaction:
-        """A new transaction; what an earlier attempt of the same name left open is aborted."""
+        """A new transaction; what an earlier attempt of the same name still open is aborted."""
         check_job(attempt.job)
         return MemoryTransaction(self.log, attempt)
 
@@ -327,7 +327,7 @@ class MemorySink(TwoPhaseSink[MemoryHandle]):
         return MemoryCommitter(self.log, check_job(job))
 
     def recorded(self) -> dict[str, RecordedEpoch]:
-        """From the durable lists, with what each epoch was made from, and whose the job is."""
+        """From the durable lists, with what each epoch was made from, and who owns the job."""
         found = {job: _list_in(data, job) for job, data in self.log.stored().items()}
         return {
             job: RecordedEpoch(commits.epoch, content=commits.content, claim=commits.claim)

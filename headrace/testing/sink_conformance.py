@@ -154,11 +154,11 @@ class SinkConformance(ABC):
     """Subclass it, see the module. Each case is a method; `external` is the fixture that calls the factory."""
 
     timeout_s: float = 0.0
-    """For so many seconds what was committed may stay unseen."""
+    """For this many seconds what was committed may stay unseen."""
 
     @abstractmethod
     def create_external_context(self) -> SinkContext:
-        """A new external system, or a part of one that nobody else uses."""
+        """A new external system, or a part of one that no other process uses."""
 
     @pytest.fixture
     def external(self) -> Iterator[SinkContext]:
@@ -173,7 +173,7 @@ class SinkConformance(ABC):
         return ExitStack()
 
     def close_committers(self) -> None:
-        """Close what the case has left open. Only needed where a case is called by hand."""
+        """Close what the case has left. Only needed where a case is called by hand."""
         self._stack.close()
 
     def _job(self, external: SinkContext, name: str = "") -> _Job:
@@ -199,7 +199,7 @@ class SinkConformance(ABC):
         self.assert_visible(external, job.epoch(0))
 
     def test_epochs_are_visible_once_they_are_committed(self, external: SinkContext) -> None:
-        """One driver, epochs with another number of tasks each; nothing is left open."""
+        """One driver, epochs with another number of tasks each; nothing is still open."""
         job = self._job(external)
         driver = job.driver()
         for epoch, tasks in enumerate((1, 3, 2)):
@@ -280,7 +280,7 @@ class SinkConformance(ABC):
             self.assert_visible(external, job.epoch(0))
 
     def test_ending_twice_is_ending_once(self, external: SinkContext) -> None:
-        """`end` says COMMITTED as often as it is called, whoever calls it."""
+        """`end` says COMMITTED as often as it is called, the process that calls it."""
         job = self._job(external)
         handles = job.prepare(0)
         for _ in range(2):
@@ -290,7 +290,7 @@ class SinkConformance(ABC):
             assert [committer.end(handle) for handle in (*handles, *handles)] == [Outcome.COMMITTED] * 4
         self.assert_visible(external, job.epoch(0))
 
-    def test_a_sweep_spares_what_it_is_told_to_keep(self, external: SinkContext) -> None:
+    def test_a_cleans_up_spares_what_it_is_instructed_to_keep(self, external: SinkContext) -> None:
         """And ends all else of the job; a second clean up finds nothing."""
         job = self._job(external)
         kept, lost = job.prepare_task(0, 0), job.prepare_task(0, 1)
@@ -446,7 +446,7 @@ class SinkConformance(ABC):
         assert (external.unended(writer.name), external.unended(dead.name)) == (0, 0)
         self.assert_visible(external, writer.values(0, 0), writer.values(1, 0))
 
-    def test_what_tasks_have_open_is_known_and_swept_by_task(self, external: SinkContext) -> None:
+    def test_what_tasks_have_open_is_known_and_cleaned_up_by_task(self, external: SinkContext) -> None:
         """As a runner needs it whose writers start transactions at any time: of a sink that commits by list."""
         job = self._job(external)
         if not isinstance(job.sink, capabilities.SingleCommit):
@@ -594,7 +594,7 @@ class SinkConformance(ABC):
             assert copy == sink
             assert hash(copy) == hash(sink)
 
-    def test_constructor_contacts_nobody(self, external: SinkContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_constructor_contacts_no_process(self, external: SinkContext, monkeypatch: pytest.MonkeyPatch) -> None:
         """A sink is made, pickled and unpickled where the network is out of reach."""
 
         def refuse(*_: object, **__: object) -> None:

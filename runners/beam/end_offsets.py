@@ -30,7 +30,7 @@ class Ends(Generic[SplitT]):
     By the split's id, which the parts of a divided split have in common: so what is asked is where the records of the whole
     split end, and no split that is asked for has a stop.
 
-    A look-up that fails for a reason that can pass is left out; any other failure is raised by the next `of`.
+    A look-up that fails for a reason that is transient is left out; any other failure is raised by the next `of`.
     """
 
     def __init__(self) -> None:

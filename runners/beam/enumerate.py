@@ -64,7 +64,7 @@ __all__ = ["EnumerateBounded", "EnumerateUnbounded", "Look", "beginning", "look"
 class Look(Generic[SplitT]):
     """What one look has found: the ledger as it is now, the splits that are new in it, those that are newly missing.
 
-    `failure`: why it is not complete, and is to be had again.
+    `failure`: why it is not complete, and is to be repeated.
     """
 
     checkpoint: Checkpoint[SplitT]
@@ -76,7 +76,7 @@ class Look(Generic[SplitT]):
 def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look[SplitT]:
     """One look for splits: the initial one if there was none yet, never otherwise. Raises what discovery raises.
 
-    A later look that fails with an error that can pass finds nothing.
+    A later look that fails with an error that is transient finds nothing.
     """
     enumerator: SplitEnumerator[SplitT]
     match enumeration:
@@ -106,11 +106,11 @@ def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look
     return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing, failure)
 
 
-def beginning(source: Source[SplitT], begins: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
-    """The source's discovery, whose initial answer is that of the source, or where a checkpoint of another job stands."""
-    if begins is None:
+def beginning(source: Source[SplitT], earliest: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
+    """The source's discovery, whose initial answer is that of the source, or where a checkpoint of another job is."""
+    if earliest is None:
         return source.create_discovery()
-    return ResumedLogDiscovery(source, begins) if isinstance(source, LogSource) else ResumedDiscovery(source, begins)
+    return ResumedLogDiscovery(source, earliest) if isinstance(source, LogSource) else ResumedDiscovery(source, earliest)
 
 
 def _discover(
@@ -136,11 +136,11 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         discovery_interval_s: float | None,
         readers: int,
         subtasks: Subtasks | None,
-        begins: Checkpoint[Any] | None = None,
+        earliest: Checkpoint[Any] | None = None,
     ) -> None:
         """Travels to the workers by pickle, with the source: so a changed configuration takes effect by discovery.
 
-        What one look finds is dealt out to so many readers: an element is what one of them has to read. Splits that are found
+        What one look finds is dealt out to this many readers: an element is what one of them has to read. Splits that are found
         later cannot join an element that is under way, so they make new ones. `subtasks`: of Flink, to spread them evenly.
         `starts`: where a job without state starts, in place of what the source says.
         """
@@ -151,7 +151,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         self._restrictions: ReaderFormat[Any] = ReaderFormat(source)
         self._readers = readers
         self._subtasks = subtasks
-        self._begins = begins
+        self._begins = earliest
 
     @property
     def _bounded(self) -> bool:
@@ -169,7 +169,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         workers.leave(self._transform)
 
     def initial_restriction(self, element: Element) -> bytes:
-        """Once in the life of a job: a restored one continues with what `process` has handed on."""
+        """Once in the lifetime of a job: a restored one continues with what `process` has handed on."""
         return self._format.encode(Fresh())
 
     def create_tracker(self, restriction: bytes) -> EncodedTracker:
@@ -214,7 +214,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         tracker.defer_remainder(pause(self._pause_s(time.monotonic())))
 
     def _without_gone(self, found: Look[Any]) -> Checkpoint[Any]:
-        """The ledger without splits that can never come back: who reads them has them in its own restriction."""
+        """The ledger without splits that can never come back: the process that reads them has them in its own restriction."""
         gone = self._driver.confirm_gone(found.missing)
         left = tuple(state for state in found.checkpoint.splits if state.split.split_id not in gone)
         return replace(found.checkpoint, splits=left)

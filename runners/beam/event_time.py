@@ -48,7 +48,7 @@ def bounds(times: pa.Int64Array) -> tuple[Timestamp, Timestamp]:
 
 
 class SplitWatermark(WatermarkEstimator):
-    """A watermark that only moves on, when told. None before the first move: it then holds everything back."""
+    """A watermark that only moves on, when reported. None before the first move: it then holds everything back."""
 
     def __init__(self, state: Timestamp | None) -> None:
         """From the state of an earlier call."""

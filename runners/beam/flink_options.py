@@ -20,7 +20,7 @@ MIN_PAUSE_MS = 500
 """At least so long between a checkpoint's completion and the next one's start, for the news of it to reach every task first."""
 
 LEAST_LIFETIME_INTERVALS = 10
-"""A worker process that is replaced sooner than after so many checkpoint intervals forgets what it is about to prove."""
+"""A worker process that is replaced sooner than after this many checkpoint intervals forgets what it is about to prove."""
 
 
 class Promise(Enum):

@@ -29,7 +29,7 @@ class Mark(Generic[PositionT]):
 
 @dataclass(frozen=True, slots=True)
 class FinalizationToken(Generic[PositionT]):
-    """One call's position, and the one that its finalisation will prove: no other ticket, or each would keep all before it."""
+    """One call's position, and the one that its finalisation will prove: no other token, or each would keep all before it."""
 
     lifetime: int
     reached: Mark[PositionT]
@@ -46,8 +46,8 @@ class Publication(Generic[PositionT]):
     def __init__(self, most_outstanding: int | None = None) -> None:
         """Of a split that this process has not read yet.
 
-        `most_outstanding`: so many tickets at most wait for their finalisation, as a runner keeps every bundle until then, and
-        one without checkpoints keeps it for ever. Calls beyond get no ticket; what they read is published with a later one's.
+        `most_outstanding`: this many token at most wait for their finalisation, as a runner keeps every bundle until then, and
+        one without checkpoints keeps it for ever. Calls beyond get no token; what they read is published with a later one's.
         """
         self._most = most_outstanding
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class Publication(Generic[PositionT]):
         self._outstanding = 0
 
     def register(self, start: PositionT, end: PositionT) -> FinalizationToken[PositionT] | None:
-        """A call has read from `start` to `end`. The ticket for `finalised`; None when nothing is owed, or too much is."""
+        """A call has read from `start` to `end`. The token for `finalised`; None when nothing is owed, or too much is."""
         with self._lock:
             if start != self._last:
                 self._lifetime += 1
@@ -90,7 +90,7 @@ class Publication(Generic[PositionT]):
             return token.proven.end
 
     def not_published(self, token: FinalizationToken[PositionT]) -> None:
-        """What `finalised` of this ticket gave could not be published: it is owed still."""
+        """What `finalised` of this token gave could not be published: it is owed still."""
         with self._lock:
             if token.lifetime == self._lifetime and token.proven is not None:
                 self._published = min(self._published, token.proven.number - 1)

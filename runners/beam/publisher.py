@@ -30,15 +30,15 @@ class Publisher(Generic[SplitT]):
         self._worker = worker
         self._timeout_s = timeout_s
 
-    def note(self, begun: ReaderRestriction[SplitT], stands: Mapping[str, SplitT], tracker: Any, finalizer: Any) -> None:
+    def note(self, started: ReaderRestriction[SplitT], stands: Mapping[str, SplitT], tracker: Any, finalizer: Any) -> None:
         """A call started there and its splits stand here; those that have ended go once their last position is published."""
         tokens = []
-        for start in (*begun.reading, *begun.unpublished):
+        for start in (*started.reading, *started.unpublished):
             publication = self._worker.publication(start.split_id)
             token = publication.register(start, stands.get(start.split_id, start))
             if token is not None:
                 tokens.append((publication, token))
-        for last in begun.unpublished:
+        for last in started.unpublished:
             if self._worker.publication(last.split_id).settled(last) or self._given_up(last):
                 tracker.try_claim(Published(last.split_id))
         if tokens:

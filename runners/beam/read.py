@@ -69,7 +69,7 @@ class Reading(Generic[SplitT]):
 
 
 class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
-    """Reads some splits for a while, then hands them on where they stand. Its restrictions are `ReaderRestriction`s."""
+    """Reads some splits for a while, then hands them on where they are. Its restrictions are `ReaderRestriction`s."""
 
     def __init__(self, reading: Reading[Any]) -> None:
         """Travels to the workers by pickle."""
@@ -86,7 +86,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         workers.leave(self._reading.transform)
 
     def initial_restriction(self, element: Element) -> bytes:
-        """The splits as they were discovered. Once in their life."""
+        """The splits as they were discovered. Once in their lifetime."""
         return element.state
 
     def create_tracker(self, restriction: bytes) -> EncodedTracker:
@@ -120,13 +120,13 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return SplitWatermark(estimator_state)
 
     def _read(self, finalizer: Any, tracker: Any, watermark: Any) -> Iterator[TimestampedValue]:
-        begun = self._format.decode(tracker.current_restriction())
-        with HeldReader(self._reading.source.create_reader, self._worker.readers, begun.reading) as held:
+        started = self._format.decode(tracker.current_restriction())
+        with HeldReader(self._reading.source.create_reader, self._worker.readers, started.reading) as held:
             yield from self._deliver(held, tracker)
         self._follow(held, watermark)
         if self._reading.publishes:
             stands = {**held.positions, **held.ended}
-            self._publisher.note(begun, stands, tracker, finalizer)
+            self._publisher.note(started, stands, tracker, finalizer)
         # a call that found nothing has waited for it; nothing is left of one that has read all
         tracker.defer_remainder(pause(0.0 if held.positions else PUBLISH_S))
 
@@ -272,7 +272,8 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     - `discovery_interval_s`: seconds between two looks for new splits (default 300); None looks at the start and after a
       restore only.
     - `publish`: tell the source which positions are durable (a Kafka source with a group commits them). Default: false.
-    - `limit`: end after so many records or seconds: for tests and demos. Then it is one bounded read that nobody restores.
+    - `limit`: end after this many records or seconds: for tests and demos. Then it is one bounded read that no process
+      restores.
     - `read_s`: how long one call reads, or waits for a first record, in seconds (default 1); no checkpoint is taken meanwhile.
     - `start_from_savepoint`: path or URI of a savepoint of `headrace run` that the job starts with, in place of where the
       source would start. It is read when the pipeline is built; a job that continues from state of its own does not look at it.
@@ -280,7 +281,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
       --parallelism says, else 4. Each is an element of the pipeline: it has one reader for all of its splits.
 
     A bounded source ends by itself. A restored pipeline, from a checkpoint or a savepoint in a new submission, continues where
-    every split stood; a source that was configured otherwise meanwhile takes effect by discovery. Raises UsageError for an
+    every split was; a source that was configured otherwise meanwhile takes effect by discovery. Raises UsageError for an
     argument that cannot be, and StateError for a savepoint of another source or a damaged one.
     """
 
@@ -299,7 +300,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         num_readers: int | None = None,
         start_from_savepoint: str | None = None,
     ) -> None:
-        """Contacts nobody; reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
+        """Does no I/O; reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
         super().__init__()
         if output not in ("records", "arrow"):
             raise UsageError(f'output must be "records" or "arrow", not {output!r}')

@@ -1,4 +1,6 @@
-"""Reading only so many records, or for so long: for tests and demos. One call reads all splits, and nobody restores it."""
+"""Reading only this many records, or for so long: for tests and demos. One call reads all splits, and no process restores
+it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ POSITIONS = "positions"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Where a limited read ends: after so many records, after so many seconds, whichever is first. At least one is given."""
+    """Where a limited read ends: after this many records, after this many seconds, whichever is first. At least one is
+    given.
+    """
 
     records: int | None
     seconds: float | None
@@ -41,11 +45,13 @@ class Limit:
 
 
 class ReadLimited(beam.DoFn):
-    """Reads until the limit, or the source's end. Says in the end where it stands, for the reading stage to publish."""
+    """Reads until the limit, or the source's end. Says in the end where it is, for the reading stage to publish."""
 
-    def __init__(self, source: Source[Any], limit: Limit, event_time: EventTime, begins: Checkpoint[Any] | None = None) -> None:
+    def __init__(
+        self, source: Source[Any], limit: Limit, event_time: EventTime, earliest: Checkpoint[Any] | None = None
+    ) -> None:
         """Travels to a worker by pickle. `starts`: where it starts, in place of what the source says."""
-        self._begins = begins
+        self._begins = earliest
         self._source = source
         self._limit = limit
         self._event_time = event_time
@@ -82,14 +88,14 @@ class ReadLimited(beam.DoFn):
                 yield batch
 
     def _first(self, at: Any, batch: SplitBatch[Any], left: int, deadline_s: float) -> Iterator[SplitBatch[Any]]:
-        """The first records of a batch of a split that stood there. Of a log they are read again: only it knows the
+        """The first records of a batch of a split that was there. Of a log they are read again: only it knows the
         position.
         """
         if not isinstance(self._source, LogSource):
             yield SplitBatch(at, batch.records.slice(0, left))
             return
         stop = at.stop_offset
-        while left:  # so many offsets can be fewer records
+        while left:  # this many offsets can be fewer records
             with self._source.create_reader() as reader:
                 reader.add_splits([at.between(at.next_offset, at.next_offset + left)])
                 finished = False

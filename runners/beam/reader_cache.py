@@ -1,4 +1,4 @@
-"""The reader of one call: cached by an earlier one or new, and where each of its splits stands."""
+"""The reader of one call: cached by an earlier one or new, and where each of its splits is."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class HeldReader(Generic[SplitT]):
     def __init__(
         self, create: Callable[[], SourceReader[SplitT]], cached: CachedReaders[SplitT], splits: Sequence[SplitT]
     ) -> None:
-        """Takes the cached reader that stands where these splits do, or creates one when it is first needed."""
+        """Takes the cached reader that is where these splits do, or creates one when it is first needed."""
         self._create = create
         self._cached = cached
         self.positions = {split.split_id: split for split in splits}
-        """The splits that are read, where they stand."""
+        """The splits that are read, where they are."""
         self.ended: dict[str, SplitT] = {}
         """Those that are read no more, where this call left them."""
         self.delivered: set[str] = set()
@@ -59,7 +59,7 @@ class HeldReader(Generic[SplitT]):
             return
         del self.positions[split_id]
         self.ended[split_id] = batch.split
-        if not batch.finished:  # it ends earlier now than the reader was told
+        if not batch.finished:  # it ends earlier now than the reader was reported
             self._close()
 
     def refused(self, left: Sequence[SplitT]) -> None:

@@ -2,7 +2,7 @@
 
 One element holds many splits, so that one reader reads them all: it fetches for all of them ahead, and there is a call for each
 reader and not for each split, where a runner's state grows with every call (Beam #27648). A runner that divides the work moves
-whole splits; only of the last one a range is cut off.
+whole splits; only of the last one a range is isolated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SplitTrackers = Callable[[SplitState[Any]], SplitTracker[Any] | OffsetSplitTrack
 
 @dataclass(frozen=True, slots=True)
 class ReaderRestriction(Generic[SplitT]):
-    """Splits to be read from where they stand; and those that were read to their end, whose last position is not published."""
+    """Splits to be read from where they are; and those that were read to their end, whose last position is not published."""
 
     reading: tuple[SplitT, ...]
     unpublished: tuple[SplitT, ...] = ()
@@ -31,7 +31,7 @@ class ReaderRestriction(Generic[SplitT]):
 
 @dataclass(slots=True)
 class Claim(Generic[SplitT]):
-    """A batch that is to be delivered: its split as it stands afterwards. `left` is the tracker's answer.
+    """A batch that is to be delivered: its split as it is afterwards. `left` is the tracker's answer.
 
     What is left of the split for this call, whether the claim is granted or not; None when nothing is.
     """
@@ -55,7 +55,7 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
         """For one call of `process`. `publishes`: a split read to its end is kept until its last position is published."""
         states = (SplitState(split, finished=False) for split in restriction.reading)
         self._reading = {state.split.split_id: tracker_of(state) for state in states}
-        # a checkpoint of a job that published may have some, which now nobody publishes
+        # a checkpoint of a job that published may have some, which now no process publishes
         self._unpublished = {split.split_id: split for split in restriction.unpublished} if publishes else {}
         self._publishes = publishes
         self._completed = 0.0
@@ -68,7 +68,7 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
         return ReaderRestriction(reading, tuple(self._unpublished.values()))
 
     def try_claim(self, position: Claim[SplitT] | Published) -> bool:
-        """False for a batch of what is somebody else's now, in part or whole: it must not be delivered."""
+        """False for a batch of what is another process's now, in part or whole: it must not be delivered."""
         if isinstance(position, Published):
             return self._unpublished.pop(position.split_id, None) is not None
         tracker = self._reading.get(position.split.split_id)
@@ -90,7 +90,7 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
         return self._divide(fraction_of_remainder)
 
     def check_done(self) -> bool:
-        """Raise ValueError while a split, or a last position, is in nobody's hands."""
+        """Raise ValueError while a split, or a last position, is in no process's hands."""
         for tracker in self._reading.values():
             tracker.check_done()
         if self._unpublished:
@@ -140,5 +140,5 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
 
 
 def deal(splits: Sequence[SplitT], readers: int) -> list[ReaderRestriction[SplitT]]:
-    """The splits dealt out to so many readers, or fewer where there are fewer splits."""
+    """The splits dealt out to this many readers, or fewer where there are fewer splits."""
     return [ReaderRestriction(tuple(splits[first::readers])) for first in range(min(readers, len(splits)))]

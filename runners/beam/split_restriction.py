@@ -3,7 +3,7 @@
 The enumerating stage's restriction is the ledger. It starts as `Fresh`, the one state that leads to the initial discovery; what
 is handed on to the next call is always `Enumerated`, so a restored pipeline cannot initialise again (Beam #31313, #34890). The
 reading stage's restriction is made of splits at their positions (`reader.py`), each guarded by a tracker of here. What
-is claimed is the split as it stands after a batch, rows or not: it moves over records that yield nothing (Beam #25962).
+is claimed is the split as it is after a batch, rows or not: it moves over records that yield nothing (Beam #25962).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Enumerated(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """No work: the rest of the enumeration is somebody else's."""
+    """No work: the rest of the enumeration is another process's."""
 
 
 Enumeration = Fresh | Enumerated[SplitT] | HandedOn
@@ -82,7 +82,9 @@ def progress_of(completed: float, remaining: float) -> RestrictionProgress:
 
 
 class EnumerationTracker(RestrictionTracker):
-    """Guards the ledger. Claimed is the ledger after a look for splits; the rest is handed on, unless discovery is complete."""
+    """Guards the ledger. Claimed is the ledger after a check for splits; the rest is handed on, unless discovery is
+    complete.
+    """
 
     def __init__(self, enumeration: Enumeration[Any], *, bounded: bool) -> None:
         """For one call of `process`."""
@@ -108,7 +110,7 @@ class EnumerationTracker(RestrictionTracker):
         return self._enumeration, rest
 
     def check_done(self) -> bool:
-        """Raise ValueError while the ledger is in nobody's hands."""
+        """Raise ValueError while the ledger is in no process's hands."""
         if not self._done:
             raise ValueError("the enumeration was neither completed nor handed on")
         return True
@@ -132,7 +134,7 @@ class EnumerationTracker(RestrictionTracker):
 
 
 class SplitTracker(RestrictionTracker, Generic[SplitT]):
-    """Guards one split of any kind: it can be handed on where it stands, but not be divided."""
+    """Guards one split of any kind: it can be handed on where it is, but not be divided."""
 
     def __init__(self, state: SplitState[SplitT], *, bounded: bool) -> None:
         """For one call of `process`."""
@@ -140,11 +142,11 @@ class SplitTracker(RestrictionTracker, Generic[SplitT]):
         self._bounded = bounded
 
     def current_restriction(self) -> SplitState[SplitT]:
-        """Where the split stands; finished once nothing of it is left for this call."""
+        """Where the split is; finished once nothing of it is left for this call."""
         return self._state
 
     def try_claim(self, state: SplitState[SplitT]) -> bool:
-        """The split as it stands once a batch is delivered. False when the rest is somebody else's: deliver nothing then."""
+        """The split as it is once a batch is delivered. False when the rest is another process's: deliver nothing then."""
         if self._state.finished:
             return False
         self._state = state
@@ -158,13 +160,13 @@ class SplitTracker(RestrictionTracker, Generic[SplitT]):
         return self._state, rest
 
     def check_done(self) -> bool:
-        """Raise ValueError while a part of the split is in nobody's hands."""
+        """Raise ValueError while a part of the split is in no process's hands."""
         if not self._state.finished:
             raise ValueError(f"{self._state.split} was neither read to its end nor handed on")
         return True
 
     def current_progress(self) -> RestrictionProgress:
-        """Half done, as far as anybody knows."""
+        """Half done, as far as any process knows."""
         return RestrictionProgress(fraction=1.0 if self._state.finished else 0.5)
 
     def is_bounded(self) -> bool:
@@ -185,11 +187,11 @@ class OffsetSplitTracker(RestrictionTracker):
         self._divisible = divisible
 
     def current_restriction(self) -> SplitState[Any]:
-        """What is left for this call, from where it stands to where the runner lets it go."""
+        """What is left for this call, from where it is to where the runner lets it go."""
         return SplitState(self._split.between(self._split.next_offset, self._stop), self._done)
 
     def try_claim(self, state: SplitState[Any]) -> bool:
-        """The split as it stands once a batch is delivered.
+        """The split as it is once a batch is delivered.
 
         False when the batch reaches beyond the stop, as the runner has divided the range meanwhile: it must not be delivered.
         What `current_restriction` then says is left is this call's still, and must be read again, up to that stop.
@@ -217,7 +219,7 @@ class OffsetSplitTracker(RestrictionTracker):
         return SplitState(self._split.between(start, cut), cut == start), rest
 
     def check_done(self) -> bool:
-        """Raise ValueError while a part of the range is in nobody's hands."""
+        """Raise ValueError while a part of the range is in no process's hands."""
         if not self._done:
             raise ValueError(
                 f"{self._split} was neither read to its end nor handed on: "

@@ -1,6 +1,6 @@
 """The transform that writes Arrow batches to a sink that commits by list (tables): many writers, one committer.
 
-Which files may be committed, and what a crash leaves, is told in `headrace.runners.beam.table_epochs`.
+Which files may be committed, and what a crash leaves, is reported in `headrace.runners.beam.table_epochs`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from headrace.runners.beam.table_epochs import (
 __all__ = ["EpochCommitter", "EpochWriter", "TableWriter"]
 
 LOOK_S = 30.0
-"""How often the committer looks for transactions that nobody will hand over, in seconds."""
+"""How often the committer looks for transactions that no process will hand over, in seconds."""
 
 ONE_KEY = 0
 """All that the committer gets has this key: so it is one."""
@@ -120,7 +120,7 @@ class EpochWriter(beam.DoFn):
 
 
 class _Lifetime(CommitterLifetime[HandleT]):
-    """With the table's driver of this life."""
+    """With the table's driver of this lifetime."""
 
     committer: Committer[HandleT] | None = None
 
@@ -129,7 +129,6 @@ class EpochCommitter(Generic[HandleT]):
     """What one process has of a committer. Calls come one at a time, but one of a failed attempt may continue meanwhile."""
 
     def __init__(self, sink: TwoPhaseSink[HandleT], run: str) -> None:
-        """Contacts nobody yet."""
         self._sink = sink
         self._run = run
         self._serializer = CommitterStateSerializer(sink.handles)
@@ -138,7 +137,7 @@ class EpochCommitter(Generic[HandleT]):
     def call(
         self, before: CommitterState[HandleT], element: bytes, now_s: float
     ) -> tuple[_Lifetime[HandleT], StateAndToken[HandleT]]:
-        """Commit what is durable, then take the handle into the state. The ticket is for the life's `finalised`.
+        """Commit what is durable, then take the handle into the state. The token is for the lifetime's `finalised`.
 
         Raises what the sink raises, and StateError for a state of another history than the table's. The bundle has failed then.
         """
@@ -146,7 +145,7 @@ class EpochCommitter(Generic[HandleT]):
             last, self._last = self._last, None
             is_known = last is not None and last[0] == before
             lifetime = last[1] if last is not None and is_known else _Lifetime(before)
-            begun = lifetime.position
+            started = lifetime.position
         try:
             state = self._performed(lifetime, before, element, now_s)
         except BaseException:
@@ -155,7 +154,7 @@ class EpochCommitter(Generic[HandleT]):
                     lifetime.committer.close()
             raise
         with _lock:
-            token = lifetime.returned(begun, state)
+            token = lifetime.returned(started, state)
             self._last = (state, lifetime)
         return lifetime, StateAndToken(state, token)
 
@@ -187,7 +186,7 @@ class EpochCommitter(Generic[HandleT]):
         return state
 
     def _follow(self, state: CommitterState[HandleT]) -> None:
-        """Commit what the job before has left, and let nobody else continue from its savepoint."""
+        """Commit what the job before has left, and let no other process continue from its savepoint."""
         job = job_of(state.run)
         closing = state.closing(self._run)
         committer = self._sink.committer(job)
@@ -244,7 +243,7 @@ def _commit(committer: Committer[HandleT], job: str, commits: CommitList[HandleT
 
 
 def _finish(committer: Committer[HandleT], commits: CommitList[HandleT]) -> None:
-    """It is in the table. Raises DataLossError if somebody has removed files of it."""
+    """It is in the table. Raises DataLossError if another process has removed files of it."""
     outcomes = end_all(committer, commits.handles)
     aborted = [handle for handle, outcome in zip(commits.handles, outcomes, strict=True) if outcome is Outcome.ABORTED]
     if aborted:

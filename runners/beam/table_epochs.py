@@ -13,10 +13,12 @@ refused.
 
 Each crash:
 
-- before the handle is in a completed checkpoint: its rows are written again, by another transaction. Nobody commits the first.
+- before the handle is in a completed checkpoint: its rows are written again, by another transaction. No process commits the
+  first.
 - between checkpoint and commit: the state has the handle, so it is committed later.
 - after the commit, or in it, before a checkpoint without the handle: the marker reports which handles are to be dropped.
-- a worker that was replaced and continues: the committer of each life is a new driver of the table, and older ones are refused.
+- a worker that was replaced and continues: the committer of each lifetime is a new driver of the table, and older ones are
+  refused.
 
 **A job that is submitted again** writes under its own name, and its restored state is of the job before. Its first call
 commits what that left and closes its history, by an epoch of a number that no state of it has, and a digest that names the
@@ -175,14 +177,14 @@ class CommitterLifetime(Generic[HandleT]):
             self._position = replace(self._position, looks=self._position.looks + 1)
 
     def orphans(self) -> frozenset[int]:
-        """Tasks whose transactions nobody will hand over, but for those in the state; given once."""
+        """Tasks whose transactions no process will hand over, but for those in the state; given once."""
         if self._suspects is None or self._durable.looks < self._position.looks:
             return frozenset()
         suspects, self._suspects = self._suspects, None
         return suspects
 
     def returned(self, before: _Position, state: CommitterState[HandleT]) -> FinalizationToken[_Position] | None:
-        """A call that started at `before` ends with this state. The ticket for `finalised`; None when nothing is owed."""
+        """A call that started at `before` ends with this state. The token for `finalised`; None when nothing is owed."""
         self._position = replace(self._position, count=state.count)
         return self._publication.register(before, self._position)
 

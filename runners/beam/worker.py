@@ -24,21 +24,21 @@ from headrace.runners.beam.end_offsets import Ends
 from headrace.runners.beam.publication import Publication
 
 CACHED_S = 10.0
-"""A cached reader that nobody takes for so long is closed, in seconds: its splits are read elsewhere."""
+"""A cached reader that no process takes for so long is closed, in seconds: its splits are read elsewhere."""
 
 TURN_S = 2.0
-"""Many readers take turns on a runner's threads: each that is cached adds so long, in seconds, to the patience with all."""
+"""Many readers take turns on a runner's threads: each that is cached adds so long, in seconds, to the timeout with all."""
 
 MOST_CACHED = 256
 """More readers than this are not cached by one transform in one process: the oldest is closed."""
 
 MOST_OUTSTANDING = 256
-"""So many calls of a split may wait for their bundle's finalisation: a runner keeps about 100 KB for each."""
+"""This many calls of a split may wait for their bundle's finalisation: a runner keeps about 100 KB for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cached(Generic[SplitT]):
-    """A reader, where each of its splits stands, and the time of the latest record that each has delivered."""
+    """A reader, where each of its splits is, and the time of the latest record that each has delivered."""
 
     reader: SourceReader[SplitT]
     positions: Mapping[str, SplitT]
@@ -75,7 +75,7 @@ class CachedReaders(Generic[SplitT]):
         self.clean_up(0.0)
 
     def take(self, positions: Mapping[str, SplitT]) -> Cached[SplitT] | None:
-        """The splits' reader, if it stands at these very positions. One that stands elsewhere is closed: a restore."""
+        """The splits' reader, if it is at these very positions. One that is elsewhere is closed: a restore."""
         with self._lock:
             found = self._cached.pop(frozenset(positions), None)
         if found is None or found[1].positions == positions:
@@ -106,7 +106,9 @@ def _close(cached: Sequence[tuple[float, Cached[Any]] | None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LastPoll:
-    """The last look for splits of this process: its number in the life of the job, and when it was, in monotonic seconds."""
+    """The last look for splits of this process: its number in the lifetime of the job, and when it was, in monotonic
+    seconds.
+    """
 
     number: int
     at_s: float

@@ -97,7 +97,6 @@ class WriteImmediately(beam.PTransform[Any, Any]):
     """Writes batches to an `ImmediateSink`, at least once: a bundle that fails is written again. Runs on every runner."""
 
     def __init__(self, sink: ImmediateSink) -> None:
-        """Contacts nobody."""
         super().__init__()
         self._sink = sink
 
@@ -138,7 +137,7 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
     """
 
     def __init__(self, sink: TwoPhaseSink[Any], shards: int | None = None) -> None:
-        """`shards`: how many transactions are written in parallel, 4 by default; a table has none. Contacts nobody.
+        """`shards`: how many transactions are written in parallel, 4 by default; a table has none. Does no I/O.
 
         Raises UsageError for a number below 1, for one given with a table, and for a table that is written by changes of keys.
         """
@@ -218,7 +217,9 @@ class _Waiting:
 
 
 class _Pack(beam.DoFn):
-    """Fewer and greater batches, each for the shard that keeps its rows in order; for the shards in turn where any will do."""
+    """Fewer and greater batches, each for the shard that keeps its rows in order; for the shards one after another where any
+    will do.
+    """
 
     def __init__(self, sink: TwoPhaseSink[Any], shards: int) -> None:
         self._sink = sink

@@ -63,17 +63,18 @@ SAVEPOINT = "savepoint.json"
 
 
 class CheckpointNotStoredError(HeadraceError):
-    """A checkpoint could not be written, and no reader will ever find it (a full disk): the previous one stands."""
+    """A checkpoint could not be written, and no reader will ever find it (a full disk): the previous one is."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCheckpoint(Generic[SplitT, HandleT]):
     """Positions and committables. `completed`: all that it listed is committed, and `handles` is empty.
 
-    `epoch`: what the sink is told before anything of this checkpoint is committed, of the last one that had handles; 0 without
-    any. `epoch_before`: the same of the checkpoint before. No other checkpoint of any copy of the folder has the same.
+    `epoch`: what the sink is reported before anything of this checkpoint is committed, of the last one that had handles; 0
+    without any. `epoch_before`: the same of the checkpoint before. No other checkpoint of any copy of the folder has the same.
     `by_output`: of a run with several outputs, both for each: not every one is notified of each checkpoint.
-    `replaced`: what sinks were told first of the checkpoints of these epochs, when aborted rows of them were not yet copied.
+    `replaced`: what sinks were reported first of the checkpoints of these epochs, when aborted rows of them were not yet
+    copied.
     """
 
     positions: Checkpoint[SplitT]
@@ -85,7 +86,9 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
     replaced: tuple[int, ...] = ()
 
     def reported(self, output: str) -> tuple[int, int]:
-        """What the output's sink had been told before this checkpoint, and what with it; the same where it is none of it."""
+        """What the output's sink had been reported before this checkpoint, and what with it; the same where it is none of
+        it.
+        """
         return (self.epoch_before, self.epoch) if output == DEFAULT_OUTPUT else self.by_output.get(output, (0, 0))
 
 
@@ -95,7 +98,7 @@ class WorkerRegistry:
 
     `not_cleaned_up`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one
     sink.
-    `checkpointed`: a checkpoint was stored, so there is one as long as nobody removes it.
+    `checkpointed`: a checkpoint was stored, so there is one as long as no process removes it.
     `cleaned_up_s`: when some of the unswept were cleaned up first, in seconds of this boot's monotonic clock. Who does not know
     it, as another machine, starts with them again.
     """
@@ -112,7 +115,7 @@ class WorkerRegistry:
         return self.run if output == DEFAULT_OUTPUT else f"{self.run}-{output}"
 
     def job(self, number: int, output: str = DEFAULT_OUTPUT) -> str:
-        """The name under which this worker writes, at the sink: no other worker's, in any life of the run."""
+        """The name under which this worker writes, at the sink: no other worker's, in any lifetime of the run."""
         return f"{self.run_at(output)}-{number}"
 
 
@@ -198,13 +201,14 @@ def newest_positions(files: RunFiles) -> NewestPositions:
 
 
 class CheckpointStore(Generic[SplitT, HandleT]):
-    """The files, claimed by the one coordinator there is. What changes the roster may be called by any thread, the rest by one.
+    """The files, claimed by the one coordinator there is. What changes the worker registry may be called by any thread, the
+    rest by one.
 
     Raises OSError for what the filesystem refuses, but for what `write` says, and FencedError once another run has the files.
     """
 
     def __init__(self, checkpoints: str, serializer: RunCheckpointSerializer[SplitT, HandleT], retained: int) -> None:
-        """Lock and claim what `RunSettings.checkpoints` names. `retained`: so many newest checkpoints are kept, alongside one
+        """Lock and claim what `RunSettings.checkpoints` names. `retained`: this many newest checkpoints are kept, alongside one
         that is not committed yet.
 
         Raises FencedError where another coordinator of this machine has the lock, StateError for files that cannot be read,
@@ -315,11 +319,12 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     def remove(self) -> None:
         """Everything of the run: it is over, and what it has written is committed. Raises as `keep_lock`."""
-        with self._registry_lock:  # first: whoever follows, if this process dies before all are gone, may find none
+        with self._registry_lock:  # first: the process that follows, if this process dies before all are gone, may find none
             self._write_registry(replace(self.registry, checkpointed=False))
         self.files.remove([*map(_name, _ids(self.files)), SAVEPOINT, _RUN])  # in this order: no other run starts with it
 
-    # --- the roster ---------------------------------------------------------------------------------------------------
+    # --- the worker registry
+    # ---------------------------------------------------------------------------------------------------
 
     def add_worker(self, number: int) -> None:
         """This number is taken, durably, before it writes anything."""
@@ -329,7 +334,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             )
 
     def note_cleaned_up(self, numbers: Iterable[int], at_s: float) -> None:
-        """They were cleaned up for the first time at `at_s`, by `time.monotonic`: durably, as a life may be shorter than it
+        """They were cleaned up for the first time at `at_s`, by `time.monotonic`: durably, as a lifetime may be shorter than it
         takes until they may be struck, and the next one is not to start with them again.
         """
         with self._registry_lock:
@@ -400,7 +405,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
 
 def other_outputs(where: str, found: tuple[str, ...], wanted: tuple[str, ...]) -> StateError:
-    """The error for a pipeline of other outputs: nobody would end what the run has prepared for those that are gone."""
+    """The error for a pipeline of other outputs: no process would end what the run has prepared for those that are gone."""
     kinds = ["one sink" if not names else f"the outputs {', '.join(map(repr, names))}" for names in (found, wanted)]
     return StateError(
         f"{where}: this run has {kinds[0]}, and the pipeline has {kinds[1]}. Stop the run as it was with a savepoint (or make "

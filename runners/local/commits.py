@@ -8,14 +8,14 @@ is the checkpoint's number and some random bits, so that two copies of a folder 
 the epoch that the sink has recorded last is behind, or of another branch, and is refused. Rows that are copied, as what was
 prepared is aborted, have a new epoch: two folders may have stored one checkpoint, and one of them alone may copy it.
 
-Each worker writes under its own sink job (`WorkerRegistry.job`), so a clean-up aborts a dead worker's transactions and nobody
-else's.
+Each worker writes under its own sink job (`WorkerRegistry.job`), so a clean-up aborts a dead worker's transactions and no
+process else's.
 To a sink that commits by list (tables) all write under the run's job, each as its own task: the sink records the
 checkpoint's epoch and commits all of it in one step, and cleans up by task.
 
 A sink that commits by list says before a checkpoint is stored whether it would refuse it (`check`). If it refuses a stored one
-(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and nobody was notified of
-it.
+(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and no process was
+notified of it.
 So the run continues from the checkpoint before, which is kept until the next one is committed.
 
 Of several outputs the one decision is that of the first (`Outputs.in_order`): its sink is notified of every checkpoint that has
@@ -63,15 +63,15 @@ log = logging.getLogger(__name__)
 EPOCH_BITS = 20
 
 SETTLE_S = (1.0, 60.0)
-"""A dead worker's transactions are looked for again so many seconds after they were first cleaned up: a request that was under
-way when its process died may come to the sink later."""
+"""A dead worker's transactions are looked for again this many seconds after they were first cleaned up: a request that was
+under way when its process died may come to the sink later."""
 
 _Result = TypeVar("_Result")
 
 
 def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int, output: str = DEFAULT_OUTPUT) -> Attempt:
-    """A worker's first transaction of an output; its epochs count on from it. No other worker of any life of the run has its
-    name.
+    """A worker's first transaction of an output; its epochs count on from it. No other worker of any lifetime of the run has
+    its name.
     """
     if isinstance(sink, capabilities.SingleCommit):
         return Attempt(registry.run_at(output), 0, number, 0)
@@ -102,7 +102,7 @@ class CommitStrategy(ABC, Generic[HandleT]):
 
     @abstractmethod
     def tells(self, seen: int, reported: SinkEpochs) -> bool:
-        """Whether this, looked up without waiting for anybody, is what the sink has recorded last."""
+        """Whether this, looked up without waiting for any process, is what the sink has recorded last."""
 
     @abstractmethod
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
@@ -126,7 +126,7 @@ class CommitStrategy(ABC, Generic[HandleT]):
 
     @abstractmethod
     def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
-        """Abort what this worker, which is dead, has left open, but these."""
+        """Abort what this worker, which is dead, has left, but these."""
 
     @abstractmethod
     def settled(self, number: int) -> None:
@@ -162,7 +162,7 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         return seen > 0 and seen >> EPOCH_BITS >= reported.before >> EPOCH_BITS and seen not in reported.replaced
 
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
-        """Each transaction tells by itself."""
+        """Each transaction shows by itself."""
         return False
 
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
@@ -268,7 +268,7 @@ class SingleCommit(CommitStrategy[HandleT]):
         """There is the driver alone."""
 
     def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
-        """Lists of coordinators that have died while they committed are removed, and so is what nobody has listed."""
+        """Lists of coordinators that have died while they committed are removed, and so is what no process has listed."""
         if reported.completed and reported.last:
             self.completed(reported.last)
         self._driver.clean_up(listed)
@@ -317,9 +317,10 @@ class RunCommitter(
         is_stored: Callable[[int], None],
         check_readable: Callable[[Sequence[SplitT]], None],
     ) -> None:
-        """`stored`: what `CheckpointStore.latest` gave. `number`: the coordinator's own, for copies; it is on the roster.
+        """`stored`: what `CheckpointStore.latest` gave. `number`: the coordinator's own, for copies; it is on the worker
+        registry.
 
-        `check_readable`: the source's, asked before the run goes back to an earlier checkpoint. `is_stored` is told the number
+        `check_readable`: the source's, asked before the run goes back to an earlier checkpoint. `is_stored` is given the number
         of each new checkpoint once it is durable. `clock` gives monotonic seconds, `draw` EPOCH_BITS random bits.
         """
         self._store, self._stored, self._number = store, stored, number
@@ -331,24 +332,24 @@ class RunCommitter(
         ]
         self._fenced = False
         self._proposed: Checkpoint[SplitT] | None = None
-        # Number of a dead worker -> when it is to be cleaned up again, None at once. What an earlier life has left is dead,
+        # Number of a dead worker -> when it is to be cleaned up again, None at once. What an earlier lifetime has left is dead,
         # too.
         self._due_s: dict[int, tuple[float, ...] | None] = {
             n: self._left_s(n) for n in store.registry.not_cleaned_up if n != number
         }
 
     def _left_s(self, number: int) -> tuple[float, ...] | None:
-        """A life shorter than SETTLE_S continues where the previous one was, so that a loop of such lives does not pile them
-        up.
+        """A lifetime shorter than SETTLE_S continues where the previous one was, so that a loop of such is alive does not pile
+        them up.
         """
         first_s = self._store.registry.cleaned_up_s.get(number)
         return None if first_s is None or first_s > self._clock() else _settling(first_s)
 
     def retire(self, number: int) -> None:
-        """The worker's process is dead: abort what it has left open. What cannot be reached now is left to the next clean up.
+        """The worker's process is dead: abort what it has left. What cannot be reached now is left to the next clean up.
 
         Called after the checkpoint that lists something of it was committed or given up. Nothing is cleaned up before the run
-        was taken over: the names are those of whoever runs from another copy of the folder, too.
+        was taken over: the names are those of the process that runs from another copy of the folder, too.
         """
         self._due_s[number] = None
         if not self._fenced:
@@ -358,7 +359,7 @@ class RunCommitter(
         except Exception as error:
             if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
                 raise
-            log.warning("what worker %d has left open is aborted later: %s", number, error)
+            log.warning("what worker %d has left is aborted later: %s", number, error)
 
     def propose(self, positions: Checkpoint[SplitT]) -> None:
         """The positions that belong to the next new list."""
@@ -393,7 +394,7 @@ class RunCommitter(
         return seen
 
     def _catch_up(self, seen: Mapping[str, CommitList[Any] | None]) -> None:
-        """The last coordinator died between what it told the folder and what it told the sinks."""
+        """The last coordinator died between what it reported the folder and what it reported the sinks."""
         stored = self._stored
         if stored is None or not stored.epoch:
             return
@@ -428,7 +429,7 @@ class RunCommitter(
             self._take_back(output, decided, error)
 
     def _take_back(self, output: _Output, decided: Sequence[_Output], refusal: Exception) -> None:
-        """Always raises: the enumerator of this life was restored from the checkpoint that is rolled back."""
+        """Always raises: the enumerator of this lifetime was restored from the checkpoint that is rolled back."""
         stored = self._stored
         assert stored is not None
         seen = self._take_over(output)  # again: nothing that was asked for before it can still come to pass
@@ -447,7 +448,7 @@ class RunCommitter(
             raise self._stuck(
                 stored,
                 refusal,
-                f"The previous one, checkpoint {before.positions.checkpoint_id}, is no way back, as what comes after it cannot "
+                f"The previous one, checkpoint {before.positions.checkpoint_id}, cannot be used, as what comes after it cannot "
                 f"be read again ({lost}), so this one is kept, with the rows that it has prepared",
             ) from refusal
         self._store.take_back(checkpoint_id)
@@ -500,7 +501,7 @@ class RunCommitter(
     def record(self, commits: CommitList[WorkerHandle[Any]]) -> None:
         """Store the checkpoint; before anything of it is committed, have the first sink refuse it if another has taken over.
 
-        Then the other sinks that it has rows for are told, too.
+        Then the other sinks that it has rows for are reported, too.
         """
         assert commits.epoch is not None, "a run's lists are its checkpoints"
         positions, stored = self._proposed, self._stored
@@ -557,7 +558,7 @@ class RunCommitter(
 
     @property
     def _epoch(self) -> int:
-        """What sinks are told, or are to be told, of the last checkpoint with handles."""
+        """What sinks are reported, or are to be reported, of the last checkpoint with handles."""
         return 0 if self._stored is None else self._stored.epoch
 
     @property
@@ -605,7 +606,7 @@ class RunCommitter(
         ]
 
     def clean_up(self, keep: Collection[WorkerHandle[Any]]) -> None:
-        """Abort what dead workers have left open. Those that live write on: what they have open is the next checkpoint's."""
+        """Abort what dead workers have left. Those that live write on: what they have open is the next checkpoint's."""
         now_s, first, settled = self._clock(), [], []
         for number, due_s in list(self._due_s.items()):
             if due_s is not None and now_s < due_s[0]:

@@ -94,7 +94,7 @@ from headrace.runners.local.rescale import (
     settle_request,
     take_up_request,
 )
-from headrace.runners.local.savepoints import begin_with, begun, given_savepoint, take_savepoint
+from headrace.runners.local.savepoints import begin_with, given_savepoint, started, take_savepoint
 from headrace.runners.local.settings import Retention, RunSettings
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.local.worker import WorkerOrder, work
@@ -137,7 +137,7 @@ class CoordinatorOrder:
 
     `restarts`: the failures of coordinators and workers so far. A worker's failure is instructed to the supervisor by the new
     state.
-    `run`: its name, as the first coordinator has told it; None for that one. `restarted`: how many have failed before.
+    `run`: its name, as the first coordinator has reported it; None for that one. `restarted`: how many have failed before.
     """
 
     pipeline: PipelineSpec | PipelineFile
@@ -151,7 +151,7 @@ class CoordinatorOrder:
 
 @dataclass(frozen=True)
 class RunBegan:
-    """What a coordinator tells its supervisor as soon as it has the folder."""
+    """What a coordinator shows its supervisor as soon as it has the folder."""
 
     run: str
 
@@ -160,7 +160,7 @@ class RunBegan:
 class RunOutcome:
     """How a coordinator ended. `error` is None for a run that is finished or was stopped, and has written this `savepoint`.
 
-    `workers`: the run is to continue with so many; None for one that is over.
+    `workers`: the run is to continue with this many; None for one that is over.
     `kinds`: names of the error's classes, the narrowest first; `is_final`: starting again does not fix it.
     """
 
@@ -177,7 +177,7 @@ def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, li
     worker, and in the end a RunOutcome.
 
     `socket`, for its workers unless they use TCP, is in a folder for this user alone. `lifeline` is open as long as this
-    process lives, or one that it has started.
+    process is alive, or one that it has started.
     """
     os.setpgid(0, 0)  # the group that its workers join, and that ends with it
     leave_signals_to_supervisor()
@@ -215,8 +215,8 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
         if order.run not in (None, store.registry.run):
             raise _gone(checkpoints, order.run)
         supervisor.send(RunBegan(store.registry.run))
-        remove_status(order.settings.folder)  # of a life before
-        begin_with(savepoint, store, positions, partial(begun, pipeline.source))
+        remove_status(order.settings.folder)  # of a lifetime before
+        begin_with(savepoint, store, positions, partial(started, pipeline.source))
         coordination = _Coordination(order, socket, pipeline, store, worker_processes, supervisor.send)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()
@@ -269,7 +269,7 @@ class _Broken:
 
 
 class _Coordination:
-    """One life of a coordinator."""
+    """One lifetime of a coordinator."""
 
     def __init__(
         self,
@@ -387,7 +387,7 @@ class _Coordination:
             self._end_workers()
             if self._is_over(self._outcome):  # else who looks is to see that it starts again
                 remove_status(self._order.settings.folder)
-            with suppress(Exception):  # the outcome stands, whatever its cleaning up says
+            with suppress(Exception):  # the outcome is, whatever its cleaning up says
                 self._driver.close()
 
     def _is_over(self, outcome: RunOutcome | None) -> bool:
@@ -405,7 +405,7 @@ class _Coordination:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _next(self) -> Any:  # noqa: ANN401 - an event of the core, or one of ours; None if nothing has come
+    def _next(self) -> Any:  # noqa: ANN401 - an event of the core, or one of headrace; None if nothing has come
         now_s = time.monotonic()
         if self._timers and self._timers[0][0] <= now_s:
             return heapq.heappop(self._timers)[2]
@@ -483,10 +483,8 @@ class _Coordination:
         now_s, settings = time.monotonic(), self._order.settings
         timeout_s = settings.heartbeat_timeout_s
         if now_s - self._looked_s > timeout_s - settings.heartbeat_interval_s:
-            # This process stood still, or the machine: heartbeats that came meanwhile are not taken note of yet.
-            log.warning(
-                "the coordinator stood still for %.1f s; its workers are given their time again", now_s - self._looked_s
-            )
+            # This process was still, or the machine: heartbeats that came meanwhile are not taken note of yet.
+            log.warning("the coordinator was still for %.1f s; its workers are given their time again", now_s - self._looked_s)
             self._awake_s = now_s
         self._looked_s = now_s
         for number in self._core.workers:

@@ -1,4 +1,4 @@
-"""What the coordinator process of `headrace run` decides: which workers there are, where a checkpoint stands, what to commit.
+"""What the coordinator process of `headrace run` decides: which workers there are, where a checkpoint is, what to commit.
 
 Events in, commands out, like every core here: no socket, process, thread or clock. It owns the core's `Coordinator` (splits
 and positions) and adds what a run has alongside it: workers as processes, handles, timers, and the end of the job.
@@ -9,7 +9,7 @@ A checkpoint holds positions and handles together, so it is the list of committa
     -> CommitCheckpoint: check the handles, store the checkpoint, end the transactions -> CheckpointCommitted
 
 Workers write on in their next transactions as soon as they have answered. Who was started is known by a *number* that no other
-worker of the job ever has, in this life of the coordinator or another; a *slot* is its place among the workers of today.
+worker of the job ever has, in this lifetime of the coordinator or another; a *slot* is its place among the workers of today.
 
 - A handle waits until a checkpoint with its worker's later positions is stored: one that was given up leaves its handles to the
   next. They are forgotten only with their worker, whose positions go back to the last stored checkpoint, too.
@@ -69,7 +69,7 @@ from headrace.runners.restarts import GiveUp, Restart, Restarts
 __all__ = ["RUN_TRANSITIONS", "CheckpointFailedError", "RunCore", "RunPhase", "RunSchedule", "WorkerHandle"]
 
 GATHER_S = 10.0
-"""The first assignment waits so many seconds for workers that have not joined yet."""
+"""The first assignment waits this many seconds for workers that have not joined yet."""
 
 DECLINED_S = 0.1
 """After a checkpoint that failed the next is tried this many seconds later, or after the minimum pause if that is longer."""
@@ -83,7 +83,7 @@ class CheckpointFailedError(HeadraceError):
 class RunSchedule:
     """When checkpoints are taken, in seconds, by Flink's names and defaults (`execution.checkpointing.*`).
 
-    `tolerable_failed_checkpoints`: so many in a row may fail; one more fails the run.
+    `tolerable_failed_checkpoints`: this many in a row may fail; one more fails the run.
     """
 
     interval_s: float
@@ -222,7 +222,7 @@ class RestartDue:
 
 @dataclass(frozen=True, slots=True)
 class JoinTimeout:
-    """Whoever has not joined by now is not waited for."""
+    """The process that has not joined by now is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class KillWorker:
 
 @dataclass(frozen=True, slots=True)
 class RetireWorker:
-    """The process is dead: abort what it has left open, once every CommitCheckpoint from before is done."""
+    """The process is dead: abort what it has left, once every CommitCheckpoint from before is done."""
 
     number: int
 
@@ -324,7 +324,7 @@ class CommitCheckpoint(Generic[SplitT, HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Send this event in so many seconds."""
+    """Send this event in this many seconds."""
 
     delay_s: float
     timer: RunTimer
@@ -340,7 +340,7 @@ class ReportCheckpointFailure:
 
 @dataclass(frozen=True, slots=True)
 class ReportWorkerLost:
-    """Warn: a worker has died, and its slot gets another one in so many seconds."""
+    """Warn: a worker has died, and its slot gets another one in this many seconds."""
 
     number: int
     reason: str
@@ -386,7 +386,7 @@ RunCommand = (
 
 
 class RunPhase(Enum):
-    """Where the run stands."""
+    """Where the run is."""
 
     CREATED = auto()
     RECOVERING = auto()  # the last checkpoint is being completed
@@ -450,7 +450,7 @@ class RunCore(Generic[SplitT, HandleT]):
 
     @property
     def is_serving(self) -> bool:
-        """Whether the run reads and writes: it has recovered, and is not told to stop."""
+        """Whether the run reads and writes: it has recovered, and is not instructed to stop."""
         return self.phase not in (RunPhase.CREATED, RunPhase.RECOVERING, RunPhase.ENDED) and not self._stopping
 
     def handle(self, event: RunEvent[SplitT, HandleT]) -> list[RunCommand[SplitT, HandleT]]:
@@ -478,7 +478,7 @@ class RunCore(Generic[SplitT, HandleT]):
             case CheckpointStored():
                 return self._stored(event)
             case CheckpointIsNotStored():
-                return self._heart(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, event.reason)
+                return self._core(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, event.reason)
             case CheckpointCommitted():
                 return self._committed()
             case CheckpointDue() | PauseOver() | CheckpointTimedOut() | RestartDue() | JoinTimeout():
@@ -487,7 +487,7 @@ class RunCore(Generic[SplitT, HandleT]):
                 self._stopping = self._wanted = True
                 return []
             case SplitsDiscovered() | SplitsGone() | DiscoveryFailed() | DiscoveryDue():
-                return self._heart(event)
+                return self._core(event)
             case _:
                 assert_never(event)
 
@@ -511,12 +511,12 @@ class RunCore(Generic[SplitT, HandleT]):
                 return self._died(place, event)
             case WorkerJoined():
                 self._slots[place].joined = True
-                return self._gather() if self._gathering else self._heart(ReaderRegistered(place))
+                return self._gather() if self._gathering else self._core(ReaderRegistered(place))
             case SplitDone():
-                return self._heart(SplitFinished(place, event.split_id))
+                return self._core(SplitFinished(place, event.split_id))
             case WorkerSnapshotted():
                 self._prepared += [WorkerHandle(event.number, handle) for handle in event.handles]
-                return self._heart(ReaderSnapshotted(place, event.checkpoint_id, event.states))
+                return self._core(ReaderSnapshotted(place, event.checkpoint_id, event.states))
             case _:
                 assert_never(event)
 
@@ -535,7 +535,7 @@ class RunCore(Generic[SplitT, HandleT]):
             case _:
                 assert_never(decision)
         # While the first workers gather none of them is registered.
-        return commands + (self._gather() if self._gathering else self._heart(ReaderLost(place)))
+        return commands + (self._gather() if self._gathering else self._core(ReaderLost(place)))
 
     def _recovered(self) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
@@ -543,7 +543,7 @@ class RunCore(Generic[SplitT, HandleT]):
             SetTimer(GATHER_S, JoinTimeout()),
             SetTimer(self._schedule.interval_s, CheckpointDue()),
         ]
-        return commands + self._heart(Started()) + self._gather()
+        return commands + self._core(Started()) + self._gather()
 
     def _gather(self) -> list[RunCommand[SplitT, HandleT]]:
         """The first workers get their splits when all of them are there, or they would not be shared evenly."""
@@ -556,9 +556,9 @@ class RunCore(Generic[SplitT, HandleT]):
             return []
         self._gathering = False
         joined = [place for place, slot in enumerate(self._slots) if slot.joined]
-        commands = [command for place in joined[:-1] for command in self._heart(ReaderRegistered(place))]
+        commands = [command for place in joined[:-1] for command in self._core(ReaderRegistered(place))]
         self._enumerator.release()
-        return commands + [command for place in joined[-1:] for command in self._heart(ReaderRegistered(place))]
+        return commands + [command for place in joined[-1:] for command in self._core(ReaderRegistered(place))]
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -573,7 +573,7 @@ class RunCore(Generic[SplitT, HandleT]):
         self.phase = RunPhase.COLLECTING
         return [
             SetTimer(self._schedule.timeout_s, CheckpointTimedOut(self._checkpoint_id)),
-            *self._heart(CheckpointTriggered(self._checkpoint_id)),
+            *self._core(CheckpointTriggered(self._checkpoint_id)),
         ]
 
     def _stored(self, event: CheckpointStored) -> list[RunCommand[SplitT, HandleT]]:
@@ -587,7 +587,7 @@ class RunCore(Generic[SplitT, HandleT]):
             for slot in self._slots
             if slot.joined and slot.number is not None
         ]
-        return reported + self._heart(CheckpointCompleted(event.checkpoint_id))
+        return reported + self._core(CheckpointCompleted(event.checkpoint_id))
 
     def _committed(self) -> list[RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
@@ -657,9 +657,9 @@ class RunCore(Generic[SplitT, HandleT]):
         if self.phase is RunPhase.COLLECTING:
             late = ", ".join(f"worker {self._number(reader)}" for reader in self.coordinator.waiting_for)
             reason += f"; {late} did not prepare for it in that time: the transform, a read or a write takes longer, or hangs"
-            return self._heart(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, reason)
+            return self._core(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, reason)
         if self.phase is RunPhase.STORING:
-            # It may be stored or not: only who reads the store again can tell.
+            # It may be stored or not: only the process that reads the store again can tell.
             unknown = (
                 f"checkpoint {event.checkpoint_id}: {reason}, and whether it is stored is not known. What the sink does "
                 "before, such as a merge of changes into a table, counts: raise the timeout if that takes longer"
@@ -669,7 +669,7 @@ class RunCore(Generic[SplitT, HandleT]):
 
     # --- the core ----------------------------------------------------------------------------------------------------
 
-    def _heart(self, event: Event[SplitT]) -> list[RunCommand[SplitT, HandleT]]:
+    def _core(self, event: Event[SplitT]) -> list[RunCommand[SplitT, HandleT]]:
         return [done for command in self.coordinator.handle(event) for done in self._translated(command)]
 
     def _translated(self, command: Command[SplitT]) -> list[RunCommand[SplitT, HandleT]]:

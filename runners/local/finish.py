@@ -1,4 +1,4 @@
-"""What a run that has died left behind, ended without starting it again: so its positions can move to another engine."""
+"""What a run that has died orphaned, ended without starting it again: so its positions can move to another engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RETAINED = 1 << 30
 
 
 def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
-    """Commit what the newest checkpoint lists, and abort what its workers have left open, as the run's next start would.
+    """Commit what the newest checkpoint lists, and abort what its workers have left, as the run's next start would.
 
     `checkpoints`: as in RunSettings. Called in the caller's process; they are locked meanwhile. Raises FencedError while the
     run is running on this machine, StateError for checkpoints of no run, where nothing is made, or that cannot be read or are

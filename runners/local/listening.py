@@ -40,8 +40,8 @@ class TcpAddress:
 class Endpoint:
     """A coordinator's server, as its workers reach it.
 
-    `token`: what each call has to bring; None for a socket that nobody else can reach. It travels to workers through the pipes
-    that they are started by, and is in no argument, environment, file or message.
+    `token`: what each call has to bring; None for a socket that no other process can reach. It travels to workers through the
+    pipes that they are started by, and is in no argument, environment, file or message.
     """
 
     address: str
@@ -64,5 +64,5 @@ def tcp_address(listen: str) -> TcpAddress | None:
 
 
 def new_token() -> str:
-    """For one coordinator's life: no process of an earlier one has it."""
+    """For one coordinator's lifetime: no process of an earlier one has it."""
     return secrets.token_urlsafe(_TOKEN_BYTES)

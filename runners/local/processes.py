@@ -1,7 +1,7 @@
 """Processes of a run: forked from one that has everything loaded and one thread, so that a start takes milliseconds.
 
 The supervisor starts the coordinator: from its own process (`forked`), or from multiprocessing's fork server (`forked_apart`).
-The coordinator, which needs threads, first forks a *nursery*: workers are forked from that, and end with it.
+The coordinator, which needs threads, first forks a *worker processes*: workers are forked from that, and end with it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def children_heed_signals() -> None:
 
 
 class WorkerProcesses:
-    """Starts processes, by number, from a fork of this one as it was when the nursery was made: with one thread.
+    """Starts processes, by number, from a fork of this one as it was when the worker processes was made: with one thread.
 
     They end by SIGKILL when this process does, also frozen ones. `start`, `kill` and `close` are called by one thread.
     """
@@ -119,7 +119,9 @@ class WorkerProcesses:
     def __init__(self) -> None:
         """Fork now. Before it nothing may have a thread, a lock or a connection."""
         self._connection, its = pipe()
-        self._process = multiprocessing.get_context("fork").Process(target=_nurse, args=(its,), name=f"{PROCESS_NAME}nursery")
+        self._process = multiprocessing.get_context("fork").Process(
+            target=_nurse, args=(its,), name=f"{PROCESS_NAME}worker processes"
+        )
         self._process.start()
         its.close()
         self._living: set[int] = set()
@@ -133,9 +135,9 @@ class WorkerProcesses:
         threading.Thread(target=self._listen, args=(ended, broken), daemon=True).start()
 
     def start(self, number: int, target: Callable[[Any], None], argument: object) -> None:
-        """Call `target` with the argument, which is pickled, in a new process. Raises OSError if the nursery is gone.
+        """Call `target` with the argument, which is pickled, in a new process. Raises OSError if the worker processes is gone.
 
-        Where the machine refuses a process (no memory, too many), it is told as one that has ended.
+        Where the machine refuses a process (no memory, too many), it is reported as one that has ended.
         """
         with self._changed:
             self._living.add(number)
@@ -143,7 +145,7 @@ class WorkerProcesses:
         self._connection.send((number, target, pickle.dumps(argument)))
 
     def kill(self, number: int) -> None:
-        """SIGKILL, if it still lives. Raises OSError if the nursery is gone."""
+        """SIGKILL, if it is still alive. Raises OSError if the worker processes is gone."""
         self._connection.send((number, None, None))
 
     def close(self, timeout_s: float) -> None:
@@ -171,7 +173,7 @@ class WorkerProcesses:
 
 
 def _nurse(requests: Connection) -> None:
-    """The nursery's process. Ends, with all that it has started, when the other end of `requests` does."""
+    """The worker processes's process. Ends, with all that it has started, when the other end of `requests` does."""
     leave_signals_to_supervisor()
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
@@ -203,7 +205,7 @@ def _report(requests: Connection, children: dict[int, BaseProcess]) -> None:
 
 
 def _obey(requests: Connection, children: dict[int, BaseProcess], files: tuple[int, int]) -> bool:
-    """False when the nursery is to end."""
+    """False when the worker processes is to end."""
     request = requests.recv()
     if request is None:
         return False
@@ -247,7 +249,7 @@ def _is_open(file: int) -> bool:
 
 
 def _begin(requests: Connection, files: tuple[int, int], target: Callable[[Any], None], argument: bytes) -> None:
-    """In the new process: give back what is the nursery's."""
+    """In the new process: give back what is the worker processes's."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     requests.close()
@@ -259,9 +261,9 @@ def _begin(requests: Connection, files: tuple[int, int], target: Callable[[Any],
 def end_group(group: int, lifeline: Connection, timeout_s: float) -> bool:
     """Kill all processes of a group, also frozen ones, and wait until they are gone. False if some are still there.
 
-    `lifeline`: one end of a pipe whose other end every process of the group has. So one that is dead and that nobody has waited
-    for, as in a container without an init process, is none that is still there. Nor is one that a user's function has started,
-    and that has left the group: it may have the other end, too.
+    `lifeline`: one end of a pipe whose other end every process of the group has. So one that is dead and that no process has
+    waited for, as in a container without an init process, is none that is still there. Nor is one that a user's function has
+    started, and that has left the group: it may have the other end, too.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -279,7 +281,7 @@ def reap_group(group: int) -> None:
     """Let go of the dead processes of a group that were left to this one when their parent ended. After `end_group`.
 
     The kernel leaves them to the first process of a container, which a supervisor may be. Each has its number until it is
-    waited for, and a container has so many of them.
+    waited for, and a container has this many of them.
     """
     deadline_s = time.monotonic() + _REAP_S
     with suppress(ChildProcessError):  # there is none, or no more

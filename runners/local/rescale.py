@@ -1,6 +1,6 @@
-"""A run told to use another number of workers while it is running: a file in its folder says how many.
+"""A run instructed to use another number of workers while it is running: a file in its folder says how many.
 
-The coordinator looks for it every second, takes a last checkpoint and ends; the supervisor starts one with so many workers.
+The coordinator looks for it every second, takes a last checkpoint and ends; the supervisor starts one with this many workers.
 That one continues from the checkpoint, deals the splits out again, and removes the file. Where one dies on the way the next
 finds the file again. A file that was there before the run was started, whose start says again how many workers there are, is
 removed.
@@ -92,7 +92,7 @@ def take_up_request(folder: Path) -> RescaleRequest | None:
 
 
 def settle_request(folder: Path, request: RescaleRequest) -> None:
-    """It is carried out, or of an earlier life of the run. Another one in its place is kept. As `take_up_request`."""
+    """It is carried out, or of an earlier lifetime of the run. Another one in its place is kept. As `take_up_request`."""
     if take_up_request(folder) == request:
         (folder / _TAKEN_UP).unlink()
 

@@ -4,7 +4,8 @@
 
 It is in an envelope (`headrace.enumerator.envelope`), of version 1.
 It holds no transactions, so that any number of workers and any sink can start with it. A run that starts with one has a name of
-its own at the sink, and keeps a copy alongside its checkpoints (`savepoint.json`): so a restart is told from another beginning.
+its own at the sink, and keeps a copy alongside its checkpoints (`savepoint.json`): so a restart is distinguished from another
+beginning.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from headrace.runners.local.storage.folder import local_folder, write_whole
 __all__ = [
     "Savepoint",
     "begin_with",
-    "begun",
     "fetch_savepoint",
     "given_savepoint",
     "read_savepoint",
     "shown",
+    "started",
     "take_savepoint",
 ]
 
@@ -132,7 +133,7 @@ def shown(location: str) -> str:
 
 _MAKE_ONE = (
     "Checkpoints of a run may list transactions that are not committed yet: headrace savepoint CHECKPOINTS TARGET makes a "
-    "savepoint of a run that was stopped, and with --pipeline it first finishes what a run that has died left behind"
+    "savepoint of a run that was stopped, and with --pipeline it first finishes what a run that has died orphaned"
 )
 
 
@@ -150,7 +151,7 @@ def _read(location: str) -> bytes:
         return bytes(stream.read())
 
 
-def begun(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
+def started(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
     """Where a run of this source starts with these positions: a log ends where the source says, and not where that job ended.
 
     So a run without a stop continues after one that had one, and the other way round. Contacts a log's source. Raises what its
@@ -161,14 +162,14 @@ def begun(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[S
     with closing(ResumedLogDiscovery(source, positions)) as discovery:
         found = discovery.initial()
     lost = [split for split in found.added if split.split_id in found.missing]
-    if lost and found.complete:  # nobody looks later
+    if lost and found.complete:  # no process looks later
         source.on_splits_missing(lost)
     states = tuple(SplitState(split, finished=False) for split in found.added)
     return Checkpoint(positions.checkpoint_id, states, found.complete)
 
 
 def given_savepoint(path: Path | None, files: RunFiles) -> Savepoint | None:
-    """What a run is instructed to start with; None where it is told nothing, or its file is gone and `files` have a copy of
+    """What a run is instructed to start with; None where it is reported nothing, or its file is gone and `files` have a copy of
     one.
 
     Raises UsageError for a file that is not there, and StateError as `read_savepoint`.
@@ -182,12 +183,13 @@ def begin_with(
     given: Savepoint | None,
     store: CheckpointStore[SplitT, Any],
     serializer: CheckpointSerializer[SplitT],
-    begins: Callable[[Checkpoint[SplitT]], Checkpoint[SplitT]],
+    earliest: Callable[[Checkpoint[SplitT]], Checkpoint[SplitT]],
 ) -> None:
     """Make the savepoint the first checkpoint of a folder that has none; one that has started with it continues from its own.
 
-    `given`: what `given_savepoint` gave. The folder's copy stands for it: whoever died before the first checkpoint is followed
-    by one that starts there, and not where the source does. `starts`: where a run with these positions starts (`started`).
+    `given`: what `given_savepoint` gave. The folder's copy represents it: the process that died before the first checkpoint is
+    followed by one that starts there, and not where the source does. `starts`: where a run with these positions starts
+    (`started`).
     Raises UsageError for a folder that has started otherwise, StateError for a savepoint of another source, and what `starts`
     raises.
     """
@@ -210,4 +212,4 @@ def begin_with(
     else:
         store.files.write(SAVEPOINT, savepoint.serialize())
     if not store.last_id:
-        store.write(RunCheckpoint(begins(positions), (), completed=True))
+        store.write(RunCheckpoint(earliest(positions), (), completed=True))

@@ -42,7 +42,7 @@ class RunSettings:
     - `timeout_s` (`execution.checkpointing.timeout`): one that takes longer has failed, default 600. What a sink does before
       the checkpoint can be stored, such as a merge of changes into a table, is part of it.
     - `tolerable_failed_checkpoints` (`execution.checkpointing.tolerable-failed-checkpoints`): in a row, default 0.
-    - `retained` (`execution.checkpointing.num-retained`): so many newest checkpoints are kept, default 1,
+    - `retained` (`execution.checkpointing.num-retained`): this many newest checkpoints are kept, default 1,
       alongside one that is not committed yet.
     - `savepoints` (`execution.checkpointing.savepoint-dir`): a run that is stopped, or whose source ends, writes its last
       checkpoint into this folder as a savepoint; default None, none.

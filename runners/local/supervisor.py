@@ -61,7 +61,7 @@ def supervise(job: PipelineSpec | PipelineFile, settings: RunSettings, processes
         make_machine_folder(settings.checkpoints)
     with supervised(settings.folder) as is_first:
         if is_first:
-            remove_status(settings.folder)  # of a life before, which nobody is to take for this one
+            remove_status(settings.folder)  # of a lifetime before, which no process is to take for this one
         try:
             return _supervise(job, settings, context)
         finally:
@@ -98,7 +98,7 @@ def _supervise(
 
 
 def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
-    """Requests to rescale of an earlier life: how many workers there are is said now."""
+    """Requests to rescale of an earlier lifetime: how many workers there are is said now."""
     try:
         return read_requests(folder)
     except (StateError, OSError):  # which the coordinator meets, too, and names
@@ -108,7 +108,8 @@ def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
 class _Lifetime:
     """The coordinator of now, if there is one. `stop` may be called by a signal handler.
 
-    `restarts`: all failures so far, of coordinators and of their workers. `run`: its name, from when a coordinator has told it.
+    `restarts`: all failures so far, of coordinators and of their workers. `run`: its name, from when a coordinator has reported
+    it.
     `restarted`: how many coordinators have failed.
     """
 
@@ -132,7 +133,7 @@ class _Lifetime:
         with ExitStack() as until_then:
             try:
                 process, ours, lifeline = _started(order, context, until_then)
-            except OSError as error:  # no room, memory or number for it: as much a failure as a coordinator that dies
+            except OSError as error:  # no space, memory or number for it: as much a failure as a coordinator that dies
                 return RunOutcome(error=f"no coordinator could be started: {error}", kinds=(RunFailedError.__name__,))
             self._coordinator = ours
             if self.stopping.is_set():

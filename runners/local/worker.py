@@ -84,7 +84,7 @@ class _TransformError(Exception):
 
 
 def transform_error(pipeline: PipelineSpec, rows: int, before: object, after: object) -> Exception:
-    """To be raised from what the transform has raised on so many rows, between these two states of a split."""
+    """To be raised from what the transform has raised on this many rows, between these two states of a split."""
     code = getattr(inspect.unwrap(pipeline.transform), "__code__", None) if pipeline.transform is not None else None
     first, end = (getattr(split, "next_offset", split) for split in (before, after))  # sources of logs have it
     message = f"the transform failed on a batch of {rows} rows of {after}, offsets {first} up to {end}"

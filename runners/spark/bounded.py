@@ -112,7 +112,7 @@ class BoundedReader(DataSourceReader):
     """Spark plans by it in a planning process; `read` runs on an unpickled copy in each worker."""
 
     def __init__(self, source: Source[Any], schema: pa.Schema) -> None:
-        """Contacts nobody. `schema`: what Spark expects the batches to have."""
+        """Does no I/O. `schema`: what Spark expects the batches to have."""
         self._pickled = pickled(source)  # Spark pickles the reader, and need not know how a source is pickled
         self._schema = schema
 

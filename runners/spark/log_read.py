@@ -19,7 +19,7 @@ __all__ = ["Limits", "LogOffsets", "LogRead", "OffsetsFormat", "Predecessor"]
 
 @dataclass(frozen=True, slots=True)
 class LogOffsets(Generic[OffsetSplitT]):
-    """Where an engine stands in a whole log source: what it stores as its offset of a batch's start or end.
+    """Where an engine is in a whole log source: what it stores as its offset of a batch's start or end.
 
     `started` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets
     again when it replays its first batch (Spark does) plans the replay from there, and never from a new answer (I2).
@@ -28,7 +28,7 @@ class LogOffsets(Generic[OffsetSplitT]):
     """
 
     splits: Mapping[str, OffsetSplitT]
-    began: Mapping[str, int]
+    started_at: Mapping[str, int]
     initial: bool = False
 
 
@@ -44,7 +44,7 @@ class OffsetsFormat(Protocol[OffsetSplitT]):
         May contact the source, to identify the splits of another connector's offsets. Raises StateError for anything else.
         """
 
-    def begins(self, found: Sequence[OffsetSplitT], known: Mapping[str, OffsetSplitT]) -> Mapping[str, int]:
+    def first_offsets(self, found: Sequence[OffsetSplitT], known: Mapping[str, OffsetSplitT]) -> Mapping[str, int]:
         """Where another connector's batch started splits that it found while it planned: it stores the ends only, these.
 
         `known` are the others. By that connector's rule, whatever the user wants of splits that we find. May contact the
@@ -66,7 +66,7 @@ class Predecessor(Protocol):
 class Limits:
     """How much a streaming batch holds. Offsets, not records: compaction and transactions leave gaps.
 
-    `min_offsets` delays a batch until so many are there, for `max_delay_s` seconds since the last one at most.
+    `min_offsets` delays a batch until this many are there, for `max_delay_s` seconds since the last one at most.
     """
 
     max_offsets: int | None = None
@@ -79,7 +79,7 @@ class LogRead(Generic[OffsetSplitT]):
     """A log source and how to read it. Picklable.
 
     `source` can build every column there is; `columns` are those a user gets who asks for none. `offsets` is how offsets are
-    stored. `max_task_offsets` bounds a task, `min_tasks` asks for about so many; `parallelism` is how many run at once, if
+    stored. `max_task_offsets` bounds a task, `min_tasks` asks for about this many; `parallelism` is how many run at once, if
     known. A task that gets nothing for `poll_timeout_s` seconds fails. `savepoint`: path or URI of a savepoint of a run with
     which a query without a checkpoint starts.
     """

@@ -44,11 +44,11 @@ class OffsetLog:
         """A digest of the batch's plan; None where there is no such file, or it cannot be read. Driver process.
 
         What cannot be read is said once in a process, and tried again for the next batch: those that it was not read for are
-        told by their numbers alone.
+        reported by their numbers alone.
         """
         try:
             content = _read(f"{self.location.rstrip('/')}/offsets/{batch}")
-        except (OSError, ValueError, NotImplementedError) as error:  # Spark has written it before anybody asks
+        except (OSError, ValueError, NotImplementedError) as error:  # Spark has written it before any process asks
             if self.location not in _unreadable:
                 log.warning(
                     "the checkpoint at %s cannot be read here, so an older copy of it is noticed by the batch number alone: %s",
@@ -85,7 +85,7 @@ class OffsetLog:
 
         Where its entry can be known: of a query without state or watermark it states that the batch has ended, and no more. And
         only in a folder of this machine that can be written to. Else nothing is done: Spark runs the batch again, and the sink
-        skips it. Before the query starts, by whoever has the checkpoint's lock.
+        skips it. Before the query starts, by the process that has the checkpoint's lock.
         """
         root = Path(self.location)
         commits = root / "commits"

@@ -2,7 +2,7 @@
 
 The rules and names are those of Spark's Kafka source (KafkaMicroBatchStream.rateLimit, KafkaOffsetRangeCalculator), with
 one addition: ranges too small to be worth a task share one, as long as that leaves no core without work. What is done with a
-record may take far longer than to read it, and how large it is nobody knows before it is fetched; so where the number of cores
+record may take far longer than to read it, and how large it is no one knows before it is fetched; so where the number of cores
 is not known either, only what is nearly nothing shares a task.
 """
 
@@ -25,7 +25,7 @@ PARALLELISM_VARIABLE = "HEADRACE_PARALLELISM"
 
 
 def told_parallelism() -> int | None:
-    """The tasks that the session runs at once, as this process was told; None when it was not. Reads the environment."""
+    """The tasks that the session runs at once, as this process was reported; None when it was not. Reads the environment."""
     text = os.environ.get(PARALLELISM_VARIABLE, "")
     return int(text) if text.isascii() and text.isdigit() and int(text) else None
 
@@ -73,7 +73,7 @@ def plan_tasks(
 
     `max_task_records` (Spark's maxRecordsPerPartition) bounds a task. `min_tasks` (Spark's minPartitions) splits the largest
     ranges until there are about that many tasks, and then nothing is packed. `parallelism`: tasks that run at once, if known;
-    ranges are packed evenly over so many. Order within a split is kept inside a task.
+    ranges are packed evenly over this many. Order within a split is kept inside a task.
     """
     pieces = [piece for item in ranges if item.size > 0 for piece in _split_by_size(item, max_task_records)]
     if min_tasks is not None:

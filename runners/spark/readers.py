@@ -90,7 +90,7 @@ class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
     """A bounded read. Spark makes and plans it in a planning process; `read` runs on an unpickled copy in each worker."""
 
     def __init__(self, read: LogRead[OffsetSplitT], schema: StructType) -> None:
-        """Contacts nobody. Raises UsageError for a schema that cannot be read."""
+        """Does no I/O. Raises UsageError for a schema that cannot be read."""
         self._job = _planned_here(read, schema)
         self._predicates: list[Predicate] = []
         self.pushFilters = _PushFilters(read, self._predicates)  # type: ignore[method-assign]
@@ -126,7 +126,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
     """A streaming read. One instance plans a run of a query in the driver's Python process; copies `read` in the workers."""
 
     def __init__(self, read: LogRead[OffsetSplitT], schema: StructType, clock: Callable[[], float] = time.monotonic) -> None:
-        """Contacts nobody. Raises UsageError for a schema that cannot be read. `clock` gives monotonic seconds."""
+        """Does no I/O. Raises UsageError for a schema that cannot be read. `clock` gives monotonic seconds."""
         self._job = _planned_here(read, schema)
         self._planner = StreamPlanner(self._job, clock)
 

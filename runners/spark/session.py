@@ -108,7 +108,7 @@ class HeadraceBuilder(SparkSession.Builder):
         return session
 
     def _launcher(self, master: str | None) -> Path | None:
-        """What Spark is to run as its Python; None for what it is told already."""
+        """What Spark is to run as its Python; None for what it is given already."""
         if private.builder_options(self).get(FORKING, "true").lower() == "false" or not _may_fork(master):
             return None
         return _warm_python()
@@ -162,7 +162,7 @@ def session_builder() -> SparkSession.Builder:
 
 
 def warm_session_builder() -> SparkSession.Builder:
-    """`session_builder()` for a session whose Python processes are to be forked, whoever says what the master is.
+    """`session_builder()` for a session whose Python processes are to be forked, the process that says what the master is.
 
     Spark starts several Python daemons for a query, one after the other, and each imports the same modules. Here one process
     imports them from now on, and the daemons are forked from it; where that cannot be done they start as ever. That process
@@ -248,13 +248,17 @@ def _register(session: SparkSession, context: SparkContext, parallelism: int) ->
 
 
 def _was_told(context: SparkContext) -> str | None:
-    """The parallelism that Python processes of this session are told: by its JVM, or by the data source registered with it."""
+    """The parallelism that Python processes of this session are reported: by its JVM, or by the data source registered with
+    it.
+    """
     reported: str | None = context.environment.get(PARALLELISM_VARIABLE)
     return private.jvm_variable(context, PARALLELISM_VARIABLE) if reported is None else reported
 
 
 def told_parallelism_of(session: SparkSession) -> int | None:
-    """The tasks that the session runs at once, as its Python processes are told; None where they are not, or over Connect."""
+    """The tasks that the session runs at once, as its Python processes are reported; None where they are not, or over
+    Connect.
+    """
     context = private.active_context()
     if context is None or not isinstance(session, SparkSession):
         return None
@@ -292,7 +296,9 @@ def _may_fork(master: str | None) -> bool:
 
 @contextmanager
 def _launched_by(launcher: Path) -> Iterator[None]:
-    """Have Spark run the launcher as its Python, in a session that starts meanwhile. Any later one starts as it is told."""
+    """Have Spark run the launcher as its Python, in a session that starts meanwhile. Any later one starts as it is
+    instructed.
+    """
     with _environment_kept(WORKERS, DRIVER, SUBMIT_OPTIONS):
         os.environ[WORKERS] = str(launcher)
         os.environ.pop(DRIVER, None)
@@ -376,7 +382,7 @@ def _start_zygote(python: str) -> None:
 
 def end_processes(timeout_s: float) -> None:
     """End the JVM that this process has started, and the process that its Python daemons are forked from. They remove their
-    temporary files, for which they have so many seconds in all. For a process that is about to end without its own clean-up.
+    temporary files, for which they have this many seconds in all. For a process that is about to end without its own clean-up.
     """
     jvm = private.jvm_process()
     started: list[subprocess.Popen[bytes]] = [*([] if jvm is None else [jvm]), *_alive]
@@ -400,4 +406,4 @@ exec {python} "$@"
 """
 
 _alive: list[subprocess.Popen[bytes]] = []
-"""Keeps the pipes open for as long as this process lives."""
+"""Keeps the pipes open for as long as this process is alive."""

@@ -36,7 +36,7 @@ _PARSED_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class Backlog(Generic[OffsetSplitT]):
-    """What one look at the source found: every split that is there, at its position, and as it stands at its end now."""
+    """What one look at the source found: every split that is there, at its position, and as it is at its end now."""
 
     splits: Mapping[str, OffsetSplitT]
     at_end: Mapping[str, OffsetSplitT]
@@ -58,13 +58,13 @@ class Backlog(Generic[OffsetSplitT]):
 
 
 class StreamPlanner(Generic[OffsetSplitT]):
-    """Plans the batches of one run of a query. Lives in the driver's Python process; called by one thread, as Spark does.
+    """Plans the batches of one run of a query. Exists in the driver's Python process; called by one thread, as Spark does.
 
     Offsets go in and out as JSON text. Only the end of batch 0, planned for the first time, ever initialises.
     """
 
     def __init__(self, read: LogRead[OffsetSplitT], clock: Callable[[], float]) -> None:
-        """`clock` gives monotonic seconds. Contacts nobody."""
+        """`clock` gives monotonic seconds. Does no I/O."""
         self._read = read
         self._source = read.source
         self._format = read.offsets
@@ -86,7 +86,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._seen: Backlog[OffsetSplitT] | None = None
 
     def initial_offsets(self) -> str:
-        """The mark of a query without a checkpoint; the same text however often Spark asks. Contacts nobody."""
+        """The mark of a query without a checkpoint; the same text however often Spark asks. Does no I/O."""
         return self._format.to_json(LogOffsets({}, {}, initial=True))
 
     def next_offsets(self, start: str, max_offsets: int | None, min_offsets: int | None) -> str:
@@ -115,21 +115,21 @@ class StreamPlanner(Generic[OffsetSplitT]):
             return start
         kept = {split_id: split for split_id, split in offsets.splits.items() if split_id not in gone}
         known = {**kept, **backlog.splits}
-        began = {split_id: offsets.began.get(split_id, split.next_offset) for split_id, split in known.items()}
+        started_at = {split_id: offsets.started_at.get(split_id, split.next_offset) for split_id, split in known.items()}
         moved = {split_id: self._source.moved(split, ends[split_id]) for split_id, split in backlog.at_end.items()}
-        return self._format.to_json(LogOffsets({**known, **moved}, began))
+        return self._format.to_json(LogOffsets({**known, **moved}, started_at))
 
     def tasks(self, start: str, end: str) -> list[tuple[OffsetSplitT, ...]]:
         """The tasks of the batch between two offsets, each a list of bounded splits; a replay gives the same ranges.
 
-        Raises StateError when another connector's first batch is replayed and nobody says where that one started.
+        Raises StateError when another connector's first batch is replayed and no process says where that one started.
         """
         first, last = self._parse(start), self._parse(end)
         gone = [split for split_id, split in first.splits.items() if split_id not in last.splits]
         if gone and not _is_complete(last):  # what leaves our own offsets was tolerated before they were stored
             self._source.on_splits_missing(gone)
-        begins = self._begins(first, last)
-        ranges = [OffsetRange(split_id, begins[split_id], split.next_offset) for split_id, split in last.splits.items()]
+        earliest = self._begins(first, last)
+        ranges = [OffsetRange(split_id, earliest[split_id], split.next_offset) for split_id, split in last.splits.items()]
         return [
             tuple(last.splits[item.split_id].between(item.start, item.stop) for item in task)
             for task in self._read.tasks_of(ranges)
@@ -169,7 +169,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         from headrace.runners.local.savepoints import fetch_savepoint, shown  # which Spark's processes are spared else
 
         positions = fetch_savepoint(location).positions(CheckpointSerializer(source.name, source.split_serializer))
-        log.warning("the query starts where savepoint %s stands", shown(location))
+        log.warning("the query starts where savepoint %s is", shown(location))
         return ResumedLogDiscovery(source, positions)
 
     def _pass_savepoint_over(self) -> None:
@@ -199,7 +199,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         splits = self._present(offsets)
         at_end = self._source.at_end(list(splits.values()))
         backlog = Backlog(splits, at_end)
-        if self._pins_end and not backlog.gone_back:  # behind what has gone back there may be more: the next look tells
+        if self._pins_end and not backlog.gone_back:  # behind what has gone back there may be more: the next look shows
             self._pinned = at_end
         return backlog
 
@@ -259,7 +259,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
 
     def _begins(self, first: LogOffsets[OffsetSplitT], last: LogOffsets[OffsetSplitT]) -> Mapping[str, int]:
         if first.initial and _is_complete(last):
-            return last.began
+            return last.started_at
         if first.initial:
             started = self._predecessors()
             if started is None:
@@ -270,9 +270,9 @@ class StreamPlanner(Generic[OffsetSplitT]):
                 )
             first = replace(first, splits=started)
         known = {split_id: split.next_offset for split_id, split in first.splits.items()}
-        begins = {**last.began, **known}
-        unknown = [split for split_id, split in last.splits.items() if split_id not in begins]
-        return {**self._format.begins(unknown, first.splits), **begins} if unknown else begins
+        earliest = {**last.started_at, **known}
+        unknown = [split for split_id, split in last.splits.items() if split_id not in earliest]
+        return {**self._format.first_offsets(unknown, first.splits), **earliest} if unknown else earliest
 
     def _publish(self, offsets: LogOffsets[OffsetSplitT]) -> None:
         """Positions are durable now. For others to look at: no failure stops the query, the next batch is another try, and the
@@ -309,4 +309,4 @@ def _is_tolerated(error: Exception) -> bool:
 
 def _is_complete(offsets: LogOffsets[OffsetSplitT]) -> bool:
     """False for another connector's offsets, which do not hold where each split started."""
-    return offsets.began.keys() >= offsets.splits.keys()
+    return offsets.started_at.keys() >= offsets.splits.keys()

@@ -1,6 +1,6 @@
 """Reading a task, in a Python worker of Spark: bounded splits in, Arrow record batches out. No PySpark in here.
 
-A reader lives as long as its task. Spark keeps worker processes between tasks, and a source that is expensive to reach
+A reader is alive as long as its task. Spark keeps worker processes between tasks, and a source that is expensive to reach
 keeps its connections with the process, not with the reader.
 """
 

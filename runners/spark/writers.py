@@ -58,12 +58,12 @@ _MOST_FENCES = 20
 
 STRAGGLERS_S = 4.0
 """When a task fails, Spark stops the others and calls `abort` at once, but leaves their Python processes 2 s to end by
-themselves (spark.python.task.killTimeout): until then one may prepare what nobody would ever end."""
+themselves (spark.python.task.killTimeout): until then one may prepare what no process would ever end."""
 
 
 @dataclass(frozen=True)
 class PreparedMessage(WriterCommitMessage, Generic[HandleT]):
-    """What a task tells the driver: whose epoch it has written, and the handle of what it prepared, if it had any rows.
+    """What a task shows the driver: whose epoch it has written, and the handle of what it prepared, if it had any rows.
 
     `query`: of a batch write, the streaming query whose `foreachBatch` it is in. `skipped`: the task has written nothing, as it
     was informed that the epoch is recorded.
@@ -89,7 +89,7 @@ def check_columns(schema: StructType, known: Mapping[str, Sequence[str]], requir
 
 
 class _Recorded:
-    """Which epochs are on the lists, and what is left over, as of when this was pickled: before the tasks of an epoch start.
+    """Which epochs are on the lists, and what is remaining, as of when this was pickled: before the tasks of an epoch start.
 
     They must not write again what is durable. What a dead driver has under way is not waited for: if it becomes durable all the
     same, the driver's commit finds it, and aborts what these tasks have written.
@@ -119,7 +119,8 @@ class _Recorded:
         return None if self._epochs is None else self._epochs.get(job)
 
     def refuse(self, job: str, epoch: int, content: str | None) -> None:
-        """Raise StaleEpochError if that was an epoch of another plan already, before anything of whoever wrote it is fenced.
+        """Raise StaleEpochError if that was an epoch of another plan already, before anything of the process that wrote it is
+        fenced.
 
         SupersededError where another driver has claimed the job from this one since: its checkpoint is no older copy.
         """
@@ -136,7 +137,7 @@ class _Recorded:
             raise
 
     def recover(self, job: str) -> None:
-        """End what an earlier run of the job left over. In a task, since the driver's side of Spark does not know the query."""
+        """End what an earlier run of the job has left. In a task, since the driver's side of Spark does not know the query."""
         capabilities.end_left_over(self._sink, job, self._left_over, self._driver_id)
 
 
@@ -179,7 +180,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         offsets: OffsetLog | None = None,
         driver_id: str | None = None,
     ) -> None:
-        """Contacts nobody. `columns` are those of the frame that are written.
+        """Does no I/O. `columns` are those of the frame that are written.
 
         `offsets`: of the query's checkpoint, where it is known: with it a batch that an older copy of the checkpoint has
         planned again is refused, and not taken for a replay. `driver id`: of the driver, if it is a supervised one.
@@ -246,8 +247,8 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             _commit(self._sink, job, asked, None)
 
     def claim(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
-        """Before a driver with an driver id starts the query for the first time, in its own process: make the job its
-        own, and recover as the first `commit` does. Raises and tells as `recover`.
+        """Before a driver with a driver id starts the query for the first time, in its own process: make the job its
+        own, and recover as the first `commit` does. Raises and shows as `recover`.
         """
         return self._started(job, last_batch, JobCommitter.claim)
 
@@ -267,8 +268,8 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         return self._started(job, last_batch, JobCommitter.recover)
 
     def release(self, job: str) -> None:
-        """After the query has ended in good order, in a process of its driver: the job is nobody's. Raises as `recover`, and
-        soon where the sink is away.
+        """After the query has ended in good order, in a process of its driver: the job is no process's. Raises as `recover`,
+        and soon where the sink is away.
         """
         self._in_driver(capabilities.bounded(self._sink), job, JobCommitter.release)
 
@@ -295,7 +296,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         return None if recorded.content is None else planned
 
     def _in_driver(self, sink: TwoPhaseSink[HandleT], job: str, act: Callable[[JobCommitter[HandleT]], None]) -> None:
-        """With a committer that nobody has used: what was fenced is of no further use."""
+        """With a committer that no process has used: what was fenced is of no further use."""
 
         def attempt() -> None:
             committer = JobCommitter(job, sink.committer(job), self._driver_id)
@@ -327,7 +328,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         epoch: int | None,
         offsets: OffsetLog | None = None,
     ) -> None:
-        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone). Contacts nobody.
+        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone). Does no I/O.
 
         `offsets`: as a stream's, in `foreachBatch`, where `epoch` is the batch.
         """
@@ -361,7 +362,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
             _forget(committer, self._job)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: as a stream's, and again after 4 s, for tasks that were still running: nobody comes later."""
+        """On the driver: as a stream's, and again after 4 s, for tasks that were still running: no process comes later."""
         self._abort_now()
         time.sleep(STRAGGLERS_S)
         self._abort_now()
@@ -369,7 +370,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
     def _abort_now(self) -> None:
         if self._is_repeatable:
             _abort(capabilities.bounded(self._sink), self._job, self._epoch)
-        else:  # nobody else has this name, and nobody completes it later
+        else:  # no other process has this name, and no process completes it later
             _recover(capabilities.bounded(self._sink), self._job)
 
 
@@ -398,7 +399,7 @@ def _skipped(prepared: Sequence[PreparedMessage[Any]]) -> bool:
 
 
 def _content(offsets: OffsetLog | None, batch: int) -> str | None:
-    """What the batch is made from, if that can be told."""
+    """What the batch is made from, if that can be determined."""
     return None if offsets is None else offsets.digest(batch)
 
 
@@ -470,7 +471,9 @@ def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int, driver_id: str | None 
             log.warning("job %s: epoch %d is recorded, nothing is aborted; the next start completes it if need be", job, epoch)
             return
     except HeadraceError as error:
-        log.warning("job %s: whether epoch %d is recorded cannot be told now, so nothing is aborted: %s", job, epoch, error)
+        log.warning(
+            "job %s: whether epoch %d is recorded cannot be determined now, so nothing is aborted: %s", job, epoch, error
+        )
         return
     _recover(sink, job, driver_id)
 

@@ -81,7 +81,7 @@ def _run_by_fork(address: Path, module: str) -> int | None:
                 return None
         except OSError:
             return None
-        _let_go_of_streams()  # Spark tells a daemon to end by closing its standard input
+        _let_go_of_streams()  # Spark shows a daemon to end by closing its standard input
         with connection.makefile("rb") as told_back:
             ended = told_back.read(1 + STATUS_BYTES)
     if not ended.startswith(ENDED):

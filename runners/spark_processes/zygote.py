@@ -2,9 +2,9 @@
 
     python -m headrace.runners.spark_processes.zygote SOCKET MODULE...
 
-It listens at once, loads, then serves, until its standard input closes: then its driver is gone. It forks as soon as somebody
-connects, and the fork reads what is wanted of it: whoever stops in the middle, or sends nonsense, holds up a fork and nobody
-else. Threads and a fork do not go together: with one that is not known to bear it, it does not serve.
+It listens at once, loads, then serves, until its standard input closes: then its driver is gone. It forks as soon as another
+process connects, and the fork reads what is wanted of it: the process that stops in the middle, or sends nonsense, holds up a
+fork and no process else. Threads and a fork do not go together: with one that is not known to bear it, it does not serve.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ FORKABLE_THREADS = frozenset({"jemalloc_bg_thd"})  # Arrow's allocator has its o
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A process that was forked for whoever is at the other end of the connection."""
+    """A process that was forked for the process that is at the other end of the connection."""
 
     pid: int
     connection: socket.socket
 
 
 def main(address: Path, modules: list[str]) -> None:
-    """Load and serve. Raises SystemExit when it cannot fork safely; whoever asks then starts without it."""
+    """Load and serve. Raises SystemExit when it cannot fork safely; the process that asks then starts without it."""
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             with reachable(address) as name:
@@ -74,7 +74,9 @@ def _other_threads() -> set[str]:
 
 
 def _serve(listener: socket.socket) -> socket.socket | None:
-    """Fork for each that connects. Returns None when the driver is gone; in a fork, the connection of whoever asked for it."""
+    """Fork for each that connects. Returns None when the driver is gone; in a fork, the connection of the process that asked
+    for it.
+    """
     with selectors.DefaultSelector() as ready:
         ready.register(sys.stdin, selectors.EVENT_READ)
         ready.register(listener, selectors.EVENT_READ)
@@ -94,7 +96,7 @@ def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> socket.sock
     """None, but in the fork the connection."""
     try:
         connection, _ = listener.accept()
-    except OSError:  # whoever it was has gone again
+    except OSError:  # the process that it was has gone again
         return None
     pid = os.fork()
     if pid == 0:
@@ -113,7 +115,7 @@ def _let_go_of_others(ready: selectors.BaseSelector) -> None:
 def _report_end(descriptor: int, fork: Fork) -> None:
     os.close(descriptor)
     _, status = os.waitpid(fork.pid, 0)
-    with fork.connection, suppress(OSError):  # whoever asked may be gone
+    with fork.connection, suppress(OSError):  # the process that asked may be gone
         fork.connection.sendall(ENDED + status.to_bytes(STATUS_BYTES))
 
 
@@ -125,7 +127,7 @@ def _become(connection: socket.socket) -> None:
     if len(streams) != STREAMS:
         return  # it has gone again
     wanted: Mapping[str, Any] = json.loads(request)
-    # Hashes of strings have to be the same in all of Spark's workers, and are settled when an interpreter starts.
+    # Hashes of strings have to be the same in all of Spark's workers, and are resolved when an interpreter starts.
     if wanted["environ"].get(HASH_SEED, SEED) != SEED:
         return
     os.chdir(wanted["directory"])

@@ -82,11 +82,11 @@ class TestEager(SourceConformance):
         assert len(bundles) == 2
         run.close()
 
-    def test_constructor_contacts_nobody(self, external: ExternalContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_constructor_contacts_no_process(self, external: ExternalContext, monkeypatch: pytest.MonkeyPatch) -> None:
         """As the kit has it, of a source that is always bounded."""
         monkeypatch.setattr(external, "create_source", lambda _: BeamSource(beam.io.ReadFromText("/none", validate=False)))
         monkeypatch.setattr("headrace.testing.conformance.Boundedness", [Boundedness.BOUNDED])
-        super().test_constructor_contacts_nobody(external, monkeypatch)
+        super().test_constructor_contacts_no_process(external, monkeypatch)
 
 
 class TestLazy(TestEager):

@@ -143,7 +143,7 @@ CAUGHT_BY = {
 
 @pytest.fixture
 def on_fake(fake_kafka):
-    """A function that runs one case of the kit, against a fake broker and with the patience of the other tests here."""
+    """A function that runs one case of the kit, against a fake broker and with the timeout of the other tests here."""
     contexts, kit = [], OnKafka()
     kit.bootstrap = fake_kafka.bootstrap
 

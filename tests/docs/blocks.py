@@ -6,8 +6,8 @@
 - `properties` are Kafka client properties that headrace accepts; `yaml` and `toml` are parsed.
 - A block after `<!--- skip: next "reason" -->` is not run. A block in another language without a reason is an error.
 
-`127.0.0.1:9092` stands for the broker of the tests, `https://registry:8081` for a schema registry. In expected output `...`
-stands for anything, and blanks are equal to tabs.
+`127.0.0.1:9092` represents the broker of the tests, `https://registry:8081` for a schema registry. In expected output `...`
+represents anything, and blanks are equal to tabs.
 """
 
 from __future__ import annotations

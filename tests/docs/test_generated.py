@@ -15,7 +15,7 @@ def test_a_page_is_what_the_code_says(page):
     assert renewed(text) == text, "run: python -m docs.tools.generate"
 
 
-def test_everything_that_can_be_generated_stands_on_a_page():
+def test_everything_that_can_be_generated_is_on_a_page():
     assert {match[2] for page in PAGES for match in MARKED.finditer(page.read_text())} == GENERATED.keys()
 
 

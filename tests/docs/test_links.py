@@ -72,7 +72,7 @@ def test_every_make_target_that_is_named_exists():
 
 
 def files_named(path: Path) -> set[str]:
-    """What stands in a document as code and looks like a file or folder of the checkout."""
+    """What is in a document as code and looks like a file or folder of the checkout."""
     code = [token.content for token in tokens(path) if token.type == "code_inline"]
     return {name for name in code if re.fullmatch(r"[\w.-]+(/[\w.-]+)*(\.(py|md|java)|/)", name)}
 

@@ -27,10 +27,10 @@ TRACED = {
 }
 
 
-def note(name, began, took):
+def note(name, started_at, took):
     line = {
         "name": name,
-        "at": began,
+        "at": started_at,
         "took": round(took, 4),
         "pid": os.getpid(),
         "module": getattr(sys, "argv", sys.orig_argv)[-1],
@@ -73,17 +73,17 @@ def trace(module):
 
 def traced(name, method):
     def noted(self, *arguments):
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             return method(self, *arguments)
         finally:
-            note(name, began, time.monotonic() - began)
+            note(name, started_at, time.monotonic() - started_at)
 
     return noted
 
 
 class Injector(importlib.abc.MetaPathFinder):
-    """Changes a module of ours right after somebody has imported it."""
+    """Changes a module of headrace right after another process has imported it."""
 
     def find_spec(self, name, path, target=None):
         if name not in TRACED or name in injected:
@@ -93,10 +93,10 @@ class Injector(importlib.abc.MetaPathFinder):
         load = spec.loader.exec_module
 
         def load_and_inject(module):
-            began = time.monotonic()
+            started_at = time.monotonic()
             load(module)
             if "HEADRACE_TRACE" in os.environ:
-                note(f"import {name}", began, time.monotonic() - began)
+                note(f"import {name}", started_at, time.monotonic() - started_at)
                 trace(module)
             if "HEADRACE_PHASE" in os.environ and name == SINK:
                 stop_in(module, json.loads(os.environ["HEADRACE_PHASE"]))

@@ -142,7 +142,7 @@ def check(case: Case, items: Sequence[bytes], decode: Decode) -> Counter[str]:
 
 
 def _check_values(case: Case, items: Sequence[bytes], column: pa.Array, refused: dict[int, str]) -> None:
-    """Good values are what fastavro reads, whatever stands alongside them; some mutated ones are judged by the
+    """Good values are what fastavro reads, whatever is alongside them; some mutated ones are judged by the
     specification.
     """
     sample = {row for row in range(len(items)) if row % _GOOD_EVERY == 0 or row % _JUDGED_EVERY == 1}
@@ -164,20 +164,20 @@ def _check_values(case: Case, items: Sequence[bytes], column: pa.Array, refused:
 def run_chunk(
     seed: str, chunk: int, request: dict[str, Any], keep: Path | None = None, decode: Decode = AvroFormat.decode
 ) -> None:
-    """Adds to what is told. `keep`: a file that each batch is written to before it is decoded."""
+    """Adds to what is reported. `keep`: a file that each batch is written to before it is decoded."""
     found, chance = drawn(f"{seed}-{chunk}"), random.Random(f"{seed}-{chunk}")
     for number in range(CASES * BATCHES):
         case = found[number % len(found)]
         items = batch(case, chance)
         if keep is not None:
             keep.write_text(json.dumps([case.writer, case.reader, case.fields, [each.hex() for each in items]]))
-        began = time.thread_time()
+        started_at = time.thread_time()
         try:
             outcomes = check(case, items, decode)
         except Exception as error:
             said_where = f"chunk {chunk}, batch {number}, {json.dumps(case.writer)}"
             raise Finding(f"{type(error).__name__}: {error}; {said_where}") from error
-        took = time.thread_time() - began
+        took = time.thread_time() - started_at
         if took > SLOW_S:
             raise Finding(f"{took} s for batch {number} of chunk {chunk}")
         request["slowest_ms"] = max(request["slowest_ms"], took * 1000)

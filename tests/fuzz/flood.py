@@ -72,7 +72,7 @@ class Figures:
     findings: list[str] = field(default_factory=list)
 
     def add(self, settings: dict[str, Any]) -> None:
-        """What a child has told of some chunks."""
+        """What a child has reported some chunks."""
         self.chunk = settings["chunk"]
         self.outcomes.update(settings["outcomes"])
         for name in ("buffers", "rows", "cpu_s"):
@@ -102,18 +102,18 @@ def check(mutant: Mutant, decode: Decode, *, in_full: bool) -> tuple[str, int]:
 def run_chunk(
     seed: str, chunk: int, settings: dict[str, Any], decode: Decode = kernel.decode, keep: Path | None = None
 ) -> None:
-    """Adds to what is told. `keep`: a file that each buffer is written to before it is decoded."""
+    """Adds to what is reported. `keep`: a file that each buffer is written to before it is decoded."""
     clock, outcomes = time.perf_counter, settings["outcomes"]
     for number, mutant in enumerate(islice(mutants(f"{seed}-{chunk}"), CHUNK)):
         if keep is not None:
             keep.write_bytes(mutant.data)
             keep.with_suffix(".json").write_text(json.dumps(mutant.options))
-        began = clock()
+        started_at = clock()
         try:
             outcome, rows = check(mutant, decode, in_full=number % _FULLY_CHECKED == 0)
         except Exception as error:
             raise Finding(f"{type(error).__name__}: {error}; chunk {chunk}, {mutant.data.hex()}, {mutant.options}") from error
-        took = clock() - began
+        took = clock() - started_at
         if took > SLOW_S:
             took = _processor_time(mutant, decode)
         settings["slowest_ms"] = max(settings["slowest_ms"], took * 1000)
@@ -124,9 +124,9 @@ def run_chunk(
 
 def _processor_time(mutant: Mutant, decode: Decode) -> float:
     """Of this buffer again: the clock has run while others had the processor. Raises Finding if that is too long, too."""
-    began = time.thread_time()
+    started_at = time.thread_time()
     check(mutant, decode, in_full=False)
-    took = time.thread_time() - began
+    took = time.thread_time() - started_at
     if took > SLOW_S:
         raise Finding(f"{took} s for {mutant.data.hex()}, {mutant.options}")
     return took
@@ -156,15 +156,15 @@ def work(of: str, seed: str, first: int, last: int, keep: Path | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     faulthandler.enable()
     faulthandler.register(signal.SIGPROF, chain=True)  # where it hangs; then the signal ends the process
-    settings, began = new_counts(first), time.process_time()
+    settings, started_at = new_counts(first), time.process_time()
     for chunk in range(first, last):
         signal.setitimer(signal.ITIMER_PROF, HANG_S)
         CHUNKS[of](seed, chunk, settings, keep=keep)
         check_memory(settings)
         if (chunk + 1) % REPORTED_EVERY == 0 or chunk + 1 == last:
             now = time.process_time()
-            print(json.dumps({**settings, "chunk": chunk + 1, "cpu_s": now - began}), flush=True)  # noqa: T201
-            settings, began = new_counts(chunk + 1), now
+            print(json.dumps({**settings, "chunk": chunk + 1, "cpu_s": now - started_at}), flush=True)  # noqa: T201
+            settings, started_at = new_counts(chunk + 1), now
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 

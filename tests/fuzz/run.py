@@ -42,7 +42,7 @@ def functions(module: ModuleType) -> Iterator[FunctionType]:
 
 
 def place(error: BaseException) -> str:
-    """Which finding this is: its kind, and the last line of code of ours."""
+    """Which finding this is: its kind, and the last line of code of headrace."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "site-packages" not in frame.filename and "/lib/python" not in frame.filename]
     last = (ours or frames)[-1]
@@ -106,10 +106,10 @@ def fuzz(name: str, seconds: int, folder: Path) -> dict[str, object]:
         (known / f"{number:05}").write_bytes(data)
     words = folder / "words"
     words.write_text("\n".join(map(quoted, target.words)) + "\n")
-    began = time.monotonic()
+    started_at = time.monotonic()
     options = [f"-max_total_time={seconds}", f"-max_len={_LONGEST_INPUT}", "-print_final_stats=1", f"-dict={words}"]
     done = child(name, folder, *options, str(found), str(known))
-    took = time.monotonic() - began
+    took = time.monotonic() - started_at
     findings = [file for file in sorted(folder.glob(f"{_FINDING}*")) if file.suffix != ".txt"]
     keep(
         name,
@@ -133,7 +133,7 @@ def _with_texts(findings: list[Path]) -> Iterator[tuple[Path, Path]]:
 
 
 def keep(name: str, picked: list[bytes], findings: list[bytes], target: Target) -> None:
-    """Small ones first, as far as there is room; inputs of findings all. Seeds are recreated each time."""
+    """Small ones first, as far as there is space; inputs of findings all. Seeds are recreated each time."""
     kept, size = list(findings), sum(map(len, findings))
     seeds = set(target.seeds().values())
     for data in sorted(picked, key=len):

@@ -89,7 +89,7 @@ def sanitized(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]
 
 def run(buffers: int) -> dict[str, Any]:
     """Build and run it all; the figures."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder, "checkout")
         build(checkout)
@@ -104,7 +104,7 @@ def run(buffers: int) -> dict[str, Any]:
         "target": "sanitized",
         **settings,
         "unit_tests": tests.stdout.strip().splitlines()[-1:],
-        "seconds": round(time.monotonic() - began),
+        "seconds": round(time.monotonic() - started_at),
         "findings": findings,
     }
 

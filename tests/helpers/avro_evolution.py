@@ -284,14 +284,14 @@ def holds(kind: str, reads: list[list[bool]]) -> bool:
     return {"BACKWARD": backward, "FORWARD": forward, "FULL": backward and forward}[direction]
 
 
-def told_apart(histories: Collection[History]) -> bool:
-    """Whether each kind of compatibility is had by some history and lacked by some, and any two differ in one."""
+def told_apart(schedules: Collection[History]) -> bool:
+    """Whether each kind of compatibility is available by some schedule and lacked by some, and any two differ in one."""
     pairs = [(one, other) for one in KINDS for other in KINDS if one != other]
-    differ = all(any((one in each.kinds) != (other in each.kinds) for each in histories) for one, other in pairs)
-    return differ and all(0 < sum(kind in each.kinds for each in histories) < len(histories) for kind in KINDS)
+    differ = all(any((one in each.kinds) != (other in each.kinds) for each in schedules) for one, other in pairs)
+    return differ and all(0 < sum(kind in each.kinds for each in schedules) < len(schedules) for kind in KINDS)
 
 
-HISTORIES: dict[str, History] = {
+SCHEDULES: dict[str, History] = {
     "fields come with defaults, and go": History(
         (record(ID), record(ID, ("x", "int", 7)), record(ID, ("y", "string", "?"))),
         ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}),

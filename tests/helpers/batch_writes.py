@@ -15,7 +15,7 @@ from headrace.runners.spark.writers import BatchWriter
 
 
 class _Context:
-    """What Spark tells a task of a write."""
+    """What Spark shows a task of a write."""
 
     def __init__(self, task: int) -> None:
         self.partitionId = lambda: task

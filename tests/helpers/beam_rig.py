@@ -198,7 +198,7 @@ class BeamRun(Run):
         return self.batches
 
     def snapshot(self) -> bytes:
-        """A checkpoint that has become durable; nobody was told yet."""
+        """A checkpoint that has become durable; no process was reported yet."""
         self.job.delivered = 0
         self._durable = pickle.dumps(self.job)
         self._kept = len(self.batches)

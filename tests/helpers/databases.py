@@ -23,7 +23,7 @@ def postgresql(*settings: str) -> AbstractContextManager[databases.Database]:
 def mariadb(*settings: str) -> Iterator[databases.Database]:
     """While it is there, this process has one TLS context for all connections to it.
 
-    PyMySQL makes one for each, and loads the machine's authorities for it, which takes 30 ms, though it verifies nobody.
+    PyMySQL makes one for each, and loads the machine's authorities for it, which takes 30 ms, though it verifies no process.
     """
     from pymysql.connections import Connection
 

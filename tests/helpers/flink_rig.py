@@ -26,11 +26,11 @@ FOR_EVER = 1 << 40
 class Numbers(beam.DoFn, RestrictionProvider):
     """0, 1, 2, ... up to `end`, some in each call; it notes in a file each time it is asked where to start."""
 
-    def __init__(self, begun: str, *, end: int = FOR_EVER, per_call: int = 10) -> None:
-        self.begun, self.end, self.per_call = begun, end, per_call
+    def __init__(self, started: str, *, end: int = FOR_EVER, per_call: int = 10) -> None:
+        self.started, self.end, self.per_call = started, end, per_call
 
     def initial_restriction(self, element: bytes) -> OffsetRange:
-        with open(self.begun, "a") as file:
+        with open(self.started, "a") as file:
             file.write("begun\n")
         return OffsetRange(0, self.end)
 

@@ -1,4 +1,4 @@
-"""A leader that is cut off from the other brokers, which have elected another one, and that all that is heard still names."""
+"""A leader that is isolated from the other brokers, which have elected another one, and that all that is heard still names."""
 
 from __future__ import annotations
 

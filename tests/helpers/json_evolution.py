@@ -1,6 +1,6 @@
 """How JSON Schemas may change: what a version makes of another's values, which carry the names of their fields.
 
-The judge of each value is `json`: what stands under the reader's names is what is read.
+The judge of each value is `json`: what is under the reader's names is what is read.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ CHANGES: dict[str, Change] = {
     "a format is added": typed("string", {"type": "string", "format": "date-time"}, ["never"], ["2026-01-02T00:00:00Z"]),
 }
 
-HISTORIES: dict[str, History] = {
+SCHEDULES: dict[str, History] = {
     "properties come and go": History(
         (schema(id="integer"), schema(id="integer", x="integer"), schema(id="integer", y="string")),
         ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}),

@@ -175,7 +175,7 @@ def consume(
 
 
 class Reading:
-    """A run whose rows are collected, under a clock that stands still unless told."""
+    """A run whose rows are collected, under a clock that is still unless reported."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Reading:
         return self.rows
 
     def until_rows(self, count: int) -> list[Row]:
-        """Poll until so many rows are there; more is a failure."""
+        """Poll until this many rows are there; more is a failure."""
         self.until(lambda: len(self.rows) >= count)
         assert len(self.rows) == count, self.rows[count - 1 :]
         return self.rows

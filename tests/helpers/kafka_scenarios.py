@@ -1,6 +1,6 @@
 """The same requests to any Kafka broker, and its answers without what differs from run to run: names, ids, ports, the time.
 
-Each scenario takes a `Rig` and returns what it was told, as JSON would hold it. Played to a real broker and to the fake
+Each scenario takes a `Rig` and returns what it was given, as JSON would hold it. Played to a real broker and to the fake
 one.
 """
 
@@ -37,7 +37,7 @@ def scenario(play: Callable[[Rig], Facts]) -> Callable[[Rig], Facts]:
 
 
 class Rig:
-    """A broker, and names that nobody else uses there."""
+    """A broker, and names that no other process uses there."""
 
     def __init__(self, raw: RawKafka) -> None:
         self.raw = raw
@@ -45,7 +45,7 @@ class Rig:
         self.prefix = f"s{uuid.uuid4().hex[:10]}-"
         self._seen: dict[Any, int] = {}
         ids = {"producer_id": -1, "producer_epoch": -1}
-        raw("InitProducerId", 4, transactional_id=None, transaction_timeout_ms=1000, **ids)  # so that nobody has id 0
+        raw("InitProducerId", 4, transactional_id=None, transaction_timeout_ms=1000, **ids)  # so that no process has id 0
 
     def name(self, text: str) -> str:
         return self.prefix + text
@@ -88,7 +88,7 @@ class Rig:
         return self.raw("Fetch", version, **{**whole, **fields}, topics=[{**named, "partitions": [part]}])
 
     def coordinator(self, name: str, kind: int) -> None:
-        """Wait until somebody looks after this group (0) or transactional id (1)."""
+        """Wait until another process looks after this group (0) or transactional id (1)."""
         self.until(
             lambda: self.raw("FindCoordinator", 4, key_type=kind, coordinator_keys=[name]).coordinators[0].error_code == 0
         )
@@ -252,27 +252,27 @@ def end_txn(rig: Rig, version: int) -> Facts:
     topic = rig.topic()
     facts: Facts = []
 
-    def begun(name: str) -> Producer:
+    def started(name: str) -> Producer:
         producer = Producer(rig, name, version)
         producer.init()
         facts.append([name, producer.epoch, producer.write(topic)])
         return producer
 
-    one = begun("commit twice")
+    one = started("commit twice")
     facts += [one.end(True), one.end(True), one.settled()]
     facts += [["abort, same epoch", one.end(False)], ["commit again", one.end(True)]]
     facts += [["abort, next epoch", one.end(False, one.epoch + 1)], ["commit after that", one.end(True)], one.settled()]
-    two = begun("abort twice")
+    two = started("abort twice")
     facts += [two.end(False), two.end(False), two.end(True), two.settled()]
     for commit in (True, False):
         empty = Producer(rig, f"empty {commit}", version)
         empty.init()
         facts += [["empty", commit, empty.end(commit), empty.end(commit)], empty.settled()]
-    three = begun("taken over while open")
+    three = started("taken over while open")
     facts += [_other(three), three.end(True), three.end(False), three.settled()]
-    four = begun("taken over after commit")
+    four = started("taken over after commit")
     facts += [four.end(True), _other(four), four.end(True), four.end(False)]
-    five = begun("unknown")
+    five = started("unknown")
     facts += [five.end(True, producer_id=five.pid + 1_000_000), five.end(True, transactional_id=rig.name("nobody"))]
     facts += [five.end(True, five.epoch + 1), five.end(True, five.epoch - 1), five.end(True)]
     return facts
@@ -324,7 +324,7 @@ def _late(producer: Producer, topic: str, epoch: int) -> int:
     who = {"producer_id": producer.pid, "producer_epoch": epoch, "base_sequence": 2}
     data = batch(b"late", attributes=TRANSACTIONAL, **who)
     if producer.version == 1:
-        return -1  # not told from the next one's under version 1 before KIP-890's verification: see zombies
+        return -1  # not distinguished from the next one's under version 1 before KIP-890's verification: see zombies
     return int(producer.rig.patient(lambda: producer.rig.produce(topic, data, 12, producer.id)).error_code)
 
 
@@ -470,7 +470,7 @@ def sequences(rig: Rig) -> Facts:
     write(0, 9)
     write(1, 1)
     write(1, 0)
-    write(0, 5, producer_id=pid + 500_000)  # nobody knows it
+    write(0, 5, producer_id=pid + 500_000)  # no one knows it
     write(0, 6, producer_id=pid + 500_000)
     write(0, 9, producer_id=pid + 500_000)
     write(3, 7, producer_id=pid + 500_001)
@@ -503,7 +503,7 @@ def refused_writes(rig: Rig) -> Facts:
 
     write("good", good)
     write("crc", broken)
-    write("cut off", good[:-5])
+    write("isolated", good[:-5])
     write("two batches", good + good)
     write("too large", batch(bytes(2100)))
     write("acks", good, acks=7)
@@ -981,7 +981,7 @@ def changing_topics(rig: Rig) -> Facts:
 
 
 def _changed(ask: Callable[[], Any], before: Any) -> Any:
-    """What is told once it is no longer what it was: a broker hears of new settings a little later."""
+    """What is reported once it is no longer what it was: a broker hears of new settings a little later."""
     end = time.monotonic() + TIMEOUT_S
     while (found := ask()) == before:
         assert time.monotonic() < end, "nothing changed"

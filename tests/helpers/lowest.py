@@ -1,6 +1,6 @@
 """The unit tests with the lowest versions that setup.cfg allows: `python -m tests.helpers.lowest`, or `make lowest`.
 
-A lower bound is a promise that nobody keeps an eye on: the tests run with the newest versions. Here its own environment,
+A lower bound is a promise that no process keeps an eye on: the tests run with the newest versions. Here its own environment,
 `.venv-lowest`, has the lowest version of everything that headrace and its extras ask for; what only the tests use is as pinned.
 Arguments are pytest's, in place of `tests/unit`. A few minutes the first time; it needs no broker, no Java and no database.
 """
@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".venv-lowest"
 OF_THE_TESTS = ("demo", "dev", "docs")
-"""Extras whose lower bounds are promised to nobody."""
+"""Extras whose lower bounds are promised to no process."""
 SNAPSHOT = "tests/unit/tools/test_exports.py::test_the_public_surface_is_as_recorded"
 """Shows pytest's fixtures, which are other objects in older versions of pytest."""
 
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
     _run([*uv, "install", "--python", python, "--requirement", lowest_file])
     # The kernels are compiled by the lowest Cython and setuptools, too.
     _run([*uv, "install", "--python", python, "--no-deps", "--no-build-isolation", "--reinstall-package", "headrace", "."])
-    # What old libraries call of newer ones may be deprecated there, which is no matter of ours.
+    # What old libraries call of newer ones may be deprecated there, which is no matter of headrace.
     chosen = arguments or ["tests/unit", "--deselect", SNAPSHOT]
     tests = [python, "-m", "pytest", "-q", "-W", "ignore::DeprecationWarning", *chosen]
     sys.exit(subprocess.run(tests, cwd=ROOT, env=_environment(python), check=False).returncode)

@@ -107,7 +107,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-HISTORIES: dict[str, History] = {
+SCHEDULES: dict[str, History] = {
     "fields come and go": History(
         (message(ID), message(f"{ID} int32 x = 2;"), message(f"{ID} string y = 3;")),
         ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}),

@@ -23,7 +23,7 @@ def rows_of_a_table(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True, repr=False)
 class DiesPreparedSink(SqlSink):
-    """While the file `armed` is there the first worker that has prepared is killed, before it can tell anybody."""
+    """While the file `armed` is there the first worker that has prepared is killed, before it can tell any process."""
 
     armed: str = ""
 

@@ -1,4 +1,4 @@
-"""A job that writes epochs to Kafka exactly once, with no engine: its own write-ahead log, and a kill where it is told.
+"""A job that writes epochs to Kafka exactly once, with no engine: its own write-ahead log, and a kill where it is reported.
 
     python sink_job.py <json>, with bootstrap, topic, commits, prefix, timeout_ms, state, epochs, tasks, rows, kill, bug
 

@@ -1,4 +1,6 @@
-"""What the tests of the Kafka sink need: rows, readers that know nothing of headrace, and a committer that dies where told."""
+"""What the tests of the Kafka sink need: rows, readers that know nothing of headrace, and a committer that dies where
+reported.
+"""
 
 from __future__ import annotations
 

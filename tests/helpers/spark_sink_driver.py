@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.driver.host": "127.0.0.1"}
-"""A driver that lives for seconds gains nothing from the optimising compiler, and starts sooner without."""
+"""A driver that exists for seconds gains nothing from the optimising compiler, and starts sooner without."""
 
 
 def show_info(spark) -> None:

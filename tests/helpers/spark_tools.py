@@ -88,7 +88,7 @@ class Topics:
         yield producer
 
     def options(self, topic: str | None = None, **options: Any) -> dict[str, str]:
-        """Options of a read; `__` stands for a dot."""
+        """Options of a read; `__` represents a dot."""
         subscribed = {} if topic is None else {"subscribe": topic}
         named = {name.replace("__", "."): str(value) for name, value in options.items()}
         return {"kafka.bootstrap.servers": self.bootstrap, **subscribed, **named}

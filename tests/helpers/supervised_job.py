@@ -65,7 +65,7 @@ class State:
 
 
 class Query:
-    """Running in batch 7. `when_awaited`: what it does each time somebody waits for it.
+    """Running in batch 7. `when_awaited`: what it does each time another process waits for it.
 
     As Spark's (4.3): whether it is active is its state alone, also for who waits, though a batch is under way; and `stop()`
     interrupts that.
@@ -85,7 +85,7 @@ class Query:
 
     def set_state(self, to) -> None:
         assert to == ("spark.TERMINATED$", "MODULE$")
-        tell("told to start no further batch")
+        tell("instructed to start no further batch")
         self.looks_until_the_batch_ends = 3
         self.isActive = False
 
@@ -105,7 +105,7 @@ class Query:
 
 
 def fails_twice_and_then_runs(spark: Session) -> Query:
-    """Killed, with a child in its own session; then an error; then it runs, and has its supervisor told to stop."""
+    """Killed, with a child in its own session; then an error; then it runs, and has its supervisor instructed to stop."""
     attempt = len([line for line in settings() if line.startswith("attempt")])
     tell(f"attempt {attempt}")
     if attempt == 0:
@@ -154,7 +154,7 @@ def runs_with_a_child(spark: Session) -> Query:
 
 
 def is_taken_over(spark: Session) -> Query:
-    """Its first driver kills itself once a standby waits; the one that takes over has its supervisor told to stop."""
+    """Its first driver kills itself once a standby waits; the one that takes over has its supervisor instructed to stop."""
     runs = [line for line in settings() if line.startswith("runs in")]
     tell(f"runs in {os.getpid()}")
     query = Query()
@@ -176,7 +176,7 @@ ENDINGS = {
     "is used wrongly": UsageError("no such option"),
     "loses data": DataLossError("offsets 3 to 7 of t-0 are gone"),
     "has an older checkpoint": StaleEpochError("it is an older copy"),
-    "is fenced": FencedError("another driver has taken over"),
+    "is fenced": FencedError("another driver has claimed the job"),
 }
 
 

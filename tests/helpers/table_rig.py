@@ -24,7 +24,7 @@ class KilledError(BaseException):
 
 
 class Death:
-    """Kills at the nth thing that is done: calls of a store that `step` stands in, both sides of commits, and of `storing`."""
+    """Kills at the nth thing that is done: calls of a store that `step` is in, both sides of commits, and of `storing`."""
 
     def __init__(self, nth: int) -> None:
         self.left = nth
@@ -154,7 +154,7 @@ class WatchedTable(LoadedTable):
 
 
 class WatchedLog(TableLog):
-    """A table's log: `around(number, commit)` stands for each commit, from 1; `calling` comes before each call of the store."""
+    """A table's log: `around(number, commit)` represents each commit, from 1; `calling` comes before each call of the store."""
 
     def __init__(
         self, inner: TableLog, around: Callable[[int, Callable[[], None]], None], calling: Callable[[], None] = lambda: None

@@ -1,4 +1,4 @@
-"""A terminal of a test's: what stands on it after what was written, as VT100 has it, for the codes that the footer uses."""
+"""A terminal of a test's: what is on it after what was written, as VT100 has it, for the codes that the footer uses."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Terminal:
         self.bottom = lines - 1
         self._row = self._column = 0
         self._saved = (0, 0)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # Ctrl-C drops what nobody has read
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # Ctrl-C drops what no process has read
 
     def resize(self, lines, columns):
-        """What programs are told; the lines stay where they are."""
+        """What programs are reported; the lines stay where they are."""
         fcntl.ioctl(self.end, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def type(self, key):
@@ -42,7 +42,7 @@ class Terminal:
     def read(self):
         """Take all that was written since, in this process and in others."""
         data = b""
-        while select.select([self._ours], [], [], 0)[0]:  # so that there is room for what comes last
+        while select.select([self._ours], [], [], 0)[0]:  # so that there is space for what comes last
             data += os.read(self._ours, 1 << 16)
         os.write(self.end, _LAST)
         while _LAST not in data:

@@ -98,7 +98,7 @@ def test_the_object_of_the_folder_of_states_is_no_operator(bucket, checkpoint):
     assert read_checkpoint(address(checkpoint)).state_operators == ("0",)
 
 
-def test_a_folder_that_somebody_has_made_beforehand_is_a_new_one(bucket, checkpoint):
+def test_a_folder_that_another_process_has_made_beforehand_is_a_new_one(bucket, checkpoint):
     bucket.put_object(Bucket=BUCKET, Key="made/", Body=b"")
     done = command("fork", address(checkpoint), address("made"), "--stopped")
     assert done.exit_code == 0, done.exception

@@ -296,7 +296,7 @@ def test_a_clean_copy_passes(run, broker, source, out, sink):
     assert ran.status == 0
 
 
-def test_planted_faults_are_found_and_named(run, broker, source, out):
+def test_injected_faults_are_found_and_named(run, broker, source, out):
     write(broker.bootstrap, source, [b"a", b"b", b"c"])
     write(broker.bootstrap, source, [b"d"], partition=1)
     write(broker.bootstrap, out, [b"a", b"b", b"b", b"x"])
@@ -311,7 +311,7 @@ def test_planted_faults_are_found_and_named(run, broker, source, out):
     assert quiet.lines == [ran.lines[-1]]
 
 
-def test_records_are_told_apart_by_key_or_by_headers(run, broker, source, out):
+def test_records_are_reported_apart_by_key_or_by_headers(run, broker, source, out):
     before = [{"key": b"k%d" % n, "value": b"before", "headers": [("id", b"%d" % n)]} for n in range(3)]
     after = [{"key": b"k%d" % n, "value": b"after", "headers": [("id", b"%d" % n)]} for n in (2, 0, 1)]
     write_records(broker.bootstrap, source, before)
@@ -333,7 +333,7 @@ def test_disorder_is_found_where_the_output_says_where_it_came_from(run, broker,
     assert (ran.status, ran.of("disorder")) == (1, [[out, "0", "2", "1"]])
 
 
-def test_a_partially_committed_epoch_is_told_from_one_that_is_under_way(run, broker, source, out, sink, where):
+def test_a_partially_committed_epoch_is_reported_from_one_that_is_under_way(run, broker, source, out, sink, where):
     write(broker.bootstrap, source, [b"a", b"b"])
     handles = prepared(sink, "job", 0, ["a"], ["b"])
     die_in_commit(sink, "job", handles, "end")

@@ -63,7 +63,7 @@ job_committer(sink).commit(0, tuple(prepared(sink, 0, task, [f"row-{task}"]) for
 
 
 def kill_after_line(code: str, line: str, times: int, *arguments: str) -> None:
-    """Run the code in a process, wait until it has printed the line so many times, and kill it."""
+    """Run the code in a process, wait until it has printed the line this many times, and kill it."""
     environment = os.environ | {"PYTHONPATH": python_path()}
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=environment

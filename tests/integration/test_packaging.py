@@ -1,10 +1,10 @@
-"""The distributions and every way to install: what is imported, compiled, found by Spark, and what is left behind.
+"""The distributions and every way to install: what is imported, compiled, found by Spark, and what is orphaned.
 
-Installed is into environments that have nothing of ours. They borrow what headrace needs from the environment that runs the
+Installed is into environments that have nothing of headrace. They borrow what headrace needs from the environment that runs the
 tests: a folder of links to all that is installed there, but headrace, is on their path. That is a fair test: it is about where
 pip puts headrace, and from where headrace is then imported, and the same libraries would come from the index in minutes instead
 of seconds. What it cannot show is a requirement that is not declared, of headrace's build. README's copy of a topic runs where
-there is nothing but what the extra `run` declares, and what that needs in turn, as after `pip install '.[run]'`.
+there is nothing but what the extra `run` declares, and what that needs one after another, as after `pip install '.[run]'`.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def links_of(text: str) -> list[str]:
 
 
 def test_what_an_index_shows_has_no_link_that_leads_nowhere(wheel):
-    """Built where nobody knows the repository: links into it are text."""
+    """Built where no one knows the repository: links into it are text."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = archive.read(name).decode()

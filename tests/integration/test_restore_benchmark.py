@@ -68,7 +68,7 @@ def test_what_a_loop_bears_is_found_and_whose_processor_time_it_takes(broker, tm
     assert found.records_per_s > RATE
     assert found.processors_us.keys() == {"Java", "Python", "load", "probe", "broker and others"}
     assert found.processors_us["Java"] == 0
-    assert all(spent > 0 for name, spent in found.processors_us.items() if name != "Java")
+    assert all(budget > 0 for name, budget in found.processors_us.items() if name != "Java")
 
 
 def test_what_the_load_says_it_wrote_is_in_the_topic_and_the_probe_sees_it_all(broker, topic, tmp_path):

@@ -117,7 +117,7 @@ def test_a_store_that_is_away_when_an_epoch_is_committed_is_waited_for(store, mo
 
 @pytest.mark.parametrize("kind", [DELTA, GLUE])
 def test_an_epoch_whose_commit_was_done_and_not_answered_is_there_once(store, kind):
-    """The libraries ask again, and are informed that somebody else has been there."""
+    """The libraries ask again, and are informed that another process has been there."""
     rig = Rig(kind, store)
     committing = driver(rig.sink)
     committing.commit(0, (rig.prepared(0, {1: "a"}),))

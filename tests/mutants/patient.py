@@ -22,7 +22,7 @@ PAUSED_S = 10.0
 
 @dataclass
 class Watched:
-    """A mutant under test. `limit`: so many looks at which it sleeps, and has not run since the look before."""
+    """A mutant under test. `limit`: this many looks at which it sleeps, and has not run since the look before."""
 
     process: psutil.Process
     limit: float

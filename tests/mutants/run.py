@@ -73,7 +73,7 @@ GROUPS = {
                 "tests/unit/enumerator/test_errors",
             ),
             "tests/unit/enumerator/test_source_driver",
-            "tests/museum/test_restore_and_enumeration",
+            "tests/regressions/test_restore_and_enumeration",
         ],
     ),
     "commit": Group(["headrace/connectors/base/commit"], ["tests/unit/base/test_commit"]),
@@ -105,6 +105,8 @@ class Change:
 
 def prepare(group: Group, copy: Path) -> None:
     """A checkout for mutmut. Results that are there stay, and mutmut makes those again whose function has changed."""
+    if missing := [path for path in (*group.modules, *group.tests) if not (ROOT / f"{path}.py").exists()]:
+        raise FileNotFoundError(f"a group of mutants names files that do not exist: {', '.join(missing)}")
     copy.mkdir(parents=True, exist_ok=True)
     for name in ("headrace", "pyspark_headrace", "tests"):
         mirror(ROOT / name, copy / name)

@@ -153,7 +153,7 @@ class Brokers:
         return [log for topic in self.topics.values() for log in topic]
 
     def log_of(self, topic_id: UUID | None, number: int) -> PartitionLog | None:
-        """The log of this topic's life, if it is still there."""
+        """The log of this topic's lifetime, if it is still there."""
         return next((log for log in self.logs() if log.split == (topic_id, number)), None)
 
     def agree_but_for_the_dead(self, name: str, topic_id: UUID | None) -> bool:
@@ -183,7 +183,7 @@ class Brokers:
             number = self._any()
             seen = {name: self._seen(number, name) for name in self.views[number] if wanted.fullmatch(name)}
         else:
-            seen = {name: self._true(name) for name in wanted}  # asked again until somebody knows, or nobody does
+            seen = {name: self._true(name) for name in wanted}  # asked again until another process knows, or no process does
             unknown = frozenset(name for name, topic in seen.items() if topic is None)
             if unknown:
                 raise UnknownTopicError(unknown)

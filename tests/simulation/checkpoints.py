@@ -46,12 +46,12 @@ class BrokenPromiseError(AssertionError):
 
 @dataclass(frozen=True)
 class Engine:
-    """What the options of a job let Flink do; as it stands, what `headrace.runners.beam.flink_options` accepts.
+    """What the options of a job let Flink do; as it is, what `headrace.runners.beam.flink_options` accepts.
 
-    concurrent: so many checkpoints may be under way. pause: a task hears of a completed checkpoint before the next one's
-    barrier comes. savepoints: somebody takes them while the job runs; they ask neither for the others' end nor for a pause, no
-    task hears of their completion, and a failed job does not go back to them (Flink since 1.15). aligned: a task takes no rows
-    from behind the barrier before its own snapshot. sticky: all calls of a shard are made in one process.
+    concurrent: this many checkpoints may be under way. pause: a task hears of a completed checkpoint before the next one's
+    barrier comes. savepoints: another process takes them while the job runs; they ask neither for the others' end nor for a
+    pause, no task hears of their completion, and a failed job does not go back to them (Flink since 1.15). aligned: a task
+    takes no rows from behind the barrier before its own snapshot. sticky: all calls of a shard are made in one process.
     """
 
     concurrent: int = 1
@@ -63,7 +63,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint: where the source stood, and the shard's state."""
+    """A checkpoint: where the source was, and the shard's state."""
 
     position: int
     state: ShardState[Any]
@@ -155,7 +155,7 @@ class Simulation:
             self.source_barrier = None
 
     def savepoint(self) -> None:
-        """Somebody asks for one, while nobody else does."""
+        """Another process asks for one, while no other process does."""
         if self.engine.savepoints and not any(snapshot.is_savepoint for snapshot in self.under_way):
             self.under_way.append(Snapshot(self.position, self.state, is_savepoint=True))
 
@@ -308,7 +308,7 @@ class Simulation:
             raise BrokenPromiseError(f"seen before a checkpoint covers them: {early}")
 
     def finish(self) -> None:
-        """Time without trouble; then every row is seen, once, and nothing is left open."""
+        """Time without trouble; then every row is seen, once, and nothing is still open."""
         while self.zombies:
             self.zombie()
         for _ in range(CALM_ROUNDS):
@@ -326,14 +326,14 @@ class Simulation:
         if rows != list(range(self.position)):
             raise BrokenPromiseError(f"of the rows up to {self.position}, {set(range(self.position)) - set(rows)} are lost")
         if left := self.log.unended(JOB):
-            raise BrokenPromiseError(f"left open: {left}")
+            raise BrokenPromiseError(f"still open: {left}")
 
 
 def _batch(rows: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"row": row} for row in rows])
 
 
-def history(
+def schedule(
     seed: int, make_shard: Callable[[], Shard[Any]] = Shard, steps: int = 60, engine: Engine | None = None
 ) -> dict[str, int]:
     """Play one; what happened, by how often. Raises BrokenPromiseError."""

@@ -1,4 +1,4 @@
-"""Beam's writing shards under Flink's checkpoints and savepoints (`checkpoint_simulator`), as histories of steps."""
+"""Beam's writing shards under Flink's checkpoints and savepoints (`tests.simulation.checkpoints`), as schedules of steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 
 from headrace.runners.beam.shard import Shard
 from tests.simulation.bugs import shards
-from tests.simulation.checkpoints import Engine
-from tests.simulation.checkpoints import Simulation as ShardSimulation
+from tests.simulation.checkpoints import Engine, Simulation
 from tests.simulation.search import NUMBERS, Adversary
 
 _shard: list[type[Shard[Any]]] = [Shard]
 
 
-class ShardSimulation(ShardSimulation):
+class ShardSimulation(Simulation):
     """The simulation, under the options of Flink that are accepted; its chances are taken from an action's numbers."""
 
     def __init__(self) -> None:
@@ -37,7 +36,7 @@ class ShardSimulation(ShardSimulation):
         self.finish()
 
 
-def _taking(action: Callable[[ShardSimulation], None]) -> tuple[Callable[..., None], int]:
+def _taking(action: Callable[[Simulation], None]) -> tuple[Callable[..., None], int]:
     def act(simulation: ShardSimulation, high: int, low: int) -> None:
         simulation.random = random.Random(high * NUMBERS + low)
         action(simulation)
@@ -52,7 +51,7 @@ SHARDS = Adversary(
     "shards",
     ShardSimulation,
     0,
-    {name: _taking(getattr(ShardSimulation, name)) for name in (*_OFTEN, *_SELDOM, "zombie")},
+    {name: _taking(getattr(Simulation, name)) for name in (*_OFTEN, *_SELDOM, "zombie")},
     ({**_OFTEN, **_SELDOM, "zombie": 2}, {**_OFTEN, **_SELDOM, "write": 6, "crash": 3, "zombie": 4, "expire": 2}),
     longest=90,
 )

@@ -5,7 +5,7 @@ performs one Committer call at a time, so any of them can be killed before and a
 middle of one, and everything else can happen in between. Every action takes any integers and does nothing where it does not
 apply, so a history can be drawn from a seed. The invariants are checked after every action.
 
-In half of the histories drivers are supervised: each has an driver id and claims the job when it starts, and one that is
+In half of the schedules drivers are supervised: each has a driver id and claims the job when it starts, and one that is
 fenced asks again in another of its processes, as `StreamWriter` does. Then only who owns the job by the list may write it.
 """
 
@@ -36,7 +36,7 @@ from headrace.testing import memory_sink
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State
 
 JOB = "job"
-BYSTANDER = "job-2"  # its name starts with the other's, and nobody may touch what it has prepared
+BYSTANDER = "job-2"  # its name starts with the other's, and no process may touch what it has prepared
 ZOMBIES_AT_MOST = 2
 ROWS_AT_MOST = 4
 TASKS_AT_MOST = 3
@@ -92,7 +92,7 @@ class FusedLog(MemoryTransactionLog):
 
 
 class SteppedCommitter(JobCommitter[MemoryHandle]):
-    """A JobCommitter that performs one command when told to, so that others can act in between."""
+    """A JobCommitter that performs one command when instructed to, so that others can act in between."""
 
     def __init__(self, sink: MemorySink, driver_id: str | None) -> None:
         super().__init__(JOB, sink.committer(JOB), driver_id)
@@ -125,7 +125,7 @@ class Run:
         self.handles: tuple[MemoryHandle, ...] | None = None  # None: its tasks have not run
         self.asked = False
         self.committed = False
-        self.began = 0
+        self.started_at = 0
         self.recorded = -1
 
     @property
@@ -167,7 +167,9 @@ class CommitSimulation:
             self.current.committer.request(RecoveryRequested())
 
     def rewind(self, back: int, fates: int) -> None:
-        """Somebody starts the job from an older copy of the checkpoint; its tasks write what they find now, or have yet to."""
+        """Another process starts the job from an older copy of the checkpoint; its tasks write what they find now, or have yet
+        to.
+        """
         epoch = self.log.recorded() - 1 - back % 2
         if epoch >= 0 and len(self.zombies) < ZOMBIES_AT_MOST:
             run = Run(self.sink, epoch, stale=True)
@@ -176,7 +178,7 @@ class CommitSimulation:
             self.zombies.append(run)
 
     def write(self, which: int, size: int, tasks: int, look: int, fates: int) -> None:
-        """The tasks of the epoch, unless they are informed that it is recorded. `look`: whether they are told."""
+        """The tasks of the epoch, unless they are informed that it is recorded. `look`: whether they are reported."""
         run = self._run(which)
         if run.handles is not None or run.busy:
             return
@@ -198,7 +200,7 @@ class CommitSimulation:
         run = self._run(which)
         if run.handles is None or run.busy or run.asked or run.is_releasing:
             return
-        run.asked, run.began, run.recorded = True, len(self.log.entries), self.log.recorded()
+        run.asked, run.started_at, run.recorded = True, len(self.log.entries), self.log.recorded()
         handles = run.handles
         self._guarded(run, lambda: run.committer.request(CommitRequested(run.epoch, handles)))
 
@@ -265,7 +267,7 @@ class CommitSimulation:
             self.log.expire(entry.number)
 
     def zombie_task(self, which: int, prepare: int) -> None:
-        """A task that nobody waits for any more starts again under its old name."""
+        """A task that no process waits for any more starts again under its old name."""
         if self.attempts:
             attempt = self.attempts[which % len(self.attempts)]
             transaction = self.sink.begin(attempt)
@@ -371,7 +373,7 @@ class CommitSimulation:
         except SupersededError:
             claim = self.log.claim()
             assert claim is not None
-            assert claim.driver_id != run.driver_id, "whose the job is was informed that it is another's"
+            assert claim.driver_id != run.driver_id, "who owns the job was informed that it is another's"
             self._lose(run, "superseded")
         except FencedError:
             self._fenced(run)
@@ -398,7 +400,7 @@ class CommitSimulation:
         """The commit has returned."""
         assert not run.stale, "a stale epoch was not refused"
         assert run.recorded <= run.epoch, "a stale epoch was not refused"
-        left = [entry.number for entry in self.log.unended(JOB) if entry.number < run.began]
+        left = [entry.number for entry in self.log.unended(JOB) if entry.number < run.started_at]
         assert not left, f"the transactions {left} are open after a commit has completed"
         run.committed = True
         self.completed.add(run.epoch)

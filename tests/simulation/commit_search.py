@@ -23,7 +23,7 @@ class CommitSimulation(CommitSimulation):
         self.request(which)
 
     def drain(self) -> None:
-        """As it is; an error then is a job that stands still."""
+        """As it is; an error then is a job that is still."""
         try:
             super().drain()
         except HeadraceError as error:

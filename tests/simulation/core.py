@@ -1,4 +1,4 @@
-"""Drives the real coordinator, enumerators, reader progress and checkpoint bytes through histories that someone chooses.
+"""Drives the real coordinator, enumerators, reader progress and checkpoint bytes through schedules that someone chooses.
 
 Everything around them is simulated: a log that grows, splits that come and go, readers behind FIFO channels, checkpoints
 that complete or not, losses and crashes at any step. The chooser is a search (`tests.simulation`).
@@ -74,7 +74,7 @@ class ExternalState:
 
 @dataclass(eq=False)
 class DriverId:
-    """One life of a reader."""
+    """One lifetime of a reader."""
 
     slot: int
     alive: bool = True
@@ -95,7 +95,7 @@ class CompletionNotice:
 
 @dataclass
 class Slot:
-    """A place for one reader: its channel to the coordinator, who lives there, and whom the coordinator talks to."""
+    """A place for one reader: its channel to the coordinator, who is alive there, and whom the coordinator talks to."""
 
     outbox: deque[tuple[DriverId, Any]] = field(default_factory=deque)
     living: DriverId | None = None
@@ -114,14 +114,14 @@ class Simulation:
         self.done: dict[str, int] = {}
         """Split -> up to where its records are committed. Starts where discovery resolved the start (I2)."""
         self.last_checkpoint_id = 0
-        self.lives = 0
+        self.lifetimes = 0
         self.counts: dict[str, int] = {}
         self.start(parallelism=2, assignment=0)
 
-    # --- a life of the whole job --------------------------------------------------------------------------------------
+    # --- a lifetime of the whole job --------------------------------------------------------------------------------------
 
     def start(self, *, parallelism: int, assignment: int) -> None:
-        self.lives += 1
+        self.lifetimes += 1
         self.slots = [Slot() for _ in range(parallelism)]
         self.discovery: list[DiscoveryResult[MemorySplit] | Exception | None] = []
         self.asked: list[Any] = []
@@ -145,7 +145,7 @@ class Simulation:
             self.begin_reader(slot)
 
     def crash(self, *, stored: bool, parallelism: int, assignment: int) -> None:
-        """Everything dies. A checkpoint under way may have become durable (`stored`) although nobody heard of it."""
+        """Everything dies. A checkpoint under way may have become durable (`stored`) although no process heard of it."""
         if stored and self.persisting is not None:
             self.commit()
         self.count("crash")

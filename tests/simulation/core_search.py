@@ -11,7 +11,7 @@ from tests.simulation.core import SPLITS_AT_MOST, Simulation, begin_missing, clo
 from tests.simulation.search import Adversary
 
 KEPT = 4
-"""So many completed checkpoints are kept, to go back to."""
+"""This many completed checkpoints are kept, to go back to."""
 
 
 class CoreSimulation(Simulation):
@@ -98,7 +98,7 @@ class CoreSimulation(Simulation):
             self.complete(notify=True)
 
     def late_news(self) -> None:
-        """The end of a checkpoint that was given up long ago is told again."""
+        """The end of a checkpoint that was given up long ago is reported again."""
         if self.last_checkpoint_id > 1:
             pending = self.coordinator._pending
             number = self.last_checkpoint_id if pending is None else pending.checkpoint_id - 1

@@ -154,14 +154,14 @@ class FetchSimulation:
     # --- the fetcher --------------------------------------------------------------------------------------------------
 
     def look_up(self, trouble: int) -> None:
-        """Every leader that is to be looked up; and the range of those in doubt."""
+        """Every leader that is to be looked up; and the range of those unresolved."""
         for source in self.plan.leaderless(self.now):
             log = self._log(source.topic)
             if trouble % 5 == 1:
                 self._outcome(log, self.plan.lookup_failed(source, RetriableError("no broker answers"), self.now))
             else:
                 self._look_up_at(log, source, trouble // 5 % len(BROKERS))
-        for source, offset in self.plan.doubtful():
+        for source, offset in self.plan.unresolved():
             self._clear(source, offset)
 
     def _look_up_at(self, log: Log, source: FetchFrom, broker: int) -> None:
@@ -232,7 +232,7 @@ class FetchSimulation:
             outcome = self.plan.landed(item, answer, preferred, self.now)
             is_own = item.topic_id == log.topic_id or not isinstance(outcome, FetchedData)
             assert is_own, f"records of another topic called {log.topic} are handed out"
-            assert current or outcome is None, f"an answer for {item.topic} is taken, and nobody waits for it"
+            assert current or outcome is None, f"an answer for {item.topic} is taken, and no process waits for it"
             self._outcome(log, outcome, item)
 
     def _answered(self, log: Log, broker: Broker, asked: Asked, *, is_first: bool, trouble: int) -> PartitionAnswer:
@@ -322,7 +322,9 @@ class FetchSimulation:
         log.followed = max(0, len(log.batches) - batches % 3)
 
     def forget(self, which: int) -> None:
-        """The metadata does not know the topic for a while; not for longer, and not again before somebody has seen it."""
+        """The metadata does not know the topic for a while; not for longer, and not again before another process has seen
+        it.
+        """
         log = self.logs[which % PARTITIONS]
         if log.seen_at > log.forgotten_until:
             log.forgotten_until = self.now + LONGEST_SILENCE_S

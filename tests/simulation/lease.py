@@ -1,18 +1,18 @@
 """The simulation of a job on two hosts: supervisors with a lease, their drivers, the lease store, a checkpoint for both, and
 the sink.
 
-Run for real: `LeaseCore`, `StandbyCore`, commit and recovery (`JobCommitter`, one command at a time) with whose the job is,
+Run for real: `LeaseCore`, `StandbyCore`, commit and recovery (`JobCommitter`, one command at a time) with who owns the job,
 what a driver and its tasks refuse by what is recorded (`StreamWriter`), and the heartbeat as it is stored. Played: processes,
 hosts and their clocks, the lease store's network, Spark's query on a store that creates atomically (HDFS), the sink's
 transactions (`MemorySink`).
 
-Hosts are paused as a whole, cut off from the lease store, or lose their power; drivers are killed or hang; a write to the lease
-store may take effect and its answer be lost, or come later; clocks run at other speeds and jump. A paused host continues where
-it was, in the middle of whatever it did.
+Hosts are paused as a whole, isolated from the lease store, or lose their power; drivers are killed or hang; a write to the
+lease store may take effect and its answer be lost, or come later; clocks run at other speeds and jump. A paused host continues
+where it was, in the middle of whatever it did.
 
-What must be true: a row is visible once and none is lost; only whose the job is writes its list; nobody ends for having been
-fenced by the other one, nor before it is instructed to, as this job has no end; who has not seen the lease store for so long
-that it may have been taken for dead calls no driver. Once nothing is wrong any more exactly one host
+What must be true: a row is visible once and none is lost; only who owns the job writes its list; no process ends for having
+been fenced by the other one, nor before it is instructed to, as this job has no end; who has not seen the lease store for so
+long that it may have been taken for dead calls no driver. Once nothing is wrong any more exactly one host
 leads, the other one follows with a warm driver, the job gets on, and it stays so, also while the lease store is away; and when
 the leader's host is dead the other one leads.
 """
@@ -118,7 +118,7 @@ class Driver:
     end: DriverEnd = KILLED
 
     def say(self, report: DriverReport) -> None:
-        """Whatever it says also states that it lives. That alone is said once in some steps, which is once a second."""
+        """Whatever it says also states that it is alive. That alone is said once in some steps, which is once a second."""
         self.steps += 1
         if report is not DriverReport.ALIVE or (not self.said and self.steps % 3 == 1):
             self.said.append(report)
@@ -229,7 +229,7 @@ class Host:
                     self.drivers[number].is_called = True
                 case EndLease(end):
                     assert end.ending is not Ending.FENCED, "a supervisor has ended as the other one has taken over"
-                    assert self.stops, "a supervisor has ended that was not told to"
+                    assert self.stops, "a supervisor has ended that was not instructed to"
                     self.start_over()
                     self.end, self.is_on = end, False
                     self.simulation.happened[f"ended: {end.ending.name}"] += 1
@@ -410,7 +410,7 @@ class Simulation:
         try:
             recorded.refuse(JOB, batch, None)
         except SupersededError:
-            self.happened["left behind"] += 1
+            self.happened["orphaned"] += 1
             raise
         if (last := recorded.of(JOB)) is not None and last.epoch == batch:
             return ()
@@ -510,7 +510,7 @@ class Simulation:
             asking = [host for host in self.hosts if host.answer is not None and host.lease.phase is LeasePhase.LEADING]
             if asking:
                 self.chances.choice(asking).is_paused = True
-                self.happened["paused in a look"] += 1
+                self.happened["paused in a check"] += 1
                 return
 
     def wake(self) -> None:
@@ -519,7 +519,7 @@ class Simulation:
 
     def cut_off(self) -> None:
         self.host().is_cut_off = True
-        self.happened["cut off"] += 1
+        self.happened["isolated"] += 1
 
     def heal(self) -> None:
         for host in self.hosts:
@@ -589,7 +589,7 @@ class Simulation:
         leader.is_on = False
         leader.drivers.clear()
         self._gets_on(0)
-        assert follower.lease.phase is LeasePhase.LEADING, "nobody leads in place of one that is dead"
+        assert follower.lease.phase is LeasePhase.LEADING, "no process leads in place of one that is dead"
 
     def _settle(self) -> None:
         steps = batches = 0
@@ -599,7 +599,7 @@ class Simulation:
             steps, batches = (steps + 1, batches) if self.is_settled() else (0, len(self.commits) + SHADOW_BATCHES)
             if steps >= SHADOW_STEPS and len(self.commits) >= batches:
                 return
-        raise AssertionError(f"they do not settle: {[(h.lease.phase.name, h.lease.term) for h in self.hosts]}")
+        raise AssertionError(f"they do not resolve: {[(h.lease.phase.name, h.lease.term) for h in self.hosts]}")
 
     def _gets_on(self, steps: int) -> None:
         """For so long, and until a batch has ended."""
@@ -622,7 +622,7 @@ class Simulation:
 
 
 class HostsSimulation(Simulation):
-    """The same as a history of steps."""
+    """The same as a schedule of steps."""
 
     def __init__(self, high: int, low: int) -> None:
         super().__init__(high * NUMBERS + low)

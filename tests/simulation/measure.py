@@ -1,28 +1,28 @@
-"""How many histories it takes to find each injected bug: `python -m tests.simulation.measure` writes the table."""
+"""How many schedules it takes to find each injected bug: `python -m tests.simulation.measure` writes the table."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.simulation.search import BrokenHistoryError
+from tests.simulation.search import BrokenScheduleError
 from tests.simulation.simulations import SIMULATIONS, Injected, Searched
 
 TABLE = Path(__file__).parents[1] / "simulation" / "README.md"
 
 
-def histories_until_found(simulation: Searched, bug: Injected) -> int | None:
-    """The number of the first history that fails; None when none of the simulation's `histories` does."""
+def schedules_until_found(simulation: Searched, bug: Injected) -> int | None:
+    """The number of the first schedule that fails; None when none of the simulation's `schedules` does."""
     with bug():
         try:
-            simulation.adversary.search(0, simulation.histories)
-        except BrokenHistoryError as error:
+            simulation.adversary.search(0, simulation.schedules)
+        except BrokenScheduleError as error:
             return error.seed + 1
     return None
 
 
 def rows() -> list[str]:
     found = [
-        (simulation, bug, histories_until_found(simulation, bug)) for simulation in SIMULATIONS for bug in simulation.injected
+        (simulation, bug, schedules_until_found(simulation, bug)) for simulation in SIMULATIONS for bug in simulation.injected
     ]
     return [f"| {simulation.adversary.name} | `{bug.__name__}` | {number or 'missed'} |" for simulation, bug, number in found]
 
@@ -31,10 +31,10 @@ def main() -> None:
     lines = rows()
     text = (
         "# What search alone finds\n\n"
-        "Each bug is put into the real code; random histories are then played from seed 0 on until one breaks a promise.\n"
+        "Each bug is put into the real code; random schedules are then played from seed 0 on until one breaks a promise.\n"
         "`python -m tests.simulation.measure` writes this table; `test_simulations.py` finds each of them again.\n"
         "The numbers vary a little with the order of sets, which is another in each run.\n\n"
-        f"{len(lines)} injected bugs.\n\n| simulation | injected bug | histories until it was found |\n|---|---|---|\n"
+        f"{len(lines)} injected bugs.\n\n| simulation | injected bug | schedules until it was found |\n|---|---|---|\n"
     )
     TABLE.write_text(text + "\n".join(lines) + "\n")
 

@@ -94,7 +94,7 @@ class CoordinatorDiedError(BaseException):
 class Log(MemoryTransactionLog):
     """Each change is instructed to the simulation, which may kill who makes it.
 
-    `shown`: the lists that a look shows, where it does not show those of now.
+    `shown`: the lists that a check shows, where it does not show those of now.
     """
 
     def __init__(self, simulation: RunSimulation) -> None:
@@ -116,7 +116,7 @@ class Log(MemoryTransactionLog):
 
 
 class LookedAtSink(MemorySink):
-    """A look without waiting may lack what is decided and not marked yet, or ask a broker that leads no more."""
+    """A check without waiting may lack what is decided and not marked yet, or ask a broker that leads no more."""
 
     def recorded_now(self) -> dict[str, RecordedEpoch]:
         assert isinstance(self.log, Log)
@@ -159,7 +159,7 @@ class DiskStore:
         return self.serializer.deserialize(self.registry.run, self.disk.files[self.last_id], "disk")
 
     def keep_claim(self) -> None:
-        """As `ObjectLog`: whoever has claimed it last writes."""
+        """As `ObjectLog`: the process that has claimed it last writes."""
         if self.disk.claims != self.claim:
             raise FencedError("another coordinator has the checkpoints")
 
@@ -189,7 +189,7 @@ class DiskStore:
 
 
 class Worker:
-    """A worker's process. What it is told and says waits in `inbox` and `outbox`."""
+    """A worker's process. what it is given and says waits in `inbox` and `outbox`."""
 
     def __init__(self, simulation: RunSimulation, number: int, registry: WorkerRegistry) -> None:
         self.simulation, self.number = simulation, number
@@ -200,7 +200,7 @@ class Worker:
         self.reported: dict[int, Any] = {}
         self.at: dict[str, MemorySplit] = {}
         self.open: dict[str, int] = {}
-        self.begun = 0
+        self.started = 0
         self.alive = True
         self.waits_for: tuple[str, int] | None = None
 
@@ -242,8 +242,8 @@ class Worker:
         for offset in range(split.next_offset, stop):
             name = self.simulation.output_of(split.split_id, offset)
             if name not in self.open:
-                self.open[name] = self.simulation.log.begin(self.jobs[name], f"{self.begun}.0.0")
-                self.begun += 1
+                self.open[name] = self.simulation.log.begin(self.jobs[name], f"{self.started}.0.0")
+                self.started += 1
             self.simulation.log.append(self.open[name], [(split.split_id, offset)])
         moved = MemorySplit(split.split_id, stop, None)
         self.at[split.split_id] = moved
@@ -481,7 +481,7 @@ class RunSimulation:
     def gone(self, worker: Worker) -> None:
         """A living worker's transaction was aborted; it cannot continue."""
         self.happened["transaction gone"] += 1
-        self.expect_aborted(f"the transaction of worker {worker.number}, which lives, was aborted")
+        self.expect_aborted(f"the transaction of worker {worker.number}, which is alive, was aborted")
         self.lifetime.lose(worker.number)
 
     def expect_aborted(self, what: object) -> None:
@@ -579,7 +579,7 @@ class RunSimulation:
         self.now_s += SETTLE_S[-1]
 
     def keep(self) -> None:
-        """Somebody copies the folder."""
+        """Another process copies the folder."""
         self.kept = [*self.kept[-2:], copy.deepcopy(self.disk)]
 
     def foreign(self, which: int) -> None:
@@ -644,7 +644,7 @@ class RunSimulation:
         self.lifetime = Lifetime(self, self.disk)
 
     def look(self) -> None:
-        """A life that has ended is followed by the next."""
+        """A lifetime that has ended is followed by the next."""
         ended = self.lifetime.ended
         if not ended:
             return
@@ -732,7 +732,7 @@ class RunSimulation:
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """Transactions of several workers are ended one after the other, so that a history is the same each time."""
+    """Transactions of several workers are ended one after the other, so that a schedule is the same each time."""
     with patch.object(commits, "at_once", lambda act, committers, owned: list(map(act, committers, owned))):
         yield
 
@@ -793,7 +793,7 @@ class TwoOutputsSimulation(RunSimulation):
         return "good" if split_id == "b" or (split_id == "c" and offset % 2) else "bad"
 
     def outage(self, after: int) -> None:
-        """The coordinator dies in a commit, and stays away for longer than what it has listed lives."""
+        """The coordinator dies in a commit, and stays away for longer than what it has listed is alive."""
         self.commit(0, after)
         for entry in self.log.entries:
             if entry.state is State.PREPARED:
@@ -963,7 +963,7 @@ def aborted_rows_of_the_second_output_are_not_copied() -> Iterator[None]:
 
 @contextmanager
 def the_first_sink_is_not_told_of_what_is_for_the_others() -> Iterator[None]:
-    """So nobody decides between two copies of a folder, and both are refused in the end."""
+    """So no process decides between two copies of a folder, and both are refused in the end."""
     told_last = RunCommitter._told_last.fget  # type: ignore[attr-defined]
 
     def without(self: Any) -> Any:
@@ -1011,4 +1011,4 @@ INJECTED_IN_OUTPUTS = (
     the_first_sink_is_not_told_of_what_is_for_the_others,
     dead_workers_are_cleaned_up_at_the_first_sink_alone,
 )
-"""Each breaks a promise in some history with two outputs."""
+"""Each breaks a promise in some schedule with two outputs."""

@@ -1,8 +1,8 @@
-"""Search by random histories: a simulation, what may happen in it, how often; and a failing history made short.
+"""Search by random schedules: a simulation, what may happen in it, how often; and a failing schedule made short.
 
-A history is data: numbers for the simulation's beginning, then named actions with numbers. An action takes any numbers and does
-nothing where it does not apply, so a history with steps left out is a history too: that is how one is made short. The same seed
-gives the same history.
+A schedule is data: numbers for the simulation's beginning, then named actions with numbers. An action takes any numbers and
+does nothing where it does not apply, so a schedule with steps left out is a history too: that is how one is made short. The
+same seed gives the same history.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Simulation(Protocol):
 
 
 @dataclass(frozen=True)
-class History:
+class Schedule:
     """`setup`: for the simulation's beginning. `steps`: what happens then, in this order."""
 
     setup: Numbers
@@ -45,8 +45,8 @@ class History:
 class Adversary:
     """`start` makes a simulation of `setup` numbers; `actions` maps a name to what it does and how many numbers it takes.
 
-    `mixes` are weights of actions: a history is drawn from one of them, in turn. Its steps are `longest` at most.
-    `around` holds while a history is played.
+    `mixes` are weights of actions: a schedule is drawn from one of them, one after another. Its steps are `longest` at most.
+    `around` holds while a schedule is played.
     """
 
     name: str
@@ -57,39 +57,39 @@ class Adversary:
     longest: int = 120
     around: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def draw(self, seed: int) -> History:
-        """The history of this seed."""
+    def draw(self, seed: int) -> Schedule:
+        """The schedule of this seed."""
         dice = random.Random(seed)
         mix = self.mixes[seed % len(self.mixes)]
         setup = tuple(dice.randrange(NUMBERS) for _ in range(self.setup))
         names = dice.choices(list(mix), list(mix.values()), k=dice.randint(5, self.longest))
-        return History(
+        return Schedule(
             setup, tuple((name, tuple(dice.randrange(NUMBERS) for _ in range(self.actions[name][1]))) for name in names)
         )
 
-    def play(self, history: History) -> Counter[str]:
+    def play(self, schedule: Schedule) -> Counter[str]:
         """What happened in it, by how often. Raises what is raised where a promise is broken."""
         with self.around():
-            simulation = self.begin(*history.setup)
-            for name, numbers in history.steps:
+            simulation = self.begin(*schedule.setup)
+            for name, numbers in schedule.steps:
                 self.actions[name][0](simulation, *numbers)
                 simulation.check()
             simulation.drain()
             return simulation.happened
 
     def search(self, first: int, count: int) -> Counter[str]:
-        """Play the histories of these seeds; what happened in them. Raises BrokenHistoryError at the first that fails."""
+        """Play the schedules of these seeds; what happened in them. Raises BrokenHistoryError at the first that fails."""
         total: Counter[str] = Counter()
         for seed in range(first, first + count):
             try:
                 total.update(self.play(self.draw(seed)))
             except Exception as error:
-                raise BrokenHistoryError(self, seed, error) from error
+                raise BrokenScheduleError(self, seed, error) from error
         return total
 
 
-class BrokenHistoryError(AssertionError):
-    """A history in which a promise is broken."""
+class BrokenScheduleError(AssertionError):
+    """A schedule in which a promise is broken."""
 
     def __init__(self, adversary: Adversary, seed: int, error: Exception) -> None:
         super().__init__(f"history {seed} of {adversary.name}: {type(error).__name__}: {error}")
@@ -98,39 +98,39 @@ class BrokenHistoryError(AssertionError):
         self.error = error
 
 
-def _fails(adversary: Adversary, history: History, kind: type[Exception]) -> bool:
+def _fails(adversary: Adversary, schedule: Schedule, kind: type[Exception]) -> bool:
     try:
-        adversary.play(history)
+        adversary.play(schedule)
     except Exception as error:  # noqa: BLE001 - whatever the simulation or the code raises
         return type(error) is kind
     return False
 
 
-def shortened(adversary: Adversary, history: History, kind: type[Exception]) -> History:
-    """A history that fails in the same way, without what does not matter: steps left out, numbers made 0."""
-    size = max(1, len(history.steps) // 2)
+def shortened(adversary: Adversary, schedule: Schedule, kind: type[Exception]) -> Schedule:
+    """A schedule that fails in the same way, without what does not matter: steps left out, numbers made 0."""
+    size = max(1, len(schedule.steps) // 2)
     while size:
         start = 0
-        while start < len(history.steps):
-            shorter = History(history.setup, history.steps[:start] + history.steps[start + size :])
+        while start < len(schedule.steps):
+            shorter = Schedule(schedule.setup, schedule.steps[:start] + schedule.steps[start + size :])
             if _fails(adversary, shorter, kind):
-                history = shorter
+                schedule = shorter
             else:
                 start += size
         size //= 2
-    for simpler in _simpler(history):
-        candidate = simpler(history)
+    for simpler in _simpler(schedule):
+        candidate = simpler(schedule)
         if _fails(adversary, candidate, kind):
-            history = candidate
-    return history
+            schedule = candidate
+    return schedule
 
 
-def _simpler(history: History) -> Iterator[Callable[[History], History]]:
-    for position in range(len(history.setup)):
-        yield lambda h, p=position: History(_zeroed(h.setup, p), h.steps)  # type: ignore[misc]
-    for number, (_, numbers) in enumerate(history.steps):
+def _simpler(schedule: Schedule) -> Iterator[Callable[[Schedule], Schedule]]:
+    for position in range(len(schedule.setup)):
+        yield lambda h, p=position: Schedule(_zeroed(h.setup, p), h.steps)  # type: ignore[misc]
+    for number, (_, numbers) in enumerate(schedule.steps):
         for position in range(len(numbers)):
-            yield lambda h, n=number, p=position: History(h.setup, _step_zeroed(h.steps, n, p))  # type: ignore[misc]
+            yield lambda h, n=number, p=position: Schedule(h.setup, _step_zeroed(h.steps, n, p))  # type: ignore[misc]
 
 
 def _zeroed(numbers: Numbers, position: int) -> Numbers:
@@ -142,7 +142,7 @@ def _step_zeroed(steps: tuple[Step, ...], number: int, position: int) -> tuple[S
     return (*steps[:number], (name, _zeroed(numbers, position)), *steps[number + 1 :])
 
 
-def as_test(adversary: Adversary, history: History, name: str) -> str:
-    """The history as the text of a test."""
-    steps = "".join(f"        {step!r},\n" for step in history.steps)
-    return f"def test_{name}():\n    {adversary.name.upper()}.play(History({history.setup!r}, (\n{steps}    )))\n"
+def as_test(adversary: Adversary, schedule: Schedule, name: str) -> str:
+    """The schedule as the text of a test."""
+    steps = "".join(f"        {step!r},\n" for step in schedule.steps)
+    return f"def test_{name}():\n    {adversary.name.upper()}.play(History({schedule.setup!r}, (\n{steps}    )))\n"

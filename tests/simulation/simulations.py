@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tests.simulation import checkpoints_search, run
-from tests.simulation.bugs import commits, fetches, lease, letters, spark, standby
+from tests.simulation.bugs import commits, fetches, lease, spark, standby
 from tests.simulation.bugs import core as injected
 from tests.simulation.checkpoints_search import SHARDS
 from tests.simulation.commit_search import COMMITS
 from tests.simulation.core_search import CORE
 from tests.simulation.fetch import FETCH
 from tests.simulation.lease import HOSTS
-from tests.simulation.letters import LETTERS
 from tests.simulation.run import OUTPUTS, RUN
 from tests.simulation.search import Adversary
 from tests.simulation.spark import SPARK
@@ -25,13 +24,13 @@ Injected = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Searched:
-    """`histories`: how many the tests play, of the code as it is and of that with a injected bug.
+    """`schedules`: how many the tests play, of the code as it is and of that with an injected bug.
 
     `often`: what must happen in them, and how often at least.
     """
 
     adversary: Adversary
-    histories: int
+    schedules: int
     injected: Sequence[Injected]
     often: Mapping[str, int]
 
@@ -221,8 +220,8 @@ SIMULATIONS = (
             "leads": 800,
             "paused": 700,
             "paused in a batch": 300,
-            "paused in a look": 300,
-            "cut off": 430,
+            "paused in a check": 300,
+            "isolated": 430,
             "lease store away": 200,
             "lease store wiped": 220,
             "power lost": 170,
@@ -230,28 +229,8 @@ SIMULATIONS = (
             "driver hangs": 100,
             "SIGTERM": 230,
             "superseded": 40,
-            "left behind": 6,
+            "orphaned": 6,
             "fenced, and asks again": 30,
-        },
-    ),
-    Searched(
-        LETTERS,
-        200,
-        letters.INJECTED,
-        {
-            "replay": 150,
-            "second replay": 180,
-            "finished": 18,
-            "refused": 40,
-            "dead again": 60,
-            "topic recreated": 60,
-            "cut off": 100,
-            "KilledError": 25,
-            "FencedError": 18,
-            "meanwhile": 28,
-            "PeerError": 8,
-            "expired OPEN": 4,
-            "expired PREPARED": 3,
         },
     ),
 )

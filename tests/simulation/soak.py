@@ -1,7 +1,7 @@
-"""Searches on all cores, from seeds that no search has had: `python -m tests.simulation.soak --histories 100000`.
+"""Searches on all cores, from seeds that no search has had: `python -m tests.simulation.soak --schedules 100000`.
 
-The result says from which seed the next search continues. A history that fails is made short and printed as a test; that
-simulation is searched no further. The order of sets is another in each run; the run of a failure is had again with its
+The result says from which seed the next search continues. A schedule that fails is made short and printed as a test; that
+simulation is searched no further. The order of sets is another in each run; the run of a failure is repeated with its
 PYTHONHASHSEED.
 """
 
@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.search import BrokenHistoryError, as_test, shortened
+from tests.simulation.search import BrokenScheduleError, as_test, shortened
 from tests.simulation.simulations import SIMULATIONS
 
 FIRST_SEED = 1_000_000
@@ -31,22 +31,25 @@ _ADVERSARIES = {simulation.adversary.name: simulation.adversary for simulation i
 
 
 def search_chunk(task: tuple[str, int]) -> tuple[Counter[str], str | None]:
-    """One process's piece: what happened, and the test of the history that failed."""
+    """One process's piece: what happened, and the test of the schedule that failed."""
     name, first = task
     adversary = _ADVERSARIES[name]
     try:
         return adversary.search(first, CHUNK), None
-    except BrokenHistoryError as error:
-        history = shortened(adversary, adversary.draw(error.seed), type(error.error))
+    except BrokenScheduleError as error:
+        schedule = shortened(adversary, adversary.draw(error.seed), type(error.error))
         order = os.environ["PYTHONHASHSEED"]
-        return Counter(), f"# {error}; PYTHONHASHSEED={order}\n{as_test(adversary, history, f'history_{error.seed}_of_{name}')}"
+        return (
+            Counter(),
+            f"# {error}; PYTHONHASHSEED={order}\n{as_test(adversary, schedule, f'schedule_{error.seed}_of_{name}')}",
+        )
 
 
-def soak(name: str, histories: int, before: dict[str, Any], processes: int) -> dict[str, Any]:
+def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> dict[str, Any]:
     """The simulation's new entry in the result."""
-    began, first = time.monotonic(), before.get("next_seed", FIRST_SEED)
+    started_at, first = time.monotonic(), before.get("next_seed", FIRST_SEED)
     happened, played, failure = Counter(before.get("happened", {})), 0, None
-    chunks = [(name, seed) for seed in range(first, first + histories, CHUNK)]
+    chunks = [(name, seed) for seed in range(first, first + schedules, CHUNK)]
     with multiprocessing.Pool(processes) as pool:
         for counts, failed in pool.imap(search_chunk, chunks):
             happened.update(counts)
@@ -54,18 +57,18 @@ def soak(name: str, histories: int, before: dict[str, Any], processes: int) -> d
             if failure is not None:
                 break
             played += CHUNK
-    rate = round(played / (time.monotonic() - began))
-    print(f"{name}: {played} histories, {rate}/s, {failure or 'every promise kept'}", flush=True)  # noqa: T201
+    rate = round(played / (time.monotonic() - started_at))
+    print(f"{name}: {played} schedules, {rate}/s, {failure or 'every promise kept'}", flush=True)  # noqa: T201
     return {
         "next_seed": first + played,
-        "histories": before.get("histories", 0) + played,
+        "schedules": before.get("schedules", 0) + played,
         "failure": failure,
         "happened": dict(sorted(happened.items())),
     }
 
 
 def with_an_order_of_sets() -> None:
-    """Start this program again, with an order that can be told."""
+    """Start this program again, with an order that can be determined."""
     if "PYTHONHASHSEED" not in os.environ:
         seed = str(random.randrange(1 << 32))
         os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": seed})
@@ -81,7 +84,7 @@ def main() -> int:
     arguments = parser.parse_args()
     result = json.loads(arguments.result.read_text()) if arguments.result.exists() else {}
     for name in arguments.simulation or list(_ADVERSARIES):
-        result[name] = soak(name, arguments.histories, result.get(name, {}), arguments.processes)
+        result[name] = soak(name, arguments.schedules, result.get(name, {}), arguments.processes)
         arguments.result.write_text(json.dumps(result, indent=2) + "\n")
     return 1 if any(entry["failure"] for entry in result.values()) else 0
 

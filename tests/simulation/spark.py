@@ -1,4 +1,5 @@
-"""Streaming queries on Spark from Kafka to a transactional sink, with everything of ours that decides, and a model of the rest.
+"""Streaming queries on Spark from Kafka to a transactional sink, with everything of headrace that decides, and a model of the
+rest.
 
 Ours: `StreamPlanner`, `KafkaSource` with its discovery and its offsets' JSON, `read_splits`, `StreamWriter`, commit and
 recovery. Modelled: the brokers (`brokers.py`), the sink's transactions (`MemorySink`), and Spark. Of Spark: offset and commit
@@ -6,8 +7,9 @@ log, which refuse a batch that is there already; the batch without a commit, whi
 whose attempt numbers start over; tasks that fail, are lost or run twice; drivers that continue though another has taken their
 place; a process for each call that commits or aborts, which may be one that was used before.
 
-In half of the histories drivers are supervised: each has an driver id, and claims the job before it starts. Then whoever
-writes the list owns the job by it; and who owns it is never ended by having been fenced, though zombies continue to the end.
+In half of the schedules drivers are supervised: each has a driver id, and claims the job before it starts. Then the process
+that writes the list owns the job by it; and who owns it is never ended by having been fenced, though zombies continue to the
+end.
 
 The oracle: whenever a batch is in the commit log, the records up to its end are visible, each once, as they lie in Kafka.
 """
@@ -126,7 +128,7 @@ def _batch_of(values: tuple[int, ...]) -> pa.RecordBatch:
 
 
 class SimulatedSource(KafkaSource):
-    """Kafka's source, but for who reads in the tasks."""
+    """Kafka's source, but for the process that reads in the tasks."""
 
     brokers: Brokers
 
@@ -149,7 +151,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointOffsets:
-    """The checkpoint's logs, as a writer finds them. `committed`: so many batches are in the commit log."""
+    """The checkpoint's logs, as a writer finds them. `committed`: this many batches are in the commit log."""
 
     offsets: tuple[str, ...]
     committed: int
@@ -170,7 +172,7 @@ class CommitProcess:
 
 @dataclass
 class Attempt:
-    """One attempt at a task: everything that it needs to continue later, whoever waits for it."""
+    """One attempt at a task: everything that it needs to continue later, the process that waits for it."""
 
     writer: bytes
     context: Any
@@ -211,7 +213,7 @@ class Query:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     driver: Driver | None = None
     zombies: list[Driver] = field(default_factory=list)
-    began: dict[SplitKey, int] = field(default_factory=dict)
+    started_at: dict[SplitKey, int] = field(default_factory=dict)
     done: dict[SplitKey, int] = field(default_factory=dict)
     furthest: dict[SplitKey, int] = field(default_factory=dict)
     is_stopped: bool = False
@@ -317,7 +319,7 @@ class SparkSimulation:
             self.happened["completed, and not run again"] += 1
 
     def rewind(self, which: int, back: int) -> None:
-        """Somebody starts the query from a copy of its checkpoint that is some batches old."""
+        """Another process starts the query from a copy of its checkpoint that is some batches old."""
         query = self._query(which)
         recorded = self.sink.recorded_epochs().get(query.job, -1)
         if (
@@ -392,20 +394,20 @@ class SparkSimulation:
         """What is first seen of a split in the log of offsets is where it starts."""
         offsets = offsets_in(end)
         assert offsets is not None
-        first = not query.began
-        known = {s.topic: s.topic_id for s in offsets.splits.values() if (s.topic_id, s.partition) in query.began}
+        first = not query.started_at
+        known = {s.topic: s.topic_id for s in offsets.splits.values() if (s.topic_id, s.partition) in query.started_at}
         for split_id, split in offsets.splits.items():
-            key, began = (split.topic_id, split.partition), offsets.began[split_id]
-            if key not in query.began:
-                is_gone = self.brokers.log_of(*key) is None  # a broker that lags behind has told of it: it has no records
+            key, started_at = (split.topic_id, split.partition), offsets.started_at[split_id]
+            if key not in query.started_at:
+                is_gone = self.brokers.log_of(*key) is None  # a broker that lags behind has reported it: it has no records
                 told_by_one = is_gone and known.get(split.topic) != split.topic_id
                 unheard = split.topic not in known and self.brokers.agree_but_for_the_dead(split.topic, split.topic_id)
                 assert not told_by_one or unheard, f"{split} is gone, and taken for new"
                 resolved = is_gone or (first and self.from_latest)
-                assert resolved or began <= self.brokers.damaged.get(key, 0), f"{split} starts at {began}, and is new"
-                query.began[key] = query.done[key] = began
-            elif query.began[key] != began:
-                raise AssertionError(f"I2: {split} started at {query.began[key]}, and now at {began}")
+                assert resolved or started_at <= self.brokers.damaged.get(key, 0), f"{split} starts at {started_at}, and is new"
+                query.started_at[key] = query.done[key] = started_at
+            elif query.started_at[key] != started_at:
+                raise AssertionError(f"I2: {split} started at {query.started_at[key]}, and now at {started_at}")
 
     def stage(self, which: int, fates: int) -> None:
         """The tasks of the batch: stages tried again, attempts that fail, are lost, or run twice."""
@@ -477,7 +479,7 @@ class SparkSimulation:
                 self.log.driver = None
 
     def late_task(self, which: int, fails: int) -> None:
-        """An attempt that nobody waits for any more continues."""
+        """An attempt that no process waits for any more continues."""
         if self.attempts:
             attempt = self.attempts.pop(which % len(self.attempts))
             self.happened["late task"] += 1
@@ -522,13 +524,15 @@ class SparkSimulation:
             raise QueryFailedError  # from here on both copies are as good as each other
 
     def _abort(self, driver: Driver, messages: list[Any], batch: int) -> None:
-        """An epoch that is recorded has happened: an abort fences nobody then; and it never ends what is on the list."""
+        """An epoch that is recorded has happened: an abort fences no process then; and it never ends what is on the list."""
         job = driver.query.job
         is_recorded = self.sink.recorded_epochs().get(job, -1) >= batch
         fenced, ended = self.log.fenced(job), self.log.listed_and_aborted()
         self._in_process(CommitProcess(), driver, lambda: pickle.loads(driver.writer or b"").abort(messages, batch))
         self.happened["abort of a recorded batch" if is_recorded else "abort"] += 1
-        assert not is_recorded or fenced == self.log.fenced(job), "an abort has fenced whoever continues with the query"
+        assert not is_recorded or fenced == self.log.fenced(job), (
+            "an abort has fenced the process that continues with the query"
+        )
         assert ended == self.log.listed_and_aborted(), "an abort has ended what is on the durable list"
 
     def _in_process(self, process: CommitProcess, driver: Driver, call: Callable[[], None]) -> None:
@@ -576,7 +580,7 @@ class SparkSimulation:
         self.happened["batch"] += 1
 
     def fail_stage(self, which: int) -> None:
-        """The query is stopped, or fails, in the middle of a batch: Spark calls abort for what the tasks have told it."""
+        """The query is stopped, or fails, in the middle of a batch: Spark calls abort for what the tasks have reported it."""
         driver = self._driver(which)
         if driver is not None and driver.messages is not None and not driver.has_committed:
             self._fail(driver, "stage cancelled")
@@ -636,7 +640,7 @@ class SparkSimulation:
             was_cut = self.may_lose and key in self.brokers.cuts  # it continues where the log parted from what was read
             assert split.next_offset >= before or was_cut, f"I3: {split} goes back from {before}"
             if log is not None:
-                self._check_range(query, log, seen, query.began[key], split.next_offset)
+                self._check_range(query, log, seen, query.started_at[key], split.next_offset)
 
     def _check_range(self, query: Query, log: PartitionLog, seen: Counter[int], start: int, stop: int) -> None:
         safe = self.brokers.damaged.get(log.split, 0)
@@ -685,13 +689,13 @@ class SparkSimulation:
             name = next(name for name, topic in self.brokers.topics.items() if log in topic)
             if query.read.source.pattern is None and name != "t":
                 continue
-            assert log.split in query.began, f"{query.job}: {name}-{log.number} is never read"
-            self._check_range(query, log, seen, query.began[log.split], log.end)
+            assert log.split in query.started_at, f"{query.job}: {name}-{log.number} is never read"
+            self._check_range(query, log, seen, query.started_at[log.split], log.end)
         if len(self.queries) == 1 and not self.drivers_go_on:
             self._check_published(query)
 
     def _with_zombies(self, query: Query, number: int) -> None:
-        """They continue for a while alongside the one whose the job is; what they leave is ended with the batch after that."""
+        """They continue for a while alongside the one who owns the job; what they leave is ended with the batch after that."""
         if number < ZOMBIES_AT_MOST:
             for zombie in list(query.zombies):
                 self._batch_of(zombie)
@@ -701,14 +705,14 @@ class SparkSimulation:
                 self.brokers.append(log, 1)
 
     def _check_published(self, query: Query) -> None:
-        """What nobody else publishes is where the query stands, also after it went back."""
+        """What no other process publishes is where the query is, also after it went back."""
         there, published = {log.split for log in self.brokers.logs()}, self.brokers.published()
         other = {split: (at, query.done[split]) for split, at in published.items() if split in there & query.done.keys()}
         other = {split: ats for split, ats in other.items() if ats[0] != ats[1]}
-        assert not other, f"published, and where the query stands: {other}"
+        assert not other, f"published, and where the query is: {other}"
 
     def _calm_batch(self, driver: Driver, number: int) -> None:
-        """Its commits are made by two processes in turn."""
+        """Its commits are made by two processes one after another."""
         driver.processes = [*driver.processes, CommitProcess()][:2]
         for action in (self.plan, lambda n: self.stage(n, 0), lambda n: self.commit(n, number, 0, 0), self.store):
             if driver in self._drivers():
@@ -742,7 +746,7 @@ class SparkSimulation:
             self._note_loss(error)
             is_owner = self.is_supervised and driver.driver_id == self.log.owner_of(driver.query.job)
             if is_owner and isinstance(error, FencedError):
-                raise AssertionError(f"whose the job is has given it up: {error}") from error
+                raise AssertionError(f"who owns the job has given it up: {error}") from error
             self._lose(driver, same_application=True)
 
     def _note_loss(self, error: BaseException) -> None:
@@ -803,7 +807,7 @@ class HookedLog(FusedLog):
         assert self.acting in (owner, self.ANYBODY), f"{self.acting} has written the list of a job that is {owner}'s"
 
     def owner_of(self, job: str) -> str | None:
-        """Whose the job is by its list."""
+        """Who owns the job by its list."""
         data = self.stored().get(job)
         claim = None if data is None else list_in(data).claim
         return None if claim is None else claim.driver_id
@@ -921,7 +925,7 @@ def _expire_transaction(simulation: SparkSimulation, which: int) -> None:
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """The process's cluster is that of the simulation that was made last; nobody waits; and nothing is logged."""
+    """The process's cluster is that of the simulation that was made last; no process waits; and nothing is logged."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -2,7 +2,7 @@
 
 Run for real: `StandbyCore` and the steps of the lock (`taking`). Played: processes, the kernel's lock, Spark's query on a store
 whose renames replace what is there (a local file system), and the clock. A process tree is a driver's own process and its JVM;
-that lives on for a while when the other dies, as Spark's does.
+that exists on for a while when the other dies, as Spark's does.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Played:
 
 @dataclass(eq=False)
 class ProcessTree:
-    """A driver's processes, and what it has been told and says."""
+    """A driver's processes, and what it has been reported and says."""
 
     name: str
     supervisor: Supervisor
@@ -264,7 +264,7 @@ class Simulation:
         """This process tree is running with the checkpoint: no other may be, not even one that is stopped."""
         for other in self.living:
             if other is not tree and other.jvm is not None and other.jvm.is_alive:
-                raise TwoAtWorkError(f"{tree.name} is running, and {other.name} lives")
+                raise TwoAtWorkError(f"{tree.name} is running, and {other.name} is alive")
 
     # --- what happens to them -----------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class Simulation:
             self.happened["second supervisor"] += 1
 
     def jump(self) -> None:
-        """The machine was stopped: everybody's monotonic clock has continued."""
+        """The machine was stopped: everyone's monotonic clock has continued."""
         self.now_s += self.chances.choice([30.0, 3600.0])
         self.happened["jumped"] += 1
 
@@ -380,7 +380,7 @@ class Simulation:
         raise AssertionError("standbys do not come to wait")
 
     def has_got_on(self, before: int) -> bool:
-        """Another batch than the first so many has ended, of a driver that its supervisor has, and that is not stopped."""
+        """Another batch than the first this many has ended, of a driver that its supervisor has, and that is not stopped."""
         trees = [self.trees[name] for name in islice(self.commits.values(), before, None)]
         return any(tree.supervisor.is_alive and not tree.main.is_stopped for tree in trees)
 
@@ -391,7 +391,7 @@ class Simulation:
         return len(living) == 1 and waiting == [DriverPhase.ARMED] * living[0].core._limits.standbys
 
     def end(self) -> None:
-        """The job is instructed to stop: nobody is left but those that are stopped, and whose supervisor is dead."""
+        """The job is instructed to stop: no process is left but those that are stopped, and whose supervisor is dead."""
         (living,) = [one for one in self.supervisors if one.is_alive]
         living.tell(JobStopRequested(self.now_s))
         for _ in range(100):
@@ -405,7 +405,9 @@ class Simulation:
 
 
 class StandbySimulation(Simulation):
-    """The same as a history of steps; chances are taken from an action's numbers. TwoAtWorkError is raised where it happens."""
+    """The same as a schedule of steps; chances are taken from an action's numbers. TwoAtWorkError is raised where it
+    happens.
+    """
 
     def __init__(self, standbys: int, high: int, low: int) -> None:
         super().__init__(high * NUMBERS + low)

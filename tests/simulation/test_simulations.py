@@ -1,4 +1,4 @@
-"""Every simulated simulation: its promises hold in random histories, what matters happens often, and injected bugs are
+"""Every simulated simulation: its promises hold in random schedules, what matters happens often, and injected bugs are
 found.
 """
 
@@ -19,7 +19,7 @@ from tests.simulation.bugs import core
 from tests.simulation.commit_search import COMMITS
 from tests.simulation.core_search import CORE
 from tests.simulation.measure import TABLE
-from tests.simulation.search import BrokenHistoryError, as_test, shortened
+from tests.simulation.search import BrokenScheduleError, as_test, shortened
 from tests.simulation.simulations import SIMULATIONS
 
 # A runner may report the outcome of a checkpoint twice; the simulated one does not. test_coordinator.py does.
@@ -39,14 +39,14 @@ IDS = [simulation.adversary.name for simulation in SIMULATIONS]
 
 @pytest.fixture(scope="module")
 def played():
-    """Of a simulation, once for all tests: what happened in its histories, and the arrows that were followed."""
+    """Of a simulation, once for all tests: what happened in its schedules, and the arrows that were followed."""
     done = {}
 
     def play(simulation):
         name = simulation.adversary.name
         if name not in done:
             with arrows_followed(Coordinator) as coordinated, arrows_followed(CommitCore) as committed, discovered() as moves:
-                happened = simulation.adversary.search(0, simulation.histories)
+                happened = simulation.adversary.search(0, simulation.schedules)
             done[name] = (happened, coordinated | committed, moves)
         return done[name]
 
@@ -78,9 +78,9 @@ def test_every_promise_is_kept_in_every_history_and_what_matters_happens_often(s
 
 
 @pytest.mark.parametrize(("simulation", "bug"), BUGS)
-def test_a_planted_bug_is_found(simulation, bug):
-    with bug(), pytest.raises(BrokenHistoryError) as found:
-        simulation.adversary.search(0, simulation.histories)
+def test_a_injected_bug_is_found(simulation, bug):
+    with bug(), pytest.raises(BrokenScheduleError) as found:
+        simulation.adversary.search(0, simulation.schedules)
     # anything else would be a mistake in the injected bug itself
     assert isinstance(found.value.error, AssertionError | ProtocolViolationError)
 
@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_history(simulation):
 
 
 @pytest.mark.parametrize("simulation", SIMULATIONS, ids=IDS)
-def test_the_planted_bugs_leave_no_trace(simulation):
+def test_the_injected_bugs_leave_no_trace(simulation):
     for bug in simulation.injected:
         with bug():
             pass
@@ -110,20 +110,20 @@ def test_the_planted_bugs_leave_no_trace(simulation):
 
 def test_a_failing_history_becomes_a_short_test():
     with core.splits_of_lost_reader_dropped():
-        with pytest.raises(BrokenHistoryError) as found:
+        with pytest.raises(BrokenScheduleError) as found:
             CORE.search(0, 1000)
-        history = CORE.draw(found.value.seed)
-        short = shortened(CORE, history, type(found.value.error))
-    assert len(short.steps) <= 6 < len(history.steps)
+        schedule = CORE.draw(found.value.seed)
+        short = shortened(CORE, schedule, type(found.value.error))
+    assert len(short.steps) <= 6 < len(schedule.steps)
     CORE.play(short)  # which passes without the bug
     text = as_test(CORE, short, "the_splits_of_a_lost_reader_are_assigned_again")
-    space = {"CORE": CORE, "History": type(short)}
+    space = {"CORE": CORE, "Schedule": type(short)}
     exec(text, space)
     with core.splits_of_lost_reader_dropped(), pytest.raises(AssertionError):
         space["test_the_splits_of_a_lost_reader_are_assigned_again"]()
 
 
-def test_the_table_names_every_planted_bug_and_none_was_missed():
+def test_the_table_names_every_injected_bug_and_none_was_missed():
     table = TABLE.read_text()
     assert "missed" not in table
     named = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ") and "`" in line]

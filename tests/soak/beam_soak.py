@@ -6,7 +6,7 @@ Kafka is read and written exactly once while records keep coming. Every kill com
 job is still restoring from the previous one; in every fourth the workers of the dead task manager are frozen, and continue when
 the job has been restored with others. The state knows which offset must come next; the group's committed offsets are
 compared with where reading starts again; at the end another client reads the output. Exit status 0: the state is exact, no
-record is lost or doubled, no offset was ahead, no transaction is left open, and the kills did make transactions be aborted.
+record is lost or doubled, no offset was ahead, no transaction is still open, and the kills did make transactions be aborted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headrace.testing.servers.flink import FlinkCluster
 from headrace.testing.servers.flink.programs import FLINK_VERSION, RUNNER_VERSION
 from headrace.testing.servers.kafka import create_topic, start_broker
 from headrace.testing.servers.kafka.jars import KAFKA_VERSION
-from tests.helpers.beam_jobs import Flow, TransactionResult, Witness
+from tests.helpers.beam_jobs import Flow, OracleResult, Witness
 from tests.helpers.flink_rig import eventually, flink_cluster, frozen_workers, job
 from tests.helpers.kafka_rig import committed
 from tests.helpers.sink_rig import read_all
@@ -167,7 +167,7 @@ class Soak:
         written = self.flow.stop()
         expected = {f"{name.rpartition('-')[2]}-{offset}" for name, count in written.items() for offset in range(count)}
         self.record_counts.records = len(expected)
-        counts = {name: TransactionResult(count, 0) for name, count in written.items()}
+        counts = {name: OracleResult(count, 0) for name, count in written.items()}
         eventually(lambda: {name: v.count for name, v in self.witness.outcomes().items()} == written, TIMEOUT_S)
         self.record_counts.wrong_in_state = sum(v.wrong for v in self.witness.outcomes().values())
         assert self.record_counts.wrong_in_state or self.witness.outcomes() == counts

@@ -7,7 +7,7 @@ followed by an outage longer than the transaction timeout. Every REPAIR-th round
 and kills the next run in its repair. In every ZOMBIE-th a run is frozen, and continues when another has taken over. Tasks vary
 in number from run to run. Half of the kills happen under version 1 of the transaction protocol, half under version 2. The job
 is `sink_job.py`, which has no engine, or `spark_sink_driver.py`. Exit status 0: no duplicate, none lost, none foreign, none
-partially committed, and no transaction left open.
+partially committed, and no transaction still open.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Soak(ABC):
 
     @abstractmethod
     def start(self, kill: Kill | None, epochs: int, tasks: int) -> subprocess.Popen[str]:
-        """A run of the job for so many epochs more."""
+        """A run of the job for this many epochs more."""
 
     @abstractmethod
     def epochs(self) -> int:
@@ -189,7 +189,7 @@ class Soak(ABC):
         return any(not lists.deserialize(data, "the list").completed for data in self._log.read().values())
 
     def wait_out(self) -> None:
-        """An outage: until every transaction that the job has left open has timed out."""
+        """An outage: until every transaction that the job has left has timed out."""
         eventually(self.ongoing, [])
         self.outages += 1
 
@@ -346,7 +346,7 @@ def main() -> int:
         for level in (1, 2):
             set_transaction_version(cluster.bootstrap, level)
             soak = ENGINES[options.engine](cluster.bootstrap, Path(scratch), random.Random(options.seed + level))
-            began = time.monotonic()
+            started_at = time.monotonic()
             bar = progress.add_task(f"protocol version {level}", total=options.kills // 2)
             while soak.kills.total() < options.kills // 2:
                 progress.advance(bar, soak.round())
@@ -358,7 +358,7 @@ def main() -> int:
                 "zombies": soak.zombies,
                 "runs": soak.runs,
                 **soak.judge(),
-                "seconds": round(time.monotonic() - began),
+                "seconds": round(time.monotonic() - started_at),
             }
     print(json.dumps(document, indent=1))  # noqa: T201 - the command's output
     if options.result is not None:

@@ -5,7 +5,7 @@
 A topic is copied while records come in, of which some cannot be decoded and become dead letters. A plan names a phase (before
 or after a call of the sink or of the store) and who is killed there: a worker, the coordinator, or everything, which is then
 started again with another number of workers. Kills are counted per phase; a result file that is there is added to. Exit status
-0: of records and dead letters no duplicate, none lost, none foreign, none out of order, and no transaction left open.
+0: of records and dead letters no duplicate, none lost, none foreign, none out of order, and no transaction still open.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ Pairs = list[tuple[bytes | None, str]]
 PARTITIONS = 6
 MOST_WORKERS = 4
 RECORDS = 5
-"""So many more in each partition with every look."""
+"""This many more in each partition with every look."""
 BAD_EVERY = 4
-"""One in so many records is not a JSON."""
+"""One in this many records is not a JSON."""
 
 TIMEOUT_MS = 300_000
 TIMEOUT_S = 120.0
 LOOK_S = 0.02
 TAIL = 300
 AFTER_A_DEATH = {"fence": "coordinator", "clean_up": "worker"}
-"""What is called only when somebody has died: who is killed to bring it on."""
+"""What is called only when another process has died: who is killed to bring it on."""
 
 AGAIN_S = 5.0
 """So long after, again: where a plan's victim is a worker, the clean-up may have come before another one was started."""
@@ -154,7 +154,7 @@ class Soak:
         time.sleep(LOOK_S)
 
     def _dump_stacks(self) -> None:
-        """Into the log: where each process of the run stands."""
+        """Into the log: where each process of the run is."""
         with suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self._run.pid).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
@@ -207,19 +207,19 @@ def value_of(number: int) -> str:
 
 
 def _is_alive(pid: int) -> bool:
-    """A process that has ended and whose end nobody has asked for yet is not."""
+    """A process that has ended and whose end no process has asked for yet is not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def judged(rows: Pairs, letters: Pairs, produced: int) -> dict[str, int]:
+def judged(rows: Pairs, dead: Pairs, produced: int) -> dict[str, int]:
     """What is wrong with the two outputs, given how many numbers, from 0, were written to each partition."""
     good, bad = ([number for number in range(produced) if (number % BAD_EVERY == 0) is is_bad] for is_bad in (False, True))
     found = Counter(_judged(rows, good))
-    found.update(_judged(letters, bad))
-    return {"letters": len(letters), **found}
+    found.update(_judged(dead, bad))
+    return {"letters": len(dead), **found}
 
 
 def _judged(pairs: Pairs, numbers: list[int]) -> dict[str, int]:
@@ -254,7 +254,7 @@ def kafka(kind: str) -> Iterator[str]:
 
 
 def soaked(kind: str, kills: int, seconds: float, seed: int, bug: str | None, only: str, known: Counter[str]) -> dict[str, Any]:
-    """Kill so many times, or for so long, in phases whose names hold `only`, of which `known` has the fewest first; judge."""
+    """Kill this many times, or for so long, in phases whose names hold `only`, of which `known` has the fewest first; judge."""
     generator, started_s = random.Random(seed), time.monotonic()
     with kafka(kind) as bootstrap, tempfile.TemporaryDirectory() as folder, Progress() as progress:
         soak = Soak(bootstrap, Path(folder), generator, bug)

@@ -1,6 +1,6 @@
 """The job of `run_soak`: a copy of a topic, with dead letters, whose processes kill one another where a plan says so.
 
-`HEADRACE_RUN_SOAK` is JSON: `bootstrap`, `folder` (of the plans), `timeout_ms`, `bug` (a injected one, or null). A plan is the
+`HEADRACE_RUN_SOAK` is JSON: `bootstrap`, `folder` (of the plans), `timeout_ms`, `bug` (an injected one, or null). A plan is the
 file `plan` there: `{"owner", "method", "when", "victims", "supervisor"}`. The process that comes to it takes it, writes into
 `done` who is killed, and kills.
 """
@@ -48,7 +48,7 @@ def inject(owner: type, method: str) -> None:
 
 
 def reached(owner: str, method: str, when: str) -> None:
-    """Carry the plan out if it is for here, and if nobody else does."""
+    """Carry the plan out if it is for here, and if no other process does."""
     taken = FOLDER / f"taken-{os.getpid()}"
     try:
         plan = json.loads((FOLDER / "plan").read_text())
@@ -62,7 +62,7 @@ def reached(owner: str, method: str, when: str) -> None:
     except psutil.NoSuchProcess:  # one of them has ended meanwhile
         victims = []
     if not victims:
-        taken.rename(FOLDER / "plan")  # for whoever comes next
+        taken.rename(FOLDER / "plan")  # for the process that comes next
         return
     taken.write_text(json.dumps(victims))
     taken.rename(FOLDER / "done")
@@ -71,7 +71,7 @@ def reached(owner: str, method: str, when: str) -> None:
 
 
 def chosen(plan: dict[str, Any]) -> list[int]:
-    """Process ids, our own last: who is dead kills nobody."""
+    """Process ids, our own last: who is dead kills no process."""
     leader = os.getpgrp()
     workers = [child.pid for child in psutil.Process(leader).children(recursive=True) if child.ppid() != leader]
     own = os.getpid()
@@ -97,7 +97,7 @@ def positions_of_the_checkpoint_before() -> None:
 
 
 def dead_workers_are_not_cleaned_up() -> None:
-    """What they have left open stays so."""
+    """What they have left stays so."""
     RunCommitter.retire = lambda self, number: None  # type: ignore[method-assign]
 
 

@@ -1,4 +1,4 @@
-"""A job for supervisors: copies a topic to another, exactly once. What it is told is the JSON in STANDBY_JOB."""
+"""A job for supervisors: copies a topic to another, exactly once. what it is given is the JSON in STANDBY_JOB."""
 
 from __future__ import annotations
 

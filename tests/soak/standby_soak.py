@@ -8,7 +8,7 @@ restarts meanwhile; partitions that are added meanwhile; SIGKILL of the supervis
 from one driver to another, whose first commit of a record that was sent after the kill ends the outage.
 
 A session is one broker and one job; `--jobs` of them run at once. A result file that is there is added to, session by session,
-until it has so many takeovers. Unless JDK_JAVA_OPTIONS says otherwise, JVMs have no optimizing compiler, as in the tests: no
+until it has this many takeovers. Unless JDK_JAVA_OPTIONS says otherwise, JVMs have no optimizing compiler, as in the tests: no
 driver lasts until it has paid for itself. Exit status 0: each record once, none lost, none foreign, and no epoch's list names
 the transactions of two drivers.
 """
@@ -90,9 +90,9 @@ class Traffic:
     def _send(self) -> None:
         settings = {"bootstrap.servers": self._bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 500}
         producer = Producer({**settings, "linger.ms": 5, "message.timeout.ms": 120_000, "partitioner": "random"})
-        began = time.monotonic()
+        started_at = time.monotonic()
         while self._is_sending:
-            due = int((time.monotonic() - began) * self._rate)
+            due = int((time.monotonic() - started_at) * self._rate)
             for number in range(len(self.sent_at), due):
                 producer.produce(self._source, b"%d" % number)
                 self.sent_at.append(time.monotonic())
@@ -281,10 +281,10 @@ def take_over(job: SupervisedJob, traffic: Traffic, strike: Callable[[str], None
     status = job.wait_armed()
     tree = tree_of(status["active"]["pid"])
     assert tree is not None
-    began = time.monotonic()
+    started_at = time.monotonic()
     strike(tree)
     after = len(traffic.sent_at)
-    return traffic.wait_for(after, TAKEOVER_S, job.check) - began
+    return traffic.wait_for(after, TAKEOVER_S, job.check) - started_at
 
 
 # --- the soak -----------------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ class Soak:
         }
 
     def round(self, kind: str) -> float:
-        """One takeover, or two; the longest outage. Raises RuntimeError where a driver of before is still there."""
+        """One takeover, or two; the longest outage. Raises RuntimeError where a driver of earlier is still there."""
         time.sleep(self.chances.random())  # at any point of a batch
         tree = tree_of(self.job.wait_armed()["active"]["pid"])
         assert tree is not None
@@ -352,9 +352,9 @@ class Soak:
     def kill_the_next(self) -> float:
         """No standby is armed by now: this is a start of one that warms."""
         status = self.job.wait_for(lambda status: bool(status["active"]) and status["active"]["state"] == "ACTIVE", START_S)
-        began = time.monotonic()
+        started_at = time.monotonic()
         send_signal(signal.SIGKILL, members(str(tree_of(status["active"]["pid"]))))
-        return self.traffic.wait_for(len(self.traffic.sent_at), TAKEOVER_S, self.job.check) - began
+        return self.traffic.wait_for(len(self.traffic.sent_at), TAKEOVER_S, self.job.check) - started_at
 
     def restart_broker(self, tree: str) -> None:
         self.kill_all(tree)
@@ -415,7 +415,7 @@ def committed_records(bootstrap: str, topic: str) -> list[tuple[bytes, bytes | N
 
 @dataclass(frozen=True)
 class Session:
-    """What one process is to do: so many takeovers of one job, on one broker."""
+    """What one process is to do: this many takeovers of one job, on one broker."""
 
     seed: int
     takeovers: int
@@ -428,7 +428,7 @@ class Session:
             return self._run(broker, Path(directory))
 
     def _run(self, broker: BrokerCluster, directory: Path) -> dict[str, Any]:
-        began = time.time()
+        started_at = time.time()
         with running(directory, broker.bootstrap, self.rate) as (job, traffic):
             made = Soak(job, traffic, broker, random.Random(self.seed))
             kinds = [kind for kind in made.kinds if self.only in kind]
@@ -438,9 +438,9 @@ class Session:
             counted = outcome(job, traffic)
         return {
             "seed": self.seed,
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
             "takeovers": self.takeovers,
-            "seconds": round(time.time() - began),
+            "seconds": round(time.time() - started_at),
             "load_average": os.getloadavg(),
             **counted,
             "epochs_of_two_drivers": two_lists(broker.bootstrap, job.commits),
@@ -469,7 +469,7 @@ def summed(sessions: list[dict[str, Any]], rate: float) -> dict[str, Any]:
 
 
 def soak(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Sessions until there are so many takeovers; the document, which the result file has after each session."""
+    """Sessions until there are this many takeovers; the document, which the result file has after each session."""
     result: Path | None = arguments.result
     sessions = json.loads(result.read_text())["sessions"] if result is not None and result.exists() else []
     left = arguments.takeovers - sum(session["takeovers"] for session in sessions)
@@ -489,7 +489,7 @@ def soak(arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--takeovers", type=int, default=200, help="until the result has so many")
+    parser.add_argument("--takeovers", type=int, default=200, help="until the result has this many")
     parser.add_argument("--session", type=int, default=20, help="takeovers of one broker and job")
     parser.add_argument("--jobs", type=int, default=1, help="sessions at once")
     parser.add_argument("--rate", type=float, default=2000.0)

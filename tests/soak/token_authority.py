@@ -81,7 +81,7 @@ class TokenAuthority:
         return {"keys": [key]}
 
     def broker_config(self) -> dict[str, str]:
-        """Settings with which Kafka's own validator takes these tokens at SASL_PLAINTEXT, and nobody without."""
+        """Settings with which Kafka's own validator takes these tokens at SASL_PLAINTEXT, and no process without."""
         mechanism = f"{LISTENER}.oauthbearer"
         return {
             "sasl.enabled.mechanisms": "OAUTHBEARER",
@@ -95,7 +95,7 @@ class TokenAuthority:
         }
 
     def jvm_options(self) -> tuple[str, ...]:
-        """Kafka fetches keys from no address that it was not told of (KIP-1147)."""
+        """Kafka fetches keys from no address that it was not reported (KIP-1147)."""
         return ("-Xmx512m", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self.url}/jwks")
 
     def properties(self, module_options: str) -> dict[str, str]:

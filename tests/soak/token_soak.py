@@ -1,6 +1,6 @@
 """Logins by bearer tokens that live for seconds, for minutes: a script writes and reads, and Spark copies, with no gap.
 
-    python -m tests.soak.token_soak [--seconds 600] [--life 20] [--result FILE]
+    python -m tests.soak.token_soak [--seconds 600] [--lifetime 20] [--result FILE]
 
 The broker checks the tokens by its own validator. A script writes a record in a transaction every half second, another reads
 them, and a query of Spark copies them, all by tokens of one authority, whose secret they know by an environment variable. At
@@ -169,9 +169,9 @@ def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
             with (folder / "log").open("wb") as log:
                 command = [sys.executable, "-m", "tests.soak.token_soak", "--jobs", json.dumps(settings)]
                 environment = os.environ | {"PYTHONPATH": python_path(), "TOKEN_SECRET": SECRET}
-                began = time.monotonic()
+                started_at = time.monotonic()
                 subprocess.run(command, stdout=log, stderr=log, env=environment, check=True, timeout=seconds + 300)
-                took_s = time.monotonic() - began
+                took_s = time.monotonic() - started_at
             found = json.loads((folder / "found").read_text())
             copied = Counter(read_all(cluster.bootstrap, "out"))
             expected = Counter(str(number) for number in range(found["written"]))

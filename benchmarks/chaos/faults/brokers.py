@@ -6,10 +6,9 @@ import random
 import resource
 from collections.abc import Callable
 
-from benchmarks.chaos.testbed import Testbed
-
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_transactions, is_embedded
 from benchmarks.chaos.subject import Subject
+from benchmarks.chaos.testbed import Testbed
 from headrace.enumerator.errors import RetriableError
 from headrace.runners.waiting import wait_until
 
@@ -50,7 +49,7 @@ class Broker(Fault):
         """The broker, found out now. Raises NotHappenedError when the role is vacant."""
         self.hit = self._choose(self)
         if self.hit not in self.testbed.nodes:
-            raise NotHappenedError(f"nobody has the role now: {self.hit}")
+            raise NotHappenedError(f"no process has the role now: {self.hit}")
         return self.hit
 
 
@@ -111,7 +110,7 @@ class Rolled(Fault):
         self._pids = {node: self.testbed.cluster.pid(node) for node in self.testbed.nodes}
         for node in self.testbed.nodes:
             self.testbed.cluster.restart(node)
-        return "all brokers in turn"
+        return "all brokers one after another"
 
     def prove(self) -> str:
         """Each is another process."""
@@ -121,7 +120,7 @@ class Rolled(Fault):
         return "each is another process"
 
     def heal(self) -> None:
-        """Whoever does not run is started."""
+        """The process that does not run is started."""
         for node in self.testbed.nodes:
             if not self.testbed.cluster.is_running(node):
                 self.testbed.cluster.restart(node)
@@ -151,7 +150,7 @@ class DiskFull(Broker):
         return "the broker gave up its log directory and ended"
 
     def heal(self) -> None:
-        """There is room again: a new process has no limit."""
+        """There is space again: a new process has no limit."""
         if self.hit:
             self.testbed.cluster.restart(self.hit)
 

@@ -7,15 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.chaos.testbed import Testbed
-
 from benchmarks.chaos.databases import PRODUCTS
 from benchmarks.chaos.losses import Losses
 from benchmarks.chaos.subject import Subject
+from benchmarks.chaos.testbed import Testbed
 
 
 class NotHappenedError(Exception):
-    """A fault was applied and left no trace: then a job that stood it has shown nothing."""
+    """A fault was applied and left no trace: then a job that was it has shown nothing."""
 
 
 class Fault(ABC):

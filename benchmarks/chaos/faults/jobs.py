@@ -43,7 +43,7 @@ class JobKilled(Fault):
 
 
 class WorkerKilled(Fault):
-    """SIGKILL to some of the job's processes; its driver lives."""
+    """SIGKILL to some of the job's processes; its driver is alive."""
 
     def __init__(self, testbed: Testbed, subject: Subject, generator: random.Random, which: str) -> None:
         """`which`: what their command lines have in them."""

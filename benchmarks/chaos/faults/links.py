@@ -34,7 +34,7 @@ def peers(hit: int) -> Where:
 
 
 def everybody(hit: int) -> Where:
-    """Between the broker and everybody else but the harness."""
+    """Between the broker and everyone else but the harness."""
     among = peers(hit)
     return lambda source, target: among(source, target) or (source == JOB and target == hit)
 
@@ -104,9 +104,9 @@ KINDS = (
     _kind("client partition", clients, NOTHING, 1, 8),
     _kind("requests lost", clients, REQUESTS, 1, 8),
     _kind("answers lost", clients, ANSWERS, 1, 8),
-    _kind("client cut off", all_clients, NOTHING, 1, 8),
-    _kind("broker cut off from brokers", peers, NOTHING, 3, 14),
-    _kind("broker cut off", everybody, NOTHING, 3, 14),
+    _kind("client isolated", all_clients, NOTHING, 1, 8),
+    _kind("broker isolated from brokers", peers, NOTHING, 3, 14),
+    _kind("broker isolated", everybody, NOTHING, 3, 14),
     _kind("slow link", clients, SLOW, 3, 8),
     _kind("far link", all_clients, FAR, 3, 8),
     Kind("connections reset", "network", Reset, 0.2, 1, real=False),

@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID
 
 import psutil
-from benchmarks.chaos.testbed import CLIENT_ID, UNSAFE, Testbed
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from kafka import TopicPartition as KafkaPartition
 from kafka.errors import KafkaError
@@ -21,6 +20,7 @@ from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
 from benchmarks.chaos.losses import Due, Losses, gone, of_aged, of_deleted, of_truncated
 from benchmarks.chaos.oracle import VALUE_BYTES
 from benchmarks.chaos.subject import Subject, signalled
+from benchmarks.chaos.testbed import CLIENT_ID, UNSAFE, Testbed
 from benchmarks.restore.oracle import Log, read_log
 from headrace.enumerator.errors import RetriableError
 from headrace.runners.waiting import wait_until
@@ -97,7 +97,7 @@ class Loss(Fault):
         self._await_load(partition, count - before)
 
     def span(self, partition: int) -> tuple[int, int]:
-        """Where the partition's log starts and ends, as its leader tells. Raises RetriableError."""
+        """Where the partition's log starts and ends, as its leader shows. Raises RetriableError."""
         settings = {
             "bootstrap.servers": self.testbed.bootstrap,
             "group.id": "chaos-ends",
@@ -124,8 +124,8 @@ class Loss(Fault):
 
 
 class Unclean(Loss):
-    """One of a partition's two replicas is killed, the other one continues alone and is killed in turn, and the first one
-    leads.
+    """One of a partition's two replicas is killed, the other one continues alone and is killed one after another, and the first
+    one leads.
 
     What the other one had alone is gone. Its numbers are used again, by what is written from then on.
     """
@@ -211,10 +211,10 @@ class AgedOut(Loss):
 
     def prove(self) -> str:
         """The logs start there."""
-        begins = {partition: self.span(partition)[0] for partition in self._begins}
-        if begins != self._begins:
-            raise NotHappenedError(f"the logs start at {begins}, not at {self._begins}")
-        return f"the logs start at {', '.join(map(str, begins.values()))}"
+        earliest = {partition: self.span(partition)[0] for partition in self._begins}
+        if earliest != self._begins:
+            raise NotHappenedError(f"the logs start at {earliest}, not at {self._begins}")
+        return f"the logs start at {', '.join(map(str, earliest.values()))}"
 
 
 class MadeAnew(Loss):

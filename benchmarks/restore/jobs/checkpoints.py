@@ -1,4 +1,4 @@
-"""What Flink left behind, to continue from."""
+"""What Flink orphaned, to continue from."""
 
 from __future__ import annotations
 

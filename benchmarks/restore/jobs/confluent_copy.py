@@ -91,7 +91,7 @@ class Copier:
         self._looked_at = time.monotonic()
 
     def _positions(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Where the group stands. Asked for here, as an assignment that asks while a new broker makes its topic of offsets
+        """Where the group is. Asked for here, as an assignment that asks while a new broker makes its topic of offsets
         can wait for ever (librdkafka 2.16)."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:

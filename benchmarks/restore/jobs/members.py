@@ -12,7 +12,7 @@ from marks import mark
 
 
 def run_members(run: Callable[[dict[str, Any], int], None]) -> None:
-    """What the script was told, as many members as its "parallelism" says. Until killed."""
+    """What the script was reported, as many members as its "parallelism" says. Until killed."""
     settings, member = json.loads(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     mark(settings, "python")
     others = range(1, settings["parallelism"]) if member == 0 else ()

@@ -93,7 +93,7 @@ class AvroFormat(ValueFormat):
             program = self._spare.pop()
         except IndexError:  # another thread has it, or it failed half-way and is not used again
             program = compile_program(self._writer, self._reader)
-        bad = kernel.run(program.step, program.spent, program.column, binary, self._header_bytes)
+        bad = kernel.run(program.step, program.budget, program.column, binary, self._header_bytes)
         _check_whole(bad)
         decoded = kernel.finished(program.column, program.kind)
         self._spare.append(program)

@@ -6,7 +6,7 @@ value of the writer's schema into a *column* of the reader's, or skips it. `run`
 column.
 
 Nothing that the bytes claim is believed: every read is checked against the end of the value, counts of items against the
-bytes that are left, and room grows with what was really read. A value that cannot be read becomes a null, what it had
+bytes that are left, and space grows with what was really read. A value that cannot be read becomes a null, what it had
 already appended is rolled back, and its neighbours are not concerned.
 
 The format: https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
@@ -251,7 +251,7 @@ class _Headroom:
     @cython.nogil
     @cython.exceptval(check=False)
     def has(self, size: cython.Py_ssize_t) -> cython.bint:
-        """Whether there is room for `size` bytes in all, now."""
+        """Whether there is space for `size` bytes in all, now."""
         return size <= self.capacity or self.grow(size)
 
     @cython.cfunc
@@ -275,7 +275,7 @@ class _Headroom:
 
     @cython.cfunc
     def finish(self, size: cython.Py_ssize_t) -> pa.Buffer:
-        """The first `size` bytes; the room is empty afterwards."""
+        """The first `size` bytes; the space is empty afterwards."""
         buffer = self.buffer
         self.point_to(pa.allocate_buffer(0, resizable=True))
         return buffer.slice(0, size)
@@ -298,7 +298,7 @@ class Column:
     @cython.nogil
     @cython.exceptval(check=False)
     def append_null(self) -> cython.int:
-        """Append a null. Overridden where a null takes room besides the validity's."""
+        """Append a null. Overridden where a null takes space besides the validity's."""
         if not self.validity.has((self.rows >> 3) + 1):
             return _NO_MEMORY
         self.validity.bytes[self.rows >> 3] = self.validity.bytes[self.rows >> 3] & (0xFF ^ (1 << (self.rows & 7)))
@@ -400,7 +400,7 @@ class Fixed(Column):
     @cython.nogil
     @cython.exceptval(check=False)
     def has_headroom(self) -> cython.bint:
-        """Whether there is room for one more, which the caller writes, and then counts in `rows`."""
+        """Whether there is space for one more, which the caller writes, and then counts in `rows`."""
         return self.data.has((self.rows + 1) * self.width)
 
     @cython.cfunc
@@ -449,7 +449,7 @@ class Binary(Column):
     @cython.nogil
     @cython.exceptval(check=False)
     def has_headroom(self, length: cython.Py_ssize_t) -> cython.int:
-        """_DONE if there is room for one more of this length, else what is wrong."""
+        """_DONE if there is space for one more of this length, else what is wrong."""
         if self.used + length > _INT32_MAX:
             return _FULL
         return _DONE if self.data.has(self.used + length) and self.ends.has((self.rows + 2) * 4) else _NO_MEMORY
@@ -747,7 +747,7 @@ def finished(column: Column, kind: pa.DataType) -> pa.Array:
 
 @cython.final
 @cython.cclass
-class Spent:
+class Budget:
     """What one value has used up of what its bytes do not bound: one object for all steps of a program."""
 
     empty_items: cython.longlong
@@ -770,7 +770,7 @@ class Spent:
     @cython.nogil
     @cython.exceptval(check=False)
     def has_empty(self, count: cython.longlong) -> cython.bint:
-        """Count so many more items without bytes; whether the value may have them. `count` is at most _MOST_EMPTY_ITEMS."""
+        """Count this many more items without bytes; whether the value may have them. `count` is at most _MOST_EMPTY_ITEMS."""
         self.empty_items += count
         return self.empty_items <= _MOST_EMPTY_ITEMS
 
@@ -1131,7 +1131,7 @@ class ReadDuration(Step):
 @cython.final
 @cython.cclass
 class ReadEnum(Step):
-    """A symbol's number, as the number of the reader's symbol; -1 stands for one that the reader does not know."""
+    """A symbol's number, as the number of the reader's symbol; -1 represents one that the reader does not know."""
 
     column: Symbols
     numbers: _Headroom
@@ -1199,7 +1199,7 @@ class ReadFields(Step):
 def _block(
     source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, least: cython.Py_ssize_t
 ) -> tuple[cython.longlong, cython.Py_ssize_t]:
-    """A block's count of items of at least so many bytes each, and the position after it: _BEYOND if that cannot be.
+    """A block's count of items of at least this many bytes each, and the position after it: _BEYOND if that cannot be.
 
     A negative count is followed by the block's size in bytes, which says nothing that reading the items does not.
     """
@@ -1231,13 +1231,13 @@ class ReadItems(Step):
     item: Step
     least: cython.Py_ssize_t
     has_keys: cython.bint
-    spent: Spent
+    budget: Budget
 
     def __init__(
-        self, place: int, spent: Spent, column: Lists, item: Step, least: int, keys: Binary | None, entries: Struct | None
+        self, place: int, budget: Budget, column: Lists, item: Step, least: int, keys: Binary | None, entries: Struct | None
     ) -> None:
         super().__init__(place)
-        self.spent, self.column, self.item, self.least = spent, column, item, least
+        self.budget, self.column, self.item, self.least = budget, column, item, least
         self.has_keys = keys is not None
         self.keys = Binary() if keys is None else keys
         self.entries = Struct([]) if entries is None else entries
@@ -1255,7 +1255,7 @@ class ReadItems(Step):
                 return self.bad(_BAD_COUNT)
             if count == 0:
                 return self.after(self.column.append(), at)
-            if self.least == 0 and not self.spent.has_empty(count):
+            if self.least == 0 and not self.budget.has_empty(count):
                 return self.bad(_TOO_MANY_EMPTY)
             at = self.read_block(source, at, end, count)
             if at < 0:
@@ -1460,12 +1460,12 @@ class SkipRecursive(Step):
     """The fields of a record that is not wanted, and is within one of its own fields: so `steps` is set when they are made."""
 
     steps: _Table
-    spent: Spent
+    budget: Budget
 
-    def __init__(self, place: int, spent: Spent) -> None:
+    def __init__(self, place: int, budget: Budget) -> None:
         super().__init__(place)
         self.steps = _Table([])
-        self.spent = spent
+        self.budget = budget
 
     def set_steps(self, steps: Sequence[Step]) -> None:
         """Say what the fields are, once."""
@@ -1476,14 +1476,14 @@ class SkipRecursive(Step):
     @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         i: cython.Py_ssize_t
-        if self.spent.depth >= _DEEPEST:
+        if self.budget.depth >= _DEEPEST:
             return self.bad(_TOO_DEEP)
-        self.spent.depth += 1
+        self.budget.depth += 1
         for i in range(self.steps.count):
             at = cython.cast(Step, self.steps.items[i]).read(source, at, end)
             if at < 0:
                 break
-        self.spent.depth -= 1
+        self.budget.depth -= 1
         return at
 
 
@@ -1494,11 +1494,11 @@ class SkipItems(Step):
 
     item: Step
     least: cython.Py_ssize_t
-    spent: Spent
+    budget: Budget
 
-    def __init__(self, place: int, spent: Spent, item: Step, least: int) -> None:
+    def __init__(self, place: int, budget: Budget, item: Step, least: int) -> None:
         super().__init__(place)
-        self.spent, self.item, self.least = spent, item, least
+        self.budget, self.item, self.least = budget, item, least
 
     @cython.cfunc
     @cython.nogil
@@ -1513,7 +1513,7 @@ class SkipItems(Step):
                 return self.bad(_BAD_COUNT)
             if count == 0:
                 return at
-            if self.least == 0 and not self.spent.has_empty(count):
+            if self.least == 0 and not self.budget.has_empty(count):
                 return self.bad(_TOO_MANY_EMPTY)
             while count > 0:
                 count -= 1
@@ -1530,7 +1530,7 @@ class SkipItems(Step):
 @cython.exceptval(check=False)
 def _run(
     step: Step,
-    spent: Spent,
+    budget: Budget,
     source: cython.p_const_uchar,
     ends: cython.p_int,
     row: cython.Py_ssize_t,
@@ -1541,7 +1541,7 @@ def _run(
     at: cython.Py_ssize_t
     while row < stop:
         at = cython.cast(cython.Py_ssize_t, ends[row]) + skipped
-        spent.begin()
+        budget.begin()
         at = step.read(source, at, ends[row + 1])
         row += 1
         if at < 0:
@@ -1549,12 +1549,12 @@ def _run(
     return row, 0
 
 
-def run(step: Step, spent: Spent, column: Column, values: pa.Array, skipped: int) -> list[tuple[int, int, int]]:
+def run(step: Step, budget: Budget, column: Column, values: pa.Array, skipped: int) -> list[tuple[int, int, int]]:
     """Append each of `values` to `column`, which has to be empty, and give row, place and code of those that are bad.
 
     `values` is of Arrow's `binary`. The first `skipped` bytes of each are skipped. A null, and a bad value, become nulls.
     Raises MemoryError if there is not enough for the value alone. One thread at a time may use a step
-    and its column, and the `spent` of that step.
+    and its column, and the `used` of that step.
     """
     row: cython.Py_ssize_t = 0
     rows: cython.Py_ssize_t = len(values)
@@ -1579,7 +1579,7 @@ def run(step: Step, spent: Spent, column: Column, values: pa.Array, skipped: int
         stop = null
         while row < stop:
             with cython.nogil:
-                row, answer = _run(step, spent, source, ends, row, stop, header)
+                row, answer = _run(step, budget, source, ends, row, stop, header)
             if answer < 0:
                 column.truncate(row - 1)
                 bad.append((row - 1, -answer // _CODES, -answer % _CODES))

@@ -74,7 +74,7 @@ class Output:
     @cython.nogil
     @cython.exceptval(check=False)
     def headroom(self, size: cython.Py_ssize_t) -> cython.int:
-        """0 if there is room for `size` bytes more, now; else what is wrong."""
+        """0 if there is space for `size` bytes more, now; else what is wrong."""
         if self.used + size <= self.capacity:
             return 0
         if self.used + size > _INT32_MAX:

@@ -157,11 +157,11 @@ class _Target:
 class Program:
     """What reads values: `step` into `column`, which becomes an array of `kind`. `places`: fields by a step's number.
 
-    `spent` is what all its steps share while they read a value.
+    `used` is what all its steps share while they read a value.
     """
 
     step: Any  # of the kernel, which is untyped
-    spent: Any
+    budget: Any
     column: Any
     kind: pa.DataType
     places: Sequence[str]
@@ -176,7 +176,7 @@ def compile_program(writer: AvroType, reader: AvroType) -> Program:
     compiler = _Compiler(writer)
     target = _target(reader, arrow_type(reader))
     step = compiler.step(writer, reader, target, "")
-    return Program(step, compiler.spent, target.column, target.kind, compiler.places)
+    return Program(step, compiler.budget, target.column, target.kind, compiler.places)
 
 
 def check_resolves(writer: AvroType, reader: AvroType, field: Sequence[str]) -> None:
@@ -249,11 +249,11 @@ def _union_target(schema: AvroUnion, kind: pa.DataType) -> _Target:
 
 
 class _Compiler:
-    """Makes steps. `places` are the fields that they stand for."""
+    """Makes steps. `places` are the fields that they are for."""
 
     def __init__(self, writer: AvroType) -> None:
         self.places: list[str] = []
-        self.spent = kernel.Spent()
+        self.budget = kernel.Budget()
         self._numbers: dict[str, int] = {}
         self._named = dict(_named(writer))
         self._skipping: dict[str, Any] = {}
@@ -280,12 +280,12 @@ class _Compiler:
                 return self._record(writer, reader, target, path)
             case AvroArray(), AvroArray():
                 item = self.step(writer.items, reader.items, target.inside[0], f"{path}[]")
-                return kernel.ReadItems(place, self.spent, target.column, item, least_size(writer.items), None, None)
+                return kernel.ReadItems(place, self.budget, target.column, item, least_size(writer.items), None, None)
             case AvroMap(), AvroMap():
                 entries, keys, values = target.inside
                 item = self.step(writer.values, reader.values, values, f"{path}{{}}")
                 least = 1 + least_size(writer.values)
-                return kernel.ReadItems(place, self.spent, target.column, item, least, keys.column, entries.column)
+                return kernel.ReadItems(place, self.budget, target.column, item, least, keys.column, entries.column)
             case AvroEnum(), AvroEnum():
                 default = -1 if reader.default is None else reader.symbols.index(reader.default)
                 known = {symbol: number for number, symbol in enumerate(reader.symbols)}
@@ -382,10 +382,10 @@ class _Compiler:
             case AvroUnion():
                 return [kernel.ReadBranch(place, [self._skip(branch, path) for branch in writer.branches])]
             case AvroArray():
-                return [kernel.SkipItems(place, self.spent, self._skip(writer.items, path), least_size(writer.items))]
+                return [kernel.SkipItems(place, self.budget, self._skip(writer.items, path), least_size(writer.items))]
             case AvroMap():
                 entry = kernel.SkipSteps(place, self._joined([kernel.PREFIXED, *self._skips(writer.values, path)], path))
-                return [kernel.SkipItems(place, self.spent, entry, 1 + least_size(writer.values))]
+                return [kernel.SkipItems(place, self.budget, entry, 1 + least_size(writer.values))]
             case AvroRecord():
                 if _refers(writer, writer.name):
                     return [self._recursive(writer.name, path)]
@@ -396,7 +396,7 @@ class _Compiler:
     def _recursive(self, name: str, path: str) -> Any:  # noqa: ANN401 - of the kernel
         """The step that skips a type which contains itself: one object, made once."""
         if name not in self._skipping:
-            self._skipping[name] = kernel.SkipRecursive(self._place(path), self.spent)
+            self._skipping[name] = kernel.SkipRecursive(self._place(path), self.budget)
             fields = self._named[name].fields
             steps = [each for field in fields for each in self._skips(field.type, _inside(path, field.name))]
             self._skipping[name].set_steps(self._joined(steps, path))
@@ -449,7 +449,7 @@ def _said(schema: AvroType) -> str:
 
 
 def matches(writer: AvroType, reader: AvroType) -> bool:
-    """Whether a value of the one may be read as the other, without a look inside records. Neither is a union.
+    """Whether a value of the one may be read as the other, without a check inside records. Neither is a union.
 
     Names match without their namespaces; an alias of the reader's matches the full name, or a name without a namespace.
     """
@@ -485,7 +485,7 @@ def _choice(writer: AvroType, reader: AvroType) -> int | None:
     """Which branch of a reader's union a writer's value goes to (0 without a union); None if it has no place.
 
     The branch that is the same type, else one of the same name and kind, else the first that matches: so a union that both
-    sides share keeps its branches, where an `int` would else go to a `long` that stands before it.
+    sides share keeps its branches, where an `int` would else go to a `long` that is before it.
     """
     if isinstance(writer, AvroUnion):
         return next((0 for branch in writer.branches if _choice(branch, reader) is not None), None)
@@ -559,7 +559,7 @@ def encoded_default(schema: AvroType, value: Any, path: str) -> bytes:  # noqa: 
     try:
         return b"".join(_encoded(schema, value))
     except (KeyError, TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
-        raise UsageError(f"the Avro default{_at(path)} is no {type_name(schema)}: {value!r}") from error
+        raise UsageError(f"the Avro default{_at(path)} is not of type {type_name(schema)}: {value!r}") from error
 
 
 def _encoded(schema: AvroType, value: Any) -> Iterator[bytes]:  # noqa: ANN401 - JSON

@@ -1,7 +1,7 @@
-"""Avro schemas as trees of frozen values: names resolved, logical types read, one object for each place where a type stands.
+"""Avro schemas as trees of frozen values: names resolved, logical types read, one object for each place where a type is.
 
 fastavro's parser checks the JSON and completes the names. What the specification says to ignore is ignored: a logical type
-that is unknown, or that does not fit the type it stands on.
+that is unknown, or that does not fit the type it is on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AvroFixed:
 
 @dataclass(frozen=True)
 class AvroEnum:
-    """`default`: the symbol that stands for those that a reader does not know."""
+    """`default`: the symbol that represents those that a reader does not know."""
 
     name: str
     aliases: tuple[str, ...]
@@ -155,7 +155,7 @@ class _Tree:
         self._nodes = 0
 
     def node(self, schema: Any, open_names: tuple[str, ...]) -> AvroType:  # noqa: ANN401 - JSON
-        """One node; `open_names` are the named types that it stands in."""
+        """One node; `open_names` are the named types that it is in."""
         self._nodes += 1
         if self._nodes > MOST_NODES:
             raise UsageError(f"the Avro schema has more than {MOST_NODES} types, each use of a named type counted")

@@ -1,6 +1,6 @@
 """From the text of a Protobuf schema to descriptors, by protoc. What is registered as descriptors is read.
 
-A schema may come from a registry that anybody writes to: so it is compiled in a process and its own folder.
+A schema may come from a registry that any process writes to: so it is compiled in a process and its own folder.
 """
 
 from __future__ import annotations

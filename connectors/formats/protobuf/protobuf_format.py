@@ -35,8 +35,8 @@ class ProtobufFormat(ValueFormat):
     skipped at the start of each value.
 
     A value is read by Protobuf's own runtime, as to what is bad, which of several alternatives counts, and what an unknown
-    number of a proto2 enum means. A field that can be told from one that is not set is null where it is not; others have their
-    default. Enums are strings; a message within itself is its bytes; a Timestamp has microseconds.
+    number of a proto2 enum means. A field that can be determined from one that is not set is null where it is not; others have
+    their default. Enums are strings; a message within itself is its bytes; a Timestamp has microseconds.
 
     Raises UsageError for what is no such schema, for a message or a field that it does not have, for groups and editions,
     which cannot be read, and where the libraries are missing (the extra `protobuf`).

@@ -47,7 +47,7 @@ class _Place:
         return _Place(f"{self.path}.{name}" if self.path else name, self.rows)
 
     def items(self, suffix: str, parents: pa.Array) -> _Place:
-        """Of what is in lists, each of which stands at one of `parents`."""
+        """Of what is in lists, each of which is at one of `parents`."""
         return _Place(self.path + suffix, parents if self.rows is None else self.rows.take(parents))
 
 

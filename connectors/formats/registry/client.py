@@ -2,7 +2,7 @@
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 
-What stands under an id does not change; so answers by id are kept in the process, and are not asked for again. What is newest
+What is under an id does not change; so answers by id are kept in the process, and are not asked for again. What is newest
 in a subject is never kept. A registry that was set up again does have other schemas under its ids: when any answer shows that,
 all that was kept of it is forgotten.
 """
@@ -97,7 +97,7 @@ class _Known:
         self.unknown[schema_id] = time.monotonic()
 
     def unknown_since(self, schema_id: SchemaId, seconds: float) -> bool:
-        """Whether the registry has said within so many seconds that there is none."""
+        """Whether the registry has said within this many seconds that there is none."""
         said = self.unknown.get(schema_id)
         return said is not None and time.monotonic() - said < seconds
 
@@ -122,7 +122,7 @@ class SchemaRegistry:
     `bearer.auth.token`, `ssl.ca.location`, ...), with or without `schema.registry.` before them. A look-up that does not
     succeed within `deadline_s` seconds raises DeadlineExceededError. A value that can be pickled; any thread may use it.
 
-    Raises UsageError for what cannot be honoured, and where urllib3 is not installed (the extra `registry`). Contacts nobody
+    Raises UsageError for what cannot be honoured, and where urllib3 is not installed (the extra `registry`). Does no I/O
     when made.
 
     `key.subject.name.strategy` and `value.subject.name.strategy` say by which of Confluent's strategies `subject` names one:
@@ -197,7 +197,7 @@ class SchemaRegistry:
         return self._of_subject(self._version(subject, version))
 
     def versions(self, subject: str, newest: int) -> list[RegisteredSchema]:
-        """The newest so many versions of a subject, oldest first. Raises as `by_id`."""
+        """The newest this many versions of a subject, oldest first. Raises as `by_id`."""
         path = f"/subjects/{_quoted(subject)}/versions"
         numbers = self._get(path, f"subject '{subject}'")
         if not isinstance(numbers, list) or not all(isinstance(each, int) for each in numbers):

@@ -73,7 +73,7 @@ class Access:
 class RegistryConfig:
     """`urls` without user names, in the order in which they are asked. `properties` as they were given, by name.
 
-    What stands in the environment or a file is not part of it: `access` reads that, in whatever process a request is made, as
+    What is in the environment or a file is not part of it: `access` reads that, in whatever process a request is made, as
     it reads the files of TLS. So none of it is in a plan, a checkpoint or a job that was pickled.
     """
 
@@ -111,7 +111,7 @@ def _pem(path: str) -> str:
 
 
 def registry_config(url: str, properties: Mapping[str, str]) -> RegistryConfig:
-    """Read the properties; names in any case, with or without `schema.registry.` before them. Contacts nobody, reads no file.
+    """Read the properties; names in any case, with or without `schema.registry.` before them. Does no I/O, reads no file.
 
     `url`: one or more, with commas between them. Raises UsageError naming the property that is unknown, missing or
     contradictory; no message shows a value that may be a secret.

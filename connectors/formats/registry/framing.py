@@ -55,7 +55,7 @@ def header_name(field: str) -> str:
 
 
 def prefix(schema_id: int) -> bytes:
-    """What stands before a value of this schema."""
+    """What is before a value of this schema."""
     return b"\0" + schema_id.to_bytes(4, "big")
 
 
@@ -63,7 +63,7 @@ def framing(values: pa.Array, headers: pa.Array | None, field: str) -> Iterator[
     """The rows of `values` (Arrow's `binary`) by their schema, nulls left out. `rows` are indices, in order.
 
     `headers`: the records' headers, a list of structs of key and value for each row, where they may name the schema; a header
-    goes before what stands before the value.
+    goes before what is before the value.
     """
     for found in _frames(values, headers, header_name(field)):
         yield _read(found)

@@ -85,7 +85,7 @@ class RegisteredProtobufFormat(RegisteredFormat):
         return self._one_by_one(writer, group.skipped, values)
 
     def _behind(self, header_bytes: int) -> ProtobufFormat:
-        """The same of values behind so many bytes."""
+        """The same of values behind this many bytes."""
         if header_bytes not in self._formats:
             self._formats[header_bytes] = self._format(header_bytes)
         return self._formats[header_bytes]
@@ -125,7 +125,7 @@ class RegisteredProtobufFormat(RegisteredFormat):
 def by_message_type(
     schema: RegisteredSchema, group: Framed, values: pa.Array
 ) -> Iterator[tuple[list[int], pa.Array, ProtobufFormat]]:
-    """The values of a group by the message types that they name: rows, values without what stands before them, a format.
+    """The values of a group by the message types that they name: rows, values without what is before them, a format.
 
     Raises UsageError for a message type that the schema does not have, or that cannot be read.
     """
@@ -176,7 +176,7 @@ def indices_as_bytes(indices: Sequence[int]) -> bytes:
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
-    """A number and the position after it, which is that of before if there is no number of 32 bits."""
+    """A number and the position after it, which is the previous one if there is no number of 32 bits."""
     raw = 0
     for length, byte in enumerate(data[at : at + 5]):
         raw |= (byte & 0x7F) << 7 * length

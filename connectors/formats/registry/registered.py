@@ -96,7 +96,7 @@ class RegisteredFormat(ValueFormat):
         """As `of_subject`, of the subject that `registry.subject` names for these records, by the strategy of its properties.
 
         `topic`: None where a strategy does not need it. `record`: as `subject_name` has it, where the strategy needs it; of
-        Protobuf `message` stands for it. Raises UsageError, too, where the strategy needs what is None.
+        Protobuf `message` represents it. Raises UsageError, too, where the strategy needs what is None.
         """
         subject = registry.subject(topic, field=field, record=record or more.get("message"))
         return cls.of_subject(registry, subject, version=version, fields=fields, field=field, **more)
@@ -108,14 +108,14 @@ class RegisteredFormat(ValueFormat):
 
     @abstractmethod
     def _reading_own(self) -> ValueFormat:
-        """What reads and writes values of the reader's schema, without what stands before them. Raises UsageError."""
+        """What reads and writes values of the reader's schema, without what is before them. Raises UsageError."""
 
     @abstractmethod
     def _decoded(self, writer: RegisteredSchema, group: Framed, values: pa.Array) -> DecodedValues | str:
         """Values that were written with this schema, each behind `group.skipped` bytes; or why none can be read."""
 
     def _prefix(self, schema_id: int) -> bytes:
-        """What stands before a value of the reader's schema."""
+        """What is before a value of the reader's schema."""
         return prefix(schema_id)
 
     @property
@@ -129,7 +129,7 @@ class RegisteredFormat(ValueFormat):
         return True
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """As `ValueFormat` says, by what stands before each value."""
+        """As `ValueFormat` says, by what is before each value."""
         return self.decode_records(values, None)
 
     def decode_records(self, values: pa.Array, headers: pa.Array | None) -> DecodedValues:
@@ -154,7 +154,7 @@ class RegisteredFormat(ValueFormat):
         return DecodedValues(self._in_order(parts), sorted(bad))
 
     def schema_ids(self, values: pa.Array, headers: pa.Array | None) -> list[str | None]:
-        """Of each value the number or GUID that stands before it, or in a header, whether or not the registry knows it."""
+        """Of each value the number or GUID that is before it, or in a header, whether or not the registry knows it."""
         ids: dict[int, str] = {}
         for group in framing(as_binary(values), headers, self._field):
             if isinstance(group, Framed):

@@ -48,7 +48,7 @@ class RegisteredSchema:
 
     @property
     def fingerprint(self) -> str:
-        """Tells two schemas apart that have the same id in two registries: 16 hexadecimal digits."""
+        """Distinguishes schemas  that have the same id in two registries: 16 hexadecimal digits."""
         parts = [self.kind, self.text, *(part for reference in self.references for part in reference)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

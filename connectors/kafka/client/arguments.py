@@ -19,9 +19,9 @@ def client_config(
     *,
     sasl: SaslConfig | None,
 ) -> ClientConfig:
-    """The configuration that `properties` (the Java client's names, any case) and the arguments make. Contacts nobody.
+    """The configuration that `properties` (the Java client's names, any case) and the arguments make. Does no I/O.
 
-    `arguments`: the argument's name to the property it stands for and its value; None where it was not given. `sasl` stands for
+    `arguments`: the argument's name to the property it represents and its value; None where it was not given. `sasl` represents
     all properties that say who logs in. Raises UsageError for a property that says otherwise than an argument, and as
     `ClientConfig.from_properties`.
     """

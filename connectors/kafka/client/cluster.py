@@ -62,7 +62,7 @@ class KafkaCluster:
         self._coordinators = Coordinators(self._calls)
         self._groups = Groups(config.isolation, self._calls, self._retries, self._coordinators, self._metadata)
         _clusters.add(self)
-        weakref.finalize(self, self._pool.close)  # nobody need close a cluster that the whole process shares
+        weakref.finalize(self, self._pool.close)  # no one need close a cluster that the whole process shares
 
     def __reduce__(self) -> tuple[type[KafkaCluster], tuple[ClientConfig]]:
         """Only the configuration travels."""
@@ -88,7 +88,9 @@ class KafkaCluster:
 
     @property
     def outage(self) -> Outage:
-        """What waits for brokers now, for the log: to be informed by whoever tries again by itself, with `back_off`."""
+        """What waits for brokers now, for the log: to be informed by the process that tries again by itself, with
+        `back_off`.
+        """
         return self._retries.outage
 
     # --- topics --------------------------------------------------------------------------------------------------------
@@ -113,7 +115,9 @@ class KafkaCluster:
         return self.topic_views(names).complete()
 
     def topic_views(self, names: Collection[str]) -> TopicViews:
-        """What every live broker knows of the topics now, and why one has not told of some. One try, of all of them at once."""
+        """What every live broker knows of the topics now, and why one has not reported some. One try, of all of them at
+        once.
+        """
         return self._metadata.topic_views(names)
 
     def leader(self, topic: str, partition: int) -> Leader:
@@ -160,7 +164,7 @@ class KafkaCluster:
 
     def offset_range(self, topic: str, partition: int) -> tuple[int | None, int | None]:
         """The first offset that the partition's leader has, and the first one not yet written. One try, so that a leader
-        that is away holds up nobody else; raises as `leader` and `call`.
+        that is away holds up no other process; raises as `leader` and `call`.
         """
         return self._offsets.bounds((topic, partition))
 
@@ -238,7 +242,7 @@ class KafkaCluster:
         return self._retries.run(what, operation)
 
     def back_off(self, attempt: int, error: BaseException | None = None) -> None:
-        """Wait as long as is due after so many failed attempts, the last with this error; `close` wakes the caller."""
+        """Wait as long as is due after this many failed attempts, the last with this error; `close` wakes the caller."""
         self._retries.back_off(attempt, error)
 
     def _start_afresh(self) -> None:
@@ -260,7 +264,7 @@ class EnduringCluster(KafkaCluster):
 
     For work that cannot be put off and taken up again later: an engine would end the job for it. The first contact is bounded,
     so that a wrong address is an error: until a broker has answered in this process, calls raise `DeadlineExceededError`
-    after 60 s; after `transaction.timeout.ms`, and 15 minutes at least, if somebody vouches for the address (`vouch`).
+    after 60 s; after `transaction.timeout.ms`, and 15 minutes at least, if another process vouches for the address (`vouch`).
     """
 
     _endures = True

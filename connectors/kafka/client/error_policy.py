@@ -1,4 +1,4 @@
-"""What is done about each error code that a broker can answer to each request of ours: one table.
+"""What is done about each error code that a broker can answer to each request of headrace: one table.
 
 From the handlers of Kafka 4 (`KafkaApis`, `ReplicaManager`, `GroupCoordinatorService`, `TransactionCoordinator`) and the Java
 client's. A code in no row of an API, because no broker of today answers it there, goes by its class: see `broker_error`.

@@ -55,7 +55,7 @@ class BrokerError(PeerError):
 
 
 class RetriableBrokerError(BrokerError, RetriableError):
-    """A passing condition at the broker: refresh the metadata, back off, ask again."""
+    """A transient condition at the broker: refresh the metadata, back off, ask again."""
 
 
 class NoCoordinatorError(RetriableBrokerError):

@@ -86,11 +86,11 @@ class Metadata:
             reported += [answer.result() for answer in asked]
         answers = [(broker, answer) for broker, (answer, _) in zip(brokers, reported, strict=True) if answer]
         failures = [item for _, found in reported for item in found.items()]
-        failures.sort(key=lambda item: isinstance(item[1], RetriableError))  # of those of a topic one that can pass counts
+        failures.sort(key=lambda item: isinstance(item[1], RetriableError))  # of those of a topic one that is transient counts
         return TopicViews(answers, dict(failures))
 
     def _asked(self, broker: Broker, names: Collection[str]) -> Future[tuple[_Answer, _Failures]]:
-        """One that is silent holds up no other. A thread that ends with the process: nobody need wait for it to be gone."""
+        """One that is silent holds up no other. A thread that ends with the process: no one need wait for it to be gone."""
         answer: Future[tuple[_Answer, _Failures]] = Future()
 
         def ask() -> None:

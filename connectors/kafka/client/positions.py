@@ -1,4 +1,4 @@
-"""Where reading starts or stops, as tagged types: no magic number stands for "earliest" or "latest" outside the wire.
+"""Where reading starts or stops, as tagged types: no magic number represents "earliest" or "latest" outside the wire.
 
 All but `At` are symbolic. They are resolved to numbers once, before the first checkpoint, and never again (invariant I2).
 """

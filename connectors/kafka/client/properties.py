@@ -289,7 +289,7 @@ _JAVA_NAME = {field_name: name for name, (field_name, _) in _CLIENT.items()}
 
 _SECURITY = ("security.protocol", *SASL_PROPERTIES)
 
-# Accepted and without effect, for the reason that stands above each group; none changes what is read or written.
+# Accepted and without effect, for the reason that is above each group; none changes what is read or written.
 _HARMLESS_NAMES = {
     "no group is joined, and nothing is committed but at checkpoints": """
         max.poll.interval.ms session.timeout.ms heartbeat.interval.ms partition.assignment.strategy group.instance.id
@@ -304,7 +304,7 @@ _HARMLESS_NAMES = {
         ssl.trustmanager.algorithm ssl.keymanager.algorithm ssl.secure.random.implementation""",
     "a token endpoint that is away is asked again as a broker is, with retry.backoff.ms": """
         sasl.login.retry.backoff.ms sasl.login.retry.backoff.max.ms""",
-    "nobody looks into tokens here, and tickets are kept fresh outside": """
+    "no process looks into tokens here, and tickets are kept fresh outside": """
         sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name sasl.oauthbearer.jwt.validator.class
         sasl.oauthbearer.clock.skew.seconds sasl.kerberos.min.time.before.relogin
         sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor""",

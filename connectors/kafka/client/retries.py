@@ -1,8 +1,8 @@
 """The retry policy, that of the Java client: exponential backoff with jitter, up to `default.api.timeout.ms`.
 
-Its default, 60 s, bounds a call and not a job: `OutageError` is retriable, and whoever can continues. Where nobody could
-(`EnduringCluster`), a call rides out an outage of any length, if the cluster has ever answered; a first contact is bounded. A
-limit that somebody set is one everywhere: `DeadlineExceededError`.
+Its default, 60 s, bounds a call and not a job: `OutageError` is retriable, and the process that can continues. Where no process
+could (`EnduringCluster`), a call rides out an outage of any length, if the cluster has ever answered; a first contact is
+bounded. A limit that another process set is one everywhere: `DeadlineExceededError`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 _LONGEST_CALL_S = 60.0
 _BUSY_BACKOFF_MS = 20  # Java's TransactionManager.ADD_PARTITIONS_RETRY_BACKOFF_MS
-_LEAST_VOUCHED_S = 900.0  # a first contact that somebody has vouched for; an outage may start before a process does
-_SILENCE_S = 10.0  # what waits longer is told
+_LEAST_VOUCHED_S = 900.0  # a first contact that another process has vouched for; an outage may start before a process does
+_SILENCE_S = 10.0  # what waits longer is reported
 _UNKNOWN_TOPIC_GRACE_S = 3.0  # a topic just created is not known to every broker at once
 _NO_OUTAGE = (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.LISTENER_NOT_FOUND)
 
@@ -51,7 +51,9 @@ def giving_up_when(is_enough: Callable[[], bool]) -> Iterator[None]:
 
 
 class _Streak:
-    """How long errors of one kind have come without a break. Whatever comes in between, nobody reached too, starts it again."""
+    """How long errors of one kind have come without a break. Whatever comes in between, an unreachable broker too, starts it
+    again.
+    """
 
     def __init__(self, longest_s: float, is_one: Callable[[BaseException | None], bool]) -> None:
         self._longest_s, self._is_one = longest_s, is_one
@@ -98,11 +100,11 @@ class _Fruitless:
 class Outage:
     """What has waited for more than 10 s: the log says so once, however many wait, and once when the last continues.
 
-    Thread-safe. A `waiter` is any object that stands for one who waits.
+    Thread-safe. A `waiter` is any object that represents one who waits.
     """
 
     def __init__(self) -> None:
-        """Nobody waits."""
+        """No process waits."""
         self.start_afresh()
 
     def start_afresh(self) -> None:
@@ -129,11 +131,11 @@ class Outage:
             log.warning("the brokers answer again, after %.0f s", time.monotonic() - self._began)
 
     def given_up(self, waiter: object) -> None:
-        """It waits no more: whoever asked is informed by an error."""
+        """It waits no more: the process that asked is informed by an error."""
         self._leave(waiter)
 
     def _leave(self, waiter: object) -> bool:
-        """Whether it was the last one of those that the log has told of."""
+        """Whether it was the last one of those that the log has reported."""
         with self._lock:
             return self._since.pop(waiter, None) is not None and not self._since
 
@@ -211,7 +213,7 @@ class Retries:
         return is_enough or (longest_s is not None and tenacity.stop_before_delay(longest_s)(state))
 
     def _longest_s(self) -> float | None:
-        """How long a call is tried where nobody has set a limit; None: as long as it takes."""
+        """How long a call is tried where no process has set a limit; None: as long as it takes."""
         if self._contact is None:
             return _LONGEST_CALL_S
         match self._contact():

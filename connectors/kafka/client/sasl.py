@@ -114,7 +114,7 @@ SASL_PROPERTIES: tuple[str, ...] = tuple(
 
 
 def login(given: Mapping[str, str]) -> SaslConfig:
-    """Who logs in, as these properties (names in lower case) say. Contacts nobody.
+    """Who logs in, as these properties (names in lower case) say. Does no I/O.
 
     Raises `UsageError` naming the property that is missing, unknown or impossible here; no message holds a secret.
     """
@@ -170,7 +170,7 @@ def _msk_tokens(given: Mapping[str, str], options: Mapping[str, str]) -> MskToke
 
 
 def _token_provider(given: Mapping[str, str], options: Mapping[str, str]) -> Any:  # noqa: ANN401 - one of several
-    """Whoever provides tokens, as the properties say; None where they name nobody."""
+    """The process that provides tokens, as the properties say; None where they name no process."""
     _check_retriever(given)
     kind = given.get(_METADATA, "none")
     if kind not in ("none", "azure_imds"):
@@ -189,7 +189,7 @@ def _token_provider(given: Mapping[str, str], options: Mapping[str, str]) -> Any
 
 
 def _refuse_credentials(given: Mapping[str, str], options: Mapping[str, str], why: str) -> None:
-    """What nobody is asked with, of the login module and of properties, must not look as if it were."""
+    """What no process is asked with, of the login module and of properties, must not look as if it were."""
     for name in sorted(options.keys() & _CLIENT_OPTIONS):
         raise UsageError(f"the option {name} in sasl.jaas.config is for a token endpoint: {why}")
     for name in sorted(name for names in _SPELLINGS.values() for name in names if name in given):
@@ -376,7 +376,7 @@ def _check_login_option(name: str, mechanism: str) -> None:
     if name not in _LOGIN_OPTIONS.get(mechanism, frozenset()) | _LOGIN_HARMLESS:
         instead = _LOGIN_INSTEAD.get(name, "leave it out")
         if name.startswith(_UNSECURED):
-            instead = "it makes tokens that nobody signs; put one into a file, and name it as file:///path in " + _URL
+            instead = "it makes tokens that no process signs; put one into a file, and name it as file:///path in " + _URL
         elif name.startswith("ssl."):
             instead = f"for the token endpoint's certificate there are {_STORE} and {_STORE_TYPE}=PEM"
         raise UsageError(f"the option {name} in sasl.jaas.config is not supported: {instead}")

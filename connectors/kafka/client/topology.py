@@ -24,7 +24,9 @@ TopicPartition = tuple[str, int]
 """(topic, partition number)."""
 
 TopicIdPartition = tuple[UUID | None, str, int]
-"""(topic id, topic, partition number): of one life of the topic. The id is None where brokers have none (before Kafka 2.8)."""
+"""(topic id, topic, partition number): of one lifetime of the topic. The id is None where brokers have none (before Kafka
+2.8).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class PartitionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic: its id (None before Kafka 2.8) tells it from an earlier one of the same name; partitions by number."""
+    """A topic: its id (None before Kafka 2.8) distinguishes it from an earlier one of the same name; partitions by number."""
 
     name: str
     topic_id: UUID | None
@@ -71,7 +73,7 @@ class TopicMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TopicViews:
-    """What the live brokers know of some topics, each asked for itself. Any of them may lag behind, or be cut off.
+    """What the live brokers know of some topics, each asked for itself. Any of them may lag behind, or be isolated.
 
     One that knows a topic proves that it is there. That none knows it, or that none knows it by another id, is proven by all.
     """
@@ -79,10 +81,10 @@ class TopicViews:
     answers: Sequence[tuple[Broker, Mapping[str, TopicMetadata | None]]]
     """Each broker that has answered, and topic name -> how it knows the topic; None if it does not. Without what it refuses."""
     failures: Mapping[str, PeerError] = field(default_factory=dict)
-    """Topic name -> why a broker has not told of it: it could not be asked, or has refused."""
+    """Topic name -> why a broker has not reported it: it could not be asked, or has refused."""
 
     def complete(self) -> Sequence[Mapping[str, TopicMetadata | None]]:
-        """The answers, if every broker has told of every topic; raises the first of the failures else."""
+        """The answers, if every broker has reported every topic; raises the first of the failures else."""
         self.require(self.failures)
         return [answer for _, answer in self.answers]
 

@@ -146,8 +146,8 @@ _WHAT: dict[int, str] = {
     5: "the record's offset is not between the previous one and the last of the batch",
     6: "the record's timestamp does not fit 64-bit microseconds",
     7: "a header of the record runs past its end, has a negative length or a malformed varint, or the count is wrong",
-    9: "bytes are left over after the record's last field",
-    10: "bytes are left over after the last record",
+    9: "bytes are remaining after the record's last field",
+    10: "bytes are remaining after the last record",
 }
 
 _NULL_TIMES = "bad_timestamps='null', as an option badTimestamps=null, keeps such records without it"
@@ -512,7 +512,7 @@ class _Columns:
         headers: cython.Py_ssize_t,
         nulls_times: cython.bint,
     ) -> None:
-        """Room for `rows` rows, `size` bytes of records and `headers` headers in all.
+        """Space for `rows` rows, `size` bytes of records and `headers` headers in all.
 
         `nulls_times`: a timestamp that does not fit becomes a null, and is not an error.
         """
@@ -722,7 +722,7 @@ class _Plan:
     current: cython.Py_ssize_t
     bytes_planned: cython.Py_ssize_t
     rows_planned: cython.Py_ssize_t
-    needed: cython.Py_ssize_t  # bytes of a record that found no room in empty columns
+    needed: cython.Py_ssize_t  # bytes of a record that found no space in empty columns
     failure: CorruptDataError | None
 
     def __init__(
@@ -811,7 +811,7 @@ class _Plan:
 
     @cython.cfunc
     def batch_end(self, at: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """Where the batch at `at` ends: beyond the data if it is cut off."""
+        """Where the batch at `at` ends: beyond the data if it is truncated."""
         length: cython.longlong
         magic: cython.int
         if self.size - at < _ATTRIBUTES:
@@ -871,7 +871,7 @@ class _Plan:
 
     @cython.cfunc
     def add(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, base: cython.longlong, last: cython.longlong) -> cython.bint:
-        """Plan the records of a batch, decompressed if need be. False: this plan has no room for it."""
+        """Plan the records of a batch, decompressed if need be. False: this plan has no space for it."""
         attributes: cython.longlong = _unsigned(self.raw, at + _ATTRIBUTES, 2)
         count: cython.longlong = _signed(self.raw, at + _COUNT, 4)
         append_time: cython.bint = attributes & _APPEND_TIME_BIT != 0
@@ -914,7 +914,7 @@ class _Plan:
     def unpack(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, codec: cython.int) -> cython.Py_ssize_t:
         """Decompress a batch behind what the arena holds and give the size. Negative: it has to wait for an empty arena.
 
-        A codec does not say whether it ran out of room or out of sense, so the arena grows until the limit is reached.
+        A codec does not say whether it ran out of space or out of sense, so the arena grows until the limit is reached.
         """
         if codec > 4:
             self.refuse(at, f"compression codec {codec} is not known")
@@ -945,7 +945,7 @@ class _Plan:
         return self.current < self.batches
 
     def columns(self, names: list[str], nulls_times: bool) -> _Columns:  # noqa: FBT001 - of the kernel
-        """Empty columns with room for what is planned, within the limits of one Arrow batch."""
+        """Empty columns with space for what is planned, within the limits of one Arrow batch."""
         rows: cython.Py_ssize_t = 0
         size: cython.Py_ssize_t = 0
         batch: cython.Py_ssize_t
@@ -1094,7 +1094,7 @@ def decode(
 ) -> Iterator[DecodedBatch]:
     """Decode the `records` of one partition in a Fetch response.
 
-    `data` is a run of record batches: the first may start before `start`, the last may be cut off. Records below `start`
+    `data` is a run of record batches: the first may start before `start`, the last may be truncated. Records below `start`
     and from `stop` on (exclusive; default: none) are left out. `columns` are built, no others; the rest of each record
     is skipped, not parsed. `aborted` is the response's list of (producer id, first offset) of aborted transactions, and
     None means read_uncommitted: every record is kept. Nothing yielded refers to `data`, but it must not change until the

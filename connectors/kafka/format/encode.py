@@ -156,7 +156,7 @@ _TOO_LARGE = cython.declare(cython.int, 4)
 
 @cython.cfunc
 def _bytes(buffer: pa.Buffer | None) -> cython.p_uchar:
-    """The bytes of an Arrow buffer, which somebody has to keep alive."""
+    """The bytes of an Arrow buffer, which another process has to keep alive."""
     found: cython.p_uchar
     address: cython.size_t
     if cython.compiled:
@@ -236,7 +236,7 @@ def _varint_size(value: cython.longlong) -> cython.int:
 @cython.nogil
 @cython.exceptval(check=False)
 def _put_varint(target: cython.p_uchar, at: cython.Py_ssize_t, value: cython.longlong) -> cython.Py_ssize_t:
-    """Write a zigzag varint and give the position after it. There has to be room."""
+    """Write a zigzag varint and give the position after it. There has to be space."""
     raw: cython.ulonglong = _zigzag(value)
     while raw >= 0x80:
         target[at] = raw & 0x7F | 0x80
@@ -748,9 +748,9 @@ class _OpenBatch:
 
     @cython.cfunc
     def reserve(self, pending: cython.longlong, first: cython.longlong) -> cython.void:
-        """Make room for `pending` more bytes up to the limit, and in an empty batch for the `first` of them at any rate."""
+        """Make space for `pending` more bytes up to the limit, and in an empty batch for the `first` of them at any rate."""
         needed: cython.Py_ssize_t = min(self.used + pending, self.limit)
-        old_buffer = self.buffer  # lives until it has been copied
+        old_buffer = self.buffer  # exists until it has been copied
         old: cython.p_uchar = self.data
         if self.count == 0:
             needed = max(needed, self.used + first)
@@ -764,7 +764,7 @@ class _OpenBatch:
     @cython.nogil
     @cython.exceptval(check=False)
     def write(self, rows: _Rows, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """Append rows until the batch has no room for the next; give the position of that one. An empty batch takes one."""
+        """Append rows until the batch has no space for the next; give the position of that one. An empty batch takes one."""
         row: cython.Py_ssize_t
         pos: cython.Py_ssize_t
         time: cython.longlong
@@ -841,7 +841,7 @@ def murmur2(data: bytes) -> int:
 
 
 def key_partitions(keys: pa.Array, partitions: int) -> pa.Int32Array:
-    """Of so many partitions, the one to which Kafka's clients send each key; null where the key is null.
+    """Of this many partitions, the one to which Kafka's clients send each key; null where the key is null.
 
     `keys` are binary or string, also large; raises UsageError for another type.
     """
@@ -885,7 +885,7 @@ class RecordEncoder:
         compression_level: int | None = None,
         first_sequences: Mapping[int, int] | None = None,
     ) -> None:
-        """An encoder for a topic of so many `partitions`. `producer_id` and `producer_epoch` are -1 for a plain producer.
+        """An encoder for a topic of this many `partitions`. `producer_id` and `producer_epoch` are -1 for a plain producer.
 
         `max_batch_bytes` bounds a batch before compression, header included (default 900 000), and after it: one that would
         outgrow it by being compressed is left as it is. A record that is larger goes alone into its own batch, for the

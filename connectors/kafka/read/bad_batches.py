@@ -71,7 +71,7 @@ def _first(records: memoryview) -> StoredBatch | None:
 
 
 def _base_offset(records: memoryview) -> int | None:
-    """Of a batch, whole or cut off; None for what is none."""
+    """Of a batch, whole or truncated; None for what is none."""
     if len(records) <= _MAGIC_AT or records[_MAGIC_AT] != MAGIC:
         return None
     return int.from_bytes(records[:8], "big", signed=True)

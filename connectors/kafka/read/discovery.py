@@ -76,11 +76,11 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     """Looks partitions up in the cluster's metadata and resolves positions. One thread, the coordinator's."""
 
     def __init__(self, cluster: KafkaCluster, subscription: Subscription, plan: PositionPlan) -> None:
-        """Contacts nobody until asked."""
+        """Does no I/O until asked."""
         self._cluster = cluster
         self._subscription = subscription
         self._plan = plan
-        self._doubtful: Set[str] = frozenset()
+        self._unresolved: Set[str] = frozenset()
 
     def initial(self) -> DiscoveryResult[KafkaSplit]:
         """Every partition, at the initial position. Complete when reading has an end.
@@ -136,7 +136,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                 unknown |= {tp for tp in left if views.denials(tp[0]) and not views.known(tp[0])}
                 left = {tp: position for tp, position in left.items() if tp not in unknown}
                 inconclusive |= {
-                    topic: f"one broker has told of topic {topic}, and its leader does not know it" for topic, _ in unknown
+                    topic: f"one broker has reported topic {topic}, and its leader does not know it" for topic, _ in unknown
                 }
 
     def later_or_raise(self, known: Mapping[str, KafkaSplit]) -> DiscoveryResult[KafkaSplit]:
@@ -254,45 +254,47 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _inconclusive(
         self, found: Mapping[TopicPartition, UUID | None], known: Mapping[TopicPartition, Set[UUID | None]]
     ) -> dict[str, str]:
-        """Of the topics that one broker told of those that are not to be believed in yet, as it reports what is new: name ->
+        """Of the topics that one broker reported those that are not to be believed in yet, as it reports what is new: name ->
         why.
 
-        Ids have no order: a broker that lags behind, or is cut off from its controllers, reports a topic that was deleted long
+        Ids have no order: a broker that lags behind, or is isolated from its controllers, reports a topic that was deleted long
         ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since. So another broker's
-        word against it counts, whoever is away. Whoever is away may have that word: that counts where there is a doubt, as the
-        topic was known by another id before, or in doubt at the last look; else reading would not start in an outage.
+        word against it counts, the process that is away. The process that is away may have that word: that counts where there
+        is a dispute, as the topic was known by another id before, or unresolved at the last look; else reading would not start
+        in an outage.
         """
         news = {tp[0]: topic_id for tp, topic_id in found.items() if topic_id and not _among(tp, topic_id, known)}
-        names = news.keys() | self._doubtful
+        names = news.keys() | self._unresolved
         if not names:
             return {}
         ids: dict[str, set[UUID | None]] = {}
         for (topic, _), topic_ids in known.items():
             ids.setdefault(topic, set()).update(topic_ids)
         views = self._cluster.topic_views(names)
-        doubts = {name: self._doubt(name, news.get(name), ids.get(name, set()), views) for name in sorted(names)}
-        inconclusive = {name: doubt for name, doubt in doubts.items() if doubt is not None}
-        self._doubtful = inconclusive.keys()
+        disputes = {name: self._dispute(name, news.get(name), ids.get(name, set()), views) for name in sorted(names)}
+        inconclusive = {name: dispute for name, dispute in disputes.items() if dispute is not None}
+        self._unresolved = inconclusive.keys()
         return inconclusive
 
-    def _doubt(self, name: str, reported: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
-        """Why this topic is not to be taken for the one with the id that was told, alongside those that are known.
+    def _dispute(self, name: str, reported: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
+        """Why this topic is not to be taken for the one with the id that was reported, alongside those that are known.
 
-        Nothing was told (None): the broker that was asked does not know what was in doubt before, or reports what is known.
+        Nothing was reported (None): the broker that was asked does not know what was unresolved before, or reports what is
+        known.
         Other brokers may still know it by another id.
         """
         ids = views.ids(name) | ({reported} - {None})
         denials = views.denials(name)
         if not ids <= known and len(ids) > 1:
-            return f"brokers differ on which topic {name} is: {views.reported(name)}; one has told of {reported}"
+            return f"brokers differ on which topic {name} is: {views.reported(name)}; one has reported {reported}"
         if reported is None and not self._selected_ids(name, views) <= known:
-            return f"one broker does not know topic {name}, which others have told of"
+            return f"one broker does not know topic {name}, which others have reported"
         if reported is not None and denials and denials >= len(views.known(name)):
-            return f"one broker has told of topic {name}, which {denials} others do not know"
+            return f"one broker has reported topic {name}, which {denials} others do not know"
         failure = views.failures.get(name)
         if reported is None and not ids and isinstance(failure, RefusedByBrokerError):
             return None  # who has no right to the topic does not select it, and it may not be there
-        if failure is not None and (name in self._doubtful or (known and None not in known and reported not in known)):
+        if failure is not None and (name in self._unresolved or (known and None not in known and reported not in known)):
             return f"not every broker can be asked which topic {name} is now: {failure}"
         return None
 
@@ -309,17 +311,17 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             answers += views.answers
             so_far = TopicViews(answers, views.failures)
             disputed = {topic for topic in topics if len(so_far.ids(topic)) > 1}
-            self._doubtful |= disputed
+            self._unresolved |= disputed
             if disputed:
                 raise RetriableError(f"brokers differ on which topic {min(disputed)} is: {so_far.reported(min(disputed))}")
-            views.require(self._doubtful)
+            views.require(self._unresolved)
             ids = {topic: min(so_far.ids(topic), default=None) for topic in topics}
             there = {(topic, number) for topic in topics for seen in so_far.known(topic) for number in seen.partitions}
             found = {tp: ids[tp[0]] for tp in wanted & there}
             if found.keys() == wanted:
                 break
             views.require({topic for topic, _ in wanted - found.keys()})
-        self._doubtful -= topics
+        self._unresolved -= topics
         return found
 
     def _looks(self, topics: Set[str]) -> Iterator[TopicViews]:
@@ -395,10 +397,10 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         return resolved
 
 
-def _not_yet(doubts: Mapping[str, str]) -> RetriableError:
-    first = min(doubts)
-    others = f", and {len(doubts) - 1} topics more are in doubt" if len(doubts) > 1 else ""
-    return RetriableError(doubts[first] + others)
+def _not_yet(disputes: Mapping[str, str]) -> RetriableError:
+    first = min(disputes)
+    others = f", and {len(disputes) - 1} topics more are unresolved" if len(disputes) > 1 else ""
+    return RetriableError(disputes[first] + others)
 
 
 def _partitions(topics: Iterable[TopicMetadata]) -> dict[TopicPartition, UUID | None]:

@@ -1,6 +1,6 @@
-"""Which partitions are due, by what is to be done with them, so that nobody looks through all of them. Sans-IO.
+"""Which partitions are due, by what is to be done with them, so that no process looks through all of them. Sans-IO.
 
-Each change of a partition costs its own place only (`put`), whatever their number; `changed` tells who has something new to do.
+Each change of a partition costs its own place only (`put`), whatever their number; `changed` shows who has something new to do.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Work(Enum):
 
 
 Worker = Broker | Work
-"""Who has something to do: whoever fetches from a broker, or does one of the others."""
+"""Who has something to do: the process that fetches from a broker, or does one of the others."""
 
 
 @dataclass(slots=True)
 class Place:
-    """Where a partition stands: which broker it belongs to, whether it may be asked for there, when its leader is looked up."""
+    """Where a partition is: which broker it belongs to, whether it may be asked for there, when its leader is looked up."""
 
     broker: Broker | None = None
     is_ready: bool = False
-    in_doubt: bool = False
+    in_dispute: bool = False
     lookup_at: float | None = None
 
 
@@ -56,23 +56,23 @@ class FetchIndex(Generic[P]):
     """Partitions by what is due. Not thread-safe."""
 
     _ready: dict[Broker, dict[P, None]] = field(default_factory=dict)
-    _doubts: dict[P, None] = field(default_factory=dict)
+    _disputes: dict[P, None] = field(default_factory=dict)
     _lookups: list[tuple[float, int, P]] = field(default_factory=list)
     _homes: Counter[Broker] = field(default_factory=Counter)
     _changed: set[Worker] = field(default_factory=set)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def put(self, partition: P, place: Place) -> None:
-        """The partition stands there now; an empty `Place` takes it out."""
+        """The partition is there now; an empty `Place` takes it out."""
         before, partition.place = partition.place, place
         if before.broker != place.broker:
             self._move_home(before.broker, place.broker)
         self._queue(partition, before, place)
-        if place.in_doubt:
-            self._doubts[partition] = None
+        if place.in_dispute:
+            self._disputes[partition] = None
             self._changed.add(Work.RANGES)
         else:
-            self._doubts.pop(partition, None)
+            self._disputes.pop(partition, None)
         if place.lookup_at is not None and place.lookup_at != before.lookup_at:
             heapq.heappush(self._lookups, (place.lookup_at, next(self._numbers), partition))
             self._changed.add(Work.LOOKUPS)
@@ -105,9 +105,9 @@ class FetchIndex(Generic[P]):
         """Those that may be asked for at this broker, those that have waited longest first."""
         return sorted(self._ready.get(broker, ()), key=lambda partition: partition.order)
 
-    def doubtful(self) -> list[P]:
+    def unresolved(self) -> list[P]:
         """Those whose offset may be out of range."""
-        return list(self._doubts)
+        return list(self._disputes)
 
     def lookups(self, now: float) -> list[P]:
         """Those whose leader is to be looked up by now."""
@@ -117,7 +117,7 @@ class FetchIndex(Generic[P]):
             if self._is_current(entry):
                 due.append(entry)
         for entry in due:
-            heapq.heappush(self._lookups, entry)  # until its look-up has ended, and it stands elsewhere
+            heapq.heappush(self._lookups, entry)  # until its look-up has ended, and it is elsewhere
         return [partition for _, _, partition in due]
 
     def next_lookup(self) -> float | None:

@@ -3,8 +3,8 @@
 A partition is in one of these states:
 
 - *leaderless*: its leader must be looked up (now, or after a backoff), see `leaderless`, `leader_found`, `lookup_failed`;
-- *in doubt*: the broker states that the offset is out of range, or for 3 s that the log ends there, before the stop, and
-  neither proves anything yet, see `doubtful` and `cleared`;
+- *unresolved*: the broker states that the offset is out of range, or for 3 s that the log ends there, before the stop, and
+  neither proves anything yet, see `unresolved` and `cleared`;
 - *ready*: `take` may put it in the next request to its broker;
   after `metadata.max.age.ms` its leader is looked up again alongside that, and a follower gives way to the leader;
 - *in flight*: in a request; `landed` or `lost` ends that;
@@ -111,7 +111,7 @@ Outcome = FetchedData | FetchFailed | None
 
 class _State(Enum):
     LEADERLESS = auto()
-    IN_DOUBT = auto()
+    IN_DISPUTE = auto()
     READY = auto()
     IN_FLIGHT = auto()
 
@@ -143,13 +143,13 @@ class _Partition:
 
     @property
     def lookup_at(self) -> float | None:
-        if self.state is _State.IN_DOUBT:
+        if self.state is _State.IN_DISPUTE:
             return None
         return self.ready_at if self.state is _State.LEADERLESS else self.known_until
 
     def stands(self) -> Place:
-        """Where it stands, for the index."""
-        return Place(self.replica, self.state is _State.READY, self.state is _State.IN_DOUBT, self.lookup_at)
+        """Where it is, for the index."""
+        return Place(self.replica, self.state is _State.READY, self.state is _State.IN_DISPUTE, self.lookup_at)
 
     @property
     def ended(self) -> bool:
@@ -221,12 +221,12 @@ class FetchPlan:
         """The partitions whose leader is to be looked up now: there is none, or it is known for longer than it should be."""
         return [partition.source for partition in self._index.lookups(now)]
 
-    def doubtful(self) -> list[tuple[FetchFrom, int]]:
+    def unresolved(self) -> list[tuple[FetchFrom, int]]:
         """The partitions, with their offsets, of which the leader must be asked what range it has."""
-        return [(partition.source, partition.offset) for partition in self._index.doubtful()]
+        return [(partition.source, partition.offset) for partition in self._index.unresolved()]
 
     def leader_found(self, source: FetchFrom, leader: Leader, topic_id: UUID | None, now: float) -> Outcome:
-        """A leader was found. One of a topic with another id than that of the positions is none: `lookup_failed` tells more."""
+        """A leader was found. One of a topic with another id than that of the positions is none: `lookup_failed` shows more."""
         partition = self._current(source)
         if partition is None:
             return None
@@ -270,7 +270,7 @@ class FetchPlan:
         return self._failed(partition, error, now)
 
     def cleared(self, source: FetchFrom, error: HeadraceError, now: float) -> Outcome:
-        """The doubt is over: `error` is retriable when the offset is in range after all, and final when it is not."""
+        """The dispute is over: `error` is retriable when the offset is in range after all, and final when it is not."""
         partition = self._current(source)
         return None if partition is None else self._failed(partition, error, now)
 
@@ -438,7 +438,7 @@ class FetchPlan:
         elif partition.short_since is None:
             partition.short_since = now
         elif now - partition.short_since >= _CUT_SHORT_GRACE_S:
-            partition.short_since, partition.state = now, _State.IN_DOUBT
+            partition.short_since, partition.state = now, _State.IN_DISPUTE
         end = answer.high_watermark if answer.aborted is None else answer.last_stable_offset
         if len(answer.records) or (end is not None and end > asked.offset):
             self._came_to_nothing(partition, asked, answer, now)
@@ -470,7 +470,7 @@ class FetchPlan:
             partition.replica, partition.state = partition.leader.broker, _State.READY  # a follower lags: ask the leader
             partition.leader_until = now + self._longest_backoff_s
         else:
-            partition.state = _State.IN_DOUBT
+            partition.state = _State.IN_DISPUTE
 
     def _missing(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
         """No broker knows the topic. It is an error only after 3 s without any other answer: a new topic takes its time."""
@@ -484,7 +484,9 @@ class FetchPlan:
     def _failed(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
         if not is_retriable(error):
             return self._end(partition, error)
-        partition.missing_since = None  # nobody could be asked, or somebody knows it: no part of the time it is unknown
+        partition.missing_since = (
+            None  # no process could be asked, or another process knows it: no part of the time it is unknown
+        )
         if partition.failing_since is None:
             partition.failing_since = now
         self.outages.failed(partition.source.key, error, now)

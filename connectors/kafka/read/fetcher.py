@@ -56,7 +56,7 @@ class Fetcher:
         self._lock = threading.Lock()
         self._to_reader = threading.Condition(self._lock)
         self._wakes: dict[Worker, threading.Condition] = {}
-        self._starved: set[Broker] = set()  # they wait for room
+        self._starved: set[Broker] = set()  # they wait for space
         self._queue: deque[FetchedData | FetchFailed] = deque()
         self._queued_bytes = 0
         self._asked_bytes = 0
@@ -180,7 +180,7 @@ class Fetcher:
                 self._wakes[worker].notify_all()
 
     def _wake_starved(self) -> None:
-        """There is more room."""
+        """There is more space."""
         starved, self._starved = self._starved, set()
         for broker in starved & self._wakes.keys():
             self._wakes[broker].notify_all()
@@ -220,13 +220,13 @@ class Fetcher:
     def _run_ranges(self) -> None:
         while True:
             with self._lock:
-                while not self._closed and not self._plan.doubtful():
+                while not self._closed and not self._plan.unresolved():
                     self._wakes[Work.RANGES].wait()
                 if self._closed:
                     return
-                doubtful = self._plan.doubtful()
+                unresolved = self._plan.unresolved()
             with self._calling(Work.RANGES):
-                for source, offset in doubtful:
+                for source, offset in unresolved:
                     self._check_range(source, offset)
 
     @contextmanager

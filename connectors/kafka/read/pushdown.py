@@ -1,6 +1,6 @@
 """Skipping Kafka records before they are read, by topic, partition, offset, and a little of time.
 
-Topic, partition and offset are settled exactly. Of time, only a lower bound is of use: the broker's first offset at or after
+Topic, partition and offset are resolved exactly. Of time, only a lower bound is of use: the broker's first offset at or after
 a timestamp has nothing but older records before it. Nothing of the kind holds for an upper bound, as producers set timestamps
 in any order, and even a broker's own clock jumps back when the leader changes.
 """

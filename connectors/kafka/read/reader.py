@@ -63,7 +63,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         bad_batches: BadBatches = "error",
         max_uncompressed_batch_bytes: int = MAX_UNCOMPRESSED_BYTES,
     ) -> None:
-        """Contacts nobody before it is given splits. The arguments are those of `KafkaSource`."""
+        """Does no I/O before it is given splits. The arguments are those of `KafkaSource`."""
         self._bad_timestamps = bad_timestamps
         self._max_uncompressed_bytes = max_uncompressed_batch_bytes
         self._nulled = 0
@@ -189,7 +189,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
             self._look_again(split, error)
         return None if self._decoding is None else self._next(self._decoding, split)
 
-    def _look_again(self, split: KafkaSplit, doubt: CorruptDataError) -> None:
+    def _look_again(self, split: KafkaSplit, dispute: CorruptDataError) -> None:
         """Ask the leader for the batch again; where it cannot be asked now the fetcher starts with it again."""
         key = (split.topic, split.partition)
         try:
@@ -200,7 +200,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
             is_it = False
         second = second_look(answer) if is_it else None
         if is_it and second is None:
-            raise _endless(doubt)
+            raise _endless(dispute)
         if second is None or _is_written_later(second, split):  # the fetcher says what has become of the log
             self._decoding = None
             self._read_from(split)
@@ -294,7 +294,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
             if split.split_id not in self._awaited:
                 log.warning("%s; waiting for it to come back", failure.error)
             self._awaited.add(split.split_id)
-            self._read_from(split)  # that nobody knows it now ends nothing: a new id does
+            self._read_from(split)  # that no one knows it now ends nothing: a new id does
             return
         resume = _after_loss(failure.error, split)
         if resume is None:

@@ -95,7 +95,7 @@ class KafkaSource(LogSource[KafkaSplit]):
       leaves it out, and counts it in the log. What is not asked for is not decoded.
     - `no_match`: what a start Timestamp later than every record means: "latest" (default), the end, or "error".
 
-    Raises UsageError for anything that contradicts itself; contacts nobody.
+    Raises UsageError for anything that contradicts itself; does no I/O.
     """
 
     bootstrap: str
@@ -264,7 +264,7 @@ class KafkaSource(LogSource[KafkaSplit]):
         return self.create_discovery().stops(splits)
 
     def at_end(self, splits: Sequence[KafkaSplit]) -> Mapping[str, KafkaSplit]:
-        """Each partition as it stands at its end now, with the epoch of the leader that told the end.
+        """Each partition as it is at its end now, with the epoch of the leader that reported the end.
 
         That leader's log holds all before the end, so the epoch serves to notice later that the log was truncated (KIP-320).
         Where what was read is in the log no more, that is LogTruncatedError, or with `fail_on_data_loss=False` a warning; the
@@ -382,10 +382,10 @@ class KafkaSource(LogSource[KafkaSplit]):
         if gone:
             self.on_splits_missing([split for split in splits if split.split_id in gone])
         there = {(s.topic, s.partition): s for s in splits if s.split_id not in gone}
-        begins = cluster.list_offsets(dict.fromkeys(there, Earliest())) if there else {}
+        earliest = cluster.list_offsets(dict.fromkeys(there, Earliest())) if there else {}
         ends = self.end_offsets(list(there.values()))
         for tp, split in there.items():
-            begin = begins[tp].offset or 0
+            begin = earliest[tp].offset or 0
             if begin > split.next_offset:
                 self._lost(OffsetOutOfRangeError(*tp, split.next_offset, begin, max(begin, ends[split.split_id])), begin)
 

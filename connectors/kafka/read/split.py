@@ -21,11 +21,12 @@ def _shown(topic_id: UUID) -> str:
 class KafkaSplit:
     """Partition `partition` of `topic`, to be read from `next_offset` up to, not including, `stop_offset` (None: without end).
 
-    `topic_id` is None only for brokers older than 2.8, which have no topic ids; a re-created topic cannot be told then.
+    `topic_id` is None only for brokers older than 2.8, which have no topic ids; a re-created topic cannot be determined then.
     `last_epoch` is the leader epoch of the batch that holds the record before `next_offset`, if known: with it a log that was
     truncated is noticed (KIP-320). An engine that plans by ends does not see batches; it has the epoch of the leader whose log
     held all before `next_offset`. `stop_epoch` is then the same of the stop, for the task that reads up to it: no record before
-    the stop is of a later epoch, unless the log was truncated meanwhile. It is not stored: whoever continues plans again.
+    the stop is of a later epoch, unless the log was truncated meanwhile. It is not stored: the process that continues plans
+    again.
     """
 
     topic: str

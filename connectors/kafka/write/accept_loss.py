@@ -30,7 +30,6 @@ class LossAccepting(Committer[KafkaHandle], Confirmation[KafkaHandle]):
     """
 
     def __init__(self, inner: Committer[KafkaHandle], cluster: KafkaCluster) -> None:
-        """Contacts nobody."""
         self._inner, self._cluster = inner, cluster
         self._kept: dict[KafkaHandle, KafkaHandle] = {}
         self.losses: list[Loss] = []
@@ -40,7 +39,9 @@ class LossAccepting(Committer[KafkaHandle], Confirmation[KafkaHandle]):
         try:
             outcome = self._inner.end(handle)
         except DataLossError:
-            self.losses += [Loss(written, "whether it was ever visible cannot be told any more") for written in handle.ranges]
+            self.losses += [
+                Loss(written, "whether it was ever visible cannot be determined any more") for written in handle.ranges
+            ]
             return Outcome.COMMITTED
         if outcome is Outcome.COMMITTED:
             return outcome

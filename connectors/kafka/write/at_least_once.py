@@ -27,7 +27,7 @@ class AtLeastOnceKafkaSink(KafkaSinkOptions, ImmediateSink):
     """
 
     def begin(self, attempt: Attempt) -> _AtLeastOnceTransaction:
-        """Contacts nobody before its first row."""
+        """Does no I/O before its first row."""
         return _AtLeastOnceTransaction(self)
 
 
@@ -40,14 +40,14 @@ class _AtLeastOnceTransaction(Transaction[Any]):
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        rest, letters = parted(batch)
+        rest, dead = parted(batch)
         rows = encoded(rest, key=self._sink.key, value=self._sink.value)
         if self._sender is None or self._rows is None:
             config, cluster = self._sink.config, enduring_cluster(self._sink.config)
             producer = Transactions(cluster).init_idempotent()
             self._sender = idempotent_sender(cluster)
             self._rows = TopicRows(cluster, self._sink.topic, lambda partitions: record_encoder(config, partitions, producer))
-        self._rows.write(rows, self._sender, letters)
+        self._rows.write(rows, self._sender, dead)
 
     def prepare(self) -> None:
         try:

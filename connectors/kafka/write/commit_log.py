@@ -57,17 +57,15 @@ _CONFIGS = {
 
 
 class CommitLog:
-    """Reads and creates the topic, and remembers what it has read. Thread-safe; contacts nobody before a method is called."""
+    """Reads and creates the topic, and remembers what it has read. Thread-safe; does no I/O before a method is called."""
 
     def __init__(
         self,
         cluster: KafkaCluster,
         topic: str,
-        holds: str = "lists of transactions",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`topic` holds the lists of all jobs that name it; or what else it `holds`, by key, as errors say. `clock`: in s."""
-        self._holds = holds
+        """`topic` holds the lists of all jobs that name it. `clock`: in s."""
         self.cluster: KafkaCluster = cluster
         self.topic: str = topic
         self._lock = threading.Lock()
@@ -107,7 +105,8 @@ class CommitLog:
         policy = {part.strip() for part in setting.split(",")}
         if policy != {"compact"}:
             raise UsageError(
-                f"the topic {self.topic!r} for the {self._holds} has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so that "
+                f"the topic {self.topic!r} for the lists of transactions has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so "
+                "that "
                 "these are deleted while they are needed: set it to compact, and to nothing else (kafka-configs --alter "
                 f"--entity-type topics --entity-name {self.topic} --add-config {_CLEANUP_POLICY}=compact)"
             )
@@ -130,7 +129,7 @@ class CommitLog:
         if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             said = response.topics[0].error_message or ""
             hint = f"create it beforehand, with one partition and cleanup.policy=compact. {said}"
-            raise broker_error(code, f"creating topic {self.topic!r} for the {self._holds}", hint)
+            raise broker_error(code, f"creating topic {self.topic!r} for the lists of transactions", hint)
 
     def read(self) -> dict[str, bytes]:
         """Key to durable list, of all jobs and destinations. Waits until all writes started before are decided.
@@ -152,7 +151,7 @@ class CommitLog:
     def decided_records(self) -> dict[str, bytes]:
         """Records by their keys, as `decided`, after `create`: a broker that does not know the topic yet is asked again.
 
-        What a broker that is cut off from the others has of it may be less than what they have. Raises UnknownTopicError.
+        What a broker that is isolated from the others has of it may be less than what they have. Raises UnknownTopicError.
         """
         found = self.cluster.topics([self.topic])[self.topic]
         return self._decided(found, self._end(Isolation.READ_UNCOMMITTED))
@@ -161,20 +160,20 @@ class CommitLog:
         """`decided_records`, and certainly all that was decided before this call: who has taken an id over, and has waited for
         what was under way there, finds all that was written under it.
 
-        A broker that says it leads the topic may be cut off from the others, which have elected another one since: it still
+        A broker that says it leads the topic may be isolated from the others, which have elected another one since: it still
         answers, and lacks what is newest. It cannot have a write acknowledged by all in-sync replicas. So a record is written
         first, which is nothing: a tombstone of a key that there never is. Who has that has all that came before it.
         """
         found = self.cluster.topics([self.topic])[self.topic]
 
         def ask() -> dict[str, bytes]:
-            written = self.write_nothing()  # again at each try: an unclean election loses it, and nobody would have it ever
+            written = self.write_nothing()  # again at each try: an unclean election loses it, and no process would have it ever
             end = self._end(Isolation.READ_UNCOMMITTED)
             if end <= written:
                 self.cluster.invalidate(self.topic)
                 raise RetriableError(
                     f"{self.topic}-{_PARTITION} was written to at offset {written}, and the broker that says it leads it ends "
-                    f"at {end}: it may be cut off from the others"
+                    f"at {end}: it may be isolated from the others"
                 )
             self._forget_beyond(end)
             return self._decided(found, end)
@@ -291,7 +290,9 @@ class CommitLog:
         return find_topic(self.cluster, self.topic, lambda topic: topic.topic_id == self._topic_id) is not None
 
     def _stable_end(self) -> int:
-        """Where the topic ends now, when every transaction before it is over. Nobody else waits for whose: no lock is held."""
+        """Where the topic ends now, when every transaction before it is over. No other process waits for whose: no lock is
+        held.
+        """
         key = (self.topic, _PARTITION)
         end = self._end(Isolation.READ_UNCOMMITTED)
         why_open = open_transactions(self.cluster, key)

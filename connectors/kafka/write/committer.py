@@ -50,7 +50,7 @@ class CommittingSink(TransactionalSink, Protocol):
         """A record of it."""
 
 
-class _Spent(NamedTuple):
+class _Budget(NamedTuple):
     """How long a transaction has been open."""
 
     milliseconds: int
@@ -58,21 +58,20 @@ class _Spent(NamedTuple):
     transactional_id: str
 
 
-def _spent(found: TransactionDescription, now_ms: int) -> _Spent:
+def _budget(found: TransactionDescription, now_ms: int) -> _Budget:
     """By its coordinator's clock, which also ends it, and that of this machine; the writer's does not count."""
-    spent_ms = 0 if found.started_ms is None else max(0, now_ms - found.started_ms)
+    budget_ms = 0 if found.started_ms is None else max(0, now_ms - found.started_ms)
     name = str(found.producer.transactional_id)
-    if spent_ms > found.timeout_ms + _LONGEST_EXPIRY_MS:  # and it is Ongoing
+    if budget_ms > found.timeout_ms + _LONGEST_EXPIRY_MS:  # and it is Ongoing
         log.warning("the clocks of this machine and of the brokers differ by minutes: how long %s was open is not known", name)
-        spent_ms = 0
-    return _Spent(spent_ms, found.timeout_ms, name)
+        budget_ms = 0
+    return _Budget(budget_ms, found.timeout_ms, name)
 
 
 class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmation[KafkaHandle]):
     """Ends a job's transactions."""
 
     def __init__(self, sink: CommittingSink, job: str) -> None:
-        """Contacts nobody."""
         self._sink, self._job = sink, job
         self._cluster = sink.cluster()
         self._transactions = Transactions(self._cluster)
@@ -97,7 +96,7 @@ class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmati
         """
         known = self._transactions.describe([handle.transactional_id for handle in handles])
         now_ms = time.time_ns() // 1_000_000
-        longest = _Spent(-1, 0, "")
+        longest = _Budget(-1, 0, "")
         for handle in handles:
             found = known[handle.transactional_id]
             if found is None or not found.is_ongoing or found.producer != handle.producer:
@@ -107,28 +106,28 @@ class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmati
                     "attempt took its place. Nothing of this epoch is visible; it has to be written again. "
                     + timeout_advice(handle.timeout_ms)
                 )
-            longest = max(longest, _spent(found, now_ms))
+            longest = max(longest, _budget(found, now_ms))
         self._check_time(longest)
 
-    def _check_time(self, spent: _Spent) -> None:
+    def _check_time(self, budget: _Budget) -> None:
         """Raise DeadlineExceededError for too little time left.
 
         Warn when half of it is gone: a driver that dies now has little time to come back before a copy is needed.
         """
-        left_ms = spent.timeout_ms - spent.milliseconds
-        if left_ms < min(_TIME_LEFT_MS, _TIME_LEFT * spent.timeout_ms):
+        left_ms = budget.timeout_ms - budget.milliseconds
+        if left_ms < min(_TIME_LEFT_MS, _TIME_LEFT * budget.timeout_ms):
             raise DeadlineExceededError(
-                f"the transaction of {spent.transactional_id!r} has {max(0, left_ms) / 1000:.0f} s left of its "
-                f"{spent.timeout_ms / 1000:g}: raise transaction.timeout.ms, or write less in one batch"
+                f"the transaction of {budget.transactional_id!r} has {max(0, left_ms) / 1000:.0f} s left of its "
+                f"{budget.timeout_ms / 1000:g}: raise transaction.timeout.ms, or write less in one batch"
             )
-        if spent.milliseconds > spent.timeout_ms / 2:
+        if budget.milliseconds > budget.timeout_ms / 2:
             log.warning(
                 "job %s: the transaction of %s was open for %.0f s of its %.0f before it could be committed; raise "
                 "transaction.timeout.ms above the time between triggers and that of a restart",
                 self._job,
-                spent.transactional_id,
-                spent.milliseconds / 1000,
-                spent.timeout_ms / 1000,
+                budget.transactional_id,
+                budget.milliseconds / 1000,
+                budget.timeout_ms / 1000,
             )
 
     def record(self, commits: CommitList[KafkaHandle]) -> None:
@@ -154,7 +153,7 @@ class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmati
             raise another_write(self._job, self._last, others)
 
     def end(self, handle: KafkaHandle) -> Outcome:
-        """Commit in the handle's version of the protocol. "Fenced" settles nothing: the log is asked then."""
+        """Commit in the handle's version of the protocol. "Fenced" resolves nothing: the log is asked then."""
         answer, _ = self._transactions.end(handle.producer, handle.protocol, TransactionResult.COMMIT)
         match answer:
             case Answer.DONE:

@@ -40,7 +40,6 @@ class DriverLog:
     """The list of one job at one destination, and its driver's right to write it. Used by one thread."""
 
     def __init__(self, commit_log: CommitLog, transactions: Transactions, names: JobNames) -> None:
-        """Contacts nobody."""
         self._log, self._transactions, self._names = commit_log, transactions, names
         self._parts: frozenset[str] = frozenset()
         self._recorded: bytes | None = None
@@ -95,20 +94,20 @@ class DriverLog:
         self._log.cluster.retrying(f"waiting for a transaction of {transactional_id!r} to end", look)
 
     def write(self, value: bytes | None) -> None:
-        """Replace the job's list (None: leave none). Raises FencedError when another driver has taken over since `fence`.
+        """Replace the job's list (None: leave none). Raises FencedError when another driver has claimed the job since `fence`.
 
         An outage may outlast the transaction of this write, whose coordinator then aborts and fences it. That is no other
         driver: the list is read again, and written again unless it is there.
         """
         quick_failures = 0
         while True:
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 self._write(value)
             except BrokerError as error:
                 if error.code not in ENDED_BY_OTHERS:
                     raise
-                quick_failures += time.monotonic() - began < _DRIVER_TIMEOUT_MS / 1000
+                quick_failures += time.monotonic() - started_at < _DRIVER_TIMEOUT_MS / 1000
                 if quick_failures > _MOST_QUICK_FAILURES:
                     raise
                 self._refuse_rival(value, error)
@@ -173,13 +172,12 @@ class DriverLog:
         self._parts = frozenset(name for name, data in records.items() if SEPARATOR in name and data is not None)
 
     def _fenced(self) -> FencedError:
-        return FencedError(
-            f"another driver of job {self._names.job!r} has taken over: this one must stop, and has changed nothing"
-        )
+        return FencedError(f"another driver of job {self._names.job!r} claimed it: this one must stop, and has changed nothing")
 
 
 def _has_ended(found: TransactionDescription, own: Producer | None) -> bool:
-    """Whether it is the transaction of this very producer that is over, by its timeout as a rule, and nobody has come since.
+    """Whether it is the transaction of this very producer that is over, by its timeout as a rule, and no process has come
+    since.
 
     That bumps the epoch once. Another driver's InitProducerId bumps it, too, but leaves the id without a transaction, and what
     that driver writes ends one epoch later still.

@@ -55,14 +55,14 @@ class TopicRows:
         encoder: Callable[[int], RecordEncoder],
         commit_topic: str | None = None,
     ) -> None:
-        """`encoder` makes one for so many partitions. No row may name the `commit_topic`."""
+        """`encoder` makes one for this many partitions. No row may name the `commit_topic`."""
         self._cluster, self._topic, self._encoder, self._commit_topic = cluster, topic, encoder, commit_topic
         self._encoders: dict[str, RecordEncoder] = {}
 
-    def write(self, rows: pa.RecordBatch, sender: BatchSender, letters: pa.RecordBatch | None = None) -> None:
-        """Make batches, and send what is full. Of `letters` each names its topic, also where all other rows have one."""
+    def write(self, rows: pa.RecordBatch, sender: BatchSender, dead: pa.RecordBatch | None = None) -> None:
+        """Make batches, and send what is full. Of `dead` each names its topic, also where all other rows have one."""
         now_ms = time.time_ns() // 1_000_000
-        others = [] if letters is None else _each_to_its_own(letters)
+        others = [] if dead is None else _each_to_its_own(dead)
         for topic, part in [*(self._by_topic(rows) if rows.num_rows else ()), *others]:
             if topic == self._commit_topic:
                 raise UsageError(f"a row names the topic {topic!r}, which holds the lists of transactions: choose another one")

@@ -129,13 +129,15 @@ _NAME = re.compile(
 
 
 def digest_of(destination: str) -> str:
-    """What stands for a destination in names: they are short, and it may be anything."""
+    """What represents a destination in names: they are short, and it may be anything."""
     return hashlib.blake2b(destination.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class ListKey:
-    """What the key of a list says. `prefix` and `digest` are None for a key that is none of ours; `job` is all of it then."""
+    """What the key of a list says. `prefix` and `digest` are None for a key that is none of headrace; `job` is all of it
+    then.
+    """
 
     job: str
     prefix: str | None = None

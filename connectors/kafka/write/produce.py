@@ -170,7 +170,7 @@ class BatchSender:
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def _pump(self, most_in_flight: int) -> None:
-        """Send all that waits, then receive until no broker has more than `most_in_flight` requests of ours."""
+        """Send all that waits, then receive until no broker has more than `most_in_flight` requests of headrace."""
         self._waiting_since = time.monotonic()
         try:
             with giving_up_when(self._is_to_be_judged):

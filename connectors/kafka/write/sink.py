@@ -1,4 +1,5 @@
-"""Kafka as a two-phase-commit sink: rows in transactions that any process can end, and that survive whoever wrote them.
+"""Kafka as a two-phase-commit sink: rows in transactions that any process can end, and that survive the process that wrote
+them.
 
 Transactional ids are made in `names.py`. One is taken over by InitProducerId before every transaction.
 """
@@ -95,16 +96,16 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
     - `transactional_id_prefix`: what all transactional ids start with; letters, digits, `-` and `_`; default "headrace". Jobs
       of different applications on one cluster should differ in it.
     - `commit_topic`: the compacted topic of the lists of committables, made if need be; default "headrace-commits".
-    - `transaction_timeout_ms`: after so many milliseconds the broker aborts what was not committed: longer than an outage of
+    - `transaction_timeout_ms`: after this many milliseconds the broker aborts what was not committed: longer than an outage of
       the job. Default: the property `transaction.timeout.ms`, else 15 minutes, the most that brokers allow by default.
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
     - `value`, `key`: formats of `headrace.formats` that encode these columns (default None: they are bytes or strings). A row
       that its format cannot hold is an error of the write.
 
-    A row whose column `deadLetter` is not null is written to the topic that stands there, as it stands there, and its other
+    A row whose column `deadLetter` is not null is written to the topic that is there, as it is there, and its other
     columns are not; see `headrace.connectors.base.dead_letters`.
 
-    A value that is checked when made, hashable and picklable; contacts nobody. Raises UsageError for anything that contradicts
+    A value that is checked when made, hashable and picklable; does no I/O. Raises UsageError for anything that contradicts
     itself.
     """
 
@@ -229,7 +230,7 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
     def bounded(self) -> KafkaSink:
         """With a `default.api.timeout.ms` and a `delivery.timeout.ms` of a minute at most.
 
-        Of what the properties stood for when this sink was made: what `${env:...}` and `${file:...}` name need not be here.
+        Of what the properties represented when this sink was made: what `${env:...}` and `${file:...}` name need not be here.
         """
         config = self.config
         call_ms = min(config.default_api_timeout_ms or _LONGEST_BOUNDED_MS, _LONGEST_BOUNDED_MS)
@@ -251,7 +252,7 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
             self.cluster().warm({self.topic})
 
     def warm_driver(self) -> None:
-        """By a look at the commit topic, which tasks never read."""
+        """By a check at the commit topic, which tasks never read."""
         topics = {self.commit_topic} if self.topic is None else {self.commit_topic, self.topic}
         self.cluster().warm(topics)  # in one try: while no broker answers, the next call would wait for one
         self.recorded_now()

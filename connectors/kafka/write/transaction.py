@@ -68,7 +68,6 @@ class KafkaTransaction(Transaction[KafkaHandle]):
     """One attempt's transaction. Starts with its first row: a task without rows opens none."""
 
     def __init__(self, sink: TransactionalSink, attempt: Attempt) -> None:
-        """Contacts nobody."""
         self._sink, self._attempt = sink, attempt
         self._transactions = Transactions(sink.cluster())
         self._producer: Producer | None = None
@@ -82,11 +81,11 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         transaction timeout if it is longer than brokers allow."""
         if batch.num_rows == 0:
             return
-        rest, letters = parted(batch)
+        rest, dead = parted(batch)
         rows = encoded(rest, key=self._sink.key, value=self._sink.value)
         sender, topics = self._begun()
         with self._explaining():
-            topics.write(rows, sender, letters)
+            topics.write(rows, sender, dead)
 
     def prepare(self) -> KafkaHandle | None:
         """All acknowledged by all in-sync replicas."""
@@ -121,7 +120,8 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             ) from error
 
     def _refuse_after_decision(self) -> None:
-        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody cleans up after that.
+        """Raise StateError if the write of its own that this is of has been committed or aborted: no process cleans up after
+        that.
 
         Checked with the transaction open: a driver that starts later finds it. The driver's id is used at the end only.
         """
@@ -165,9 +165,10 @@ class KafkaTransaction(Transaction[KafkaHandle]):
     def _free_id(self) -> str:
         """The first of the task's ids, from its retry on, under which nothing is open: to take over one would abort it.
 
-        An open one may be another attempt's that is running or has prepared; the driver aborts what nobody wants. One that was
-        taken over and has nothing open is taken again: so a zombie is fenced before it writes. Should that one prepare between
-        the look and the takeover, the driver's check refuses its handle before anything is recorded, and the epoch is repeated.
+        An open one may be another attempt's that is running or has prepared; the driver aborts what no process wants. One that
+        was taken over and has nothing open is taken again: so a zombie is fenced before it writes. Should that one prepare
+        between the look and the takeover, the driver's check refuses its handle before anything is recorded, and the epoch is
+        repeated.
         """
         names, attempt = self._sink.names(self._attempt.job), self._attempt
         ids = (names.task(attempt.epoch, attempt.task, number) for number in itertools.count(attempt.retry))

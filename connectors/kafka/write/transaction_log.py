@@ -39,7 +39,7 @@ _WAY_OUT = "to continue without it, see headrace transactions accept-loss"
 def outcome_of(cluster: KafkaCluster, handle: KafkaHandle) -> Outcome:
     """What became of a transaction that is no longer its coordinator's. Waits while it is still being ended.
 
-    Raises DataLossError when the log no longer tells: all its batches were deleted or compacted away.
+    Raises DataLossError when the log no longer shows: all its batches were deleted or compacted away.
     """
     for written in handle.ranges:
         if _is_there(cluster, written):
@@ -51,7 +51,7 @@ def outcome_of(cluster: KafkaCluster, handle: KafkaHandle) -> Outcome:
     raise DataLossError(
         f"the transaction of {handle.transactional_id!r} (producer {handle.producer.producer_id}) "
         "is no longer known to its coordinator, and its records are no longer in the log, so whether they were ever visible "
-        f"cannot be told: {'; '.join(map(str, handle.ranges))}; {_WAY_OUT}"
+        f"cannot be determined: {'; '.join(map(str, handle.ranges))}; {_WAY_OUT}"
     )
 
 
@@ -73,7 +73,7 @@ def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange, why_
     if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
         return None
     if answer.last_stable_offset is not None and answer.last_stable_offset <= written.first:
-        cluster.invalidate(written.topic)  # to a leader that is cut off from the others it is open for ever
+        cluster.invalidate(written.topic)  # to a leader that is isolated from the others it is open for ever
         raise RetriableError(why_open(answer.last_stable_offset))
     if (handle.producer.producer_id, written.first) in (answer.aborted or ()):
         return Outcome.ABORTED
@@ -108,7 +108,7 @@ def _fetch(
 def _refuse_deposed(cluster: KafkaCluster, key: TopicPartition, epoch: int | None) -> None:
     """Raise RetriableError if some live broker knows of a later leader than that of this epoch.
 
-    One that is cut off from the others answers as a leader, and lacks what they have since. The one in its place knows it.
+    One that is isolated from the others answers as a leader, and lacks what they have since. The one in its place knows it.
     """
     topic, partition = key
     there = [answer[topic] for answer in cluster.find_topics_everywhere([topic])]
@@ -117,8 +117,8 @@ def _refuse_deposed(cluster: KafkaCluster, key: TopicPartition, epoch: int | Non
     if epoch is not None and newest is not None and epoch < newest:
         cluster.invalidate(topic)
         raise RetriableError(
-            f"{topic}-{partition} has a leader of epoch {newest}, and the one of epoch {epoch} was asked, which may be cut off "
-            "from the others"
+            f"{topic}-{partition} has a leader of epoch {newest}, and the one of epoch {epoch} was asked, which may be "
+            "isolated from the others"
         )
 
 
@@ -167,7 +167,6 @@ class BatchCopier:
     """Copies the batches of aborted transactions, with their records as they are, into a transaction of one producer."""
 
     def __init__(self, cluster: KafkaCluster, producer: Producer) -> None:
-        """Contacts nobody yet."""
         self._cluster = cluster
         self._producer = producer
         self._sequences: Counter[TopicPartition] = Counter()

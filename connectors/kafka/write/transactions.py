@@ -144,9 +144,9 @@ class ListedTransaction:
 def in_parallel(ask: Callable[[ItemT], AnswerT], items: Sequence[ItemT]) -> list[AnswerT]:
     """The answers for all items, in their order, 16 requests at a time at most: a coordinator's log takes some ms for each.
 
-    Every item is asked for once at least. After an error that is not retriable nobody waits and tries again, and that error is
-    raised; else that of the first item that has one. Interrupted by an exception (Ctrl-C), it ends at once; a request that is
-    under way is not repeated.
+    Every item is asked for once at least. After an error that is not retriable no process waits and tries again, and that error
+    is raised; else that of the first item that has one. Interrupted by an exception (Ctrl-C), it ends at once; a request that
+    is under way is not repeated.
     """
     if len(items) < 2:
         return [ask(item) for item in items]
@@ -184,7 +184,7 @@ def _answer_all(
 
 
 class Transactions:
-    """Requests to transaction coordinators. Retries what passes, as `KafkaCluster` does. Thread-safe; contacts nobody itself.
+    """Requests to transaction coordinators. Retries what passes, as `KafkaCluster` does. Thread-safe; does no I/O itself.
 
     All methods raise `RefusedByBrokerError` without Describe and Write on the transactional id, and DeadlineExceededError.
     """
@@ -203,7 +203,8 @@ class Transactions:
         return self._cluster.retrying("asking for the transaction version", ask)
 
     def init(self, transactional_id: str, timeout_ms: int) -> Producer:
-        """Take the id over: whatever it has open is aborted first, and whoever wrote under it before is fenced (KIP-98).
+        """Take the id over: whatever it has open is aborted first, and the process that wrote under it before is fenced
+        (KIP-98).
 
         Raises `InvalidForBrokerError` for a timeout that the broker does not allow.
         """
@@ -304,8 +305,8 @@ class Transactions:
         """Abort what a producer has open, and fence it: nothing that it sends late, or has under way, is written after that.
 
         Version 2 does both by EndTxn. Version 1 leaves the epoch as it is: a Produce that EndTxn has overtaken then opens a
-        transaction that nobody ends (KAFKA-14053), and the producer may continue in another partition. So there it is done by
-        InitProducerId, with this timeout for the id, whose marker bears a new epoch. REFUSED: nothing was open any more.
+        transaction that no process ends (KAFKA-14053), and the producer may continue in another partition. So there it is done
+        by InitProducerId, with this timeout for the id, whose marker bears a new epoch. REFUSED: nothing was open any more.
         """
         if protocol is TransactionProtocol.V2:
             return self.end(producer, protocol, TransactionResult.ABORT)[0]
@@ -384,7 +385,7 @@ _ELSEWHERE = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR)
 
 @dataclass(frozen=True, slots=True)
 class _InitProducer:
-    """The arguments of one InitProducerId; producer id and epoch are -1 for whoever takes the id over."""
+    """The arguments of one InitProducerId; producer id and epoch are -1 for the process that takes the id over."""
 
     transactional_id: str
     timeout_ms: int

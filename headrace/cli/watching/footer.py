@@ -1,8 +1,8 @@
 """A table at the bottom of a terminal on which other processes write, too.
 
-The terminal scrolls the lines above it only (DECSTBM), so what anybody writes continues there, a warning as well as what a
+The terminal scrolls the lines above it only (DECSTBM), so what any process writes continues there, a warning as well as what a
 user's function prints, and needs to know nothing of the table. Each frame is one write, which puts the cursor back where it
-was: also into the middle of a line that somebody has started.
+was: also into the middle of a line that another process has started.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.cli.watching.table import Rates, table_of
 __all__ = ["RESET", "Footer", "TableBelow", "frame", "released", "reserved"]
 
 LEAST_ABOVE = 6
-"""So many lines are left to what scrolls."""
+"""This many lines are left to what scrolls."""
 
 LEAST_SHOWN = 4
 
@@ -33,7 +33,7 @@ RESET = f"{_SAVE}{_WHOLE}{_RESTORE}"
 
 
 def reserved(lines: int, height: int) -> str:
-    """Keep so many lines at the bottom; what stands there scrolls up first."""
+    """Keep this many lines at the bottom; what is there scrolls up first."""
     return f"{_DOWN * lines}\x1b[{lines}A{_SAVE}\x1b[1;{height - lines}r{_RESTORE}"
 
 
@@ -61,22 +61,24 @@ class Footer:
         return max(1, os.get_terminal_size(self._terminal).columns - 1)
 
     def draw(self, lines: Sequence[str]) -> None:
-        """As many of these lines, none of which has a code of a terminal, as the terminal has room for. Raises OSError.
+        """As many of these lines, none of which has a code of a terminal, as the terminal has space for. Raises OSError.
 
         Nothing while the terminal is another job's, as when this one is in the background.
         """
         size = os.get_terminal_size(self._terminal)
-        headroom = max(0, size.lines - LEAST_ABOVE)  # a container's terminal to which nobody is attached has no lines at all
+        headroom = max(
+            0, size.lines - LEAST_ABOVE
+        )  # a container's terminal to which no process is attached has no lines at all
         shown = [line[: max(0, size.columns - 1)] for line in lines[:headroom]]
         if len(shown) < min(LEAST_SHOWN, len(lines)) or not self._is_ours():
             self.clear()
             return
-        begun = ""
+        started = ""
         if self._kept != (len(shown), size):
             has_shrunk = self._kept is not None and size.lines < self._kept[1].lines  # and has moved its lines up
-            begun = (RESET if has_shrunk else self._released()) + reserved(len(shown), size.lines)
+            started = (RESET if has_shrunk else self._released()) + reserved(len(shown), size.lines)
         self._kept = (len(shown), size)
-        self._write(begun + frame(shown, size.lines))
+        self._write(started + frame(shown, size.lines))
 
     def clear(self) -> None:
         """As if there had been nothing. Raises OSError."""
@@ -110,7 +112,7 @@ class TableBelow:
         self._last: Mapping[str, Any] | None = None
 
     def show(self, status: Mapping[str, Any] | None) -> None:
-        """What is known now; where nothing is, that of before, as old as it is. Raises OSError where the terminal is gone."""
+        """What is known now; where nothing is, the previous one, as old as it is. Raises OSError where the terminal is gone."""
         if status is not None:
             self._rates.update(status)
             self._last = status

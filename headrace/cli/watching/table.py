@@ -71,9 +71,9 @@ def _rows(status: Mapping[str, Any], rates: Rates, now_s: float) -> Iterator[tup
     old_s = now_s - status["at"]
     last = status["checkpoints"]["last"]
     if status["phase"] == RESTARTING:
-        yield "phase", f"restarting; what follows was told {max(0.0, old_s):,.0f} s ago"
+        yield "phase", f"restarting; what follows was reported {max(0.0, old_s):,.0f} s ago"
     elif old_s > STALE_S:
-        yield "phase", f"{status['phase'].lower()}, as was told {old_s:,.0f} s ago: the coordinator is late"
+        yield "phase", f"{status['phase'].lower()}, as was reported {old_s:,.0f} s ago: the coordinator is late"
     else:
         yield "phase", status["phase"].lower()
     yield "up", f"{status['at'] - status['since']:,.0f} s"

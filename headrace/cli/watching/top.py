@@ -17,13 +17,13 @@ from headrace.runners.waiting import wait_until
 __all__ = ["follow"]
 
 DAMAGED_S = 5.0
-"""A status that is damaged for so long is fixed by nobody: a run writes it each second."""
+"""A status that is damaged for so long is fixed by no process: a run writes it each second."""
 
 
 def follow(folder: Path, every_s: float) -> None:
     """Until the run ends; not between two coordinators of it.
 
-    Raises NoRunError where none is running at first, StateError and DeadlineExceededError where what it tells cannot be read.
+    Raises NoRunError where none is running at first, StateError and DeadlineExceededError where what it shows cannot be read.
     """
     _status(folder)
     with until_interrupted():

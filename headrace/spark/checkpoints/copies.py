@@ -78,9 +78,7 @@ def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
         raise StateError("the query keeps state, of which later batches have become part: it cannot go back by its logs alone")
     others = [source.name for source in batch.sources if stored_positions(source.text).form is OffsetForm.OTHER]
     if others:
-        raise StateError(
-            f"source {others[0]} is not Kafka's, and keeps what it has read in files of its own: it cannot go back"
-        )
+        raise StateError(f"source {others[0]} is not Kafka's, and keeps what it has read in its own files: it cannot go back")
     later = [number for number in checkpoint.planned if number > to_batch]
     return CopyPlan(written={f"{OFFSETS}/{number}": batch.content(batch.sources) for number in later} | _new_query())
 
@@ -121,7 +119,8 @@ def forget_topic(checkpoint: SparkCheckpoint, topic: str) -> CopyPlan:
 def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
     """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express.
 
-    It continues from the last batch. Of the previous ones, what it cannot express stays as it is: nobody reads that any more.
+    It continues from the last batch. Of the previous ones, what it cannot express stays as it is: no process reads that any
+    more.
     """
     last = last_committed(checkpoint)
     written = {}
@@ -149,8 +148,8 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
 
     Killed at any moment, it leaves no such folder, or (in a store that is not local) one from which no query starts.
 
-    `quiet_s`: a checkpoint that was written to within so many seconds, by the clock of the copy's store, is taken for a running
-    query's. Raises StateError then, and where it is written to meanwhile; UsageError where `to` is there.
+    `quiet_s`: a checkpoint that was written to within this many seconds, by the clock of the copy's store, is taken for a
+    running query's. Raises StateError then, and where it is written to meanwhile; UsageError where `to` is there.
     """
     location, target = (normal_path(fsspec_address(path)) for path in (checkpoint.location, to))
     if f"{_followed(target)}/".startswith(f"{_followed(location)}/"):
@@ -192,7 +191,7 @@ def _followed(path: str) -> str:
 
 
 def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, quiet_s: float) -> None:
-    """By when the newest entry of each log was written, and `now_s`, of the same store's clock if it can be had.
+    """By when the newest entry of each log was written, and `now_s`, of the same store's clock if it is available.
 
     Raises StateError where it was less than `quiet_s` seconds ago, and, unless these are 0, where a supervised driver has the
     checkpoint: that one may have found nothing to read for long.

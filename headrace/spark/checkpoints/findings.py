@@ -40,7 +40,7 @@ class CheckpointFinding:
 
 
 def findings_of(checkpoint: SparkCheckpoint) -> list[CheckpointFinding]:
-    """What the files themselves say. Contacts nobody."""
+    """What the files themselves say. Does no I/O."""
     found = [CheckpointFinding(FindingKind.DAMAGED, file.name, file.why) for file in checkpoint.damaged]
     if checkpoint.query_id is None and not any(file.name == METADATA for file in checkpoint.damaged):
         what = "it is not there: Spark makes a new query id, and exactly-once sinks take the query for another"
@@ -87,7 +87,7 @@ def _of_logs(checkpoint: SparkCheckpoint) -> Iterator[CheckpointFinding]:
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """One stored position, and what the cluster has: its log's first and end offset, None where they cannot be told.
+    """One stored position, and what the cluster has: its log's first and end offset, None where they cannot be determined.
 
     `topic_id`: of the topic that has this name now; None when it is gone. `is_there`: whether the partition exists.
     """
@@ -105,7 +105,7 @@ class PartitionState:
 
     @property
     def lag(self) -> int | None:
-        """Offsets that were not planned yet. None where they cannot be told."""
+        """Offsets that were not planned yet. None where they cannot be determined."""
         return None if self.end is None or self.is_of_another_topic else max(0, self.end - self.split.next_offset)
 
 
@@ -132,9 +132,9 @@ def findings_in_cluster(cluster: KafkaCluster, checkpoint: SparkCheckpoint) -> l
     for source in checkpoint.batch(None).sources:
         positions = stored_positions(source.text)
         if positions.form is not OffsetForm.OTHER:
-            begins = _begins_of_next_run(checkpoint, source)
+            earliest = _begins_of_next_run(checkpoint, source)
             states = partition_states(cluster, positions)
-            found += [one for state in states if (one := _of_partition(state, begins.get(state.split.split_id)))]
+            found += [one for state in states if (one := _of_partition(state, earliest.get(state.split.split_id)))]
     return found
 
 
@@ -152,12 +152,14 @@ def _begins_of_next_run(checkpoint: SparkCheckpoint, source: SourceOffsets) -> M
     # the JVM connector's batches have no topic ids
     place: Callable[[KafkaSplit], str] = attrgetter("split_id") if before.form is positions.form else str
     ended = {place(split): split.next_offset for split in before}
-    begins = {split.split_id: ended.get(place(split), positions.offsets.began.get(split.split_id)) for split in positions}
-    return {split_id: at for split_id, at in begins.items() if at is not None}
+    earliest = {
+        split.split_id: ended.get(place(split), positions.offsets.started_at.get(split.split_id)) for split in positions
+    }
+    return {split_id: at for split_id, at in earliest.items() if at is not None}
 
 
 def _of_partition(state: PartitionState, begin: int | None) -> CheckpointFinding | None:
-    """`start`: where the partition is to be read again from; None for where it stands."""
+    """`start`: where the partition is to be read again from; None for where it is."""
     split = state.split
     first_read = split.next_offset if begin is None else min(begin, split.next_offset)
     where = f"{split.topic}-{split.partition}"

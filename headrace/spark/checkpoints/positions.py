@@ -41,8 +41,8 @@ class StoredPositions:
 
     def changed(self, splits: Mapping[str, KafkaSplit]) -> StoredPositions:
         """With these splits, of the same source, in place of its own."""
-        began = {split_id: at for split_id, at in self.offsets.began.items() if split_id in splits}
-        return replace(self, offsets=LogOffsets(splits, began, self.offsets.initial))
+        started_at = {split_id: at for split_id, at in self.offsets.started_at.items() if split_id in splits}
+        return replace(self, offsets=LogOffsets(splits, started_at, self.offsets.initial))
 
     def to_text(self, form: OffsetForm | None = None) -> str:
         """As the connector of that form writes them; None for their own. Raises StateError where it cannot."""

@@ -1,4 +1,6 @@
-"""A query's positions as a savepoint that `headrace run` starts with: of a query of ours, or of Spark's own Kafka connector."""
+"""A query's positions as a savepoint that `headrace run` starts with: of a query of headrace, or of Spark's own Kafka
+connector.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _KAFKA = "kafka"
 def export_to_run(checkpoint: SparkCheckpoint, folder: Path, cluster: KafkaCluster | None, *, quiet_s: float = QUIET_S) -> Path:
     """Write the savepoint into `folder`, made if need be, and return its file.
 
-    `quiet_s`: a checkpoint that was written to within so many seconds, by the clock of the folder's store, is taken for a
+    `quiet_s`: a checkpoint that was written to within this many seconds, by the clock of the folder's store, is taken for a
     running query's. Raises StateError then, and as `savepoint_of`.
     """
     source = open_store(normal_path(fsspec_address(checkpoint.location)), {})

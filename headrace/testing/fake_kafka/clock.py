@@ -13,7 +13,7 @@ __all__ = ["Clock", "StoppedClock"]
 class Clock:
     """Goes as the machine's clock goes, and jumps ahead when it is instructed to. May be moved from any thread.
 
-    How long a Fetch waits for data is real time in any case: it is the client's patience, not the broker's.
+    How long a Fetch waits for data is real time in any case: it is the client's timeout, not the broker's.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Clock:
 
 
 class StoppedClock(Clock):
-    """Stands still but for `advance`: nothing ever expires by itself."""
+    """Is still but for `advance`: nothing ever expires by itself."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         """At this time, milliseconds since 1970; default: a day in November 2023."""

@@ -8,12 +8,12 @@ __all__ = ["ErrorCode", "RefusedError"]
 
 
 class RefusedError(Exception):
-    """What the broker answers instead of doing what was asked: a code, and where the protocol has room for it a sentence."""
+    """What the broker answers instead of doing what was asked: a code, and where the protocol has space for it a sentence."""
 
     def __init__(self, code: int, message: str | None = None, *, about: str | None = None) -> None:
         """`code` is an ErrorCode, but for a number that a script made up; `message` is what clients print.
 
-        `about` is for whoever works on the cluster from a test: a broker says no more than the code.
+        `about` is for the process that works on the cluster from a test: a broker says no more than the code.
         """
         super().__init__(message or about or error_name(code))
         self.code = code

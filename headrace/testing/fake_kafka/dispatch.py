@@ -1,7 +1,7 @@
 """From a request's bytes to an answer's: the handlers, the script of faults, and the waiting. Shared by all connections.
 
-One condition guards the cluster's whole state; whoever waits for something to change (a Fetch without data, a JoinGroup)
-waits on it in its connection's own thread, as a real broker serves one request of a connection at a time.
+One condition guards the cluster's whole state; the process that waits for something to change (a Fetch without data, a
+JoinGroup) waits on it in its connection's own thread, as a real broker serves one request of a connection at a time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Lifetime(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whoever waits gives up then."""
+        """The process that waits gives up then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The broker takes so many seconds of real time before it looks at the request."""
+    """The broker takes this many seconds of real time before it looks at the request."""
 
     seconds: float
 

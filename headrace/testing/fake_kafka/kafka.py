@@ -267,7 +267,7 @@ class FakeKafka:
         with self._changing():
             found = self._state.broker(broker)
             if not found.is_member:
-                raise UsageError(f"broker {broker} is stopped or cut off already")
+                raise UsageError(f"broker {broker} is stopped or isolated already")
             self._state.isolate(found)
 
     def rejoin_broker(self, broker: int) -> None:
@@ -327,7 +327,7 @@ class FakeKafka:
     ) -> Fault:
         """Script a fault: `action` happens to requests of that name (`Fetch`, `EndTxn`, ...; None: any).
 
-        broker: at that one only. when: to requests for which it is true. nth: from the nth of these on. times: to so many,
+        broker: at that one only. when: to requests for which it is true. nth: from the nth of these on. times: to this many,
         default 1; None: to all. Its `fired` says how often it happened; leaving the cluster's `with` fails if it never did,
         unless it is `optional()`.
         """
@@ -336,7 +336,9 @@ class FakeKafka:
             return self._script.add(Fault(action, key, broker, nth, times, when))
 
     def flap_metadata(self, topic: str, shown: Sequence[int | None], *, broker: int | None = None) -> list[Fault]:
-        """The next Metadata answers about a topic show so many partitions, one number for each answer; None: unknown topic."""
+        """The next Metadata answers about a topic show this many partitions, one number for each answer; None: unknown
+        topic.
+        """
         faults = []
         for nth, count in enumerate(shown, 1):
             faults.append(self.fault("Metadata", Rewrite(_shows(topic, count)), broker=broker, nth=nth, when=_asks_for(topic)))

@@ -58,7 +58,7 @@ class _ProcessTree(ServerProcess):
         stop_signal: signal.Signals,
         options: Mapping[str, Any],
     ) -> None:
-        """`pid_file` is the server's own, which refuses to start where it names a process that lives."""
+        """`pid_file` is the server's own, which refuses to start where it names a process that is alive."""
         super().__init__(command, log, group, stop_signal=stop_signal, options=options)
         self._pid_file = pid_file
         self._frozen: Sequence[Any] = ()
@@ -376,7 +376,7 @@ def _unprivileged(preferred: str) -> pwd.struct_passwd:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    raise NoServerError(f"servers do not run as root, and there is neither a user {preferred} nor nobody")
+    raise NoServerError(f"servers do not run as root, and there is neither a user {preferred} nor no process")
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class LagWatch:
         """`restored`: the checkpoint that the run continues from. `wait_s`: from one checkpoint to the next, at most.
 
         `in_thread` calls what it is given, once, in another thread. `clock` gives monotonic seconds, `wall_clock` those of the
-        epoch. Contacts nobody yet; of a source that is not a log nothing is ever asked.
+        epoch. Does no I/O; of a source that is not a log nothing is ever asked.
         """
         self._source = source if isinstance(source, LogSource) else None
         self._timeout_s = max(STALE_S, 2 * wait_s)
@@ -64,7 +64,7 @@ class LagWatch:
         """None while it is not known: before the first checkpoint, or when the source did not answer the last time."""
 
     def moved(self, checkpoint: Checkpoint[Any]) -> None:
-        """These are the positions now: all workers have just told them."""
+        """These are the positions now: all workers have just reported them."""
         self._positions = _unfinished(checkpoint)
         if self._source is not None and not self._positions:
             self.lag = RunLag(self._wall_clock(), {})

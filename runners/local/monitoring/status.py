@@ -10,7 +10,7 @@
 transactions that were committed. `last_lost`: the worker that was lost last. `address`: the coordinator's gRPC server, as a
 gRPC client takes it. Times are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by whatever
 coordinator. `restarted`: how many coordinators have failed before this one, since the run was started. The other counts are of
-this coordinator's life: a restart starts at nothing, as Prometheus' counters may; `last_lost` too.
+this coordinator's lifetime: a restart starts at nothing, as Prometheus' counters may; `last_lost` too.
 """
 
 from __future__ import annotations
@@ -164,9 +164,10 @@ def last_progress_s(started_s: float, written_s: float | None, now_s: float) -> 
 
 
 def remove_status(folder: Path) -> None:
-    """What is there is of a life before, or of a run that is over. Called by who has the folder's lock, or is its supervisor.
+    """What is there is of a lifetime before, or of a run that is over. Called by who has the folder's lock, or is its
+    supervisor.
 
-    What the disk refuses is not a failure, as nothing is shown of a folder that nobody works with.
+    What the disk refuses is not a failure, as nothing is shown of a folder that no process works with.
     """
     for name in (_STATUS, f"{_STATUS}.writing"):
         with suppress(OSError):

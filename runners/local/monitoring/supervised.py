@@ -1,9 +1,9 @@
-"""Whether a run's supervisor lives, for who looks while no coordinator of it does.
+"""Whether a run's supervisor is alive, for who looks while no coordinator of it does.
 
     supervisor                locked by the supervisor as long as the run lasts, and removed with it
 
-Nothing but what is shown depends on it: a supervisor that cannot lock the file, since the folder is not writable or somebody
-looks just then, continues without.
+Nothing but what is shown depends on it: a supervisor that cannot lock the file, since the folder is not writable or another
+process looks just then, continues without.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def supervised(folder: Path) -> Iterator[bool]:
 
 
 def is_supervised(folder: Path) -> bool:
-    """Whether a supervisor lives that will start a coordinator, or has. Called by any process. Raises OSError."""
+    """Whether a supervisor is alive that will start a coordinator, or has. Called by any process. Raises OSError."""
     return is_held(folder / _SUPERVISOR)
 
 

@@ -9,11 +9,11 @@ __all__ = ["NotWrittenError", "RunFiles"]
 
 
 class NotWrittenError(OSError):
-    """A file could not be written, and no reader will ever find it (a full disk): what had its name stands."""
+    """A file could not be written, and no reader will ever find it (a full disk): what had its name is."""
 
 
 class RunFiles(ABC):
-    """The files of one run. Anybody may read; who changes them has called `claim`, in this life of the process.
+    """The files of one run. Any process may read; who changes them has called `claim`, in this lifetime of the process.
 
     Raises OSError for what a filesystem refuses, RetriableError for what a store does not answer.
     """
@@ -23,7 +23,9 @@ class RunFiles(ABC):
 
     @abstractmethod
     def claim(self) -> None:
-        """From here on nobody else changes them, and what is read is the newest. Called once, before anything is changed."""
+        """From here on no other process changes them, and what is read is the newest. Called once, before anything is
+        changed.
+        """
 
     @abstractmethod
     def names(self) -> list[str]:

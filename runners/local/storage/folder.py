@@ -18,7 +18,7 @@ _SCRATCH = ".writing"
 
 
 class FolderFiles(RunFiles):
-    """JSON files of a folder, which may hold others. Its lock is somebody else's (`headrace.runners.local.storage.lock`)."""
+    """JSON files of a folder, which may hold others. Its lock is another process's (`headrace.runners.local.storage.lock`)."""
 
     def __init__(self, folder: Path) -> None:
         """It need not be there."""
@@ -36,7 +36,7 @@ class FolderFiles(RunFiles):
         return [name for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
 
     def read(self, name: str) -> bytes:
-        """Whoever wrote it may have died before it was durable, so it is synced."""
+        """The process that wrote it may have died before it was durable, so it is synced."""
         path = self._folder / name
         data = path.read_bytes()
         _sync(path)
@@ -89,7 +89,7 @@ def local_folder(url: str) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Durably, in place of what is there: whoever finds the file finds all of it. Raises OSError."""
+    """Durably, in place of what is there: the process that finds the file finds all of it. Raises OSError."""
     scratch = path.with_suffix(_SCRATCH)
     _write_durably(scratch, data)
     scratch.replace(path)

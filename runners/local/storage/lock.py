@@ -20,7 +20,9 @@ LOCK = "lock"
 """The name of the file that a coordinator locks."""
 
 LOOKED_AT_S = 10.0
-"""Whoever looks whether a run is running has its lock for microseconds. One that is frozen just then is waited for so long."""
+"""The process that looks whether a run is running has its lock for microseconds. One that is frozen just then is waited for so
+long.
+"""
 
 
 class FolderLock:
@@ -42,7 +44,8 @@ class FolderLock:
         os.close(self._lock)
 
     def keep(self) -> None:
-        """Look whether the lock's file is still there; take it again where somebody has removed it. Called by any thread.
+        """Look whether the lock's file is still there; take it again where another process has removed it. Called by any
+        thread.
 
         Raises FencedError where another run has made it again: then two are running, and this one must end.
         """
@@ -65,7 +68,9 @@ class FolderLock:
 
 
 def _locked(path: Path) -> int:
-    """The file, open and locked: the one that is there, also if somebody removes one meanwhile. Raises as `_lock_patiently`."""
+    """The file, open and locked: the one that is there, also if another process removes one meanwhile. Raises as
+    `_lock_patiently`.
+    """
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -86,7 +91,7 @@ def _is_in_place(path: Path, lock: int) -> bool:
 
 
 def _lock_patiently(lock: int) -> None:
-    """Raises BlockingIOError where another coordinator has it, at once; or while somebody looks for too long."""
+    """Raises BlockingIOError where another coordinator has it, at once; or while another process looks for too long."""
     attempts = Retrying(
         retry=retry_if_result(lambda is_locked: not is_locked),
         stop=stop_after_delay(LOOKED_AT_S),

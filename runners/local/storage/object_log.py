@@ -1,23 +1,24 @@
 """A run's files in a store that fsspec reaches (S3, GCS, Azure), without a lock: a log, in which one run at a time can write.
 
-    log/000000000042    {"life", "at", "kind": "file", "name", "size", "crc32"}, and the file, behind the first line break
-    log/000000000043    {"life", "at", "kind": "manifest", "entries": [42], "host", "pid"}
+    log/000000000042    {"lifetime", "at", "kind": "file", "name", "size", "crc32"}, and the file, behind the first line break
+    log/000000000043    {"lifetime", "at", "kind": "manifest", "entries": [42], "host", "pid"}
 
 The first line is in an envelope (`headrace.enumerator.envelope`), of version 1.
 Each change is a new object with the next number, created only if there is none (a conditional put). Of two who want the same
-number one gets it, and the other knows that it is not alone. A *life* is one opening of the log by a coordinator. It reads
+number one gets it, and the other knows that it is not alone. A *lifetime* is one opening of the log by a coordinator. It reads
 everything, and then writes a manifest with the next number: if that is taken, something was written since, and it reads again.
-So nobody else's entry comes between what a life has read and its manifest; and whoever wrote before finds the number taken that
-it wants next, and ends (FencedError): the run that was started last continues.
+So no other process's entry comes between what a lifetime has read and its manifest; and the process that wrote before finds the
+number taken that it wants next, and ends (FencedError): the run that was started last continues.
 
-What counts are the entries that the manifest with the highest number names, and later ones of the same life; of several with
-one name the last. Everything else may be deleted, in any order, at any time, by whoever has written a later manifest or entry
-of that name. A number may be free again then, and somebody who stood still for long may get it: so who has created an object
-looks whether there are higher numbers, and ends or reads again if so. What it leaves is in no manifest if it took a number that
-was free again, or the next one names it if its maker has found it in the log in time. A manifest that is left so lies between
-that of the life running and that one's last object, and does not count (`_manifest_that_counts`).
+What counts are the entries that the manifest with the highest number names, and later ones of the same lifetime; of several
+with one name the last. Everything else may be deleted, in any order, at any time, by the process that has written a later
+manifest or entry of that name. A number may be free again then, and another process who was still for long may get it: so who
+has created an object looks whether there are higher numbers, and ends or reads again if so. What it leaves is in no manifest if
+it took a number that was free again, or the next one names it if its maker has found it in the log in time. A manifest that is
+left so lies between that of the lifetime running and that one's last object, and does not count (`_manifest_that_counts`).
 
-A put whose answer is lost is repeated: a number that is taken then may be by its own entry, which tells by its life and bytes.
+A put whose answer is lost is repeated: a number that is taken then may be by its own entry, which shows by its lifetime and
+bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ _NUMBER = re.compile(r"\d{12}")
 _FILE, _MANIFEST = "file", "manifest"
 
 TIMEOUT_S = 30.0
-"""So long a store may refuse or be silent before the caller is told; a coordinator is then started again by its strategy."""
+"""So long a store may refuse or be silent before the caller is reported; a coordinator is then started again by its
+strategy.
+"""
 
 _CLAIMS = 50
 """A run running writes some objects a second; each of them makes a claim start again."""
@@ -122,15 +125,15 @@ class ObjectLog(RunFiles):
         self._objects: dict[int, str | None] = {}
         self._manifest = 0
         self._last = 0
-        # An object that may come to be there later has the next number, which no other may get from this life.
-        self._doubt: str | None = None
+        # An object that may come to be there later has the next number, which no other may get from this lifetime.
+        self._dispute: str | None = None
         self._has_claimed = False
         self._load()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """As they were when the log was opened or claimed, and of what this life has written."""
+        """As they were when the log was opened or claimed, and of what this lifetime has written."""
         with self._lock:
             return list(self._entries)
 
@@ -175,7 +178,8 @@ class ObjectLog(RunFiles):
                     self._entries[entry.name] = entry
 
     def _found(self) -> Mapping[int, _Entry]:
-        """Everything, as of one moment: whoever deletes objects, so that their numbers may be used again, has added one first.
+        """Everything, as of one moment: the process that deletes objects, so that their numbers may be used again, has added
+        one first.
 
         Raises _ChangedError where there was no such moment.
         """
@@ -202,7 +206,7 @@ class ObjectLog(RunFiles):
             if header["kind"] != _FILE or type(header["name"]) is not str:
                 raise ValueError(f"an entry {header['kind']!r} of {header['name']!r}")
             if (len(body), zlib.crc32(body)) != (header["size"], header["crc32"]):
-                # Its name tells whose place it has: what is in it states that it is damaged.
+                # Its name shows whose place it has: what is in it states that it is damaged.
                 log.warning("%s is damaged: %d bytes, where %s were written", where, len(body), header["size"])
             return _Entry(number, lifetime, at_s, header["name"], body, frozenset())
 
@@ -221,7 +225,7 @@ class ObjectLog(RunFiles):
                 else:
                     self._has_claimed = True
                     return
-        raise RetriableError(f"{self.location}: another run writes there all the time, and cannot be taken over from")
+        raise RetriableError(f"{self.location}: another run writes there all the time, so its checkpoints cannot be claimed")
 
     def write(self, name: str, data: bytes) -> None:
         """A new entry, in place of one of the same name."""
@@ -246,17 +250,17 @@ class ObjectLog(RunFiles):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """A change by who has claimed the log."""
-        if self._doubt is not None:
-            raise RetriableError(f"{self.location}: whether an earlier change was stored is not known: {self._doubt}")
+        if self._dispute is not None:
+            raise RetriableError(f"{self.location}: whether an earlier change was stored is not known: {self._dispute}")
         try:
             yield
         except _TakenError:
             raise FencedError(
-                f"{self.location}: these checkpoints were taken over {self._taken_by()}, which continues from them. This run "
+                f"{self.location}: these checkpoints were claimed {self._taken_by()}, which continues from them. This run "
                 "must end. Give each run its own place"
             ) from None
         except RetriableError as error:  # an earlier try may have been stored all the same
-            self._doubt = str(error)
+            self._dispute = str(error)
             raise
 
     def _write_manifest(self) -> None:
@@ -267,7 +271,7 @@ class ObjectLog(RunFiles):
         self._delete(number for number in sorted(self._objects) if number != self._manifest and number not in entries)
 
     def _append(self, header: Mapping[str, Any], data: bytes) -> _Entry:
-        """Raises _TakenError where another life has the number, or a higher one."""
+        """Raises _TakenError where another lifetime has the number, or a higher one."""
         number, at_s = self._last + 1, self._clock()
         whole = ENTRY.seal({"life": self._lifetime, "at": at_s, **header}) + b"\n" + data
         self._asked(self._create, number, whole)
@@ -286,7 +290,7 @@ class ObjectLog(RunFiles):
             try:
                 is_ours = self._store.read(_path(number)) == data
             except FileNotFoundError:
-                is_ours = False  # another life's, which a third one has deleted
+                is_ours = False  # another lifetime's, which a third one has deleted
             if not is_ours:
                 raise _TakenError from None
 
@@ -298,7 +302,7 @@ class ObjectLog(RunFiles):
         """What cannot be deleted now is left out by the next manifest, and deleted after it.
 
         In this order, and none after one that stays: a file that was replaced must not come back. Nor is the last object
-        deleted: another life would then get a number that this one takes for passed.
+        deleted: another lifetime would then get a number that this one takes for passed.
         """
         for number in list(numbers):
             if number == self._last:
@@ -311,7 +315,7 @@ class ObjectLog(RunFiles):
             del self._objects[number]
 
     def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - as `ask`
-        """What the store answers, within its patience."""
+        """What the store answers, within its timeout."""
         attempts = Retrying(
             retry=retry_if_exception_type(_StoreError),
             stop=stop_after_delay(TIMEOUT_S),
@@ -346,10 +350,10 @@ class ObjectLog(RunFiles):
 
 
 def _manifest_that_counts(entries: Collection[_Entry]) -> _Entry:
-    """The highest, but for those that came too late, under a number that the life running had used and deleted.
+    """The highest, but for those that came too late, under a number that the lifetime running had used and deleted.
 
-    Such a manifest lies between that life's own and its last object, which is never deleted. One that was in time has no later
-    entry of an earlier life behind it, as that life wants the same number next. There is at least one manifest.
+    Such a manifest lies between that lifetime's own and its last object, which is never deleted. One that was in time has no
+    later entry of an earlier lifetime behind it, as that lifetime wants the same number next. There is at least one manifest.
     """
     manifests = sorted((entry for entry in entries if entry.name is None), key=lambda entry: entry.number)
 

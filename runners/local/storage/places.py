@@ -48,14 +48,14 @@ def run_files(checkpoints: str) -> RunFiles:
 
 
 def machine_folder(checkpoints: str) -> Path:
-    """What is this machine's; the checkpoints' own folder, where they are in one. Contacts nobody. Raises UsageError."""
+    """What is this machine's; the checkpoints' own folder, where they are in one. Does no I/O. Raises UsageError."""
     if not _is_url(checkpoints):
         return local_folder(checkpoints)
     return _users_folder() / hashlib.sha256(_normal(checkpoints).encode()).hexdigest()[:32]
 
 
 def make_machine_folder(checkpoints: str) -> Path:
-    """Make it. Raises UsageError where somebody else's folder has the name."""
+    """Make it. Raises UsageError where another process's folder has the name."""
     folder = machine_folder(checkpoints)
     if _is_url(checkpoints):
         _make_private(_users_folder())

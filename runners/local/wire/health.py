@@ -24,7 +24,7 @@ _REFLECTIONS = ADMINISTRATION_THREADS // 2
 class RunHealth:
     """The serving status of the whole server (the empty name) and of its service. At first NOT_SERVING.
 
-    Forks nothing and starts no thread; made in the coordinator's process, after its nursery.
+    Forks nothing and starts no thread; made in the coordinator's process, after its worker processes.
     """
 
     def __init__(self, server: grpc.Server, service: str) -> None:

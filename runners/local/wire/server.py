@@ -67,8 +67,8 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
     ) -> None:
         """Serve at once. `emit` takes events, `failed` a worker's own error; both are called by any thread.
 
-        `at`: a socket in a folder that is for this user alone, so whoever can connect is believed; or a TCP address, where each
-        call has to bring the token of `endpoint`. Raises UsageError for an address that cannot be bound.
+        `at`: a socket in a folder that is for this user alone, so the process that can connect is believed; or a TCP address,
+        where each call has to bring the token of `endpoint`. Raises UsageError for an address that cannot be bound.
         """
         self._messages, self._version, self._emit, self._failed = messages, version, emit, failed
         self._streams: dict[int, _Stream] = {}
@@ -151,7 +151,9 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
         self._health.is_serving = value
 
     def close(self) -> None:
-        """End all streams of workers, after what was sent; then whatever else somebody has open, which nobody waits for."""
+        """End all streams of workers, after what was sent; then whatever else another process has open, which no process waits
+        for.
+        """
         deadline_s = time.monotonic() + _STOP_S
         with self._lock:
             streams = list(self._streams.values())

@@ -42,5 +42,5 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
     def _refuse(self, _: Iterable[bytes], context: grpc.ServicerContext) -> None:
         if not self._told:
             self._told = True
-            log.warning("%s called without this run's token, and is refused; later ones are not told of", context.peer())
+            log.warning("%s called without this run's token, and is refused; later ones are not reported", context.peer())
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "this run's token is missing or wrong")

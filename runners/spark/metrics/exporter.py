@@ -117,7 +117,7 @@ def _listen_to_processes(queries: KnownQueries, started: ExitStack) -> None:
 
 
 class QueryListener(StreamingQueryListener):
-    """Takes down what Spark tells. Called by its listener thread."""
+    """Takes down what Spark shows. Called by its listener thread."""
 
     def __init__(self, queries: KnownQueries) -> None:
         super().__init__()

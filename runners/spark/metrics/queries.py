@@ -1,4 +1,4 @@
-"""What is known of a session's queries, from what Spark tells listeners. No PySpark and no Prometheus in here.
+"""What is known of a session's queries, from what Spark shows listeners. No PySpark and no Prometheus in here.
 
 Offsets are taken from JSON of the form `{"topic": {"0": 123}}`, which log sources report; of others there are rows and times.
 """

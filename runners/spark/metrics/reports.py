@@ -1,9 +1,9 @@
 """Counts from Spark's Python processes to the process that shows them as metrics: datagrams on one machine, without waiting.
 
-A session's builder names a socket in the environment that Spark's processes inherit, before there is one. Whoever shows metrics
-listens there; until then, and while its queue is full, a process keeps its counts for the next time. Linux: the name is of the
-abstract namespace, which leaves no file behind, and anybody on the machine can see; a report starts with a secret that they
-cannot. Executors of a cluster find nobody at that name, and keep their counts.
+A session's builder names a socket in the environment that Spark's processes inherit, before there is one. The process that
+shows metrics listens there; until then, and while its queue is full, a process keeps its counts for the next time. Linux: the
+name is of the abstract namespace, which leaves no file behind, and any process on the machine can see; a report starts with a
+secret that they cannot. Executors of a cluster find no process at that name, and keep their counts.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Outbox:
 
 
 def _sent(name: str, data: bytes) -> bool:
-    """False where nobody listens, or its queue is full."""
+    """False where no process listens, or its queue is full."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
             ours.setblocking(False)  # noqa: FBT003 - as it is defined

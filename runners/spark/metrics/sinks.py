@@ -48,7 +48,7 @@ class SinkWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End it. A look that is under way is not waited for."""
+        """End it. A check that is under way is not waited for."""
         self._closing.set()
 
     def _watch(self) -> None:

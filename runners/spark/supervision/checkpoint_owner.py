@@ -1,7 +1,7 @@
 """What a driver asks of a query's checkpoint before Spark reads it: whose it is, and how far it has come.
 
-A local one is read as files. Any other is read by the driver's JVM, with the session's settings, as Spark reads it: whoever
-starts has to know the query to claim it, and a file system that Python lacks is not a reason not to.
+A local one is read as files. Any other is read by the driver's JVM, with the session's settings, as Spark reads it: the process
+that starts has to know the query to claim it, and a file system that Python lacks is not a reason not to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The life of a supervised job: when its driver is started, asked to end, killed, and started again. No process, no clock.
+"""The lifetime of a supervised job: when its driver is started, asked to end, killed, and started again. No process, no clock.
 
 A *driver* is one attempt at the job, with all the processes that it has started. There is never more than one: the next is
 started after the last process of the previous one is dead. What a failure leads to is decided twice: its `Ending` says whether
@@ -73,8 +73,8 @@ class DriverEnd:
 class SupervisionLimits:
     """Raises UsageError for a time that makes no sense.
 
-    `progress_s`: a driver is killed, and counts as failed, when for so many seconds none of its batches has ended while it was
-    running. None: it may take any time. `stop_s`: how long the batch under way may take once the job is to stop.
+    `progress_s`: a driver is killed, and counts as failed, when for this many seconds none of its batches has ended while it
+    was running. None: it may take any time. `stop_s`: how long the batch under way may take once the job is to stop.
     """
 
     progress_s: float | None = None
@@ -130,7 +130,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class DriverSilent:
-    """The driver has not been heard for too long, though it has to say that it lives. `reason`: in one line."""
+    """The driver has not been heard for too long, though it has to say that it is alive. `reason`: in one line."""
 
     now_s: float
     reason: str
@@ -250,7 +250,7 @@ class SupervisionCore:
         if self.phase is SupervisionPhase.KILLING:
             return []
         if not is_first:
-            return self._kill("it was told twice to stop")
+            return self._kill("it was reported twice to stop")
         self.phase = SupervisionPhase.STOPPING
         self.wake_at_s = now_s + self._limits.stop_s
         return [StopDriver()]
@@ -272,7 +272,7 @@ class SupervisionCore:
 
     def _ended(self, now_s: float, end: DriverEnd, chance: float) -> list[SupervisionCommand]:
         if end.ending is Ending.STOPPED and not self._is_to_stop:
-            end = DriverEnd(Ending.FAILED, "its driver was instructed to end by somebody else")
+            end = DriverEnd(Ending.FAILED, "its driver was instructed to end by another process")
         if end.ending is Ending.FAILED and self._killed_for is not None:
             end = DriverEnd(Ending.FAILED, self._killed_for)
         if end.ending is not Ending.COMPLETED and end.ending is not Ending.STOPPED:
@@ -322,4 +322,6 @@ SUPERVISION_TRANSITIONS: Transitions[SupervisionPhase] = MappingProxyType(
         (_KILLING, DriverEnded): (_RESTARTING, _OVER),
     }
 )
-"""What is legal. No arrow leads from OVER, and none from RESTARTING to a driver that still lives: DriverEnded comes first."""
+"""What is legal. No arrow leads from OVER, and none from RESTARTING to a driver that is still alive: DriverEnded comes
+first.
+"""

@@ -4,8 +4,8 @@
 
 The descriptors of two pipes. From ORDERS it reads one line, what to run, and a second one when it is called to run it: until
 then it is a standby, which makes its session, dry-runs the job, and waits. The pipe stays open for as long as the supervisor
-lives, and when it closes, all processes of the driver are killed. To REPORTS it writes a line of JSON for whatever the
-supervisor has to know, and `{}` each half second to say that it lives. SIGTERM ends the queries after the batches under way.
+is alive, and when it closes, all processes of the driver are killed. To REPORTS it writes a line of JSON for whatever the
+supervisor has to know, and `{}` each half second to say that it is alive. SIGTERM ends the queries after the batches under way.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Driver:
         return end
 
     def _wait_for_call(self, dry_run: DryRun, job: Callable[[], object] | None) -> None:
-        """Get ready, say so, keep ready. Over at once for a driver that is called already, or told to end."""
+        """Get ready, say so, keep ready. Over at once for a driver that is called already, or instructed to end."""
         if self._called.is_set():
             return
         importlib.import_module(PRELOADED)
@@ -171,9 +171,10 @@ class _Driver:
         return any(one.is_told for one in watched)
 
     def _heartbeat(self) -> None:
-        """In a thread: say that this process lives, and its JVM. One that is stopped does not answer, and nothing is said.
+        """In a thread: say that this process is alive, and its JVM. One that is stopped does not answer, and nothing is said.
 
-        Nor is it where that is dead, though this process lives: whoever counts on the job must not be informed that it runs.
+        Nor is it where that is dead, though this process is alive: the process that counts on the job must not be informed that
+        it runs.
         """
         while True:
             context = active_context()
@@ -230,7 +231,7 @@ def refuse_connect(session: object) -> None:
     """Raise UsageError for a session of Spark Connect: what its queries start with cannot be seen, nor refused."""
     if type(session).__module__.startswith("pyspark.sql.connect"):
         raise UsageError(
-            "a job with a lease needs a session of classic PySpark: nobody claims what a query of Connect's writes"
+            "a job with a lease needs a session of classic PySpark: no process claims what a query of Connect's writes"
         )
 
 

@@ -99,7 +99,7 @@ class DryRun:
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
         """As `Starter`: only what a second query may read."""
         if source.lower() not in _HARMLESS:
-            raise _NotDryRun(f"it reads a stream of format {source!r}, of which nobody knows what a second reader does to it")
+            raise _NotDryRun(f"it reads a stream of format {source!r}, of which no one knows what a second reader does to it")
         if source.lower() == OURS:
             mark(DRY_RUN, "true")
         return load()
@@ -114,16 +114,16 @@ class DryRun:
         raise _NotDryRun(f"besides its queries it calls {what}, which a standby must not")
 
     def wait(self, what: str) -> None:
-        """As `Starter`: a query of a dry run has no end, and nobody could call the driver meanwhile."""
+        """As `Starter`: a query of a dry run has no end, and no process could call the driver meanwhile."""
         raise _NotDryRun(f"it calls {what}: it is to return its queries, and not to wait for them")
 
     def listen(self, add: Callable[[], None]) -> None:
-        """As `Starter`: nobody is notified of a dry run."""
+        """As `Starter`: no process is notified of a dry run."""
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _run(self, batches: int) -> None:
-        """Each query from the start of its input, until it has ended so many batches or has no more to read."""
+        """Each query from the start of its input, until it has ended this many batches or has no more to read."""
         try:
             if not self._running:
                 self._running = [self._started(started) for started in self._queries]
@@ -181,7 +181,7 @@ def _look(started: StartedQuery) -> None:
 
 @contextmanager
 def _no_threads() -> Iterator[None]:
-    """Meanwhile the job's own code can start no thread. What one did after the dry run, or its call, nobody would see.
+    """Meanwhile the job's own code can start no thread. What one did after the dry run, or its call, no process would see.
 
     Of threads that Spark or headrace starts when the job calls them, nothing is to be feared.
     """
@@ -208,7 +208,7 @@ def _is_of_the_job(frame: FrameType | None) -> bool:
 
 
 def _has_run(query: StreamingQuery, batches: int) -> bool:
-    """Whether it has ended so many batches, or one, and waits for data. Raises what it has failed with."""
+    """Whether it has ended this many batches, or one, and waits for data. Raises what it has failed with."""
     error = query.exception()
     if error is not None:
         raise error

@@ -21,7 +21,7 @@ DRY_RUN = "headraceDryRun"
 """The option that a standby sets on what its job reads and writes."""
 
 ROWS = 1000
-"""About so many records are read in a batch of a dry run."""
+"""About this many records are read in a batch of a dry run."""
 
 
 def is_dry_run(options: Mapping[str, str]) -> bool:
@@ -53,7 +53,7 @@ def looked(look: Callable[[TwoPhaseSink[Any]], None], sink: TwoPhaseSink[Any]) -
     try:
         look(sink)
     except Exception as error:  # noqa: BLE001 - whatever a sink raises
-        log.debug("a dry run continues without a look at where it would write: %s", error)
+        log.debug("a dry run continues without a check at where it would write: %s", error)
 
 
 class DryRunWriter(DataSourceStreamArrowWriter):

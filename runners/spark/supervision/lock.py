@@ -1,20 +1,20 @@
 """The lock of a job's checkpoint: of all drivers, one process tree holds it, also after its supervisor is gone.
 
-A file for each checkpoint, locked by the driver's own process (`fcntl`: the kernel tells who). It lies in the checkpoint where
-that is a local folder, so whoever sees the checkpoint sees the lock: other users, and containers that share the volume. That of
-a checkpoint elsewhere is in the user's cache folder, and keeps drivers of one user on one host apart.
+A file for each checkpoint, locked by the driver's own process (`fcntl`: the kernel shows who). It lies in the checkpoint where
+that is a local folder, so the process that sees the checkpoint sees the lock: other users, and containers that share the
+volume. That of a checkpoint elsewhere is in the user's cache folder, and keeps drivers of one user on one host apart.
 
 It is two locks of one byte each. One is bound to the process, and the kernel reports which. It is given up when the process
 closes the file wherever it has opened it, as a job does that copies its checkpoint. The other one is bound to the file as it
-was opened (OFD), and stays; then the name in the file tells whose it is.
+was opened (OFD), and stays; then the name in the file shows whose it is.
 
-The lock alone would not do: the kernel gives it up with that process, and JVM and workers may live on for a moment. So whoever
-takes it writes its process tree's name into it, and kills what is left of the process tree that was written there. Where it is
-held, the holder's supervisor decides: one that lives runs the job, and the second is refused; of one that is dead the drivers
-are orphans, and are killed. (They end by themselves, but for one that is stopped.)
+The lock alone would not do: the kernel gives it up with that process, and JVM and workers may live on for a moment. So the
+process that takes it writes its process tree's name into it, and kills what is left of the process tree that was written there.
+Where it is held, the holder's supervisor decides: one that is alive runs the job, and the second is refused; of one that is
+dead the drivers are orphans, and are killed. (They end by themselves, but for one that is stopped.)
 
-Somebody who cleans up may remove the file under the driver that has the lock. So that one looks again and again whether the
-file is still its own, and makes it again; where another driver was faster, it ends.
+Another process who cleans up may remove the file under the driver that has the lock. So that one looks again and again whether
+the file is still its own, and makes it again; where another driver was faster, it ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["CheckpointLock", "is_held", "taking"]
 
 _ASK_AGAIN_S = 0.05
 _TRIES_IN_SILENCE = 100
-"""Of so many, 5 s, the last one says who is waited for."""
+"""Of this many, 5 s, the last one says who is waited for."""
 _TRIES_TO_KEEP = 3
 """The first one finds that the file is another, and opens that; the second one has it, or another driver does."""
 _LONGEST_NAME = 256
@@ -75,7 +75,7 @@ _OF_THE_FILE, _OF_THE_PROCESS = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class TryLock:
-    """Take the lock if nobody holds it. The answer: whether it is ours now."""
+    """Take the lock if no process holds it. The answer: whether it is ours now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class WhoHolds:
 
 @dataclass(frozen=True, slots=True)
 class LooksAlive:
-    """The answer: whether this supervisor lives."""
+    """The answer: whether this supervisor is alive."""
 
     supervisor: Process
 
@@ -116,7 +116,7 @@ class WriteLast:
 
 @dataclass(frozen=True, slots=True)
 class SayUnseen:
-    """Say that this process tree was of another container, so that nobody here can tell whether all of it is dead."""
+    """Say that this process tree was of another container, so that no process here can tell whether all of it is dead."""
 
     tree: str
 
@@ -126,7 +126,9 @@ Taking = Generator[LockStep, "bool | str | None", None]
 
 
 def taking(me: str) -> Taking:
-    """The steps by which a process tree takes the lock. Raises FencedError where another supervisor lives and has the job."""
+    """The steps by which a process tree takes the lock. Raises FencedError where another supervisor is alive and has the
+    job.
+    """
     while not (yield TryLock()):
         holder = yield WhoHolds()
         if isinstance(holder, str) and holder != me:  # else it would kill its own JVM
@@ -149,14 +151,14 @@ def taking(me: str) -> Taking:
 
 
 def _is_elsewhere(tree: str, me: str) -> bool:
-    """Whether it was of another container. A name that is none is of nobody."""
+    """Whether it was of another container. A name that is none is of no process."""
     with suppress(ValueError):
         return supervisor_of(tree).namespace != supervisor_of(me).namespace
     return False
 
 
 def _is_at_work(tree: str, me: str) -> bool:
-    """Whether this process tree, which is of this container, is running for a supervisor that lives."""
+    """Whether this process tree, which is of this container, is running for a supervisor that is alive."""
     with suppress(ValueError):
         supervisor = supervisor_of(tree)
         is_here = supervisor.namespace == supervisor_of(me).namespace
@@ -168,7 +170,7 @@ def _is_at_work(tree: str, me: str) -> bool:
 
 
 class CheckpointLock:
-    """The lock of one checkpoint, for as long as this process lives. Called by the driver's main thread."""
+    """The lock of one checkpoint, for as long as this process is alive. Called by the driver's main thread."""
 
     def __init__(self, location: str) -> None:
         """`location`: the checkpoint's path or URI, one name for one place. Nothing is taken.
@@ -183,14 +185,14 @@ class CheckpointLock:
         self._file = self._opened()
 
     def take(self, me: str) -> None:
-        """Returns when it is taken, and no process of who had it before lives. Raises FencedError as `taking`.
+        """Returns when it is taken, and no process of who had it before is alive. Raises FencedError as `taking`.
 
         Raises UsageError where this process has it already, where the file system has no locks, and where no file can be;
         RetriableError where another try may have it. What it has raised for is given back, and another one is to be made.
         """
         if self._identity() in _taken:  # this file stays open: with it the kernel would give up the process's lock
             raise UsageError(
-                f"this job has the checkpoint {self._location} already, by another name of it: each query needs one of its own"
+                f"this job has the checkpoint {self._location} already, by another name of it: each query needs its own"
             )
         try:
             self._take(me)
@@ -201,7 +203,8 @@ class CheckpointLock:
         self._is_held = True
 
     def keep(self) -> None:
-        """Once it is taken, from time to time, in one thread: if somebody has removed the file, take what is there instead.
+        """Once it is taken, from time to time, in one thread: if another process has removed the file, take what is there
+        instead.
 
         Raises FencedError where another driver has that: then two are running, and this one must end. UsageError and
         RetriableError as `take`; the next call tries again.
@@ -235,7 +238,7 @@ class CheckpointLock:
                 step = steps.send(self._perform(step))
 
     def _opened(self) -> int:
-        """It stays open for as long as the process lives."""
+        """It stays open for as long as the process is alive."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -301,7 +304,7 @@ class CheckpointLock:
             return False
 
     def _process(self) -> int | None:
-        """That has the lock that is a process's: 0 or less where it cannot be seen from here, None where nobody has it."""
+        """That has the lock that is a process's: 0 or less where it cannot be seen from here, None where no process has it."""
         try:
             answer = fcntl.fcntl(self._file, fcntl.F_GETLK, _asked(_OF_THE_PROCESS))
         except OSError as error:
@@ -318,7 +321,7 @@ class CheckpointLock:
                 f"a process of another container, or of another host, holds the lock of the checkpoint, {self.path}"
             )
         tree = tree_of(pid)
-        if tree is None and Process.lives(pid) and not is_ending(pid):
+        if tree is None and Process.lifetimes(pid) and not is_ending(pid):
             raise FencedError(
                 f"a process that is not a driver of this host (pid {pid}) holds the lock of the checkpoint, {self.path}"
             )
@@ -335,8 +338,8 @@ class CheckpointLock:
             log.warning("%s: processes %s of a driver may hold it", what, living)
         else:
             raise RetriableError(
-                f"{what}. No other driver that had it lives (the last one was {tree or 'of no name'}), so a process holds it "
-                f"that has inherited the open file: `fuser {self.path}` reports which. End that"
+                f"{what}. No other driver that had it is alive (the last one was {tree or 'of no name'}), so a process holds "
+                f"it that has inherited the open file: `fuser {self.path}` reports which. End that"
             )
 
     def _last(self) -> str | None:
@@ -345,7 +348,7 @@ class CheckpointLock:
         return tree if identity == self._identity() else None
 
     def _written(self) -> tuple[str, str]:
-        """Who has written its name last, and of which file: both empty where nobody has."""
+        """Who has written its name last, and of which file: both empty where no process has."""
         tree, _, identity = os.pread(self._file, _LONGEST_NAME, 0).decode(errors="replace").strip().partition(" ")
         return tree, identity
 
@@ -364,7 +367,7 @@ class CheckpointLock:
         return f"{found.st_dev}:{found.st_ino}"
 
     def _no_locks(self, error: OSError) -> UsageError | RetriableError:
-        what = f"no lock can be had of the checkpoint {self._location}, at {self.path}: {error}"
+        what = f"no lock is available of the checkpoint {self._location}, at {self.path}: {error}"
         if error.errno == errno.ENOLCK:  # also what NFS says while its lock service is away
             return RetriableError(f"{what}. On NFS its lock service (rpc.statd, lockd) has to run")
         if error.errno not in _NO_LOCKS:
@@ -405,7 +408,7 @@ def lock_file(location: str) -> Path:
 
 
 def is_held(location: str) -> bool:
-    """Whether a driver has the lock of this checkpoint, a local folder, now. Takes nothing, and so keeps nobody out.
+    """Whether a driver has the lock of this checkpoint, a local folder, now. Takes nothing, and so keeps no process out.
 
     By any process, as the lock that is bound to the file is asked for. Raises OSError.
     """

@@ -58,7 +58,7 @@ class Process:
         return _Seen.of(pid).process
 
     @classmethod
-    def lives(cls, pid: int) -> bool:
+    def lifetimes(cls, pid: int) -> bool:
         """Whether any process has this pid, and has not ended."""
         try:
             cls.of(pid)
@@ -156,7 +156,7 @@ def _living(tree: str, *known: Process) -> list[Process]:
     if not named and not known:
         return []
     seen, others = list(_all()), (0, 1, os.getsid(0))  # 0: of another namespace
-    named = {pid for pid in named if wanted in _environment(pid).split(b"\0")}  # still: now it is known since when it lives
+    named = {pid for pid in named if wanted in _environment(pid).split(b"\0")}  # still: now it is known since when it is alive
     named |= {process.pid for process in known if process.is_alive}
     found = named | {one.session for one in seen if one.process.pid in named and one.session not in others}
     while more := {one.process.pid for one in seen if one.parent in found} - found:
@@ -198,12 +198,12 @@ def reap_orphans(*children: int) -> None:
     """Let go of the dead processes that were left to this one when their parent ended. Called by the supervisor.
 
     The kernel leaves them to the first process of a container, which a supervisor may be. Each has its number until it is
-    waited for, and a container has so many of them. `children`: pids of its own whose end is still to be asked for. Others of
+    waited for, and a container has this many of them. `children`: pids of its own whose end is still to be asked for. Others of
     its own are those in its session, in which none of a driver's processes is.
     """
     session = os.getsid(0)
     for pid in _pids():
-        with suppress(OSError):  # it is gone, or nobody's that could be waited for
+        with suppress(OSError):  # it is gone, or no process's that could be waited for
             fields = _after_name(f"/proc/{pid}/stat")
             is_left_to_us = (fields[0], int(fields[1])) == ("Z", os.getpid()) and int(fields[3]) != session
             if is_left_to_us and pid not in children:

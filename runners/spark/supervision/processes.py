@@ -1,4 +1,4 @@
-"""A driver as a child process: started, told to end, killed with all that it has started, and asked how it has ended."""
+"""A driver as a child process: started, instructed to end, killed with all that it has started, and asked how it has ended."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class DriverProcess:
         kill_tree(self._tree, *known)
 
     def news(self) -> list[dict[str, Any]]:
-        """What it has reported since the last call: `{}` that it lives, `{"armed": true}` that it waits to be called, once
+        """What it has reported since the last call: `{}` that it is alive, `{"armed": true}` that it waits to be called, once
         `{"queries": [...]}`, `{"batches": {...}}` as it gets on.
         """
         with suppress(BlockingIOError):

@@ -55,7 +55,7 @@ def queries_of(returned: object) -> list[RunningQuery]:
 
 
 class ProgressOfQueries:
-    """Reports when every active query has got on since it was last told so. Called by the driver's main thread."""
+    """Reports when every active query has got on since it was last reported so. Called by the driver's main thread."""
 
     def __init__(self) -> None:
         self.batches: dict[str, int] = {}
@@ -91,7 +91,7 @@ class WatchedQuery:
         """Have it start no further batch; once. Where that is not possible the batch under way is interrupted, and logged.
 
         `stop()` interrupts the batch under way, and is all that Spark offers. Its own loop asks before each batch whether the
-        query is terminated, so that is what it is told. A batch that is still being planned is not run.
+        query is terminated, so that is what it is given. A batch that is still being planned is not run.
         """
         if self.is_told:
             return
@@ -103,7 +103,7 @@ class WatchedQuery:
             self.query.stop()
 
     def has_ended(self, wait_s: float) -> bool:
-        """Whether it has, within so many seconds. Raises what it has failed with.
+        """Whether it has, within this many seconds. Raises what it has failed with.
 
         Once it is instructed to end, Spark states that it is no longer active though a batch is under way; what is true then is
         whether a trigger is. `stop()` follows between batches (it may wait for its next trigger), and returns when its thread

@@ -223,7 +223,7 @@ _READS = re.compile(
     r"temp(?:orary)?\s)",
     re.IGNORECASE,
 )
-"""Statements that change nothing outside of their session. `with` and `from` can also start a write: `_INSERTS` tells."""
+"""Statements that change nothing outside of their session. `with` and `from` can also start a write: `_INSERTS` shows."""
 
 _INSERTS = re.compile(
     r"\b(?:(?:insert|merge)\s+(?:with\s+schema\s+evolution\s+)?(?:into|overwrite)|delete\s+from|update\b.*?\bset)\b",

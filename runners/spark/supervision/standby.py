@@ -5,8 +5,8 @@ waits, it takes over at once; called before it is warm, it is a cold start. At m
 the last process of the previous one is dead. When a job needs a driver, `SupervisionCore` (core.py) decides;
 which one it gets, and when standbys are started and replaced, is decided here.
 
-A driver states that it lives at least twice in each look (`StandbyLimits.silence_s / LOOKS`). Silence is counted in looks, not
-in seconds: a supervisor, or a machine, that was stopped itself has looked once, however long that was.
+A driver states that it is alive at least twice in each look (`StandbyLimits.silence_s / LOOKS`). Silence is counted in looks,
+not in seconds: a supervisor, or a machine, that was stopped itself has looked once, however long that was.
 
 Times are seconds of one monotonic clock, handed in with each event.
 """
@@ -45,17 +45,18 @@ from headrace.runners.spark.supervision.core import (
 __all__ = ["DRIVER_TRANSITIONS", "LOOKS", "DriverLifetime", "DriverPhase", "StandbyCore", "StandbyLimits", "WarmUp"]
 
 LOOKS = 4
-"""So many looks in a row that hear nothing of a driver make it silent."""
+"""This many looks in a row that hear nothing of a driver make it silent."""
 
 FIRST_LOOKS = 15 * LOOKS
-"""So many before it has said anything: Python has to start, and import Spark."""
+"""This many before it has said anything: Python has to start, and import Spark."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyLimits:
     """How many standbys a job has, and how long a driver may say nothing. Raises UsageError for what makes no sense.
 
-    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after so many seconds; None: never.
+    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after this many seconds; None:
+    never.
     `settle_s`: standbys are started so long after the first batch of a driver that was called, as it has to catch up; `idle_s`:
     or so long after it started, when it is seen with nothing to read.
     """
@@ -112,7 +113,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A look has come, and nothing was heard since the last."""
+    """A check has come, and nothing was heard since the last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@
 
 `state` is a phase of `SUPERVISION_TRANSITIONS`, a driver's one of `DRIVER_TRANSITIONS`; `active` is null while none is called.
 `lease`: null without one; else `state` is a phase of `LEASE_TRANSITIONS`, `leader` the host that was last seen to lead, `term`
-this one's while it leads, `suspect` whether it may be taken for dead, as nobody has heard of it, `waiting` whether its next
+this one's while it leads, `suspect` whether it may be taken for dead, as no process has heard of it, `waiting` whether its next
 driver waits for that reason, and `trouble` what was wrong with the lease store at the last look. `no_dry_run`: why the job
 could not be dry-run; null where it was. `ended`, once the job is over: `{"ending": "DATA_LOSS", "exit_status": 65, "reason":
 "..."}`.
@@ -46,7 +46,7 @@ class StatusFile:
             raise UsageError(f"the status cannot be written to {self.path}: its folder has to be there, and writable")
 
     def write(self, status: Mapping[str, object]) -> None:
-        """A reader sees the status of before or this one. A full disk is not a reason to end the job: it is logged."""
+        """A reader sees the previous status or this one. A full disk is not a reason to end the job: it is logged."""
         made = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             made.write_text(json.dumps({**status, "updated": instant_in(0)}) + "\n")
@@ -56,5 +56,5 @@ class StatusFile:
 
 
 def instant_in(seconds: float) -> str:
-    """So many seconds from now, as ISO 8601 in UTC."""
+    """This many seconds from now, as ISO 8601 in UTC."""
     return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""The process that supervises a job: carries out what `StandbyCore` decides, and tells it what happens. One thread.
+"""The process that supervises a job: carries out what `StandbyCore` decides, and shows it what happens. One thread.
 
 With a lease several supervisors on as many hosts know of each other. `LeaseCore` decides which of them leads. Each time one
 starts to follow it gets a new `StandbyCore`.
@@ -111,19 +111,19 @@ def run(
 
     `job`: a function at the top of a file, which is given a session and returns its streaming query, or several. Call `run`
     under `if __name__ == "__main__"`: the process imports the file. `session` makes the session (default: headrace's builders,
-    with the settings of `conf`). `standby`: so many more drivers (at most 2) make their session, dry-run the job and wait;
+    with the settings of `conf`). `standby`: this many more drivers (at most 2) make their session, dry-run the job and wait;
     when the one that runs it fails, one of them takes over at once, and not after the delay of a restart. What that asks of a
     job, and what it costs, is in docs/how-to/restart-jobs.md. `lease`: a `headrace.kafka.KafkaLease`, for the same call on
     several hosts: one of them leads, the others wait with a warm driver until it is dead. `restart`:
     `headrace.run.ExponentialDelay` (default) and its like. `status`: a file of JSON that says what continues.
-    `progress_timeout_s`: the job is killed and started again when for so many seconds no batch has ended while one was under
+    `progress_timeout_s`: the job is killed and started again when for this many seconds no batch has ended while one was under
     way; None (default) for any time. `silence_timeout_s`: also when its process, or its JVM, has not got round to saying that
-    it lives for so many seconds (at least 4); None for never. SIGTERM and SIGINT end the job after the batch under way, which
-    may take `stop_timeout_s` seconds; a second one ends it at once.
+    it exists for this many seconds (at least 4); None for never. SIGTERM and SIGINT end the job after the batch under way,
+    which may take `stop_timeout_s` seconds; a second one ends it at once.
 
     Returns when all queries have ended by themselves. Raises SystemExit with one of `EXIT_STATUSES` otherwise: 143 after a
     stop, 1 where the restart strategy has given up, and at once 2 for wrong options, 65 for lost records, 66 for a checkpoint
-    that cannot be used, 67 where another driver has taken over. Raises UsageError for arguments that cannot be.
+    that cannot be used, 67 where another driver has claimed the job. Raises UsageError for arguments that cannot be.
     """
     if session is not None and conf:
         raise UsageError("settings of a session are given to run(conf=...) or to the function that makes it, not to both")
@@ -245,8 +245,8 @@ class _Supervisor:
         self._trouble = self._lease.trouble
         if self._lease.is_suspect and not self._is_suspect:
             log.warning(
-                "this supervisor leads, and may be taken for dead, as nobody has heard of it; it continues until it is fenced, "
-                "and calls no other driver before it has seen that nobody else leads"
+                "this supervisor leads, and may be taken for dead, as no process has heard of it; it continues until it is "
+                "fenced, and calls no other driver before it has seen that no other process leads"
             )
         self._is_suspect = self._lease.is_suspect
         self._show()
@@ -268,7 +268,7 @@ class _Supervisor:
                 self._tell(SupervisionStarted(time.monotonic()))
             case MayCall(number):
                 if number == self._waiting:
-                    log.warning("driver %d is called: the lease store was seen, and nobody else leads", number)
+                    log.warning("driver %d is called: the lease store was seen, and no other process leads", number)
                     self._waiting = None
                 self._call(number)
             case EndLease(end):
@@ -283,7 +283,7 @@ class _Supervisor:
         self._tell_lease(CallWanted(time.monotonic(), number))
         if self._lease.waiting == number:
             self._waiting = number
-            log.warning("driver %d waits until this supervisor has seen that nobody else leads", number)
+            log.warning("driver %d waits until this supervisor has seen that no other process leads", number)
 
     def _take_answer(self) -> None:
         assert self._lease_store is not None
@@ -294,7 +294,7 @@ class _Supervisor:
             self._tell_lease(event)
 
     def _start_over(self) -> None:
-        """Kill all drivers, and forget them, and all that was decided about them. Nobody is notified of their end."""
+        """Kill all drivers, and forget them, and all that was decided about them. No process is notified of their end."""
         for driver in self._drivers.values():
             with suppress(KeyError):
                 self._ready.unregister(driver.reports)

@@ -106,19 +106,20 @@ class Takeover:
     def refuse_unreturned(self, returned: Sequence[RunningQuery]) -> None:
         """Raise UsageError for a query that the job has started and has not returned, and that runs.
 
-        Nobody would see it fail, and the driver would end, and the query with it, once those that it has returned have ended.
+        No process would see it fail, and the driver would end, and the query with it, once those that it has returned have
+        ended.
         """
         known = {query.id for query in returned}
         for query in self._running:
             if query.id not in known and query.isActive:
                 raise UsageError(
                     f"the job has started a query ({query.name or query.id}) that runs, and has not returned it: return all of "
-                    "its queries, since a query that nobody watches may fail unseen, and ends with the others"
+                    "its queries, since a query that no process watches may fail unseen, and ends with the others"
                 )
         self._running.clear()
 
     def release(self) -> None:
-        """After the end of all queries, which none has failed: give their jobs back to whoever comes. Never raises."""
+        """After the end of all queries, which none has failed: give their jobs back to the process that comes. Never raises."""
         for (location, _), started in self._begun.items():
             try:
                 job = checkpoint_at(location, started.frame).query_id()
@@ -135,19 +136,20 @@ class Takeover:
     def _claim(self, started: StartedQuery, location: str) -> None:
         """Claim the job, and end what was left at its sink. Raises as `StreamWriter.claim`, and for an unreadable checkpoint.
 
-        A driver claims once at each sink: if a query is started again by it, somebody else may have claimed the job meanwhile.
+        A driver claims once at each sink: if a query is started again by it, another process may have claimed the job
+        meanwhile.
         """
         started.mark(DRIVER_ID, self._tree)
         claiming = replace(started, options={**started.options, DRIVER_ID.lower(): self._tree})
         writer, checkpoint = writer_of(claiming), checkpoint_at(location, started.frame)
-        begun = (location, writer.sink)
+        opened = (location, writer.sink)
         job = checkpoint.query_id()
         if job is not None:  # else it is the first start
-            begin = writer.recover if begun in self._begun else writer.claim
+            begin = writer.recover if opened in self._begun else writer.claim
             ended = begin(job, checkpoint.last_batch)
             if ended is not None:
                 checkpoint.complete(ended)
-        self._begun[begun] = claiming
+        self._begun[opened] = claiming
 
     def _lock(self, location: str) -> None:
         if location not in self._locks:
@@ -157,7 +159,7 @@ class Takeover:
 
 
 def checkpoint_of(started: StartedQuery) -> str | None:
-    """Where the query keeps its checkpoint, resolved; None for one that Spark makes up and nobody finds again."""
+    """Where the query keeps its checkpoint, resolved; None for one that Spark makes up and no process finds again."""
     given = started.options.get(LOCATION)
     if given is None:
         default = started.frame.sparkSession.conf.get(_DEFAULT_LOCATION, None)
@@ -210,7 +212,7 @@ def check_peers(location: str | None) -> None:
 
 
 def _say_what_is_repeated(started: StartedQuery, exactly_once: frozenset[str]) -> None:
-    """A sink of ours may be one whose rows are visible at once. Raises UsageError for options that it does not take."""
+    """A sink of headrace may be one whose rows are visible at once. Raises UsageError for options that it does not take."""
     sink = started.sink
     if _is_ours(sink):
         ours = writer_of(started).sink
@@ -226,7 +228,7 @@ def _is_ours(sink: str) -> bool:
 
 
 def _format_of(sink: str) -> type[DataSource]:
-    """Of a sink of ours."""
+    """Of a sink of headrace."""
     if not sink.startswith(PIPELINES):
         return importlib.import_module(HOOK).DefaultSource  # type: ignore[no-any-return]
     from headrace.runners.spark.pipeline import started_sink
@@ -235,6 +237,6 @@ def _format_of(sink: str) -> type[DataSource]:
 
 
 def writer_of(started: StartedQuery) -> StreamWriter[Any]:
-    """Of a sink of ours. Contacts nobody but a schema registry, if the options name one."""
+    """Of a sink of headrace. Does no I/O but a schema registry, if the options name one."""
     sink = _format_of(started.sink)(dict(started.options))
     return cast("StreamWriter[Any]", sink.streamWriter(started.frame.schema, started.output_mode == "complete"))

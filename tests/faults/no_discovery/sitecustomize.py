@@ -1,4 +1,4 @@
-"""A injected bug, for `PYTHONPATH`: a restored source takes the partitions that it finds for those that it had.
+"""An injected bug, for `PYTHONPATH`: a restored source takes the partitions that it finds for those that it had.
 
 So partitions that were added while it was down are never read; a source without discovery across a restore (KAFKA-12478's kin).
 """

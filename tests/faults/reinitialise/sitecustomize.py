@@ -1,4 +1,4 @@
-"""A injected bug, for `PYTHONPATH`: what Python imports by itself at its start puts it into the processes that Spark starts.
+"""An injected bug, for `PYTHONPATH`: what Python imports by itself at its start puts it into the processes that Spark starts.
 
 Beam #31313, #34890: a restored source initialises again, and the answer takes the place of what was restored.
 """

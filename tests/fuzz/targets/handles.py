@@ -31,7 +31,7 @@ def _check(data: bytes) -> None:
     try:
         value = json.loads(data[1:])
     except (ValueError, RecursionError):
-        return  # who reads them has parsed the JSON before
+        return  # the process that reads them has parsed the JSON before
     try:
         handle = serializer.deserialize(version, value)
     except (KeyError, TypeError, ValueError):

@@ -165,7 +165,7 @@ def prism() -> Path:
 
 @pytest.fixture
 def read_on_prism(prism: Path, tmp_path: Path) -> Iterator[Callable[..., Callable[[], list[bytes]]]]:
-    """Starts a process that reads a topic until the test ends; what it gives tells the values that came by now."""
+    """Starts a process that reads a topic until the test ends; what it gives shows the values that came by now."""
     processes = []
 
     def start(*names: str) -> Callable[[], list[bytes]]:

@@ -42,7 +42,7 @@ class InOrder(beam.DoFn):
         following.write(number + 1)
         with open(self.seen, "a") as file:
             file.write(f"{expected} {number}\n")
-        sys.stdout.write("." * 2000 + "\n")  # 64 KB would block a worker whose output nobody reads
+        sys.stdout.write("." * 2000 + "\n")  # 64 KB would block a worker whose output no process reads
 
 
 def counting(folder: Path):
@@ -87,7 +87,7 @@ class Fails(beam.DoFn):
         raise RuntimeError("the injected failure")
 
 
-def test_a_failure_is_told_in_pythons_own_words(flink: FlinkCluster, tmp_path: Path) -> None:
+def test_a_failure_is_reported_in_pythons_own_words(flink: FlinkCluster, tmp_path: Path) -> None:
     def build(pipeline: beam.Pipeline) -> None:
         pipeline | beam.Impulse() | beam.ParDo(Numbers(str(tmp_path / "begun"))) | beam.ParDo(Fails())
 

@@ -74,7 +74,7 @@ class Pipeline:
         eventually(lambda: partition in self.witness.outcomes(), RESTORED_S)
 
     def assert_never_ahead(self, published: dict[str, int], since_s: float) -> None:
-        """Wait until every partition is read again; where it started is not behind what the group had been told."""
+        """Wait until every partition is read again; where it started is not behind what the group had been reported."""
         eventually(lambda: published.keys() <= self.witness.first_since(since_s).keys(), RESTORED_S)
         restored = self.witness.first_since(since_s)
         ahead = {name: (offset, restored[name]) for name, offset in published.items() if offset > restored[name]}

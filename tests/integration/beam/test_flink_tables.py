@@ -30,10 +30,10 @@ class Table:
         self.sink.create_table(SCHEMA)
 
     def written_by(self, end: int) -> Callable[[beam.Pipeline], None]:
-        begun, sink = str(self.folder / "begun"), self.sink
+        started, sink = str(self.folder / "begun"), self.sink
 
         def build(pipeline: beam.Pipeline) -> None:
-            numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(begun, end=end, per_call=50))
+            numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(started, end=end, per_call=50))
             rows = numbers | beam.Map(lambda number: pa.RecordBatch.from_pydict({"number": [number]})).with_output_types(
                 pa.RecordBatch
             )

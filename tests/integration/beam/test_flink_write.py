@@ -108,7 +108,7 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_
 def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_through_a_kill(
     flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str]
 ) -> None:
-    source, output, letters = names = [topic() for _ in range(3)]
+    source, output, dead = names = [topic() for _ in range(3)]
     for name in names:
         create_topic(broker.bootstrap, name, partitions=2)
     config, values, written = {"bootstrap.servers": broker.bootstrap}, JsonFormat(pa.struct([("n", pa.int64())])), 0
@@ -121,7 +121,7 @@ def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_thro
         )
         records, bad = pipeline | read | SplitDeadLetters()
         _ = records | "Good" >> WriteToKafka(config, output, value_format=values, **exactly_once)
-        _ = bad | "Bad" >> WriteToKafka(config, letters, **exactly_once)
+        _ = bad | "Bad" >> WriteToKafka(config, dead, **exactly_once)
 
     def more() -> None:
         nonlocal written
@@ -132,7 +132,7 @@ def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_thro
         written += 100
 
     def seen(isolation: str = "read_committed") -> list[str]:
-        rows, bad = (read_all(broker.bootstrap, name, isolation) for name in (output, letters))
+        rows, bad = (read_all(broker.bootstrap, name, isolation) for name in (output, dead))
         assert not any("bad" in row for row in rows)
         assert all("bad" in row for row in bad)
         return sorted(rows + bad)

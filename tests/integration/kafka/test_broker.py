@@ -282,7 +282,7 @@ def test_a_start_that_loses_its_port_takes_another(own: None, monkeypatch: pytes
     assert not answers
 
 
-def test_a_reserved_port_is_given_to_nobody_else() -> None:
+def test_a_reserved_port_is_given_to_no_process_else() -> None:
     with reserved_ports() as ports:
         port = ports.reserve()
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
@@ -367,7 +367,7 @@ def command(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_serves_until_told_to_stop(tmp_path: Path, topic: Callable[[], str], number: int) -> None:
+def test_the_command_serves_until_instructed_to_stop(tmp_path: Path, topic: Callable[[], str], number: int) -> None:
     name = topic()
     with command(tmp_path, "--config", "num.partitions=2") as process:
         assert process.stdout is not None
@@ -431,7 +431,7 @@ def test_importing_headrace_imports_nothing_heavy() -> None:
 
 
 def test_concurrent_first_uses_download_once(own: None, tmp_path: Path) -> None:
-    """Of a small program: all of Kafka is downloaded by whoever has none yet."""
+    """Of a small program: all of Kafka is downloaded by the process that has none yet."""
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     code = (
         "from headrace.testing.servers.jars import Bundle, installed\n"

@@ -1,4 +1,4 @@
-"""Fetching from real brokers, which are killed, cut off, frozen and emptied meanwhile. Records are decoded by kafka-python."""
+"""Fetching from real brokers, which are killed, isolated, frozen and emptied meanwhile. Records are decoded by kafka-python."""
 
 import os
 import threading
@@ -201,7 +201,7 @@ def test_no_more_is_fetched_ahead_than_the_budget(broker, kafka, topic):
         assert reader.read_all() == written
 
 
-def test_fetching_continues_where_it_is_told(broker, kafka, topic):
+def test_fetching_continues_where_it_is_reported(broker, kafka, topic):
     name, written = topic(), values(2, 100)
     create_topic(broker.bootstrap, name, partitions=2)
     produce(broker.bootstrap, name, written)
@@ -227,7 +227,7 @@ def open_transaction(bootstrap: str, topic: str, count: int):
     return producer
 
 
-def test_read_committed_stops_at_an_open_transaction_and_tells_what_was_aborted(broker, topic):
+def test_read_committed_stops_at_an_open_transaction_and_shows_what_was_aborted(broker, topic):
     name = topic()
     create_topic(broker.bootstrap, name)
     open_transaction(broker.bootstrap, name, 3).abort_transaction(30)

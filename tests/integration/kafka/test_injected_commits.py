@@ -107,7 +107,7 @@ def _injected() -> Iterator[ParameterSet]:
 
 
 @pytest.mark.parametrize(("bug", "provoke", "seen_as"), list(_injected()))
-def test_a_planted_bug_is_seen_by_the_oracle(bootstrap, tmp_path, bug, provoke, seen_as):
+def test_a_injected_bug_is_seen_by_the_oracle(bootstrap, tmp_path, bug, provoke, seen_as):
     timeout_ms = TIMEOUT_MS if provoke in OUTAGES else LASTING_MS
     soak = BareSoak(bootstrap, tmp_path, random.Random(1), timeout_ms, bug)
     provoke(soak)

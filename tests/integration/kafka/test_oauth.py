@@ -60,7 +60,7 @@ def test_a_script_reads_and_writes_through_many_tokens_with_idle_connections_bet
     bootstrap = cluster.listeners["SASL_PLAINTEXT"]
     sink = KafkaSink(bootstrap, topic="t", properties=properties, commit_topic="commits")
     source = KafkaSource(bootstrap, topics=["t"], properties=properties)
-    driver, found, begun = JobCommitter("j", sink.committer("j")), [], len(authority.tokens)
+    driver, found, started = JobCommitter("j", sink.committer("j")), [], len(authority.tokens)
     with source.create_reader() as reader:
         reader.add_splits(source.create_discovery().initial().added)
 
@@ -79,7 +79,7 @@ def test_a_script_reads_and_writes_through_many_tokens_with_idle_connections_bet
             driver.commit(epoch, (transaction.prepare(),))
             wait_until(lambda epoch=epoch: read(2 * epoch + 2), "what was written to be read")
     assert found == [b"0", b"0 more", b"1", b"1 more"]
-    assert len(authority.tokens) - begun >= 2
+    assert len(authority.tokens) - started >= 2
     shown = caplog.text + repr(source) + repr(sink)
     assert SECRET not in shown
     assert not [token for token in authority.tokens if token in shown]
@@ -91,7 +91,7 @@ def _past(moment: float) -> None:
         raise RetriableError("not yet")
 
 
-def test_a_token_that_nobody_of_the_authority_has_signed_is_refused_at_once(authority, cluster, tmp_path):
+def test_a_token_that_no_process_of_the_authority_has_signed_is_refused_at_once(authority, cluster, tmp_path):
     head, body, signature = authority.issue().split(".")
     forged = tmp_path / "token"
     forged.write_text(".".join([head, body, signature[::-1]]))

@@ -95,7 +95,7 @@ def test_reading_over_every_protocol_and_mechanism(secured, topic, protocol, mec
 
 @pytest.mark.parametrize("mechanism", MODULES)
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
-def test_a_wrong_password_is_refused_at_once_and_shown_to_nobody(secured, protocol, mechanism, caplog):
+def test_a_wrong_password_is_refused_at_once_and_shown_to_no_process(secured, protocol, mechanism, caplog):
     caplog.set_level(logging.DEBUG)
     started = time.monotonic()
     with (

@@ -219,7 +219,7 @@ def test_a_stale_epoch_is_refused_and_changes_nothing(sink, out, bootstrap):
     eventually(lambda: read_all(bootstrap, out), ["0", "1", "2"])
 
 
-def test_a_sweep_spares_other_jobs(sink, out, bootstrap):
+def test_a_cleans_up_spares_other_jobs(sink, out, bootstrap):
     other = prepared(sink, f"{JOB}1", 0, ["other"])
     committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["mine"]))
     committer(sink, f"{JOB}1").commit(0, other)

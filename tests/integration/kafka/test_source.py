@@ -388,7 +388,7 @@ def test_keys_values_and_headers_that_are_null_empty_or_repeated(bootstrap, topi
 def test_timestamps_of_both_types(bootstrap, topic, kind, number):
     name = topic()
     create_topic(bootstrap, name, configs={"message.timestamp.type": kind})
-    began = datetime.now(UTC) - timedelta(minutes=5)
+    started_at = datetime.now(UTC) - timedelta(minutes=5)
     write_records(bootstrap, name, [{"value": b"v", "timestamp": 1_234_567}])
     (batch,) = KafkaSource(bootstrap, topics=[name], stop=Latest()).batches()
     (row,) = batch.to_pylist()
@@ -396,7 +396,7 @@ def test_timestamps_of_both_types(bootstrap, topic, kind, number):
     if kind == "CreateTime":
         assert row["timestamp"] == datetime.fromtimestamp(1234.567, UTC)
     else:
-        assert began < row["timestamp"] < datetime.now(UTC) + timedelta(minutes=5)
+        assert started_at < row["timestamp"] < datetime.now(UTC) + timedelta(minutes=5)
 
 
 def test_the_schema_is_what_the_batches_have(bootstrap, timed):

@@ -170,7 +170,7 @@ def recreate(bootstrap, name, values):
 
 
 @pytest.mark.parametrize("count", [0, 3, 10, 25], ids=["empty", "smaller", "same size", "larger"])
-def test_a_topic_recreated_while_stopped_is_told_by_its_id(bootstrap, ten, count):
+def test_a_topic_recreated_while_stopped_is_reported_by_its_id(bootstrap, ten, count):
     source = KafkaSource(bootstrap, topics=[ten])
     with Reading(source) as reading:
         reading.until_rows(10)
@@ -198,7 +198,7 @@ def test_where_loss_is_allowed_a_topic_recreated_is_read_from_its_first_record(b
         assert again.until_rows(1) == [(ten, 0, 12, b"more")]
 
 
-def test_a_topic_recreated_while_reading_is_told_by_its_id(bootstrap, ten, caplog):
+def test_a_topic_recreated_while_reading_is_reported_by_its_id(bootstrap, ten, caplog):
     strict = KafkaSource(bootstrap, topics=[ten], discovery_interval_s=None)
     lax = KafkaSource(bootstrap, topics=[ten], fail_on_data_loss=False)
     old = id_of(strict, ten)

@@ -44,10 +44,10 @@ def test_a_follower_takes_over_from_a_paused_leader_which_follows_when_it_wakes_
         other.start()
         other.wait_for(lambda _: other.follows(), ARMED_S)
 
-        began, stopped = time.monotonic(), one.pids()
+        started_at, stopped = time.monotonic(), one.pids()
         one.signal_all(signal.SIGSTOP)
         traffic.wait_for(len(traffic.sent_at), TAKEOVER_S, other.check)
-        outages_s.append(time.monotonic() - began)
+        outages_s.append(time.monotonic() - started_at)
         assert other.state() == "LEADING"
         assert len(stopped) > 2
 
@@ -56,10 +56,10 @@ def test_a_follower_takes_over_from_a_paused_leader_which_follows_when_it_wakes_
         traffic.wait_for(len(traffic.sent_at), TAKEOVER_S, other.check)
         assert other.state() == "LEADING"
 
-        began = time.monotonic()
+        started_at = time.monotonic()
         other.lose_power()
         traffic.wait_for(len(traffic.sent_at), TAKEOVER_S, one.check)
-        outages_s.append(time.monotonic() - began)
+        outages_s.append(time.monotonic() - started_at)
         assert one.state() == "LEADING"
         counted = outcome(one, traffic)
     with capsys.disabled():

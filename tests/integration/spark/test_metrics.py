@@ -72,7 +72,7 @@ def test_a_query_that_hangs_is_silent_and_one_that_waits_for_records_is_not(spar
             try:
                 eventually(lambda: found(served).get("headrace_query_batches_total"), 1)
                 longest_s = now_s = found(served)["headrace_query_silent_seconds"]
-                while now_s >= longest_s:  # until Spark has told that there is nothing
+                while now_s >= longest_s:  # until Spark has reported that there is nothing
                     longest_s, now_s = max(longest_s, now_s), found(served)["headrace_query_silent_seconds"]
                 kafka.append("in", b"second")
                 assert hangs.wait(60)

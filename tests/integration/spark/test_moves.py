@@ -59,7 +59,7 @@ class Moves:
 
     def run(self, pipeline: Pipeline, **settings: object) -> Path:
         """`headrace run` until everything is copied; then SIGTERM stops it with a savepoint."""
-        assert threading.current_thread() is threading.main_thread()  # else nobody takes the signal
+        assert threading.current_thread() is threading.main_thread()  # else no process takes the signal
         folder, over = self.more(), threading.Event()
 
         def complete() -> None:
@@ -100,7 +100,7 @@ def moves(tmp_path):
         yield Moves(kafka, tmp_path)
 
 
-def test_a_topic_is_copied_once_and_in_order_whoever_continues_with_it(spark, moves):
+def test_a_topic_is_copied_once_and_in_order_the_process_that_continues_with_it(spark, moves):
     options = {"kafka.bootstrap.servers": moves.kafka.bootstrap}
     folder = moves.more()
     stream = spark.readStream.format("kafka").options(**options, subscribe="in", startingOffsets="earliest").load()

@@ -220,7 +220,7 @@ PHASES = {
     "between two commits": ("KafkaCommitter", "end", "after", 1),
     "after the commits, before Spark's log": ("KafkaCommitter", "record", "after", 2),
 }
-"""Where Spark has part: which tasks it repeats, and which batch. Every phase, without Spark: test_planted_commits.py."""
+"""Where Spark has part: which tasks it repeats, and which batch. Every phase, without Spark: test_injected_commits.py."""
 
 
 @pytest.mark.timeout(600)

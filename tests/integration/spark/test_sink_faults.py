@@ -1,7 +1,7 @@
 """Faults of Spark itself under an exactly-once write: repeated attempts, processes that die, and some that come back too late.
 
 Each is shown to have happened; then every record is in the output once, or in the dead letters if it cannot be decoded, and
-nothing is left open.
+nothing is still open.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}},
 
 
 def value_of(number):
-    """One in so many is none that the schema has."""
+    """One in this many is none that the schema has."""
     return f"bad {number}" if number % BAD_EVERY == 0 else f'{{"n":{number}}}'
 
 
@@ -37,14 +37,14 @@ class Copy:
 
     def __init__(self, topics, folder):
         self.topics, self.folder = topics, folder
-        self.source, self.output, self.letters = topics.create(2), topics.create(2), topics.create(2)
+        self.source, self.output, self.dead = topics.create(2), topics.create(2), topics.create(2)
         for partition in range(2):
             topics.send(self.source, map(value_of, range(partition * BATCH, (partition + 1) * BATCH)), partition)
         typed = {"valueFormat": "json-schema", "valueSchema": SCHEMA}
         self.read = topics.options(self.source, startingOffsets="earliest", maxOffsetsPerTrigger=BATCH) | typed
         self.read["onBadRecord"] = "keep"
-        # What headrace.spark.with_dead_letters makes, as expressions that a driver is told
-        letter = f"'{self.letters}' AS topic, deadLetter.key AS key, deadLetter.value AS value, deadLetter.headers AS headers"
+        # What headrace.spark.with_dead_letters makes, as expressions that a driver is reported
+        letter = f"'{self.dead}' AS topic, deadLetter.key AS key, deadLetter.value AS value, deadLetter.headers AS headers"
         self.select = ["value", f"CASE WHEN deadLetter IS NOT NULL THEN STRUCT({letter}) END AS deadLetter"]
         self.write = {
             "kafka.bootstrap.servers": topics.bootstrap,
@@ -67,7 +67,7 @@ class Copy:
         return self._both("read_uncommitted")
 
     def _both(self, isolation):
-        good, bad = (read_all(self.topics.bootstrap, name, isolation) for name in (self.output, self.letters))
+        good, bad = (read_all(self.topics.bootstrap, name, isolation) for name in (self.output, self.dead))
         assert not any(value.startswith("bad") for value in good)
         assert not any(value.startswith("{") for value in bad)
         return sorted(good + bad)

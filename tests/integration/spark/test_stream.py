@@ -196,7 +196,7 @@ class TestGroups:
             query.run_available(options)
         assert committed_of(topics, f"g-{topic}", topic, 1) == [6]
 
-    def test_a_query_can_start_where_a_group_stands(self, query, topics):
+    def test_a_query_can_start_where_a_group_is(self, query, topics):
         topic = topics.create(2)
         topics.send(topic, range(10), 0)
         topics.send(topic, range(10, 20), 1)

@@ -37,7 +37,7 @@ def write(batch, number):
     if number == 1:
         os.kill(SUPERVISOR, signal.SIGTERM)
         while not QUERIES or QUERIES[0]._jsq.streamingQuery().state().get().toString() != "TERMINATED":
-            threading.Event().wait(0.05)  # polling: Java's reference tells nobody
+            threading.Event().wait(0.05)  # polling: Java's reference shows no process
     tell(f"batch {number} ends")
 
 def job(spark):

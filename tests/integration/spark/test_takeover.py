@@ -99,7 +99,7 @@ def test_its_uncommitted_batch_is_included(query, topics, filled, kept):
     assert sorted(query.batches) == [0, 1]
     assert not is_ours(logged(query, 2))
     if kept == "rewritten":
-        query.batches[2] = ["stands for what was written unsuccessfully"]
+        query.batches[2] = ["represents what was written unsuccessfully"]
     topics.send(filled, range(20, 30), 1)
     query.run_available(options)
     assert query.values == numbers(range(30))

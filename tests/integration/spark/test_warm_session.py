@@ -27,13 +27,13 @@ settings = {"spark.master": "local[2]", "spark.ui.enabled": "false", "spark.driv
 spark = session_builder().config(map=settings).getOrCreate()
 reader = spark.read.format("headrace").option("kafka.bootstrap.servers", sys.argv[1]).option("subscribe", sys.argv[2])
 values = sorted(bytes(row.value).decode() for row in reader.load().select("value").collect())
-def told(rows):
+def reported(rows):
     import os, pyarrow as pa
     for row in rows:
         pass
     with open(f"/proc/{os.getpid()}/cmdline") as file:
         yield pa.RecordBatch.from_pydict({"line": [file.read()]})
-workers = [row.line for row in spark.range(2).mapInArrow(told, "line string").collect()]
+workers = [row.line for row in spark.range(2).mapInArrow(reported, "line string").collect()]
 stream = spark.readStream.format("headrace").option("kafka.bootstrap.servers", sys.argv[1]).option("subscribe", sys.argv[2])
 query = stream.option("startingOffsets", "earliest").load().writeStream.format("noop").start()
 query.processAllAvailable()
@@ -92,7 +92,9 @@ print(json.dumps({{"values": values, "tasks": frame.rdd.getNumPartitions()}}))
 
 @pytest.fixture
 def four(broker, topic):
-    """A topic of four partitions, 300 records each: more than share a task unless somebody states that two run at once."""
+    """A topic of four partitions, 300 records each: more than share a task unless another process states that two run at
+    once.
+    """
     name = topic()
     create_topic(broker.bootstrap, name, 4)
     produce(broker.bootstrap, name, {partition: [b"%d" % partition] * 300 for partition in range(4)})

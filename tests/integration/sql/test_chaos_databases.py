@@ -65,7 +65,7 @@ class Rig:
             self.put(connection, values)
 
     def until_seen(self, count: int) -> None:
-        """Until the output check has been shown so many values, of whatever kind."""
+        """Until the output check has been shown this many values, of whatever kind."""
 
         def look() -> None:
             self.output_check.add(self.output.look(), now())
@@ -122,7 +122,7 @@ class TestTheTable:
         assert rig.output_check.damaged == 1
         assert rig.outcome() == {**CLEAN, "lost": 1, "damaged": 1}
 
-    def test_a_record_that_nobody_has_produced_is_foreign(self, rig):
+    def test_a_record_that_no_process_has_produced_is_foreign(self, rig):
         rig.write([*ALL, *records(1, 3, 1)])
         rig.until_seen(9)
         assert rig.outcome() == {**CLEAN, "records_out": 9, "foreign": 1}
@@ -145,11 +145,11 @@ class TestTheTable:
         rig.until_seen(8)
         assert rig.outcome() == CLEAN
 
-    def test_a_transaction_that_is_in_doubt_is_told(self, rig):
+    def test_a_transaction_that_is_in_dispute_is_reported(self, rig):
         rig.write(ALL)
         rig.until_seen(8)
         with rig.engine.connect() as connection:
-            transaction = connection.begin_twophase("doubtful")
+            transaction = connection.begin_twophase("unresolved")
             rig.put(connection, records(0, 5, 1))
             transaction.prepare()
             assert rig.outcome() == {**CLEAN, "prepared": 1}
@@ -165,7 +165,7 @@ class TestTheTable:
         rig.until_seen(8)
         assert rig.outcome() == CLEAN
 
-    def test_its_watcher_waits_for_nobody_while_the_server_is_frozen(self, rig):
+    def test_its_watcher_waits_for_no_process_while_the_server_is_frozen(self, rig):
         rig.database.pause()
         try:
             assert rig.output.look() == []
@@ -206,7 +206,7 @@ def session(tmp_path, monkeypatch) -> Iterator[Callable[[str], Session]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("system", SERVERS)
-def test_a_job_into_a_table_stands_what_its_database_suffers(session, system):
+def test_a_job_into_a_table_is_what_its_database_suffers(session, system):
     """The whole harness: each fault has happened, and no record is missing or there twice."""
     kinds = [kind for kind in KINDS.values() if kind.tree == "databases"]
     current, generator = session(system), random.Random(1)

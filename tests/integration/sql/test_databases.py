@@ -62,7 +62,7 @@ def prepared(server) -> Iterator[SqlRig]:
 
 
 def statuses(pids: Sequence[int]) -> set[str]:
-    """Of those that are there and are not waiting for somebody to ask how they ended."""
+    """Of those that are there and are not waiting for another process to ask how they ended."""
     return {psutil.Process(pid).status() for pid in pids if psutil.pid_exists(pid)} - {psutil.STATUS_ZOMBIE}
 
 
@@ -93,7 +93,7 @@ def test_a_running_server_is_restarted_cleanly_though_a_session_is_open(server, 
     assert prepared.ids() == [1]
 
 
-def test_a_frozen_server_answers_nobody_until_it_continues(server, prepared):
+def test_a_frozen_server_answers_no_process_until_it_continues(server, prepared):
     server.pause()
     assert statuses(server.pids()) == {psutil.STATUS_STOPPED}
     with ThreadPoolExecutor(1) as pool:

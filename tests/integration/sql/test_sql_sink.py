@@ -197,7 +197,7 @@ def test_an_old_checkpoint_is_refused(rig, driver):
     assert rig.ids() == [1]
 
 
-def test_an_old_driver_can_neither_record_nor_sweep(rig, driver):
+def test_an_old_driver_can_neither_record_nor_cleans_up(rig, driver):
     rig.create()
     job, sink = rig.job(), rig.sink()
     with closing(sink.committer(job)) as old:
@@ -242,7 +242,7 @@ def commit_of_run(run, number, *handles):
     JobCommitter("x", run).commit(number, handles)
 
 
-def test_what_a_dead_worker_of_a_run_has_prepared_locks_nobody_out(rig, run_on):
+def test_what_a_dead_worker_of_a_run_has_prepared_locks_no_process_out(rig, run_on):
     """It has no checkpoint, and the others, who wait for its locks, would never complete one."""
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     sink = rig.sink(lock_timeout_s=1.0)
@@ -264,7 +264,7 @@ def test_what_a_dead_worker_of_a_run_has_prepared_locks_nobody_out(rig, run_on):
     assert rig.execute(kept) == []
 
 
-def test_a_coordinator_that_was_replaced_sweeps_nothing_of_its_successors_workers(rig, run_on, tmp_path):
+def test_a_coordinator_that_was_replaced_cleans_up_nothing_of_its_successors_workers(rig, run_on, tmp_path):
     rig.create()
     sink = rig.sink()
     run, store = run_on(sink, "checkpoints")
@@ -298,7 +298,7 @@ def test_a_run_into_a_table_with_a_unique_key_outlives_a_worker_that_dies_prepar
     assert (rig.ids(), rig.prepared()) == (list(range(40)), set())
 
 
-def test_a_fence_waits_for_a_driver_that_sweeps_and_not_for_ever(rig, driver):
+def test_a_fence_waits_for_a_driver_that_cleans_up_and_not_for_ever(rig, driver):
     rig.create()
     job = rig.job()
     with closing(rig.sink().committer(job)) as holder, closing(rig.sink(lock_timeout_s=1).committer(job)) as waiting:
@@ -309,7 +309,7 @@ def test_a_fence_waits_for_a_driver_that_sweeps_and_not_for_ever(rig, driver):
         waiting.fence()
 
 
-def test_a_sweep_touches_nothing_of_other_jobs_databases_and_applications(rig, driver):
+def test_a_cleans_up_touches_nothing_of_other_jobs_databases_and_applications(rig, driver):
     rig.create()
     job, sink = rig.job(), rig.sink()
     others = [prepare(sink, Attempt(name, 0, 0, 0), [1]).gid for name in (f"{job}0", f"{job}_", f"x{job}")]
@@ -378,7 +378,7 @@ def test_what_an_administrator_rolled_back_before_is_written_again(rig, driver):
     assert rig.ids() == [1, 2]
 
 
-def test_what_somebody_else_committed_counts_as_committed(rig):
+def test_what_another_process_else_committed_counts_as_committed(rig):
     rig.create()
     job, sink = rig.job(), rig.sink()
     (handle,) = write_epoch(sink, job, 0, [[1]])
@@ -462,7 +462,7 @@ def test_two_tables_of_one_job_have_each_row_once_whatever_step_the_driver_dies_
     assert not rig.prepared()
 
 
-def test_a_driver_of_one_table_sweeps_and_fences_nothing_of_another(rig, other):
+def test_a_driver_of_one_table_cleans_up_and_fences_nothing_of_another(rig, other):
     rig.create()
     job = rig.job()
     with closing(other.sink().committer(job)) as others:
@@ -487,11 +487,11 @@ def test_a_table_has_one_list_however_its_name_is_written(rig):
     assert rig.ids() == [1]
 
 
-# --- what an earlier run left over --------------------------------------------------------------------------------------
+# --- what an earlier run remaining --------------------------------------------------------------------------------------
 
 
 class Context:
-    """What Spark tells a task of a streaming query."""
+    """What Spark shows a task of a streaming query."""
 
     def __init__(self, job: str, epoch: int, task: int, attempt: int) -> None:
         self._properties = {writers.QUERY_ID: job, writers._BATCH_ID: str(epoch)}
@@ -544,7 +544,7 @@ def test_a_query_that_is_restarted_with_fewer_tasks_is_not_stuck_behind_what_ano
 
 @pytest.mark.usefixtures("driver_process")
 def test_a_query_continues_when_its_tasks_have_fenced_its_own_driver(rig, monkeypatch):
-    """Something is left over in the middle of a run, the tasks recover, and the driver takes its job back to commit."""
+    """Something is remaining in the middle of a run, the tasks recover, and the driver takes its job back to commit."""
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     job, sink = rig.job(), rig.sink(lock_timeout_s=2)
     writer = writers.StreamWriter(sink, ["id", "name"])
@@ -556,7 +556,7 @@ def test_a_query_continues_when_its_tasks_have_fenced_its_own_driver(rig, monkey
 
 
 def test_what_an_overlapping_driver_has_recorded_is_committed_by_a_tasks_recovery_and_the_rest_is_fenced(rig):
-    """findings: Sinks 3: rolled back is only what nobody can record any more."""
+    """findings: Sinks 3: rolled back is only what no process can record any more."""
     rig.create()
     job, sink = rig.job(), rig.sink()
     first = write_epoch(sink, job, 0, [[1], [2]])
@@ -625,7 +625,7 @@ def test_tasks_that_recover_at_the_same_time_wait_for_each_other(rig):
     assert rig.ids() == [0, 1, 2, 3]
 
 
-def test_a_recovery_without_anything_of_the_job_contacts_nobody():
+def test_a_recovery_without_anything_of_the_job_contacts_no_process():
     SqlSink("postgresql://127.0.0.1:1/none", "t").end_left_over("q", frozenset({"headrace.00000000.q0.0.0.0.00c0ffee"}))
 
 
@@ -649,7 +649,9 @@ def test_a_forgotten_job_starts_over(rig, driver):
 
 
 def test_an_attempt_that_prepares_after_the_write_was_committed_holds_no_lock_for_ever(rig, driver):
-    """findings: Sinks 14. Nobody comes after a batch write that has no name, to roll back what a late attempt has prepared."""
+    """findings: Sinks 14. No process comes after a batch write that has no name, to roll back what a late attempt has
+    prepared.
+    """
     rig.create("id BIGINT, name VARCHAR(100)")
     job = one_off_job()
     loser = rig.sink().begin(Attempt(job, 0, 0, 1))
@@ -719,7 +721,7 @@ def test_jobs_with_the_longest_names_and_tables_with_odd_ones(rig):
     rig.table = "none"
 
 
-def test_our_tables_are_made_by_whoever_comes_first(rig):
+def test_our_tables_are_made_by_the_process_that_comes_first(rig):
     rig.create()
     for name in ("headrace_commits", "headrace_transactions"):
         rig.execute(f"DROP TABLE IF EXISTS {name}")

@@ -131,7 +131,7 @@ def copy_not_recorded() -> Iterator[None]:
 
 @contextmanager
 def clean_up_skipped() -> Iterator[None]:
-    """Nobody aborts the losers."""
+    """No process aborts the losers."""
     with _performing(CleanUp, lambda *_: CleanedUp()):
         yield
 
@@ -211,7 +211,7 @@ def driver_ids_are_ignored() -> Iterator[None]:
 
 @contextmanager
 def a_claim_is_recorded_last() -> Iterator[None]:
-    """A driver that starts first ends what the previous one has left, and then says whose the job is: not at all, if it
+    """A driver that starts first ends what the previous one has left, and then says who owns the job: not at all, if it
     dies.
     """
 

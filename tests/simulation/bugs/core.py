@@ -299,7 +299,7 @@ def later_splits_at_latest() -> Iterator[None]:
 
 @contextmanager
 def removed_splits_not_reported() -> Iterator[None]:
-    """FLINK-39514: nobody hears that a split is gone."""
+    """FLINK-39514: no process hears that a split is gone."""
     later = MemoryDiscovery.later
     with patch.object(MemoryDiscovery, "later", lambda self, known: replace(later(self, known), missing=frozenset())):
         yield

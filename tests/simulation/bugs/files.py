@@ -31,7 +31,7 @@ def cleaned_up_in_one_step() -> Iterator[None]:
 
 @contextmanager
 def clean_up_goes_on_after_a_takeover() -> Iterator[None]:
-    """Nobody looks whether another driver has taken over between the two steps of a clean-up."""
+    """No process looks whether another driver has claimed the job between the two steps of a clean-up."""
     clean_up = FileCommitter.clean_up
 
     def injected(self: Any, keep: Any) -> None:

@@ -287,7 +287,7 @@ class _FencesBack(PassingCommitter):
 
 
 class OlderDriverNotFenced(PassingSink):
-    """Whoever checks or records takes the job over again."""
+    """The process that checks or records takes the job over again."""
 
     committing = _FencesBack
 
@@ -343,10 +343,10 @@ class CheckDoesNothing(PassingSink):
 
 
 class RecordedEpochsForgotten(PassingSink):
-    """Tasks are not told what is durable."""
+    """Tasks are not reported what is durable."""
 
     def recorded(self) -> Mapping[str, RecordedEpoch]:
-        self.harm.append("not told")
+        self.harm.append("not reported")
         return {}
 
 
@@ -385,7 +385,7 @@ class _ForgetsClaim(PassingCommitter):
 
 
 class ClaimForgotten(PassingSink):
-    """Whose the job is, nobody knows."""
+    """Who owns the job, no one knows."""
 
     committing = _ForgetsClaim
 
@@ -395,7 +395,7 @@ CAUGHT_BY: Mapping[type[PassingSink], str] = {
     CommitsInAbort: "test_aborted_rows_are_never_visible",
     SecondBatchDropped: "test_nothing_is_visible_before_the_commit",
     CleanUpDoesNothing: "test_losing_attempts_are_aborted",
-    CleanUpKeepsNothing: "test_a_sweep_spares_what_it_is_told_to_keep",
+    CleanUpKeepsNothing: "test_a_cleans_up_spares_what_it_is_instructed_to_keep",
     CleansUpOtherJobs: "test_jobs_are_apart",
     ListNotDurable: "test_the_durable_list_is_read_back",
     OlderDriverNotFenced: "test_an_older_driver_is_fenced",

@@ -75,7 +75,7 @@ def who_was_fenced_ends() -> Iterator[None]:
 
     def injected(self: Any, event: Any) -> list[Any]:
         commands = job_ended(self, event)
-        if self.phase is not LeasePhase.DOUBTING:
+        if self.phase is not LeasePhase.DISPUTING:
             return commands
         self._end = event.end
         return [EndLease(event.end)]
@@ -135,7 +135,7 @@ def who_stands_down_leaves_its_driver_at_work() -> Iterator[None]:
 
 @contextmanager
 def who_is_cut_off_calls_its_next_driver() -> Iterator[None]:
-    """It takes the job from the one that has taken over, which sees nobody that has done so."""
+    """It takes the job from the one that has taken over, which sees no process that has done so."""
     apply = LeaseCore._apply
 
     def injected(self: Any, event: Any) -> list[Any]:
@@ -147,7 +147,7 @@ def who_is_cut_off_calls_its_next_driver() -> Iterator[None]:
 
 @contextmanager
 def a_heartbeat_counts_from_its_answer() -> Iterator[None]:
-    """A host that was paused while it wrote believes that nobody can have taken it for dead meanwhile."""
+    """A host that was paused while it wrote believes that no process can have taken it for dead meanwhile."""
     take_answer = LeaseCore._take_answer
 
     def injected(self: Any, event: Any) -> None:
@@ -160,7 +160,7 @@ def a_heartbeat_counts_from_its_answer() -> Iterator[None]:
 
 @contextmanager
 def what_was_seen_before_a_pause_is_believed() -> Iterator[None]:
-    """Nobody else led when it asked, and somebody does when it hears so."""
+    """No other process led when it asked, and another process does when it hears so."""
     leader_looked = LeaseCore._leader_looked
 
     def injected(self: Any, event: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from tests.simulation.bugs.publications import Trusting
 
 
 class InjectedCall(ShardCall[Any]):
-    """A call with a bug: in what it is told, in what it commands, or in a step."""
+    """A call with a bug: in what it is given, in what it commands, or in a step."""
 
     def handle(self, event: Any) -> list[Any]:
         commands = super().handle(self.settings(event))
@@ -32,7 +32,7 @@ class InjectedShard(Shard[Any]):
 
 
 class NeverCleansUp(InjectedShard):
-    """Leaves what nobody names."""
+    """Leaves what no process names."""
 
     class call_type(InjectedCall):  # noqa: N801 - the attribute of PlantedShard
         def commanded(self, command):

@@ -46,7 +46,7 @@ def _instead(owner: Any, name: str, value: Any, called: str, why: str) -> Inject
 
 def _replay_begins_anew(self: StreamPlanner[Any], first: Any, last: Any) -> Any:
     started = self._started(first)
-    return {**last.began, **{split_id: split.next_offset for split_id, split in started.splits.items()}}
+    return {**last.started_at, **{split_id: split.next_offset for split_id, split in started.splits.items()}}
 
 
 replayed_batch_0_initialises_again = _instead(
@@ -101,7 +101,7 @@ def a_split_that_is_back_stays_missing() -> Iterator[None]:
 
 
 def _next_without_began(text: str, offsets: LogOffsets[Any]) -> LogOffsets[Any]:
-    return replace(offsets, began={split_id: split.next_offset for split_id, split in offsets.splits.items()})
+    return replace(offsets, started_at={split_id: split.next_offset for split_id, split in offsets.splits.items()})
 
 
 _to_json = kafka_offsets.KafkaOffsets.to_json
@@ -117,7 +117,7 @@ _begins = StreamPlanner._begins
 batches_begin_where_the_query_began = _instead(
     StreamPlanner,
     "_begins",
-    lambda self, first, last: {**_begins(self, first, last), **last.began},
+    lambda self, first, last: {**_begins(self, first, last), **last.started_at},
     "batches_begin_where_the_query_began",
     "`started` wins over where the batch before ended.",
 )
@@ -231,19 +231,19 @@ def one_broker_retires_a_topic() -> Iterator[None]:
 
 one_broker_brings_a_deleted_topic_back = _instead(
     KafkaDiscovery,
-    "_doubt",
+    "_dispute",
     lambda *_: None,
     "one_broker_brings_a_deleted_topic_back",
     "Regression: one that lags behind reports a topic that was deleted before; it is taken for a re-created one.",
 )
 
-_doubt = KafkaDiscovery._doubt
+_dispute = KafkaDiscovery._dispute
 
-a_broker_out_of_reach_ends_a_doubt = _instead(
+a_broker_out_of_reach_ends_a_dispute = _instead(
     KafkaDiscovery,
-    "_doubt",
-    lambda self, name, settings, known, views: None if views.failures else _doubt(self, name, settings, known, views),
-    "a_broker_out_of_reach_ends_a_doubt",
+    "_dispute",
+    lambda self, name, settings, known, views: None if views.failures else _dispute(self, name, settings, known, views),
+    "a_broker_out_of_reach_ends_a_dispute",
     "Regression: while one cannot be asked, what the others say against a topic's id counts for nothing.",
 )
 
@@ -368,11 +368,11 @@ last_row_of_a_task_dropped = _instead(
 
 # --- writers --------------------------------------------------------------------------------------------------------------
 
-_in_doubt = writers._recover
+_in_dispute = writers._recover
 abort_fences_whoever_goes_on = _instead(
     writers,
     "_abort",
-    lambda sink, job, epoch, driver_id: _in_doubt(sink, job, driver_id),
+    lambda sink, job, epoch, driver_id: _in_dispute(sink, job, driver_id),
     "abort_fences_whoever_goes_on",
     "findings, Sinks 13: the abort of a driver that was replaced fences the one that took its place.",
 )
@@ -489,7 +489,7 @@ owners_give_up = _instead(
     "_while_owner",
     _once,
     "owners_give_up",
-    "A supervised driver that was fenced by one of before ends, and nobody continues.",
+    "A supervised driver that was fenced by a previous one ends, and no process continues.",
 )
 
 driver_ids_are_ignored = _instead(
@@ -531,7 +531,7 @@ IN_SPARK: tuple[Injected, ...] = (
     one_look_proves_absence,
     one_broker_retires_a_topic,
     one_broker_brings_a_deleted_topic_back,
-    a_broker_out_of_reach_ends_a_doubt,
+    a_broker_out_of_reach_ends_a_dispute,
     absence_in_an_outage,
     new_partitions_begin_at_their_end,
     topics_are_told_by_name,

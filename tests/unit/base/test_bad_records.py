@@ -115,7 +115,7 @@ def batches():
 
 
 def spoil(kafka, number, change, *, seal=True, times=None):
-    """In every answer, or so many, this batch is as `change` makes it, by default with a checksum that is right again."""
+    """In every answer, or this many, this batch is as `change` makes it, by default with a checksum that is right again."""
 
     def rewrite(response):
         for part in (part for topic in response.responses for part in topic.partitions if part.records):
@@ -219,7 +219,7 @@ def test_a_checkpoint_between_the_good_records_of_a_batch_and_the_bad_ones_conti
 
 
 @pytest.mark.parametrize("change", [no_magic, too_long])
-def test_what_cannot_be_told_apart_from_the_rest_is_never_skipped(batches, change):
+def test_what_cannot_be_reported_apart_from_the_rest_is_never_skipped(batches, change):
     spoil(batches, 2, change, seal=False)
     reading = KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), bad_batches="skip")
     with pytest.raises(CorruptDataError, match="cannot be skipped"):
@@ -249,7 +249,7 @@ def test_a_leader_that_cannot_read_its_log_once_is_asked_again(batches):
 
 
 @pytest.mark.parametrize("bad_batches", ["error", "skip"])
-def test_one_that_never_can_is_told_by_its_answer(batches, bad_batches):
+def test_one_that_never_can_is_reported_by_its_answer(batches, bad_batches):
     batches.fault("Fetch", Refuse(ErrorCode.CORRUPT_MESSAGE), times=None)
     reading = KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), bad_batches=bad_batches)
     with pytest.raises(CorruptDataError, match="CORRUPT_MESSAGE"):

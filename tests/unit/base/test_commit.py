@@ -165,7 +165,7 @@ CASES = [
     Case("a completed one is only cleaned up", CLAIMING, Recorded(), [CleanUp(())], CommitPhase.CLEANING_UP),
     Case("what is given back is fenced first", NEW, ReleaseRequested(), [Fence()], CommitPhase.FENCING),
     Case(
-        "it is cleaned up, and then it is nobody's",
+        "it is cleaned up, and then it is no process's",
         RELEASING[:-1],
         CleanedUp(),
         [Record(replace(DONE, claim=JobClaim(3, None)))],
@@ -179,7 +179,7 @@ CASES = [
 
 
 def driven(path: list[Any]) -> CommitCore[MemoryHandle]:
-    """A core that was told this. One that claims or gives back has an driver id."""
+    """A core that was reported this. One that claims or gives back has a driver id."""
     is_supervised = any(isinstance(event, ClaimRequested | ReleaseRequested) for event in path)
     core: CommitCore[MemoryHandle] = CommitCore("job", "mine" if is_supervised else None)
     for event in path:
@@ -234,7 +234,7 @@ def test_an_event_that_is_not_in_the_table_is_refused_and_changes_nothing(phase,
     "path",
     [[CommitRequested(4, (C,)), Fenced(DONE), CleanedUp()], [*READY_AT_5, CommitRequested(4, (C,)), Recorded(), CleanedUp()]],
 )
-def test_a_stale_epoch_is_refused_after_its_transactions_are_swept(path):
+def test_a_stale_epoch_is_refused_after_its_transactions_are_cleaned_up(path):
     core = driven(path[:-1])
     with pytest.raises(StaleEpochError, match=r"'job' is to write epoch 4.*committed up to epoch 5.*newest checkpoint"):
         core.handle(path[-1])
@@ -328,7 +328,7 @@ def test_a_replay_of_another_plan_is_refused_with_what_to_do():
     )
 
 
-# --- whose the job is -------------------------------------------------------------------------------------------------
+# --- who owns the job -------------------------------------------------------------------------------------------------
 
 
 def fenced(request: Any, driver_id: str | None, claim: JobClaim | None) -> CommitCore[MemoryHandle]:
@@ -363,7 +363,7 @@ def test_a_query_without_supervision_takes_no_job_that_is_claimed_and_says_the_w
     assert fenced(request_, None, None).phase is fenced(request_, None, NOBODYS).phase is CommitPhase.CLEANING_UP
 
 
-def test_a_supervised_driver_claims_what_nobody_ever_has_before_it_does_anything_else():
+def test_a_supervised_driver_claims_what_no_process_ever_has_before_it_does_anything_else():
     core: CommitCore[MemoryHandle] = CommitCore("job", "mine")
     core.handle(CommitRequested(0, (A,)))
     assert core.handle(Fenced(None)) == [Record(CommitList(None, (), completed=True, claim=JobClaim(1, "mine")))]
@@ -414,7 +414,7 @@ def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_fo
     old.commit(0, (prepared(sink, 0, 0, "a"),))
     young.claim()
     under_way = prepared(sink, 1, 0, "b")
-    with pytest.raises(FencedError, match="another driver has taken over"):
+    with pytest.raises(FencedError, match="another driver has claimed the job"):
         old.commit(1, (prepared(sink, 1, 1, "c"),))
     with pytest.raises(SupersededError, match="young"):  # which fences, and changes nothing
         JobCommitter("job", sink.committer("job"), "old").commit(1, (prepared(sink, 1, 1, "c"),))
@@ -424,7 +424,7 @@ def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_fo
     assert visible(log) == ["a", "b"]
 
 
-def test_a_job_that_was_given_back_is_for_whoever_comes_but_not_for_a_driver_of_before():
+def test_a_job_that_was_given_back_is_for_the_process_that_comes_but_not_for_a_driver_of_before():
     log = MemoryTransactionLog()
     sink = MemorySink(log)
     for name in ("older", "younger"):
@@ -642,8 +642,8 @@ def test_before_any_call_a_job_is_not_known_to_be_new():
         (
             None,
             "job 'job' is that of a supervised driver, his (claim 2), and this query is not supervised: which of the two is "
-            "the younger cannot be told, so it has stopped, and has changed nothing. If that one does not run any more, start "
-            "the job under supervision once and stop it there, which gives it back",
+            "the younger cannot be determined, so it has stopped, and has changed nothing. If that one does not run any more, "
+            "start the job under supervision once and stop it there, which gives it back",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Dead letters: what a bad record's original and its headers become on each runner, exactly once whoever is killed."""
+"""Dead letters: what a bad record's original and its headers become on each runner, exactly once the process that is killed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TestTheColumn:
         assert (key, value, headers[0]) == (b"k", b"{", ("h", b"v"))
         assert settings(headers[1:])["headrace.errors.timestamp"].isdigit()
 
-    def test_a_key_that_is_bad_has_its_own_stage_and_both_reasons_are_told(self, kafka):
+    def test_a_key_that_is_bad_has_its_own_stage_and_both_reasons_are_reported(self, kafka):
         kafka.append("in", NewRecord(b"]", key=b"\xff"), NewRecord(b'{"n": 1}', key=b"\xff"))
         first, second = letters_of(kept(kafka, key=StringFormat()))
         for _, _, headers in (first, second):
@@ -98,7 +98,7 @@ class TestTheColumn:
                    for headers in [[each for each in headers if each[0] != "__value_schema_id"]]]  # fmt: skip
         assert ids == ["1", "7", str(guid), None]
 
-    def test_a_timestamp_that_python_has_no_date_for_is_told(self, kafka):
+    def test_a_timestamp_that_python_has_no_date_for_is_reported(self, kafka):
         kafka.append("in", NewRecord(b"{", timestamp_ms=9_000_000_000_000_000))
         ((_, _, headers),) = letters_of(kept(kafka, bad_timestamps="null"))
         assert settings(headers)["headrace.errors.timestamp"] == "9000000000000000"
@@ -186,8 +186,8 @@ def test_rows_and_letters_of_one_batch_are_parted_and_each_letter_goes_to_its_ow
 
 
 def test_letters_that_do_not_say_where_they_go_are_refused(kafka):
-    letters = pa.array([{"key": None, "value": b"bad", "headers": []}], LETTER_TYPE)
-    rows = pa.record_batch([pa.array([None], pa.binary()), letters], ["value", DEAD_LETTER])
+    dead = pa.array([{"key": None, "value": b"bad", "headers": []}], LETTER_TYPE)
+    rows = pa.record_batch([pa.array([None], pa.binary()), dead], ["value", DEAD_LETTER])
     with pytest.raises(UsageError, match="with the topic that each dead letter goes to"):
         parted(rows)
     nowhere = pa.array([{"topic": None, "key": None, "value": b"", "headers": []}])
@@ -251,7 +251,7 @@ STEPS = [
 @pytest.mark.parametrize(
     ("step", "when", "version"), [*((*each, 2) for each in STEPS), ("record", "after", 1), ("end", "after", 1)]
 )
-def test_outputs_and_dead_letters_are_exact_whoever_is_killed_in_whichever_phase(kafka, step, when, version):
+def test_outputs_and_dead_letters_are_exact_the_process_that_is_killed_in_whichever_phase(kafka, step, when, version):
     kafka.set_transaction_version(version)
     job, size = Job(kafka), 6
     for number in range(2 * size * PARTITIONS):
@@ -271,7 +271,7 @@ def test_outputs_and_dead_letters_are_exact_whoever_is_killed_in_whichever_phase
 
 
 def test_the_oracle_finds_letters_that_are_written_outside_the_transaction(kafka):
-    """A injected bug: the letters of a batch go their own way, as a producer alongside the sink would write them."""
+    """An injected bug: the letters of a batch go their own way, as a producer alongside the sink would write them."""
     kafka.append("in", b"bad")
     beside = AtLeastOnceKafkaSink(kafka.bootstrap)
     for _ in range(2):  # the second time after a kill

@@ -25,7 +25,7 @@ def yielding(batch):
 
 
 def refusing(batch):
-    raise OSError("no room")
+    raise OSError("no space")
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +33,12 @@ def no_calls():
     CALLS.clear()
 
 
-def begun(function):
+def started(function):
     return pickle.loads(pickle.dumps(FunctionSink(function))).begin(Attempt("job", 0, 0, 0))
 
 
 def test_the_function_has_each_batch_once_written_and_nothing_is_left_to_commit():
-    with begun(keep) as transaction:
+    with started(keep) as transaction:
         transaction.write(ROWS)
         transaction.write(ROWS.slice(0, 0))
         transaction.write(ROWS.slice(1))
@@ -51,15 +51,15 @@ def test_the_function_has_each_batch_once_written_and_nothing_is_left_to_commit(
 
 
 def test_what_the_function_raises_fails_the_write_and_the_rows_come_again():
-    with pytest.raises(OSError, match="no room"), begun(refusing) as transaction:
+    with pytest.raises(OSError, match="no space"), started(refusing) as transaction:
         transaction.write(ROWS)
-    with begun(keep) as again:
+    with started(keep) as again:
         again.write(ROWS)
     assert CALLS == [["a", "b"]]
 
 
 def test_a_generator_which_has_written_nothing_is_refused():
-    with begun(yielding) as transaction, pytest.raises(UsageError, match="returns None; this one has returned generator"):
+    with started(yielding) as transaction, pytest.raises(UsageError, match="returns None; this one has returned generator"):
         transaction.write(ROWS)
 
 

@@ -287,7 +287,7 @@ def test_a_committer_that_was_replaced_commits_nothing(tmp_path):
     check_nothing_is_left(sink, tmp_path, FIRST)
 
 
-def test_what_a_writer_has_open_is_not_swept_while_it_may_still_be_handed_over(tmp_path):
+def test_what_a_writer_has_open_is_not_cleaned_up_while_it_may_still_be_handed_over(tmp_path):
     sink = sink_of("delta", tmp_path)
     flink = Flink(sink)
     writer = TableWriter(sink, FIRST)

@@ -13,7 +13,7 @@ from headrace.runners.beam.flink_placement import Subtasks, placed
 from headrace.testing.memory import MemoryLog, MemorySource
 from tests.helpers.beam_rig import Stage
 
-# By Beam's FlinkKeyUtils.encodeKey and Flink's KeyGroupRangeAssignment themselves (2.62, 1.19): of so many bytes,
+# By Beam's FlinkKeyUtils.encodeKey and Flink's KeyGroupRangeAssignment themselves (2.62, 1.19): of this many bytes,
 # byte i is i * 37 + 11, the subtasks of 2, 3, 7 (with 128 key groups) and 100 (with 256).
 BY_JAVA = {
     0: (1, 2, 6, 48),

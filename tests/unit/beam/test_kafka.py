@@ -188,8 +188,8 @@ def test_dead_letters_are_an_output_of_their_own_that_can_be_written():
             read = ReadFromKafka(
                 config, ["t"], start=Earliest(), stop=Latest(), value_format=value, on_bad_record="keep", output="arrow"
             )
-            records, letters = pipeline | read | SplitDeadLetters()
-            _ = letters | WriteToKafka(config, "letters")
+            records, dead = pipeline | read | SplitDeadLetters()
+            _ = dead | WriteToKafka(config, "letters")
             rows = records | beam.FlatMap(lambda batch: batch.select(["value", "offset"]).to_pylist())
             assert_that(rows, equal_to([{"value": {"a": 1}, "offset": 0}, {"value": {"a": 2}, "offset": 2}]))
             _ = records | beam.Map(lambda batch: _without_bad(batch.schema.names))

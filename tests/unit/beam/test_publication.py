@@ -81,7 +81,7 @@ def test_what_could_not_be_published_is_given_again():
     assert publication.finalised(publication.register(at(5), at(5))) == at(5)
 
 
-def test_a_runner_that_never_finalises_keeps_so_many_bundles_and_no_more():
+def test_a_runner_that_never_finalises_keeps_this_many_bundles_and_no_more():
     """Beam keeps the whole bundle for each callback, 95 KB; without a checkpoint interval Flink has it keep all of them."""
     publication = Publication(most_outstanding=3)
     tokens = [publication.register(at(number), at(number + 1)) for number in range(10)]
@@ -90,7 +90,7 @@ def test_a_runner_that_never_finalises_keeps_so_many_bundles_and_no_more():
         publication.finalised(token)
     assert publication.finalised(publication.register(at(10), at(11))) == at(3)  # and continues when it does finalise
     restored = [publication.register(at(0), at(1)), publication.register(at(1), at(2))]
-    assert None not in restored  # those of before a restore are never finalised, and count no more
+    assert None not in restored  # previous ones a restore are never finalised, and count no more
 
 
 @dataclass
@@ -172,7 +172,7 @@ TestOnFlink = OnFlink.TestCase
 TestOnFlink.settings = settings(max_examples=200, stateful_step_count=40)
 
 
-def test_the_world_above_catches_a_publication_that_trusts_finalisation_on_flink():
+def test_the_simulation_above_catches_a_publication_that_trusts_finalisation_on_flink():
     simulation = Simulation(Trusting)
     simulation.bundle(1)
     simulation.barrier = simulation.position

@@ -130,14 +130,16 @@ def test_without_an_interval_it_looks_at_the_start_and_after_a_restore_only(open
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_look_after_a_restore_that_fails_or_is_undecided_is_had_again_without_an_interval(opened, monkeypatch, caplog, fails):
-    log, later, doubts = log_of(a="1"), MemoryDiscovery.later, [RetriableError("whether there is a c is not known")]
+def test_a_look_after_a_restore_that_fails_or_is_inconclusive_is_had_again_without_an_interval(
+    opened, monkeypatch, caplog, fails
+):
+    log, later, disputes = log_of(a="1"), MemoryDiscovery.later, [RetriableError("whether there is a c is not known")]
 
     def halting(self, known):
-        if fails and doubts:
-            raise doubts.pop()
+        if fails and disputes:
+            raise disputes.pop()
         found = later(self, known)
-        return replace(found, inconclusive=doubts.pop(), added=[]) if doubts else found
+        return replace(found, inconclusive=disputes.pop(), added=[]) if disputes else found
 
     run = BeamRun(MemorySource(log), None, discovery_interval_s=None)
     opened.append(run)
@@ -354,7 +356,7 @@ def test_a_call_that_fails_closes_its_reader(opened, monkeypatch):
 
 
 def dividing(stage, work, after, fraction, rest):
-    """Divides the call after so many batches; what is then another's goes to `rest`."""
+    """Divides the call after this many batches; what is then another's goes to `rest`."""
     seen = []
 
     def divide(output):
@@ -367,7 +369,7 @@ def dividing(stage, work, after, fraction, rest):
 
 @given(splits=st.lists(st.tuples(st.integers(0, 12), st.floats(0, 0.99)), max_size=8), batch_size=st.integers(1, 5))
 def test_however_the_runner_divides_a_bounded_split_while_it_is_read_every_record_comes_once(splits, batch_size):
-    """The runner asks after so many batches of a call, for such a fraction."""
+    """The runner asks after this many batches of a call, for such a fraction."""
     opened = []
     source = MemorySource(log_of(a=[str(number) for number in range(40)]), bounded=True, batch_size=batch_size)
     stage, todo = begin(opened, source)

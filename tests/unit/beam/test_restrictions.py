@@ -132,7 +132,7 @@ class TestRange:
 
     @pytest.mark.parametrize("state", [reading("a", 0), reading("a", 7, 7)])
     def test_nothing_read_and_nothing_left_is_no_division_by_zero_in_beam_2_70(self, state, monkeypatch):
-        """Of nothing, all is done. Beam 2.70 divides what is done by all there is, where it is not told the fraction."""
+        """Of nothing, all is done. Beam 2.70 divides what is done by all there is, where it is not reported the fraction."""
 
         def as_in_2_70(progress):
             return progress._completed / progress.total_work if progress._fraction is None else progress._fraction
@@ -208,7 +208,7 @@ class TestReader:
         assert late.left is None
         assert tracker.try_claim(claim("a", 3))
 
-    def test_at_least_one_split_stays_and_of_one_a_range_is_cut_off(self):
+    def test_at_least_one_split_stays_and_of_one_a_range_is_truncated(self):
         tracker = reader_tracker(split("a", 0, 100), split("b", 0, 100))
         assert tracker.try_split(0.0001) == (ReaderRestriction((split("a", 0, 100),)), ReaderRestriction((split("b", 0, 100),)))
         assert tracker.try_split(0.5) == (ReaderRestriction((split("a", 0, 50),)), ReaderRestriction((split("a", 50, 100),)))

@@ -39,7 +39,7 @@ from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer
 from tests.helpers.envelopes import enveloped, resealed, sealed
 from tests.helpers.tables import arrows, arrows_followed
 from tests.simulation.bugs.shards import INJECTED
-from tests.simulation.checkpoints import BrokenPromiseError, Engine, history
+from tests.simulation.checkpoints import BrokenPromiseError, Engine, schedule
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "beam_writer_v1.json"
 TOPIC_ID = UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
@@ -134,7 +134,7 @@ def test_a_transaction_is_committed_once_a_later_bundle_is_finalised_and_then_fo
     assert third is None
 
 
-def test_a_restored_shard_sweeps_first_keeping_what_its_state_names() -> None:
+def test_a_restored_shard_cleans_up_first_keeping_what_its_state_names() -> None:
     caller = Caller()
     caller.state = ShardState("run", 7, (PreparedTransaction(7, MemoryHandle(70)),))
     commands, _ = caller.call(has_rows=True)
@@ -229,7 +229,7 @@ def test_what_timed_out_is_copied_and_the_copy_waits_for_its_checkpoint() -> Non
     assert commands == [End(MemoryHandle(1))]
 
 
-def test_a_shard_sweeps_again_and_again_for_what_a_zombie_worker_started() -> None:
+def test_a_shard_cleans_up_again_and_again_for_what_a_zombie_worker_started() -> None:
     caller = Caller()
     caller.call()
     caller.now_s = CLEAN_UP_S
@@ -241,7 +241,7 @@ def test_histories_with_every_trouble_keep_the_promise_and_follow_every_arrow_of
     happened: dict[str, int] = {}
     with arrows_followed(ShardCall) as followed:
         for seed in range(600):
-            for what, times in history(seed).items():
+            for what, times in schedule(seed).items():
                 happened[what] = happened.get(what, 0) + times
     assert [trouble for trouble in TROUBLES if not happened.get(trouble)] == []
     assert followed == arrows(SHARD_TRANSITIONS)
@@ -264,7 +264,7 @@ def test_what_is_not_in_the_table_is_refused(phase: ShardPhase, event: type) -> 
 def test_the_checker_finds(injected: type[Shard[Any]]) -> None:
     def play() -> None:
         for seed in range(2000):
-            history(seed, injected)
+            schedule(seed, injected)
 
     with pytest.raises(BrokenPromiseError):
         play()
@@ -283,7 +283,7 @@ def test_under_an_option_that_is_refused_the_promise_is_broken(option: str) -> N
 
     def play() -> None:
         for seed in range(2000):
-            history(seed, engine=REFUSED[option])
+            schedule(seed, engine=REFUSED[option])
 
     with pytest.raises(BrokenPromiseError):
         play()

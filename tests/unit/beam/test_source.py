@@ -206,7 +206,7 @@ class TestSchemas:
         [
             ((), "no records"),
             ((None, None), "the first 2 values of column 'value' are null"),
-            ((1, "a"), "the type of column 'value' cannot be told"),
+            ((1, "a"), "the type of column 'value' cannot be determined"),
             (((1, 2),), "the fields of a tuple have no names"),
             (({"a": 1}, {"b": 1}), "a row of the source has no a; it has b"),
         ],

@@ -40,7 +40,7 @@ def cached(now):
     return CachedReaders(lambda: now[0])
 
 
-def test_a_reader_is_taken_over_at_the_position_where_it_stands(cached):
+def test_a_reader_is_taken_over_at_the_position_where_it_is(cached):
     reader = FakeReader()
     cached.cache(standing(reader, split("a", 5)))
     assert cached.take(positions(split("a", 5))).reader is reader
@@ -48,7 +48,7 @@ def test_a_reader_is_taken_over_at_the_position_where_it_stands(cached):
     assert not reader.closed
 
 
-def test_a_reader_that_stands_elsewhere_is_closed(cached):
+def test_a_reader_that_is_elsewhere_is_closed(cached):
     reader = FakeReader()
     cached.cache(standing(reader, split("a", 5)))
     assert cached.take(positions(split("a", 3))) is None
@@ -82,7 +82,7 @@ def test_a_reader_of_many_splits_is_taken_over_when_all_of_them_stand_where_it_l
 
 
 def test_many_busy_readers_take_turns_and_each_is_there_when_its_turn_comes(cached, now):
-    """16 splits, each with a call of one second on one thread: a patience of 10 seconds threw every reader away, each round."""
+    """16 splits, each with a call of one second on one thread: a timeout of 10 seconds threw every reader away, each round."""
     readers = [FakeReader() for _ in range(40)]
     for number, reader in enumerate(readers):
         cached.cache(standing(reader, split(str(number))))
@@ -93,7 +93,7 @@ def test_many_busy_readers_take_turns_and_each_is_there_when_its_turn_comes(cach
     assert cached.clean_up_late() == 0
 
 
-def test_over_many_calls_with_changing_splits_so_many_readers_are_kept_and_no_more(cached, now):
+def test_over_many_calls_with_changing_splits_this_many_readers_are_kept_and_no_more(cached, now):
     kept = []
     for number in range(3000):
         reader = FakeReader()
@@ -105,7 +105,7 @@ def test_over_many_calls_with_changing_splits_so_many_readers_are_kept_and_no_mo
     assert len([1 for reader in kept if reader() is not None]) == len(cached) == MOST_CACHED
 
 
-def test_readers_that_nobody_takes_are_closed(cached, now):
+def test_readers_that_no_process_takes_are_closed(cached, now):
     old, young = FakeReader(), FakeReader()
     cached.cache(standing(old, split("a", 5)))
     now[0] = 8.0
@@ -115,7 +115,7 @@ def test_readers_that_nobody_takes_are_closed(cached, now):
     assert (old.closed, young.closed) == (True, False)
 
 
-def test_so_many_are_parked_and_then_the_oldest_is_closed(cached, monkeypatch):
+def test_this_many_are_cached_and_then_the_oldest_is_closed(cached, monkeypatch):
     monkeypatch.setattr(cached, "_most", 2)
     readers = [FakeReader() for _ in range(3)]
     for number, reader in enumerate(readers):
@@ -123,7 +123,7 @@ def test_so_many_are_parked_and_then_the_oldest_is_closed(cached, monkeypatch):
     assert [reader.closed for reader in readers] == [True, False, False]
 
 
-def test_the_last_user_of_a_transform_closes_what_is_parked():
+def test_the_last_user_of_a_transform_closes_what_is_cached():
     first, second = worker.join("t"), worker.join("t")
     assert first is second
     reader = FakeReader()
@@ -152,7 +152,7 @@ def test_transforms_do_not_share():
 
 class TestEnds:
     def test_a_call_does_not_wait_for_what_is_only_a_hint(self):
-        """The look-up of where splits end rides out an outage of 60 s, and a call stood still for it."""
+        """The look-up of where splits end rides out an outage of 60 s, and a call was still for it."""
         ends, may_answer = Ends(), threading.Event()
 
         def look(splits):

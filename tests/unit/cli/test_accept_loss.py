@@ -117,7 +117,7 @@ class TestAcceptLoss:
             (JOB, "out", "0", "1"),
         ]
         assert "retention or compaction took the others" in losses[0][-1]
-        assert "whether it was ever visible cannot be told any more" in losses[1][-1]
+        assert "whether it was ever visible cannot be determined any more" in losses[1][-1]
         assert values(kafka) == ["01", "11"]  # the rows in partition 0 are deleted, one of them after it was visible
         assert sink.recorded_epochs() == {JOB: 0}
         assert ongoing(sink, JOB) == []
@@ -132,7 +132,7 @@ class TestAcceptLoss:
         with pytest.raises(DataLossError):
             committer(sink, JOB).recover()
 
-    def test_what_nobody_can_tell_the_outcome_of_is_given_up(self, kafka, sink, run):
+    def test_what_no_process_can_tell_the_outcome_of_is_given_up(self, kafka, sink, run):
         (handle,) = prepared(sink, JOB, 0, ["a"])
         with pytest.raises(Killed):
             JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(0, (handle,))
@@ -141,7 +141,7 @@ class TestAcceptLoss:
         kafka.create_topic("out")
         result = run("accept-loss", "--yes")
         assert result.exit_code == 0, result.output
-        assert "whether it was ever visible cannot be told any more" in result.stdout
+        assert "whether it was ever visible cannot be determined any more" in result.stdout
         committer(sink, JOB).recover()
 
     def test_a_list_that_only_waits_for_its_driver_loses_nothing(self, kafka, sink, run):

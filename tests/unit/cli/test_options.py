@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 
 from headrace import cli
 from headrace.cli.broker import named_topics
-from headrace.cli.options import client_config, client_properties, parse_properties
+from headrace.cli.options import ClientOptions, client_config, client_properties, grouped, parse_properties
 from headrace.enumerator.errors import UsageError
 
 SECRET = "hunter2-hunter2"
@@ -151,7 +152,7 @@ def test_topics_of_a_broker():
 
 
 def test_a_topic_that_is_given_twice_is_refused(run):
-    """Which of the two numbers of partitions is meant, nobody knows."""
+    """Which of the two numbers of partitions is meant, no one knows."""
     status, out, err = run("broker", "--topic", "orders:2", "--topic", "orders:3")
     assert (status, out) == (2, "")
     assert "topic 'orders' is given twice" in err
@@ -171,3 +172,15 @@ def test_a_topic_that_cannot_be_created_is_refused_before_a_broker_starts(run, t
     status, out, err = run("broker", "--topic", text)
     assert (status, out) == (2, "")
     assert "--topic" in err
+
+
+def test_a_group_of_options_is_in_the_place_of_its_parameter():
+    given = []
+
+    @grouped
+    def command(topic: str, *, client: ClientOptions, count: int = 3) -> None:
+        given.append((topic, client, count))
+
+    assert list(inspect.signature(command).parameters) == ["topic", "bootstrap", "properties", "properties_file", "count"]
+    command(topic="t", bootstrap="b:1", properties=None, properties_file=None, count=4)
+    assert given == [("t", ClientOptions("b:1"), 4)]

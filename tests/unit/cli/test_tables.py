@@ -45,8 +45,8 @@ class Table:
             raise done.exception
         return done.exit_code, [line.split("\t") for line in done.stdout.splitlines()], done.stderr
 
-    def begun(self, epoch: int, value: str, job: str = JOB, hours: float = 0.0) -> str:
-        """A transaction with a file that nobody prepares, started so many hours ago; its id."""
+    def started(self, epoch: int, value: str, job: str = JOB, hours: float = 0.0) -> str:
+        """A transaction with a file that no process prepares, started this many hours ago; its id."""
         before = open_marks(self.root, job)
         transaction = self.sink.begin(Attempt(job, epoch, 0, 0))
         transaction.write(batch_of([value]))
@@ -74,7 +74,7 @@ def table(request, tmp_path) -> Table:
 def test_what_is_open_and_what_is_recorded_is_listed(table):
     driver(table.sink).commit(0, (prepared(table.sink, 0, 0, ["a"]),))
     recorded = table.recorded(1, "b")
-    left = table.begun(7, "c", job="other", hours=2)
+    left = table.started(7, "c", job="other", hours=2)
     status, lines, _ = table.run("transactions", "list")
     assert status == 0
     rows = {line[1]: line[2:] for line in lines if line[0] == "transaction"}
@@ -101,7 +101,7 @@ def test_a_job_that_never_came_here_has_nothing_to_complete(table):
 
 
 def test_the_epoch_of_a_job_that_a_supervised_driver_has_claimed_is_completed_for_that_one(table):
-    """A table keeps no more of whose the job is than a number."""
+    """A table keeps no more of who owns the job than a number."""
     JobCommitter(JOB, table.sink.committer(JOB), "mine").claim()
     assert table.run("transactions", "list")[1] == []
     dying = DyingCommitter(table.sink.committer(JOB), "end", "before")
@@ -115,8 +115,8 @@ def test_the_epoch_of_a_job_that_a_supervised_driver_has_claimed_is_completed_fo
 
 
 def test_open_transactions_are_aborted_and_committed_ones_refused(table):
-    recorded, loser = table.recorded(0, "a"), table.begun(0, "x")
-    spared = table.begun(0, "y", job="other")
+    recorded, loser = table.recorded(0, "a"), table.started(0, "x")
+    spared = table.started(0, "y", job="other")
     status, lines, _ = table.run("transactions", "abort", "--job", JOB, "--yes")
     assert status == 1
     assert {line[1]: line[2] for line in lines} == {recorded: "refused", loser: "aborted"}
@@ -125,7 +125,7 @@ def test_open_transactions_are_aborted_and_committed_ones_refused(table):
     driver(table.sink).recover()
     assert table.values() == ["a"]
     assert table.run("transactions", "abort", spared, answer="n\n")[0] == 1
-    assert open_marks(table.root, "other"), "nobody said yes"
+    assert open_marks(table.root, "other"), "no process said yes"
     assert table.run("transactions", "abort", spared, answer="y\n")[0] == 0
     assert open_marks(table.root, "other") == set()
 
@@ -149,13 +149,13 @@ def test_a_vacuum_removes_what_is_old_and_was_never_committed(table):
     """Of every job, also of one that never had a driver; nothing that is young, committed or recorded."""
     driver(table.sink).commit(0, (prepared(table.sink, 0, 0, ["a"]),))
     kept = files(table) | {table.recorded(1, "b").partition("/")[2]}
-    old = {table.begun(2, "x", hours=30), table.begun(0, "y", job="other", hours=25)}
-    young = table.begun(2, "z", hours=23)
+    old = {table.started(2, "x", hours=30), table.started(0, "y", job="other", hours=25)}
+    young = table.started(2, "z", hours=23)
     status, lines, said = table.run("tables", "vacuum")
     assert (status, lines) == (1, [])
     assert all(name in said for name in old)
     assert young not in said
-    assert files(table) == kept | {name.partition("/")[2] for name in (*old, young)}, "nobody said yes"
+    assert files(table) == kept | {name.partition("/")[2] for name in (*old, young)}, "no process said yes"
     status, lines, _ = table.run("tables", "vacuum", "--yes")
     assert status == 0
     assert {line[1] for line in lines} == old

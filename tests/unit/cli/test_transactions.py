@@ -151,7 +151,7 @@ def test_a_list_that_cannot_be_read_may_name_anything_of_its_job():
     ("answer", "decision"),
     [(Answer.DONE, AbortDecision.ABORTED), (Answer.REFUSED, AbortDecision.REFUSED), (Answer.UNKNOWN, AbortDecision.REFUSED)],
 )
-def test_what_happened_meanwhile_is_told(answer, decision):
+def test_what_happened_meanwhile_is_reported(answer, decision):
     class Coordinator:
         def protocol(self):
             return TransactionProtocol.V2
@@ -207,7 +207,7 @@ def test_a_job_has_a_list_for_each_destination_and_all_of_the_prefix_are_complet
         plan_commit(known, ["q"], "mine")
 
 
-def test_another_prefix_would_fence_nobody_and_is_refused():
+def test_another_prefix_would_fence_no_process_and_is_refused():
     with pytest.raises(StateError, match="--prefix headrace"):
         plan_commit(lists(q=RECORDED), ["q"], "mine")
     assert plan_commit(lists(q=RECORDED), None, "mine") == []

@@ -56,7 +56,7 @@ def test_what_is_not_in_the_table_is_refused(phase, event):
 
 
 def test_what_the_table_refuses():
-    """Written out, so that nobody widens the table without saying so."""
+    """Written out, so that no process widens the table without saying so."""
     created = {(CheckpointPhase.CREATED, event) for event in EVENTS if event is not e.Started}
     started = {(phase, e.Started) for phase in CheckpointPhase if phase is not CheckpointPhase.CREATED}
     completed = {(phase, e.CheckpointCompleted) for phase in (CheckpointPhase.RUNNING, CheckpointPhase.COLLECTING)}
@@ -70,7 +70,7 @@ def test_a_reader_outside_the_slots_is_refused(reader):
         Driver(parallelism=2).register(reader)
 
 
-def test_what_is_refused_is_said_with_who_refuses_it_and_where_it_stands():
+def test_what_is_refused_is_said_with_who_refuses_it_and_where_it_is():
     with pytest.raises(ProtocolViolationError, match=r"^the coordinator is RUNNING: Started\(\) is not possible now$"):
         Driver().send(e.Started())
 
@@ -119,7 +119,7 @@ def test_an_answer_that_is_not_awaited_changes_nothing(late):
     assert driver.coordinator.waiting_for == (0,)
 
 
-def test_a_reader_that_comes_again_is_told_again_that_there_is_no_more():
+def test_a_reader_that_comes_again_is_reported_again_that_there_is_no_more():
     driver = Driver()
     driver.discovered(split("a", 0, 9), complete=True)
     assert only(driver.register(0, 1), e.NoMoreSplits) == [e.NoMoreSplits(0), e.NoMoreSplits(1)]
@@ -240,7 +240,7 @@ def test_a_snapshot_with_an_unknown_split_is_refused():
         driver.snapshot(1, 1, reading("b", 2, 9), finished("unknown", 4))
 
 
-def test_a_snapshot_that_finishes_a_split_nobody_finished_is_refused():
+def test_a_snapshot_that_finishes_a_split_no_process_finished_is_refused():
     driver = reading_job()
     driver.send(e.CheckpointTriggered(1))
     with pytest.raises(ProtocolViolationError, match="disagree"):

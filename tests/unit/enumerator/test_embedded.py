@@ -272,10 +272,10 @@ def test_a_later_discovery_that_is_refused_is_raised_once(monkeypatch):
         assert read(run) == "1"
 
 
-def test_what_is_undecided_is_said_once_and_so_is_its_end(monkeypatch, caplog):
+def test_what_is_inconclusive_is_said_once_and_so_is_its_end(monkeypatch, caplog):
     log, clock = log_of(a="1"), Clock()
-    doubt = RetriableError("whether there is a c is not known")
-    answers = [doubt, TimeoutError("no answer"), doubt, None, None, doubt]
+    dispute = RetriableError("whether there is a c is not known")
+    answers = [dispute, TimeoutError("no answer"), dispute, None, None, dispute]
     later = MemoryDiscovery.later
 
     def halting(self, known):
@@ -288,7 +288,7 @@ def test_what_is_undecided_is_said_once_and_so_is_its_end(monkeypatch, caplog):
         while answers:
             clock.now_s += 10.0
             run.poll(0.0)
-    fails, works = f"discovery of memory failed and will be tried again: {doubt}", "discovery of memory works again"
+    fails, works = f"discovery of memory failed and will be tried again: {dispute}", "discovery of memory works again"
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [fails, works, fails]
 
 
@@ -384,7 +384,7 @@ def test_why_there_is_no_checkpoint_now_is_said_and_how_one_is_started():
             with pytest.raises(UsageError, match=r"^no checkpoint is under way: call checkpoint\(\) first$"):
                 end()
         run.checkpoint()
-        with pytest.raises(StateError, match=r"^no checkpoint can be had now: checkpoint 1 is still under way$"):
+        with pytest.raises(StateError, match=r"^no checkpoint is available now: checkpoint 1 is still under way$"):
             run.checkpoint()
 
 

@@ -139,7 +139,7 @@ def test_an_outage_of_any_number_of_looks_is_ridden_out():
     assert only(commands, e.ScheduleDiscovery) == [e.ScheduleDiscovery(60.0)]
 
 
-def test_who_looks_once_is_notified_of_what_is_undecided():
+def test_who_looks_once_is_notified_of_what_is_inconclusive():
     class Half(SplitDiscovery):
         def initial(self):
             raise AssertionError
@@ -213,7 +213,7 @@ def test_settings_that_make_no_sense_are_named_with_their_value():
     assert create_enumerator(EagerEnumerator, parallelism=1, discovery_interval_s=0.5).parallelism == 1
 
 
-def test_what_discovery_refuses_is_said_with_where_it_stands():
+def test_what_discovery_refuses_is_said_with_where_it_is():
     with pytest.raises(ProtocolViolationError, match=r"^discovery is NEW: DUE is not possible now$"):
         create_enumerator(EagerEnumerator, parallelism=1).discovery_due()
 
@@ -328,7 +328,7 @@ def test_lazy_forgets_the_request_of_a_lost_reader():
 
 
 @pytest.mark.parametrize("ended", ["reader_lost", "reader_registered"])
-def test_lazy_by_itself_forgets_a_request_at_the_end_of_a_life_and_at_the_beginning_of_the_next(ended):
+def test_lazy_by_itself_forgets_a_request_at_the_end_of_a_lifetime_and_at_the_beginning_of_the_next(ended):
     ledger: Ledger[MemorySplit] = Ledger()
     enumerator = LazyEnumerator(ledger, Discovery.IDLE, 1, None)
     enumerator.split_requested(0)
@@ -362,7 +362,7 @@ def test_lazy_restores_at_any_parallelism(parallelism):
 
 
 class CountedSplit:
-    """A split that counts how often anybody asks who it is: what work on a split comes down to."""
+    """A split that counts how often any process asks who it is: what work on a split comes down to."""
 
     reads = 0
 
@@ -376,7 +376,7 @@ class CountedSplit:
 
 
 class CountedDict(OrderedDict):
-    """Counts the entries that anybody walks over."""
+    """Counts the entries that any process walks over."""
 
     steps = 0
 

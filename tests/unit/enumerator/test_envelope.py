@@ -160,7 +160,7 @@ def other_value(data: bytes) -> bytes:
 
 DAMAGES = {
     "another value": (other_value, "its checksum does not match"),
-    "cut off": (lambda data: data[: len(data) // 2], "it is not JSON"),
+    "truncated": (lambda data: data[: len(data) // 2], "it is not JSON"),
     "nothing": (lambda _: b"", "it is not JSON"),
     "newer": (lambda data: enveloped(data, version=2), "a newer headrace wrote it: version 2"),
     "another format": (lambda data: enveloped(data, format="other"), "its format is 'other'"),

@@ -18,7 +18,7 @@ def progress_of(*splits: MemorySplit) -> ReaderProgress[MemorySplit]:
     return progress
 
 
-def test_a_split_that_delivered_nothing_stands_where_it_started():
+def test_a_split_that_delivered_nothing_is_where_it_started():
     assert progress_of(split("a", 5)).snapshot() == {"a": reading("a", 5)}
 
 

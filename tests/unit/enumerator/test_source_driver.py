@@ -23,7 +23,7 @@ from headrace.enumerator.source_driver import FailureLog, PositionPublisher, Sou
 from headrace.testing.memory import MemorySplit
 
 LOST = RetriableError("no leader")
-DOUBT = RetriableError("whether there is a c is not known")
+DISPUTE = RetriableError("whether there is a c is not known")
 A, B = MemorySplit("a", 0), MemorySplit("b", 0)
 
 
@@ -106,7 +106,7 @@ def test_a_thousand_rounds_in_vain_end_in_the_longest_pause():
     assert wait_s == DISCOVERY_RETRY_MAX_S
 
 
-def test_what_is_undecided_is_asked_again_soon_and_what_failed_at_the_interval():
+def test_what_is_inconclusive_is_asked_again_soon_and_what_failed_at_the_interval():
     pauses = DiscoveryPauses(interval_s=30.0)
     assert pauses.after_success() == 30.0
     assert [pauses.after_inconclusive() for _ in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
@@ -167,11 +167,11 @@ def test_repeats_are_for_debugging_only(caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "DEBUG"]
 
 
-def test_discovery_does_not_work_again_while_something_is_undecided(caplog):
+def test_discovery_does_not_work_again_while_something_is_inconclusive(caplog):
     driver = driver_of(
-        DiscoveryResult([A], inconclusive=DOUBT), LOST, DiscoveryResult([], inconclusive=DOUBT), DiscoveryResult([])
+        DiscoveryResult([A], inconclusive=DISPUTE), LOST, DiscoveryResult([], inconclusive=DISPUTE), DiscoveryResult([])
     )
-    for error in (DOUBT, LOST, DOUBT):
+    for error in (DISPUTE, LOST, DISPUTE):
         driver.perform(ev.DiscoverLater({}))
         driver.perform(ev.ReportDiscoveryFailure(error))
     assert len(warnings(caplog)) == 1

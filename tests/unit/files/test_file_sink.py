@@ -124,7 +124,7 @@ def test_an_address_without_two_slashes_is_no_local_folder(path):
 @pytest.mark.parametrize(
     ("name", "whose"), [("_delta_log", "Delta Lake"), ("_spark_metadata", "a streaming query's own file sink")]
 )
-def test_rows_written_into_a_table_of_others_are_seen_by_nobody_so_it_is_refused(sink, name, whose):
+def test_rows_written_into_a_table_of_others_are_seen_by_no_process_so_it_is_refused(sink, name, whose):
     """findings: Sinks 9. Before any task, and at the latest by the driver's first look; nothing is published."""
     handle, store = prepared(sink, 0, 0, ROWS), open_store(sink.path, sink.storage_options)
     store.make_folder(name)
@@ -305,7 +305,7 @@ def test_a_file_that_is_gone_or_partially_committed_fails_the_epoch(sink):
         committer_of(sink).check([FileHandle(handles[1].attempt, handles[1].token, handles[1].format, 4, 1)])
 
 
-def test_a_listed_file_that_somebody_removed_is_data_loss_and_named(sink):
+def test_a_listed_file_that_another_process_removed_is_data_loss_and_named(sink):
     handle = prepared(sink, 0, 0, ROWS)
     old = committer_of(sink)
     old.fence()
@@ -332,7 +332,7 @@ def test_an_older_driver_is_fenced(sink):
     old.record(CommitList(0, (), completed=True))
     assert new.fence() == CommitList(0, (), completed=True)
     for act in (lambda: old.record(CommitList(1, (), completed=True)), lambda: old.clean_up(())):
-        with pytest.raises(FencedError, match="another driver of job 'job' has taken over"):
+        with pytest.raises(FencedError, match="another driver of job 'job' claimed it"):
             act()
     new.record(CommitList(1, (), completed=True))
     new.record(CommitList(2, (), completed=True))  # by now the old driver's next number is free again
@@ -346,7 +346,7 @@ def test_a_driver_that_has_not_fenced_records_nothing(sink):
         committer_of(sink).record(CommitList(0, ()))
 
 
-def test_a_stale_epoch_is_refused_and_its_files_are_swept(sink):
+def test_a_stale_epoch_is_refused_and_its_files_are_cleaned_up(sink):
     job_committer(sink).commit(5, (prepared(sink, 5, 0, ROWS),))
     with pytest.raises(StaleEpochError):
         job_committer(sink).commit(4, (prepared(sink, 4, 0, ["stale"]),))
@@ -419,7 +419,7 @@ def test_a_list_of_another_job_that_cannot_be_read_stops_no_query_of_the_folder(
     assert name.rpartition("/")[2] in store.names(WORK)
 
 
-def test_the_job_whose_own_list_is_damaged_ends_and_sweeps_nothing(sink):
+def test_the_job_whose_own_list_is_damaged_ends_and_cleans_up_nothing(sink):
     """findings: Sinks 11. Its tasks may write, as they do not know; its driver stops before it touches what they prepared."""
     job_committer(sink).commit(0, (prepared(sink, 0, 0, ROWS),))
     store = open_store(sink.path, {})
@@ -450,7 +450,7 @@ def test_lists_are_written_in_the_common_form(sink):
 
 
 def write_epoch(sink: FileSink, epoch: int, tasks: int) -> tuple[FileHandle, ...]:
-    """The same rows whatever the number of tasks, and an attempt that nobody counts."""
+    """The same rows whatever the number of tasks, and an attempt that no process counts."""
     values = [f"{epoch}{value}" for value in ROWS]
     prepared(sink, epoch, 0, values, number=7)
     return tuple(prepared(sink, epoch, task, values[task::tasks]) for task in range(tasks))
@@ -522,7 +522,7 @@ def test_a_driver_replaced_before_any_call_of_the_filesystem(sink):
 
 
 @pytest.mark.parametrize("step", ["check", "record", "end"])
-def test_a_driver_whose_sweep_is_replaced_at_any_call(sink, step):
+def test_a_driver_whose_cleans_up_is_replaced_at_any_call(sink, step):
     """The successor's files were prepared before: it has fenced, checked or recorded them when the old clean up continues."""
     for number, folder in enumerate(folders_like(sink, 12)):
         commit_until_done(folder, 0, 1)
@@ -530,10 +530,12 @@ def test_a_driver_whose_sweep_is_replaced_at_any_call(sink, step):
         cleaner = committer_of(folder, old)
         cleaner.fence()
         handles, successor = write_epoch(folder, 1, 2), committer_of(folder)
-        began, refused = old.calls, []
+        started_at, refused = old.calls, []
 
-        def let_in(call: int, when: int = number, began: int = began, handles=handles, successor=successor, refused=refused):
-            if call == began + when:
+        def let_in(
+            call: int, when: int = number, started_at: int = started_at, handles=handles, successor=successor, refused=refused
+        ):
+            if call == started_at + when:
                 successor.fence()
                 try:
                     successor.check(handles)
@@ -548,7 +550,7 @@ def test_a_driver_whose_sweep_is_replaced_at_any_call(sink, step):
         old._before = let_in
         with suppress(FencedError):
             cleaner.clean_up(())
-        if old.calls <= began + number:
+        if old.calls <= started_at + number:
             assert number > 5
             break  # the clean-up makes no more calls
         if not refused:
@@ -563,12 +565,12 @@ CAUGHT = (AssertionError, HeadraceError)
 
 @pytest.mark.parametrize("bug", files.IN_CLEANING_UP, ids=lambda bug: bug.__name__)
 @pytest.mark.parametrize("step", ["check", "record"])
-def test_a_planted_bug_in_sweeping_is_caught(sink, bug, step):
+def test_a_injected_bug_in_sweeping_is_caught(sink, bug, step):
     with bug(), pytest.raises(CAUGHT):
-        test_a_driver_whose_sweep_is_replaced_at_any_call(sink, step)
+        test_a_driver_whose_cleans_up_is_replaced_at_any_call(sink, step)
 
 
 @pytest.mark.parametrize("bug", files.IN_THE_LISTS, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_in_the_lists_is_caught(sink, bug):
+def test_a_injected_bug_in_the_lists_is_caught(sink, bug):
     with bug(), pytest.raises(CAUGHT):
         test_a_driver_replaced_before_any_call_of_the_filesystem(sink)

@@ -178,7 +178,7 @@ def _by(decode: Any, encode: Any, schema: Any, batch: list[bytes | None]) -> Any
         return [said(each) for each in plain(column)], bad, avro.encode(column).to_pylist()
 
 
-# --- room ---
+# --- space ---
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_good_value_that_its_neighbours_leave_no_room_for_is_not_a_bad_one():
+def test_a_good_value_that_its_neighbours_leave_no_space_for_is_not_a_bad_one():
     avro = AvroFormat('"string"')
     with pytest.raises(ColumnFullError, match="decode fewer values at once"):
         avro.decode(binary([b"\x0cabcdef", b"\x0cabcdef"]))
@@ -317,7 +317,7 @@ def test_promotions_and_unions_are_those_of_the_specification(writer, reader, da
 
 
 def test_a_union_that_both_sides_share_keeps_its_branches():
-    """By the first match alone an int goes to the long that stands before it."""
+    """By the first match alone an int goes to the long that is before it."""
     column, _ = AvroFormat('["long", "int"]', reader_schema='["long", "int"]').decode(binary([b"\x02\x06"]))
     assert column.type_codes.to_pylist() == [1]
 

@@ -13,7 +13,7 @@ from headrace.connectors.formats.registry.schemas import RegisteredSchema
 from headrace.enumerator.errors import UsageError
 from headrace.formats import AvroFormat, RegisteredAvroFormat, SchemaRegistry
 from tests.helpers.avro_cases import expected, plain, read, said, written
-from tests.helpers.avro_evolution import CHANGES, HISTORIES, KINDS, Change, History, Lost, Outcome, Refused, holds, told_apart
+from tests.helpers.avro_evolution import CHANGES, KINDS, SCHEDULES, Change, History, Lost, Outcome, Refused, holds, told_apart
 
 NOBODY = SchemaRegistry("http://127.0.0.1:1")
 """It is asked for nothing: all schemas are known."""
@@ -45,7 +45,7 @@ def check(outcome: Outcome, writer: Any, reader: Any, values: Sequence[Any]) -> 
         assert row in lost or said(value) == said(expected(reader, read(writer, encoded[row], reader)))
 
 
-@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES.keys())
+@pytest.mark.parametrize("history", SCHEDULES.values(), ids=SCHEDULES.keys())
 def test_a_topic_with_values_of_all_versions_is_read_as_far_as_they_are_compatible(history: History):
     """By each version as the reader's schema; what another version wrote is read, or bad with that version's id."""
     assert {kind for kind in KINDS if holds(kind, readable(history))} == history.kinds
@@ -76,6 +76,6 @@ def readable(history: History) -> list[list[bool]]:
     return found
 
 
-def test_every_kind_of_compatibility_is_told_from_the_others():
+def test_every_kind_of_compatibility_is_reported_from_the_others():
     """A history has it that lacks some other, and one lacks it: so a check that always, or never, agrees is seen."""
-    assert told_apart(HISTORIES.values())
+    assert told_apart(SCHEDULES.values())

@@ -40,8 +40,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
 
 
 @pytest.mark.parametrize("format_", [protobuf_evolution, json_evolution])
-def test_every_kind_of_compatibility_is_told_from_the_others(format_):
-    assert told_apart(format_.HISTORIES.values())
+def test_every_kind_of_compatibility_is_reported_from_the_others(format_):
+    assert told_apart(format_.SCHEDULES.values())
 
 
 # --- Protobuf
@@ -126,7 +126,7 @@ def test_a_renamed_protobuf_field_keeps_its_value_under_the_new_name():
     assert (column.to_pylist(), bad) == ([{"id": 1, "y": 5}], [])
 
 
-@pytest.mark.parametrize("history", protobuf_evolution.HISTORIES.values(), ids=protobuf_evolution.HISTORIES.keys())
+@pytest.mark.parametrize("history", protobuf_evolution.SCHEDULES.values(), ids=protobuf_evolution.SCHEDULES.keys())
 def test_confluents_protobuf_of_all_versions_is_kept_as_far_as_they_are_compatible(registry, history: History):
     theirs = SchemaRegistryClient({"url": registry.url})
     topic, written = [], []
@@ -162,7 +162,7 @@ def check_json(outcome: Outcome, reader: Any, values: list[Any]) -> None:
 
 
 def named(schema: Any, value: Any) -> Any:
-    """Of a value what stands under the names of a schema, and null for what does not."""
+    """Of a value what is under the names of a schema, and null for what does not."""
     if "properties" in schema and value is not None:
         return {name: named(each, value.get(name)) for name, each in schema["properties"].items()}
     return value
@@ -178,7 +178,7 @@ def test_a_json_schemas_old_version_reads_the_new_ones_values_by_name(change: Ch
     check_json(change.forward, change.old, [*change.new_values])
 
 
-@pytest.mark.parametrize("history", json_evolution.HISTORIES.values(), ids=json_evolution.HISTORIES.keys())
+@pytest.mark.parametrize("history", json_evolution.SCHEDULES.values(), ids=json_evolution.SCHEDULES.keys())
 def test_confluents_json_of_all_versions_is_read_as_far_as_they_are_compatible(registry, history: History):
     theirs = SchemaRegistryClient({"url": registry.url})
     pairs = [*zip(history.versions, history.values, strict=True)]

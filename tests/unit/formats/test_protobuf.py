@@ -250,7 +250,7 @@ def test_mutated_values_are_bad_or_what_the_runtime_reads_and_cost_no_neighbour(
         assert ours == oracle(name, value)
 
 
-def test_the_oracle_sees_a_planted_difference():
+def test_the_oracle_sees_a_injected_difference():
     value = b"\x08\x01\x58\x07"
     (row,) = answers("p.q.M", [value])
     assert row == oracle("p.q.M", value) != oracle("p.q.M", b"\x08\x02\x58\x07")

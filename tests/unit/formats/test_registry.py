@@ -339,7 +339,7 @@ def test_only_the_fields_asked_for_are_read(served):
     assert column.to_pylist() == [{"delay": 2}]
 
 
-def test_a_format_that_knows_its_schemas_asks_nobody_in_another_process(served):
+def test_a_format_that_knows_its_schemas_asks_no_process_in_another_process(served):
     served.register("flights-value", FLIGHT)
     served.register("flights-value", LATER)
     format_ = RegisteredAvroFormat.of_subject(SchemaRegistry(served.url), "flights-value", version=1)
@@ -414,7 +414,7 @@ def test_ids_that_stay_unknown_are_asked_for_again_together_and_then_once_in_a_w
 
 
 @pytest.mark.parametrize("value", [b"\0\xff\xff\xff\xff abc", b"\0\x80\0\0\0x"])
-def test_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_of_nobody(served, value):
+def test_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_of_no_process(served, value):
     served.register("flights-value", FLIGHT)
     format_ = reading(served)
     asked = len(served.asked)
@@ -516,7 +516,7 @@ def test_the_next_url_is_asked_where_one_does_not_answer_or_does_not_know_yet(se
         closed.close()
         assert SchemaRegistry(f"{away}, {lagging.url},{served.url}/").by_id(1).id == 1
         assert lagging.asked == ["GET /schemas/ids/1"]
-        with pytest.raises(DeadlineExceededError):  # one does not know it, and nobody knows what the other would say
+        with pytest.raises(DeadlineExceededError):  # one does not know it, and no one knows what the other would say
             SchemaRegistry(f"{lagging.url},{away}", deadline_s=0.2).by_id(2)
 
 
@@ -624,7 +624,7 @@ def test_what_cannot_be_honoured_is_refused_by_name_and_nothing_secret_is_shown(
     assert "hidden" not in str(raised.value)
 
 
-def test_a_secret_stands_in_the_environment_or_a_file_and_is_read_when_the_registry_is_asked(tmp_path, monkeypatch):
+def test_a_secret_is_in_the_environment_or_a_file_and_is_read_when_the_registry_is_asked(tmp_path, monkeypatch):
     (tmp_path / "login").write_text("me:hunter2\n")
     (tmp_path / "registry.properties").write_text("login = me:hunter2\npassword = hunter2\n")
     monkeypatch.setenv("LOGIN", "me:hunter2")
@@ -694,7 +694,7 @@ def test_a_token_of_an_endpoint_is_asked_for_once_and_sent_with_each_request(end
         by_reference = {"bearer.auth.client.secret": "${env:CLIENT_SECRET}"}
         own = PROVIDERS | OAUTH | by_reference | {"bearer.auth.issuer.endpoint.url": endpoint.url}
         registry = SchemaRegistry(served.url, own)
-        assert endpoint.asked == []  # nobody is contacted
+        assert endpoint.asked == []  # no process is contacted
         assert registry.by_id(1).id == registry.version("flights-value").id == 1
         ((form, headers),) = endpoint.asked
         assert form == {"grant_type": "client_credentials", "scope": "schemas"}
@@ -729,7 +729,7 @@ def test_an_endpoint_that_refuses_the_client_or_is_away_is_named_and_no_secret(e
     assert "hunter2" not in str(refused.value) + str(away.value)
 
 
-def test_a_reference_is_replaced_by_nobody_where_no_provider_is_named(monkeypatch):
+def test_a_reference_is_replaced_by_no_process_where_no_provider_is_named(monkeypatch):
     monkeypatch.setenv("LOGIN", "me:hunter2")
     with FakeRegistry(user="me:hunter2") as served, pytest.raises(AuthenticationError, match="answered 401"):
         SchemaRegistry(served.url, {"basic.auth.user.info": "${env:LOGIN}"}).by_id(1)

@@ -117,7 +117,7 @@ def test_a_topic_that_is_just_being_created_does_not_fail_a_pattern(kafka):
 
 
 class _Clock:
-    """Time that passes when somebody waits."""
+    """Time that passes when another process waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -150,7 +150,7 @@ def test_the_grace_of_an_unknown_topic_starts_with_the_first_answer_and_not_with
 
 
 def test_an_outage_between_two_answers_is_no_time_for_which_a_topic_was_unknown(monkeypatch):
-    away = ConnectionLostError("nobody is there")
+    away = ConnectionLostError("no process is there")
     assert run(monkeypatch, [(0.1, UNKNOWN), (9.0, away), (0.1, UNKNOWN), (0.1, "found")]) == "found"
     with pytest.raises(UnknownTopicError):
         run(monkeypatch, [(0.1, UNKNOWN), (2.0, UNKNOWN), (2.0, UNKNOWN)])

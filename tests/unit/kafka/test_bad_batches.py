@@ -36,7 +36,7 @@ THREE = batch(numbered(3), base=5)
 NEXT = batch(numbered(2), base=8)
 
 
-@pytest.mark.parametrize("behind", [NEXT, NEXT[:20]], ids=["whole", "cut off"])
+@pytest.mark.parametrize("behind", [NEXT, NEXT[:20]], ids=["whole", "truncated"])
 @pytest.mark.parametrize("delta", [2, 50])
 def test_what_lies_behind_it_says_where_it_ends(behind, delta):
     found = second_look(answer(with_end(THREE, delta) + behind, high_watermark=100))

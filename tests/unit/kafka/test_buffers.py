@@ -5,7 +5,7 @@ import pytest
 from headrace.connectors.kafka.client.wire.buffers import BufferPool
 
 
-def test_a_buffer_is_used_again_once_nobody_looks_at_it():
+def test_a_buffer_is_used_again_once_no_process_looks_at_it():
     pool = BufferPool()
     first = pool.take(100_000)
     buffer = id(first.obj)

@@ -11,8 +11,6 @@ from uuid import UUID
 
 import pytest
 
-from headrace.cli.letters.letters import LetterFilter
-from headrace.cli.letters.replay import Plan, Replay
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.sink import Attempt, CommitList, RecordedEpoch
@@ -251,7 +249,7 @@ class TestDestinations:
         written(sink_to(kafka, "a", transactional_id_prefix="green"), 0, rows(["green"]))
         assert values(kafka, "a") == ["blue", "green"]
 
-    def test_a_driver_fences_and_sweeps_its_own_destination_only(self, kafka):
+    def test_a_driver_fences_and_cleans_up_its_own_destination_only(self, kafka):
         one, other = sink_to(kafka, "a"), sink_to(kafka, "b")
         driver = committer(one, JOB)
         driver.commit(0, prepared(one, JOB, 0, ["0"]))
@@ -416,14 +414,6 @@ class TestWritesUnderWay:
         log.decided()
         assert caplog.text.count("still open") == 2
 
-    def test_nor_does_a_replay_of_dead_letters(self, kafka, monkeypatch):
-        sink = sink_to(kafka, "a")
-        committer(sink, JOB).recover()
-        dies_in_its_write(monkeypatch, sink, "other", 7)
-        replay = Replay(in_a_new_process(sink), "b", Plan(LetterFilter(), 3))
-        replay.begin()
-        assert Transactions(sink.cluster()).ongoing(sink.names("other").driver) == [sink.names("other").driver]
-
     def test_what_was_aborted_behind_an_open_write_is_not_taken_for_recorded(self, kafka, monkeypatch):
         sink = sink_to(kafka, "a")
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
@@ -474,7 +464,7 @@ class TestWritesUnderWay:
 
 
 def many(tasks, partitions, epoch=0):
-    """The handles of so many tasks that wrote to each of so many partitions of a topic, at offsets that differ."""
+    """The handles of this many tasks that wrote to each of this many partitions of a topic, at offsets that differ."""
     return tuple(
         KafkaHandle(
             Producer(f"headrace.{JOB}.00000000.0.{task}.0", 4000 + task, 2),

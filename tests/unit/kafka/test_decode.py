@@ -225,7 +225,7 @@ def test_a_control_batch_at_the_end_moves_the_position(records: ModuleType) -> N
     assert decoded[-1].next_offset == 3
 
 
-def test_a_batch_cut_off_at_the_end_is_ignored(records: ModuleType) -> None:
+def test_a_batch_truncated_at_the_end_is_ignored(records: ModuleType) -> None:
     whole, cut = batch(numbered(3)), batch(numbered(3), base=3)
     for length in range(len(cut)):
         decoded = run(records, whole + cut[:length])
@@ -284,7 +284,7 @@ def test_yielded_batches_do_not_refer_to_the_data(records: ModuleType) -> None:
 # --- what a record holds ---
 
 
-def test_null_and_empty_keys_and_values_are_told_apart(records: ModuleType) -> None:
+def test_null_and_empty_keys_and_values_are_reported_apart(records: ModuleType) -> None:
     pairs = [(None, None), (b"", b""), (b"k", None), (None, b"v"), (b"", None)]
     decoded = run(records, batch([Record(i, *pair) for i, pair in enumerate(pairs)]))
     assert list(zip(column(decoded, "key"), column(decoded, "value"), strict=True)) == pairs
@@ -437,8 +437,8 @@ BAD_BODIES = {
     "null header key": (record(ZERO, ZERO, NULL, NULL, zigzag(1), NULL, NULL), "header"),
     "header value length of -2": (record(ZERO, ZERO, NULL, NULL, zigzag(1), ZERO, zigzag(-2)), "header"),
     "header key past the end": (record(ZERO, ZERO, NULL, NULL, zigzag(1), zigzag(9), NULL), "header"),
-    "bytes after the last field": (record(ZERO, ZERO, NULL, NULL, ZERO, b"\0"), "left over"),
-    "bytes after the last record": (GOOD + b"\0", "left over"),
+    "bytes after the last field": (record(ZERO, ZERO, NULL, NULL, ZERO, b"\0"), "remaining"),
+    "bytes after the last record": (GOOD + b"\0", "remaining"),
 }
 
 
@@ -515,7 +515,7 @@ def test_a_batch_length_too_small_for_a_header_is_refused(records: ModuleType, l
         run(records, bytes(data))
 
 
-def test_a_batch_length_beyond_the_data_is_a_batch_cut_off(records: ModuleType) -> None:
+def test_a_batch_length_beyond_the_data_is_a_batch_truncated(records: ModuleType) -> None:
     data = bytearray(batch(numbered(2)))
     data[8:12] = struct.pack(">i", (1 << 31) - 1)
     with pytest.raises(CorruptDataError, match="part of the first"):

@@ -187,7 +187,7 @@ def test_a_timestamp_without_match_can_be_an_error():
     ],
 )
 def test_what_is_not_there_is_the_users_mistake_at_first(subscription, absent):
-    with pytest.raises(UsageError, match=f"no such topic or partition on nobody:1: {absent}$"):
+    with pytest.raises(UsageError, match=f"no such topic or partition on no process:1: {absent}$"):
         discovery(PretendedCluster({"t": (A, 2)}), subscription).initial()
 
 
@@ -249,7 +249,7 @@ def test_what_stays_away_for_all_looks_is_missing():
 def test_a_passing_error_while_looking_is_passed_on_as_such():
     class Down(PretendedCluster):
         def find_topics(self, names):
-            raise RetriableError("nobody is there")
+            raise RetriableError("no process is there")
 
     with pytest.raises(RetriableError):
         discovery(Down({})).later({})

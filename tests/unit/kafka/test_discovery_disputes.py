@@ -1,4 +1,4 @@
-"""Regression tests: brokers differ on which topic bears a name, as one of them lags behind or is cut off from its
+"""Regression tests: brokers differ on which topic bears a name, as one of them lags behind or is isolated from its
 controllers.
 """
 
@@ -139,7 +139,7 @@ def test_what_is_new_is_found_also_while_one_broker_cannot_be_asked(kafka, fault
 
 
 @pytest.mark.parametrize("fault", [CutBefore(), REFUSED])
-def test_what_one_broker_says_against_an_id_counts_whoever_else_cannot_be_asked(kafka, fault):
+def test_what_one_broker_says_against_an_id_counts_the_process_that_else_cannot_be_asked(kafka, fault):
     t = the_split(kafka)
     stale, away = lags(kafka, 1), out_of_reach(kafka, 3, fault)
     for _ in range(20):  # asked in random order
@@ -166,7 +166,7 @@ def test_a_topic_that_most_brokers_do_not_know_is_not_taken_from_one(kafka):
     kafka.delete_topic("u")
     found = asking_first(kafka, 1, topics=None, pattern="[tu]").create_discovery().later({})
     assert {split.topic for split in found.added} == {"t"}
-    assert "one broker has told of topic u, which 2 others do not know" in str(found.inconclusive)
+    assert "one broker has reported topic u, which 2 others do not know" in str(found.inconclusive)
 
 
 def test_one_broker_that_does_not_know_a_new_topic_yet_does_not_hold_it_up(kafka):
@@ -183,7 +183,7 @@ def test_a_topic_that_is_deleted_while_it_is_found_holds_up_no_other(kafka, monk
     found = source_of(kafka, topics=["t", "u"]).create_discovery().later({})
     assert {split.topic for split in found.added} == {"t"}
     assert deleted.fired
-    assert "told of topic u, and its leader does not know it" in str(found.inconclusive)
+    assert "reported topic u, and its leader does not know it" in str(found.inconclusive)
 
 
 def test_an_added_partition_of_a_deleted_topic_is_not_taken(kafka):
@@ -283,7 +283,7 @@ def two_laggards(kafka: FakeKafka) -> None:
     kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="u"), broker=3, times=None).optional()
 
 
-def test_who_waits_for_a_decision_is_not_told_by_a_broker_that_does_not_know_the_topic_that_there_is_none(kafka):
+def test_who_waits_for_a_decision_is_not_reported_by_a_broker_that_does_not_know_the_topic_that_there_is_none(kafka):
     two_laggards(kafka)
     for _ in range(5):  # asked in random order
         discovery = source_of(kafka, topics=None, pattern="[tu]", **QUICK).create_discovery()
@@ -294,7 +294,7 @@ def test_who_waits_for_a_decision_is_not_told_by_a_broker_that_does_not_know_the
                 look()
 
 
-def test_a_topic_that_was_in_doubt_is_undecided_until_it_is_known_or_gone(kafka):
+def test_a_topic_that_was_in_dispute_is_inconclusive_until_it_is_known_or_gone(kafka):
     two_laggards(kafka)
     discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
     while discovery.later({}).inconclusive is None:
@@ -304,7 +304,7 @@ def test_a_topic_that_was_in_doubt_is_undecided_until_it_is_known_or_gone(kafka)
     assert discovery.later({}).inconclusive is None
 
 
-def test_a_doubt_is_over_where_a_topic_is_recreated_without_the_partition_that_is_selected(kafka):
+def test_a_dispute_is_over_where_a_topic_is_recreated_without_the_partition_that_is_selected(kafka):
     kafka.create_topic("u", partitions=2)
     discovery = source_of(kafka, topics=None, partitions={"u": [1]}).create_discovery()
     (first,) = discovery.initial().added
@@ -318,7 +318,7 @@ def test_a_doubt_is_over_where_a_topic_is_recreated_without_the_partition_that_i
     assert discovery.later({first.split_id: first}) == DiscoveryResult([], frozenset({first.split_id}))
 
 
-def test_a_doubt_is_over_where_the_topic_is_deleted_with_the_right_to_it(kafka):
+def test_a_dispute_is_over_where_the_topic_is_deleted_with_the_right_to_it(kafka):
     kafka.create_topic("u")
     discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
     t = the_split(kafka)
@@ -432,7 +432,7 @@ def test_where_a_found_partition_starts_is_its_first_record_also_while_a_broker_
     t, fired = the_split(kafka), 0
     for _ in range(10):  # asked in random order
         stale = lags(kafka, 1, times=3)
-        assert KafkaOffsets(source_of(kafka)).begins([replace(t, next_offset=3)], {}) == {t.split_id: 0}
+        assert KafkaOffsets(source_of(kafka)).first_offsets([replace(t, next_offset=3)], {}) == {t.split_id: 0}
         fired += stale.fired
         stale.stop()
     assert fired
@@ -441,16 +441,16 @@ def test_where_a_found_partition_starts_is_its_first_record_also_while_a_broker_
 def test_that_a_partition_is_there_is_known_though_a_broker_cannot_be_asked(kafka):
     t = the_split(kafka)
     away = out_of_reach(kafka, 3)
-    assert KafkaOffsets(source_of(kafka, **QUICK)).begins([replace(t, next_offset=3)], {}) == {t.split_id: 0}
+    assert KafkaOffsets(source_of(kafka, **QUICK)).first_offsets([replace(t, next_offset=3)], {}) == {t.split_id: 0}
     assert away.fired
 
 
 def test_where_a_found_partition_starts_is_not_known_while_a_broker_cannot_be_asked_whether_it_is_gone(kafka):
     gone = KafkaSplit("t", DELETED, 0, 3)
-    assert KafkaOffsets(source_of(kafka, **QUICK)).begins([gone], {}) == {gone.split_id: 3}
+    assert KafkaOffsets(source_of(kafka, **QUICK)).first_offsets([gone], {}) == {gone.split_id: 3}
     away = out_of_reach(kafka, 3)
     with pytest.raises(DeadlineExceededError, match="looking up topics at every broker"):
-        KafkaOffsets(source_of(kafka, **QUICK)).begins([gone], {})
+        KafkaOffsets(source_of(kafka, **QUICK)).first_offsets([gone], {})
     assert away.fired
 
 

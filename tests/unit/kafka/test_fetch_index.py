@@ -42,12 +42,12 @@ def test_what_is_asked_for_is_ready_no_more_and_still_at_home_there():
     assert index.ready(ONE) == [beside]
     index.put(beside, Place(ONE))
     assert index.ready(ONE) == []
-    assert index.changed() == set(), "nobody has got anything to do by that"
+    assert index.changed() == set(), "no process has got anything to do by that"
     assert index.brokers() == {ONE}
     assert index.belongs(ONE)
 
 
-def test_a_broker_that_nothing_belongs_to_any_more_is_told_and_only_then():
+def test_a_broker_that_nothing_belongs_to_any_more_is_reported_and_only_then():
     item, beside = Item(), Item()
     index = index_of((item, Place(ONE)), (beside, Place(ONE)))
     assert index.changed() == set()
@@ -68,14 +68,14 @@ def test_what_is_ready_without_a_broker_belongs_to_none():
     assert index.belongs(ONE)
 
 
-def test_doubts_are_told_until_they_are_over():
+def test_doubts_are_reported_until_they_are_over():
     item = Item()
-    index = index_of((item, Place(in_doubt=True)))
+    index = index_of((item, Place(in_dispute=True)))
     assert index.changed() == {Work.RANGES}
-    assert index.doubtful() == index.doubtful() == [item]
+    assert index.unresolved() == index.unresolved() == [item]
     index.put(item, Place())
     index.put(item, Place())
-    assert (index.doubtful(), index.changed()) == ([], set())
+    assert (index.unresolved(), index.changed()) == ([], set())
 
 
 def test_look_ups_are_due_at_their_time_and_until_they_have_ended():

@@ -73,7 +73,7 @@ def test_data_moves_the_offset_to_after_the_last_batch():
     assert (again.offset, again.last_epoch) == (13, 3)
 
 
-def test_a_batch_that_was_cut_off_is_not_handed_out():
+def test_a_batch_that_was_truncated_is_not_handed_out():
     plan = plan_of(FetchFrom("t", 0, 10))
     (asked,) = plan.take(ONE, 0.0, HEADROOM)
     data = plan.landed(asked, answer(bytes(batches(10, 5)) + bytes(batches(15, 5))[:-1]), None, 0.0)
@@ -218,14 +218,14 @@ def test_an_error_that_does_not_pass_ends_one_partition_and_no_other():
     assert [asked.index for asked in plan.take(ONE, 0.0, HEADROOM)] == [1]
 
 
-def test_out_of_range_is_a_doubt_and_no_verdict():
+def test_out_of_range_is_a_dispute_and_no_result():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
     (asked,) = plan.take(ONE, 0.0, HEADROOM)
     assert plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0) is None
-    assert plan.doubtful() == [(source, 10)]
+    assert plan.unresolved() == [(source, 10)]
     assert plan.cleared(source, RetriableError("in range after all"), 0.0) is None
-    assert plan.doubtful() == []
+    assert plan.unresolved() == []
     assert plan.leaderless(1.0) == [source]
 
 
@@ -247,7 +247,7 @@ def test_out_of_range_at_a_follower_asks_the_leader_first():
     assert plan.take(ONE, 0.0, HEADROOM) == []
     (asked,) = plan.take(TWO, 0.0, HEADROOM)
     plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0)
-    assert plan.doubtful() == []
+    assert plan.unresolved() == []
     assert len(plan.take(ONE, 0.0, HEADROOM)) == 1
 
 
@@ -276,7 +276,7 @@ def test_a_broker_that_lags_behind_is_forgiven():
     plan.leader_found(source, Leader(ONE, 0), ID, 1.0)
     (asked,) = plan.take(ONE, 1.2, HEADROOM)
     plan.landed(asked, answer(error=ErrorCode.UNKNOWN_TOPIC_ID), None, 1.2)
-    assert plan.lookup_failed(source, RECREATED, 3.5) is None  # a new doubt, with a new grace
+    assert plan.lookup_failed(source, RECREATED, 3.5) is None  # a new dispute, with a new grace
 
 
 def test_one_broker_that_names_another_id_proves_nothing_however_often():
@@ -335,13 +335,13 @@ def test_a_log_with_more_of_an_older_epoch_leaves_nothing_out(end):
 
 
 def short(plan, now, **given):
-    """The broker has nothing at offset 10, although the stop is 20; whether that is a doubt now."""
+    """The broker has nothing at offset 10, although the stop is 20; whether that is a dispute now."""
     (asked,) = plan.take(ONE, now, HEADROOM)
     assert plan.landed(asked, answer(**{"high_watermark": 10, **given}), None, now) is None
-    return plan.doubtful() == [(asked.partition.source, 10)]
+    return plan.unresolved() == [(asked.partition.source, 10)]
 
 
-def test_a_log_that_ends_before_the_stop_is_a_doubt_after_three_seconds_and_again_after_three():
+def test_a_log_that_ends_before_the_stop_is_a_dispute_after_three_seconds_and_again_after_three():
     source = FetchFrom("t", 0, 10, stop=20)
     plan = plan_of(source)
     assert [short(plan, now) for now in (0.0, 1.5, 2.9, 3.0)] == [False, False, False, True]
@@ -350,18 +350,18 @@ def test_a_log_that_ends_before_the_stop_is_a_doubt_after_three_seconds_and_agai
     assert [short(plan, now) for now in (4.0, 5.9, 6.0)] == [False, False, True]
 
 
-def test_a_stop_behind_an_open_transaction_is_no_doubt():
+def test_a_stop_behind_an_open_transaction_is_no_dispute():
     plan = plan_of(FetchFrom("t", 0, 10, stop=20))
     assert not any(short(plan, float(now), high_watermark=20, last_stable_offset=10, aborted=[]) for now in range(9))
 
 
-def test_a_new_leader_whose_high_watermark_lags_behind_for_a_moment_is_no_doubt():
+def test_a_new_leader_whose_high_watermark_lags_behind_for_a_moment_is_no_dispute():
     plan = plan_of(FetchFrom("t", 0, 10, stop=20))
     assert [short(plan, 0.0), short(plan, 2.0), short(plan, 2.5, high_watermark=20)] == [False] * 3
     assert [short(plan, 3.0), short(plan, 5.0)] == [False] * 2
 
 
-def test_without_a_stop_a_log_that_ends_is_no_doubt():
+def test_without_a_stop_a_log_that_ends_is_no_dispute():
     plan = plan_of(FetchFrom("t", 0, 10))
     assert not any(short(plan, float(now)) for now in range(9))
 
@@ -451,7 +451,7 @@ def test_who_is_looked_up_again_in_vain_is_fetched_on():
     assert len(plan.take(ONE, 400.0, HEADROOM)) == 1
 
 
-def test_while_a_partition_is_in_flight_its_answer_tells_what_is_wrong():
+def test_while_a_partition_is_in_flight_its_answer_shows_what_is_wrong():
     source = FetchFrom("t", 0, 10, topic_id=ID)
     plan = plan_of(source)
     (asked,) = plan.take(ONE, 0.0, HEADROOM)
@@ -489,14 +489,14 @@ def test_a_leader_that_has_moved_takes_over_from_the_follower_and_one_that_has_n
     assert not plan.fetches_from(TWO)
 
 
-def test_a_doubt_stays_one_though_the_leader_is_found_again():
+def test_a_dispute_stays_one_though_the_leader_is_found_again():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
     (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0)
-    assert plan.next_due(None) is None, "nobody looks its leader up meanwhile"
+    assert plan.next_due(None) is None, "no process looks its leader up meanwhile"
     plan.leader_found(source, Leader(ONE, 5), ID, 1.0)
-    assert plan.doubtful() == [(source, 10)]
+    assert plan.unresolved() == [(source, 10)]
     assert plan.take(ONE, 1.0, HEADROOM) == []
 
 
@@ -509,7 +509,7 @@ def test_a_ready_partition_of_a_topic_that_was_recreated_is_fetched_no_more():
     assert isinstance(failed, FetchFailed)
 
 
-def test_a_topic_that_is_gone_is_told_by_its_id_where_the_error_is_about_it():
+def test_a_topic_that_is_gone_is_reported_by_its_id_where_the_error_is_about_it():
     source = FetchFrom("t", 0, 10, topic_id=ID)
     for missing, expected in [({"t"}, TopicRecreatedError("t", str(ID), None)), ({"u"}, UnknownTopicError(frozenset({"u"})))]:
         plan = FetchPlan(CONFIG)
@@ -525,7 +525,7 @@ def test_the_time_that_a_topic_is_unknown_starts_over_after_any_other_answer():
     plan = FetchPlan(CONFIG)
     plan.add(source)
     plan.lookup_failed(source, missing, 0.0)
-    plan.lookup_failed(source, RetriableError("nobody could be asked"), 2.0)
+    plan.lookup_failed(source, RetriableError("no process could be asked"), 2.0)
     assert [plan.lookup_failed(source, missing, now) for now in (4.0, 6.9)] == [None, None]
     assert isinstance(plan.lookup_failed(source, missing, 7.0), FetchFailed)
 
@@ -555,7 +555,7 @@ def test_what_is_removed_is_unknown():
 # --- requests -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_room_of_a_request_is_shared_and_no_share_is_below_a_mebibyte():
+def test_the_space_of_a_request_is_shared_and_no_share_is_below_a_mebibyte():
     for count, share in [(2, 4 << 20), (3, (8 << 20) // 3), (8, 1 << 20), (16, 1 << 20)]:
         plan = plan_of(*(FetchFrom("t", number, 0) for number in range(count)))
         assert [asked.max_bytes for asked in plan.take(ONE, 0.0, HEADROOM)] == [share] * count
@@ -780,7 +780,7 @@ def test_data_ends_the_time_in_which_the_log_is_said_to_end_early():
     plan.landed(*plan.take(ONE, 1.0, HEADROOM), answer(batches(10, 1), high_watermark=11), None, 1.0)
     for now in (2.0, 4.9):
         plan.landed(*plan.take(ONE, now, HEADROOM), answer(high_watermark=11), None, now)
-        assert plan.doubtful() == []
+        assert plan.unresolved() == []
 
 
 def test_what_fails_for_long_is_news_until_it_is_over_however_it_ends():
@@ -873,7 +873,7 @@ def test_a_batch_of_which_only_the_length_comes_is_corrupt_data_after_three_seco
     assert f"a batch of {len(batches(10, 5))} bytes that never comes whole" in str(outcomes[-1].error)
 
 
-def test_a_log_that_continues_and_brings_nothing_is_asked_again_ever_later_and_told_of():
+def test_a_log_that_continues_and_brings_nothing_is_asked_again_ever_later_and_reported_of():
     plan = plan_of(FetchFrom("t", 0, 10))
     outcome, asks, now = asked_until(plan, answer(high_watermark=50), 60.0)
     assert outcome is None
@@ -890,7 +890,7 @@ def test_a_log_that_continues_and_brings_nothing_is_asked_again_ever_later_and_t
     assert len(plan.take(ONE, now + 1.0, HEADROOM)) == 1  # again: at once
 
 
-def test_a_partition_that_others_leave_no_room_for_waits_an_eighth_longer_at_most():
+def test_a_partition_that_others_leave_no_space_for_waits_an_eighth_longer_at_most():
     plan = plan_of(FetchFrom("t", 0, 10))
     (first,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(first, answer(high_watermark=50), None, 0.0)

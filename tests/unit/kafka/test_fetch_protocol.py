@@ -207,7 +207,7 @@ def test_each_tag_is_read_without_the_other():
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_no_aborted_transaction_is_told_from_none_being_asked_for(version):
+def test_no_aborted_transaction_is_reported_from_none_being_asked_for(version):
     answer = parse_fetch_response(response(version, [partition(0, b"x", aborted_transactions=[])]), version)
     assert answer.partitions[0].aborted == []
 
@@ -221,13 +221,13 @@ def test_a_response_is_read_from_where_its_header_ends(version):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_preferred_replica_is_told_from_version_11_on(version):
+def test_the_preferred_replica_is_reported_from_version_11_on(version):
     answer = parse_fetch_response(response(version, [partition(0, b"x", preferred_read_replica=2)]), version)
     assert answer.partitions[0].preferred_replica == (2 if version >= 11 else None)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_error_of_the_whole_answer_is_told_from_version_7_on(version):
+def test_the_error_of_the_whole_answer_is_reported_from_version_7_on(version):
     message = FetchResponse(throttle_time_ms=3, error_code=70, session_id=5, responses=[])
     answer = parse_fetch_response(memoryview(bytes(message.encode(version=version))), version)
     assert (answer.error, answer.throttle_time_ms) == (70 if version >= 7 else 0, 3)
@@ -275,7 +275,7 @@ def test_the_last_epoch_is_that_of_the_last_batch_and_none_is_not_zero():
     assert (found.epochs, found.last_epoch) == (((1, 0),), 0)
 
 
-def test_an_epoch_that_comes_again_is_told_again():
+def test_an_epoch_that_comes_again_is_reported_again():
     found = span_of_batches(memoryview(batch(0, 1, epoch=1) + batch(1, 1, epoch=2) + batch(2, 1, epoch=1)))
     assert found is not None
     assert found.epochs == ((0, 1), (1, 2), (2, 1))
@@ -299,7 +299,7 @@ def test_the_shortest_batch_of_each_format_and_one_byte_less(magic, shortest):
         span_of_batches(of(shortest - 1))
 
 
-def test_a_batch_that_is_cut_off_after_its_length_is_left_for_the_next_fetch():
+def test_a_batch_that_is_truncated_after_its_length_is_left_for_the_next_fetch():
     whole = batch(0, 3)
     assert span_of_batches(memoryview(whole + batch(3, 1)[:12])) == BatchSpan(len(whole), 3, ((0, 7),))
 

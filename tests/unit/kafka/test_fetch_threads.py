@@ -61,7 +61,7 @@ def wait_for(condition) -> None:
 
 
 class _NobodyLooksThrough(dict):
-    """Partitions by key, which nobody may go through."""
+    """Partitions by key, which no process may go through."""
 
     def _refuse(self, *_: object) -> None:
         raise AssertionError("all partitions were looked through")
@@ -83,7 +83,7 @@ def test_what_one_of_five_thousand_partitions_needs_is_found_without_a_look_at_t
     answer = PartitionAnswer("t", None, 0, 0, 0, 0, 0, None, None, None, None, memoryview(b""))
     plan.landed(asked, answer, None, 0.0)
     assert plan.changed() == {one}
-    assert (plan.next_due(one), plan.leaderless(0.0), plan.doubtful()) == (0.0, [], [])
+    assert (plan.next_due(one), plan.leaderless(0.0), plan.unresolved()) == (0.0, [], [])
     plan.lost(plan.take(one, 0.0, 1 << 20), RetriableError("gone"), 1.0)
     assert plan.next_due(None) == pytest.approx(1.1)
     assert plan.leaderless(1.2) == [sources[0]]
@@ -182,7 +182,7 @@ def test_a_new_leader_that_the_old_one_names_is_asked_at_once(kafka, cluster):
 # --- closing ----------------------------------------------------------------------------------------------------------------
 
 
-def test_closing_a_cluster_wakes_whoever_waits_out_a_throttle_of_it(kafka):
+def test_closing_a_cluster_wakes_the_process_that_waits_out_a_throttle_of_it(kafka):
     client = KafkaCluster(ClientConfig(bootstrap=kafka.address(1)))
     throttled = kafka.fault("Metadata", Throttle(60_000))
     client.topics(["t"])

@@ -39,15 +39,15 @@ def test_jobs_are_apart(kafka):
     assert KafkaLease(kafka.bootstrap, "another").read() is None
 
 
-def test_a_board_that_is_away_is_said_to_be_long_before_the_timeout(kafka):
+def test_a_lease_store_that_is_away_is_said_to_be_long_before_the_timeout(kafka):
     lease = KafkaLease(kafka.bootstrap, "job", timeout_s=2.0)
     lease.write(HEARTBEAT)
     kafka.close()
     for ask in (lease.look, lambda: lease.write(HEARTBEAT)):
-        began = time.monotonic()
+        started_at = time.monotonic()
         with pytest.raises((RetriableError, DeadlineExceededError)):
             ask()
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - started_at < 2.0
 
 
 def committed_by_another(kafka, metadata):
@@ -58,8 +58,8 @@ def committed_by_another(kafka, metadata):
     return lease
 
 
-def test_offsets_that_somebody_has_reset_are_as_none_and_the_next_beat_replaces_them(kafka):
-    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever: the leader wrote no heartbeat, and nobody
+def test_offsets_that_another_process_has_reset_are_as_none_and_the_next_heartbeat_replaces_them(kafka):
+    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever: the leader wrote no heartbeat, and no process
     could take over from it.
     """
     lease = committed_by_another(kafka, metadata="")
@@ -68,7 +68,7 @@ def test_offsets_that_somebody_has_reset_are_as_none_and_the_next_beat_replaces_
     assert lease.read() == replace(HEARTBEAT, number=1)
 
 
-def test_a_group_of_another_program_is_no_board_and_the_error_says_what_to_do(kafka):
+def test_a_group_of_another_program_is_no_lease_store_and_the_error_says_what_to_do(kafka):
     lease = committed_by_another(kafka, metadata="its own")
     with pytest.raises(StateError, match=r"the lease in group 'job'.*--lease-group.*--delete-offsets --group job --topic head"):
         lease.read()

@@ -45,7 +45,7 @@ def test_headers_are_read():
     assert (written.is_transactional, written.is_control, ended.is_control) == (True, False, True)
 
 
-def test_the_walk_ends_where_the_last_batch_is_cut_off():
+def test_the_walk_ends_where_the_last_batch_is_truncated():
     whole = batch(numbered(3))
     for size in range(len(whole)):
         assert [item.base_offset for item in walked(whole, whole[:size])] == [0]
@@ -82,11 +82,11 @@ def test_a_marker_that_is_cut_short_is_corrupt(size):
         control_marker(found)
     except CorruptDataError:
         return
-    assert size >= len(whole[61:]) - 1  # only the count of headers is missing, which nobody reads
+    assert size >= len(whole[61:]) - 1  # only the count of headers is missing, which no process reads
 
 
 class Partition:
-    """A partition in memory that answers ListOffsets, and Fetch with so many batches at a time."""
+    """A partition in memory that answers ListOffsets, and Fetch with this many batches at a time."""
 
     def __init__(self, stable, *parts, aborted=(), batches_per_fetch=2):
         self.batches = walked(*parts)

@@ -98,7 +98,7 @@ def test_a_token_that_brokers_do_not_take_is_an_error_of_the_login_and_not_tried
 
 
 def test_a_kept_token_that_is_refused_is_asked_for_again(kafka, endpoint):
-    """Its signer's keys were changed, or the machine slept: by its life it is good, and it was handed out until its end."""
+    """Its signer's keys were changed, or the machine slept: by its lifetime it is good, and it was handed out until its end."""
     endpoint.body = json.dumps({"access_token": "of yesterday", "expires_in": 3600})
     config = config_of(by_token(endpoint.url) | JAVA, kafka.bootstrap)
     assert config.sasl.token_provider.token() == "of yesterday"
@@ -166,7 +166,7 @@ def test_the_secret_goes_to_no_other_address_than_the_one_that_was_given(endpoin
     other.close()
 
 
-def test_a_token_is_renewed_after_four_fifths_of_its_life(endpoint, monkeypatch):
+def test_a_token_is_renewed_after_four_fifths_of_its_lifetime(endpoint, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(renewal.time, "monotonic", lambda: now[0])
     endpoint.body = json.dumps({"access_token": "a", "expires_in": 100})
@@ -204,7 +204,7 @@ class TestRenewal:
             (1000, 1.0, 700.0),
         ],
     )
-    def test_a_token_is_renewed_in_the_window_of_its_life_and_well_before_its_end(self, lifetime_s, chance, after_s):
+    def test_a_token_is_renewed_in_the_window_of_its_lifetime_and_well_before_its_end(self, lifetime_s, chance, after_s):
         assert renewal.Renewal().after_s(lifetime_s, chance) == pytest.approx(after_s)
 
     def test_the_properties_of_java_say_when(self, endpoint):
@@ -232,7 +232,7 @@ class TestRenewal:
         now[0] += 80.0
         assert [provider.token(), provider.token()] == ["a", "a"]
         assert len(endpoint.asked) == 2  # and not again for 10 s
-        assert "was not renewed, and the one of before is used for 20 s more" in caplog.text
+        assert "was not renewed, and the previous one is used for 20 s more" in caplog.text
         assert "hunter2" not in caplog.text
         now[0] += 10.0
         assert provider.token() == "a"
@@ -342,7 +342,7 @@ PROVIDERS = {
 }
 
 
-def test_a_secret_stands_in_the_environment_or_a_file_and_in_no_property(kafka, endpoint, tmp_path, monkeypatch):
+def test_a_secret_is_in_the_environment_or_a_file_and_in_no_property(kafka, endpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKEN_SECRET", "hunter2")
     (tmp_path / "secrets.properties").write_text("client = hunter2\n")
     (tmp_path / "plain").write_text("hunter2")
@@ -384,7 +384,7 @@ def test_a_reference_that_leads_nowhere_is_refused_by_name(properties, words):
         config_of(PROVIDERS | properties)
 
 
-def test_what_looks_like_a_reference_to_nobody_is_left_as_it_is():
+def test_what_looks_like_a_reference_to_no_process_is_left_as_it_is():
     assert config_of({"client.id": "${env:HOME}"}).client_id == "${env:HOME}"
     assert config_of(PROVIDERS | {"client.id": "${other:HOME}"}).client_id == "${other:HOME}"
 
@@ -517,9 +517,9 @@ REFUSED = {
         by_token("https://h/") | {"sasl.jaas.config": JAVA["sasl.jaas.config"][:-1] + ' ssl.keystore.location="/k";'},
         "option ssl.keystore.location in sasl.jaas.config is not supported: for the token endpoint's certificate there are",
     ),
-    "tokens that nobody signs": (
+    "tokens that no process signs": (
         {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": f'{OAUTH_MODULE} required unsecuredLoginStringClaim_sub="me";'},
-        "option unsecuredLoginStringClaim_sub in sasl.jaas.config is not supported: it makes tokens that nobody signs",
+        "option unsecuredLoginStringClaim_sub in sasl.jaas.config is not supported: it makes tokens that no process signs",
     ),
     "an assertion": (
         by_token("https://h/") | JAVA | {"sasl.oauthbearer.assertion.private.key.file": "/k"},

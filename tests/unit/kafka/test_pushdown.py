@@ -248,7 +248,7 @@ def is_right(log: tuple[KafkaSource, list[Record]], predicate: Predicate) -> boo
     ],
     ids=["younger by a millisecond", "a whole millisecond rounded up", "the last offset left out"],
 )
-def test_a_planted_bug_is_seen(log, monkeypatch, name, wrong):
+def test_a_injected_bug_is_seen(log, monkeypatch, name, wrong):
     monkeypatch.setattr(pushdown, name, wrong)
     young = [Predicate("timestamp", kind, at(ms)) for kind in (Operator.GREATER, Operator.GREATER_OR_EQUAL) for ms in MARGIN]
     last = [Predicate("offset", Operator.LESS_OR_EQUAL, number) for number in range(7)]

@@ -76,16 +76,16 @@ class TestAbsence:
 
 
 class TestIsolatedLeader:
-    """A leader that is cut off from the others, which have elected another one, and that all that is heard still names."""
+    """A leader that is isolated from the others, which have elected another one, and that all that is heard still names."""
 
     @pytest.fixture
     def sink(self, kafka):
-        """A leader that is cut off answers a write when this has passed."""
+        """A leader that is isolated answers a write when this has passed."""
         return replace(kafka_sink(kafka.bootstrap, "out", "commits"), properties=QUICK)
 
     @pytest.fixture
     def isolated(self, kafka, sink):
-        """What was recorded before it was cut off, and what since, is for the test to say."""
+        """What was recorded before it was isolated, and what since, is for the test to say."""
         sink.commit_log().create()
         return Isolated(kafka)
 
@@ -194,7 +194,7 @@ class TestNames:
 
 
 class TestStragglers:
-    def test_a_writer_whose_transaction_was_swept_opens_no_other_one(self, kafka, sink):
+    def test_a_writer_whose_transaction_was_cleaned_up_opens_no_other_one(self, kafka, sink):
         """findings: Sinks 15. Under version 1 EndTxn leaves the writer its epoch: it continued in the next partition."""
         kafka.create_topic("two", partitions=2)
         sink = kafka_sink(kafka.bootstrap, "two", "commits")
@@ -229,7 +229,7 @@ class TestStragglers:
         assert (found.producer.epoch, found.state) == (late.epoch + 1, "CompleteAbort")
 
     def test_an_attempt_that_prepares_after_the_write_was_committed_leaves_nothing_open(self, kafka, sink):
-        """findings: Sinks 14. Nobody comes after a batch write: readers waited 15 minutes for the timeout."""
+        """findings: Sinks 14. No process comes after a batch write: readers waited 15 minutes for the timeout."""
         job = one_off_job()
         winners = prepared(sink, job, 0, ["a"])
         loser = sink.begin(Attempt(job, 0, 0, 1, retry=1))
@@ -254,8 +254,8 @@ class TestStragglers:
         assert ongoing(sink, job) == []
         assert values(kafka) == ["a"]
 
-    def test_recovery_sweeps_its_own_stragglers_before_it_asks_the_log(self, kafka):
-        """findings: Sinks 17. The last stable offset stood at a straggler, and recovery waited for it until it gave up."""
+    def test_recovery_cleans_up_its_own_stragglers_before_it_asks_the_log(self, kafka):
+        """findings: Sinks 17. The last stable offset was at a straggler, and recovery waited for it until it gave up."""
         properties = {"default.api.timeout.ms": "4000"}
         sink = KafkaSink(kafka.bootstrap, topic="out", properties=properties, commit_topic="commits")
         driver = JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after"))
@@ -278,7 +278,7 @@ def flushed(writer):
 
 
 class TestTimeLeft:
-    """By the coordinator's clock and the driver's; FakeKafka's stands at some seconds before ours."""
+    """By the coordinator's clock and the driver's; FakeKafka's is at some seconds before ours."""
 
     @pytest.fixture
     def handles(self, request):
@@ -328,7 +328,7 @@ class TestSpeed:
             now.append(None)
             most.append(len(now))
             if len(most) <= 16:
-                together.wait(30)  # nobody continues before sixteen are there
+                together.wait(30)  # no process continues before sixteen are there
             now.pop()
 
         ends = kafka.fault("EndTxn", Before(arrive), times=None, when=lambda request: request.transactional_id in tasks)
@@ -372,7 +372,7 @@ class TestErrors:
             to_both(kafka_sink(kafka.bootstrap, "two", "commits"))
 
     def test_a_copy_that_fails_leaves_no_transaction_open(self, kafka, sink):
-        """findings: Sinks 10. At every restart one more stood open for 15 minutes, and readers saw nothing behind it."""
+        """findings: Sinks 10. At every restart one more was open for 15 minutes, and readers saw nothing behind it."""
         kafka.create_topic("two", partitions=2)
         properties = {"max.request.size": "100"}  # so that the first partition is copied before the second is looked at
         sink = KafkaSink(kafka.bootstrap, topic="two", properties=properties, commit_topic="commits")

@@ -64,7 +64,7 @@ def sink(kafka):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """What takes a minute, or is told after 10 s, does so much sooner."""
+    """What takes a minute, or is reported after 10 s, does so much sooner."""
     monkeypatch.setattr(retries, "_LONGEST_CALL_S", 0.15)
     monkeypatch.setattr(retries, "_SILENCE_S", 0.2)
     monkeypatch.setattr(retries, "_UNKNOWN_TOPIC_GRACE_S", 0.1)
@@ -113,7 +113,7 @@ def settle(outcome, call):
 
 
 class Outage:
-    """All brokers go away at one moment of a write, and come back when somebody has said so."""
+    """All brokers go away at one moment of a write, and come back when another process has said so."""
 
     def __init__(self, kafka, moment, caplog, monkeypatch):
         self._kafka, self._moment, self._caplog, self._monkeypatch = kafka, moment, caplog, monkeypatch
@@ -139,7 +139,7 @@ class Outage:
             self._waiting.start()
 
     def _back(self):
-        wait_for(lambda: "trying on" in self._caplog.text, "nobody states that the brokers are away")
+        wait_for(lambda: "trying on" in self._caplog.text, "no process states that the brokers are away")
         self._monkeypatch.setattr(retries, "_SILENCE_S", 60.0)  # what comes now is not an outage, on however slow a machine
         for broker in self._kafka.brokers:
             self._kafka.start_broker(broker)
@@ -258,7 +258,7 @@ class TestRidingOut:
             transaction.prepare()
 
     @pytest.mark.parametrize("may_ask", [True, False])
-    def test_who_waits_for_replicas_is_told_how_many_there_are_and_have_to_be(self, kafka, monkeypatch, caplog, may_ask):
+    def test_who_waits_for_replicas_is_reported_how_many_there_are_and_have_to_be(self, kafka, monkeypatch, caplog, may_ask):
         """It said NOT_ENOUGH_REPLICAS and nothing else, for as long as it took."""
         monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
         kafka.create_topic("three", replicas=3, configs={"min.insync.replicas": "3"})
@@ -275,14 +275,14 @@ class TestRidingOut:
         kafka.stop_broker(away)
         found = Future()
         threading.Thread(target=lambda: settle(found, transaction.prepare)).start()
-        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        wait_for(lambda: "trying on" in caplog.text, "no process waits")
         kafka.start_broker(away)
         assert found.result(LONGEST_S) is not None
         (settings,) = [record.message for record in caplog.records if "trying on" in record.message]
         assert ("three-0 has 3 replicas, 2 of them in sync, and min.insync.replicas=3" in settings) is may_ask
         assert asked.fired == 1
 
-    def test_the_next_outage_is_told_by_figures_of_its_own(self, kafka, monkeypatch):
+    def test_the_next_outage_is_reported_by_figures_of_its_own(self, kafka, monkeypatch):
         """Those of the first one were kept for as long as the transaction lasted."""
         monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
         kafka.create_topic("three", replicas=3, configs={"min.insync.replicas": "3"})
@@ -298,7 +298,7 @@ class TestRidingOut:
             found = Future()
             flush = functools.partial(transaction._rows.flush, transaction._sender)
             threading.Thread(target=settle, args=(found, flush)).start()
-            wait_for(lambda outage=outage: asked.fired == outage, "nobody looks")
+            wait_for(lambda outage=outage: asked.fired == outage, "no process looks")
             kafka.start_broker(away)
             found.result(LONGEST_S)
             transaction.write(rows(["b"]))
@@ -312,7 +312,7 @@ class TestRidingOut:
         sink = replace(sink_of(kafka), topic="one")
         found = Future()
         threading.Thread(target=lambda: settle(found, lambda: prepared(sink, JOB, 0, ["a"])), daemon=True).start()
-        wait_for(lambda: "trying on" in caplog.text or found.done(), "nobody waits")
+        wait_for(lambda: "trying on" in caplog.text or found.done(), "no process waits")
         refused.stop()
         JobCommitter(JOB, sink.committer(JOB)).commit(0, found.result(LONGEST_S))
         assert values(kafka, "one") == ["a"]
@@ -330,7 +330,7 @@ class TestRidingOut:
             transaction.prepare()
         assert refused.fired
 
-    def test_one_that_outlasts_the_transaction_is_told_by_what_limits_it(self, kafka, sink, monkeypatch):
+    def test_one_that_outlasts_the_transaction_is_reported_by_what_limits_it(self, kafka, sink, monkeypatch):
         """It was "fenced", as if another producer had taken over."""
         clock = LateClock()
         for module in (transaction_module, committer_module):
@@ -459,7 +459,7 @@ class TestFirstContact:
         lost = kafka.fault("FindCoordinator", Refuse(COORDINATOR_NOT_AVAILABLE), times=None)
         waiting = threading.Thread(target=Transactions(sink.cluster()).describe, args=(["another"],))
         waiting.start()
-        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        wait_for(lambda: "trying on" in caplog.text, "no process waits")
         lost.stop()
         waiting.join(LONGEST_S)
         assert not waiting.is_alive()
@@ -472,7 +472,7 @@ class TestFirstContact:
         task.reached()
         found = Future()
         threading.Thread(target=lambda: settle(found, lambda: prepared(task, JOB, 0, ["a"]))).start()
-        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        wait_for(lambda: "trying on" in caplog.text, "no process waits")
         threading.Event().wait(0.2)
         lost.stop()
         assert len(found.result(LONGEST_S)) == 1
@@ -484,8 +484,8 @@ class TestFirstContact:
         get_an_answer(sink)
         waiting = threading.Thread(target=Transactions(sink.cluster()).describe, args=(["one"],))
         waiting.start()
-        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
-        wait_for(lambda: lost.fired > 10, "nobody asks")
+        wait_for(lambda: "trying on" in caplog.text, "no process waits")
+        wait_for(lambda: lost.fired > 10, "no process asks")
         lost.stop()
         waiting.join(LONGEST_S)
         assert not waiting.is_alive()
@@ -502,11 +502,11 @@ class TestFirstContact:
 
     def test_one_answer_that_there_is_no_coordinator_ends_no_call_that_has_waited_for_long(self):
         """An outage of hours, and brokers that are just back: the time of the whole call counted."""
-        began = time.monotonic()
+        started_at = time.monotonic()
         answers = iter([NoCoordinatorError(COORDINATOR_NOT_AVAILABLE, "looking"), RetriableError("again"), None])
 
         def ask():
-            if time.monotonic() - began < 2 * retries._LONGEST_CALL_S:
+            if time.monotonic() - started_at < 2 * retries._LONGEST_CALL_S:
                 raise RetriableError("away")
             if (error := next(answers)) is not None:
                 raise error
@@ -547,10 +547,10 @@ class TestFirstContact:
     def test_and_longer_where_a_transaction_may_be(self, monkeypatch):
         monkeypatch.setattr(retries, "_LEAST_VOUCHED_S", 0.0)
         config = ClientConfig(bootstrap="nobody:1", retry_backoff_ms=10, retry_backoff_max_ms=20, transaction_timeout_ms=500)
-        began = time.monotonic()
+        started_at = time.monotonic()
         with pytest.raises(DeadlineExceededError, match="firewall"):
             Retries(config, lambda: Contact.VOUCHED).run("trying", never)
-        assert time.monotonic() - began > 0.3  # it ends before a pause that would be too long
+        assert time.monotonic() - started_at > 0.3  # it ends before a pause that would be too long
 
     def test_a_call_that_can_be_made_again_ends_with_an_outage_error_as_before(self):
         config = ClientConfig.from_properties({"bootstrap.servers": "127.0.0.1:1", **QUICK})
@@ -643,7 +643,7 @@ class TestListOfTheDriver:
         driver.commit(0, prepared(sink, JOB, 0, ["a"]))
         handles = prepared(sink, JOB, 1, ["b"])
         late = Before(lambda: kafka.clock.advance(20))
-        if moment == "writing":  # the record is taken, its answer is lost, and then everybody is away
+        if moment == "writing":  # the record is taken, its answer is lost, and then everyone is away
             kafka.fault("Produce", CutAfter(), when=is_of_driver(sink))
             kafka.fault("Produce", late, nth=2, when=is_of_driver(sink))
         else:
@@ -689,7 +689,7 @@ class TestListOfTheDriver:
                 kafka.clock.advance(120)
 
         rival = kafka.fault(api, Before(take_over), when=is_of_driver(sink))
-        with pytest.raises(FencedError, match="another driver of job 'job' has taken over"):
+        with pytest.raises(FencedError, match="another driver of job 'job' claimed it"):
             driver.commit(1, ours)
         assert rival.fired
         assert values(kafka) == (["a", "theirs"] if progress == "has recorded" else ["a"])
@@ -716,13 +716,13 @@ TRANSACTION_ABORTABLE = 120
 
 
 class TestCommitLog:
-    def test_who_waits_for_an_open_transaction_in_the_commit_topic_holds_up_nobody_who_need_not(self, kafka, sink, caplog):
-        """It waited with the lock held, and said so again after every call of anybody that succeeded."""
+    def test_who_waits_for_an_open_transaction_in_the_commit_topic_holds_up_no_process_who_need_not(self, kafka, sink, caplog):
+        """It waited with the lock held, and said so again after every call of any process that succeeded."""
         sink.commit_log().create()
         transactions, producer, sender = hanging_write(sink, "commits")
         waiting = threading.Thread(target=sink.recorded)
         waiting.start()
-        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        wait_for(lambda: "trying on" in caplog.text, "no process waits")
         assert "abort --topic commits --partition 0 --start-offset 0` ends it" in caplog.text
         assert f"producer {producer.producer_id}, epoch {producer.epoch}, transactional id 'foreign'" in caplog.text
         assert sink.commit_log().decided() == {}  # it takes the lock
@@ -738,7 +738,7 @@ class TestCommitLog:
 
 class TestOutcome:
     @pytest.mark.parametrize("known", ["known", "forgotten", "not to be asked for"])
-    def test_who_waits_behind_anothers_transaction_is_told_whose_it_is_and_what_ends_it(self, kafka, sink, caplog, known):
+    def test_who_waits_behind_anothers_transaction_is_reported_whose_it_is_and_what_ends_it(self, kafka, sink, caplog, known):
         """findings: an attacker's hang. It said that our own transaction was still open, which had been committed."""
         transactions, producer, sender = hanging_write(sink, "out")
         (handle,) = prepared(sink, JOB, 0, ["a"])
@@ -749,7 +749,7 @@ class TestOutcome:
             kafka.fault("ListTransactions", Refuse(CLUSTER_AUTHORIZATION_FAILED), times=None)
         found = Future()
         threading.Thread(target=lambda: settle(found, lambda: outcome_of(sink.cluster(), handle))).start()
-        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        wait_for(lambda: "trying on" in caplog.text, "no process waits")
         transactions.abort(producer, transactions.protocol(), 60_000)
         sender.close()
         assert found.result(LONGEST_S) is Outcome.COMMITTED
@@ -776,7 +776,7 @@ def hanging_write(sink, topic, transactional_id="foreign"):
 
 class TestSayingSo:
     def test_calls_that_succeed_meanwhile_do_not_end_an_outage_for_the_log(self, caplog):
-        """Each success of any thread let the next failure be told again, and again."""
+        """Each success of any thread let the next failure be reported again, and again."""
         outage = Waiting()
         long_ago = time.monotonic() - 1
         for _ in range(3):
@@ -791,7 +791,7 @@ class TestSayingSo:
         outage.goes_on("first", "looking up topics", long_ago, RetriableError("refused"))
         assert len(caplog.records) == 3
 
-    def test_one_who_gives_up_is_told_by_the_error_alone(self, caplog):
+    def test_one_who_gives_up_is_reported_by_the_error_alone(self, caplog):
         outage = Waiting()
         outage.goes_on("first", "looking up topics", time.monotonic() - 1, None)
         outage.given_up("first")
@@ -801,7 +801,7 @@ class TestSayingSo:
 
 class TestInterruption:
     def test_ctrl_c_ends_what_waits_for_brokers_in_several_threads(self, kafka, sink):
-        """The threads of an executor are waited for, by whoever asked and at the end of the process."""
+        """The threads of an executor are waited for, by the process that asked and at the end of the process."""
         transactions = Transactions(sink.cluster())
         transactions.describe(["a"])
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it runs alongside
@@ -809,11 +809,11 @@ class TestInterruption:
         try:
             with away(kafka):
                 threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
-                began = time.monotonic()
+                started_at = time.monotonic()
                 with pytest.raises(KeyboardInterrupt):
                     transactions.describe(["a", "b"])
-                assert time.monotonic() - began < 5
-                wait_for(lambda: not in_parallel_threads(), "they try on though nobody waits for them")
+                assert time.monotonic() - started_at < 5
+                wait_for(lambda: not in_parallel_threads(), "they try on though no process waits for them")
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -829,7 +829,7 @@ class TestInterruption:
             in_parallel(ask, range(40))
         assert sorted(done) == [0, *range(2, 40)]
 
-    def test_an_error_that_waiting_does_not_mend_is_told_though_others_wait(self):
+    def test_an_error_that_waiting_does_not_mend_is_reported_though_others_wait(self):
         """It was raised when the outage of the others was over."""
         runner, waits = (
             Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: Contact.ANSWERED),

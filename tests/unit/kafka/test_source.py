@@ -1,4 +1,4 @@
-"""KafkaSource as a value: what contradicts itself is refused when it is made, it can be pickled, and it contacts nobody."""
+"""KafkaSource as a value: what contradicts itself is refused when it is made, it can be pickled, and it does no I/O."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_is_said_twice_the_same_way_is_no_contradiction():
 def test_a_group_in_the_properties_serves_committed_but_is_never_committed_to():
     source = make(start=Committed(), properties={"group.id": "g"})
     assert source.config.group_id == "g"
-    source.checkpoint_completed([KafkaSplit("t", None, 0, 1)])  # would fail, as nobody is there
+    source.checkpoint_completed([KafkaSplit("t", None, 0, 1)])  # would fail, as no process is there
 
 
 def test_defaults_lose_nothing():

@@ -55,7 +55,7 @@ def _without_partitions(response) -> None:
     response.responses = []
 
 
-def test_a_fetch_quota_empties_the_answer_and_the_reader_waits_as_told_and_continues(kafka):
+def test_a_fetch_quota_empties_the_answer_and_the_reader_waits_as_reported_and_continues(kafka):
     for number in range(10):
         kafka.append("t", b"%d" % number)
     kafka.fault("Fetch", Rewrite(_without_partitions), times=2)
@@ -83,7 +83,7 @@ def test_a_throttle_longer_than_the_request_timeout_costs_no_connection_and_is_c
     connection.close()
 
 
-def test_closing_wakes_whoever_waits_out_a_throttle(kafka):
+def test_closing_wakes_the_process_that_waits_out_a_throttle(kafka):
     kafka.append("t", b"x")
     kafka.fault("Fetch", Rewrite(_without_partitions))
     throttle = kafka.fault("Fetch", Throttle(60_000))
@@ -167,7 +167,7 @@ def test_a_follower_that_gives_nothing_any_more_is_left_for_the_leader_when_the_
     assert silent.fired
 
 
-def test_a_leader_that_is_cut_off_and_knows_of_no_other_is_left_when_the_metadata_is_old(kafka):
+def test_a_leader_that_is_truncated_and_knows_of_no_other_is_left_when_the_metadata_is_old(kafka):
     kafka.append("t", b"x")
     run = source_of(kafka, stop=None, properties={"metadata.max.age.ms": "300"}).batches()._run
     assert poll_until(run, lambda values: values) == [b"x"]
@@ -191,7 +191,7 @@ def test_a_broker_answers_unknown_server_error_and_is_asked_again(kafka, api):
 
 
 class _FastClock:
-    """`time.monotonic`, so many times as fast, for the retry policy alone: waits stay as they are."""
+    """`time.monotonic`, this many times as fast, for the retry policy alone: waits stay as they are."""
 
     def __init__(self, times: float) -> None:
         self._times, self._began = times, time.monotonic()
@@ -225,9 +225,9 @@ def test_every_broker_is_away_for_longer_than_a_minute_and_the_reader_continues(
     kafka.append("t", b"before")
     run = source_of(kafka, stop=None).batches()._run
     assert poll_until(run, lambda values: values) == [b"before"]
-    began = time.monotonic()
+    started_at = time.monotonic()
     stop_all(kafka)
-    assert poll_until(run, lambda _: time.monotonic() - began > 1.0) == []  # 100 s of the fetcher's clock
+    assert poll_until(run, lambda _: time.monotonic() - started_at > 1.0) == []  # 100 s of the fetcher's clock
     start_all(kafka)
     kafka.append("t", b"after")
     assert poll_until(run, lambda values: values) == [b"after"]
@@ -381,7 +381,8 @@ def test_a_record_that_comes_while_a_start_at_a_timestamp_becomes_an_offset_is_r
     assert late.fired == 1
 
 
-# --- readers that nobody reads ----------------------------------------------------------------------------------------------
+# --- readers that no process reads
+# ----------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_assigned_and_a_poll_waits(kafka):
@@ -396,14 +397,14 @@ def test_nothing_is_assigned_and_a_poll_waits(kafka):
 
 def test_one_that_was_closed_starts_no_thread_when_it_is_collected(kafka, monkeypatch):
     """Each did, whenever that came: in the worker of an engine one for every task."""
-    begun = []
-    monkeypatch.setattr(reader_module, "_close_beside", begun.append)
+    opened = []
+    monkeypatch.setattr(reader_module, "_close_beside", opened.append)
     kafka.append("t", b"x")
     with source_of(kafka).batches() as batches:
         next(batches)
     del batches
     gc.collect()
-    assert begun == []
+    assert opened == []
 
 
 def test_a_reader_is_dropped_in_the_middle_and_its_threads_end(kafka):

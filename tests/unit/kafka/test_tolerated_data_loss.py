@@ -186,7 +186,7 @@ def test_a_topic_that_was_deleted_leaves_the_checkpoint_of_an_embedded_run(kafka
         assert next(batches).column("value").to_pylist() == [b"last"]
 
 
-def test_a_reader_tells_of_a_topic_recreated_up_to_where_each_partition_was_read(kafka, caplog):
+def test_a_reader_shows_of_a_topic_recreated_up_to_where_each_partition_was_read(kafka, caplog):
     """It said no partition and no offset; what is notified of missing partitions has the positions of the last checkpoint."""
     source = KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False, discovery_interval_s=0.05)
     (old,) = source.create_discovery().initial().added
@@ -261,7 +261,7 @@ def cut(kafka):
     ],
     ids=["retention", "recreated", "cut"],
 )
-def test_what_is_gone_after_a_position_is_told_before_anybody_reads(kafka, caplog, loses, story):
+def test_what_is_gone_after_a_position_is_reported_before_any_process_reads(kafka, caplog, loses, story):
     source = KafkaSource(kafka.bootstrap, topics=["t"], properties={"retry.backoff.ms": "1", "retry.backoff.max.ms": "1"})
     (found,) = source.create_discovery().initial().added
     split = replace(found, next_offset=3)

@@ -161,7 +161,7 @@ def test_the_end_of_a_successor_is_no_end_of_the_topic_that_was_read(kafka, monk
     kafka.append("t", b"new")
     assert source.at_end([old]) == {old.split_id: old}
     assert source.end_offsets([old]) == {old.split_id: 10}
-    assert source.create_discovery().later({old.split_id: old}).missing == {old.split_id}, "which is who tells"
+    assert source.create_discovery().later({old.split_id: old}).missing == {old.split_id}, "which is who shows"
 
 
 def test_an_end_before_what_was_read_is_data_loss_where_every_broker_knows_the_topic(kafka, monkeypatch):

@@ -86,14 +86,14 @@ def look(source, split):
 READ_TO_10 = KafkaSplit("t", ID, 0, 10, last_epoch=3)
 
 
-def test_the_end_carries_the_epoch_of_the_leader_that_told_it(source, lead):
+def test_the_end_carries_the_epoch_of_the_leader_that_reported_it(source, lead):
     lead([1] * 4 + [3] * 6, leads=3)
     end = look(source, KafkaSplit("t", ID, 0, 0))
     assert end == KafkaSplit("t", ID, 0, 10, last_epoch=3)
     assert source.moved(end, 6) == KafkaSplit("t", ID, 0, 6, last_epoch=3)
 
 
-def test_nobody_is_asked_while_the_leader_is_the_same(source, lead):
+def test_no_process_is_asked_while_the_leader_is_the_same(source, lead):
     cluster = lead([3] * 12, leads=3)
     assert look(source, READ_TO_10).next_offset == 12
     assert cluster.asked == []

@@ -77,7 +77,7 @@ def test_a_reader_that_met_a_bad_record_never_reads_on_behind_it(kafka):
 
 
 class OfTwoAtMost(StringFormat):
-    """A column of it holds two values, or so many as `headroom` says."""
+    """A column of it holds two values, or this many as `headroom` says."""
 
     headroom = 2
 

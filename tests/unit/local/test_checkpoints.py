@@ -68,11 +68,11 @@ from headrace.runners.local.rescale import (
 from headrace.runners.local.savepoints import (
     Savepoint,
     begin_with,
-    begun,
     fetch_savepoint,
     given_savepoint,
     read_savepoint,
     shown,
+    started,
     take_savepoint,
 )
 from headrace.runners.local.settings import flink_settings
@@ -116,7 +116,7 @@ def opened(folder, retained=1):
 
 
 def test_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused(tmp_path, caplog):
-    """By somebody who cleans up. The coordinator looks each second."""
+    """By another process who cleans up. The coordinator looks each second."""
     store = opened(tmp_path)
     (tmp_path / "lock").unlink()
     store.keep_lock()
@@ -405,7 +405,7 @@ def test_a_place_that_can_be_no_folder_is_refused_by_name(tmp_path, below):
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.EROFS, UsageError), (errno.EACCES, UsageError), (errno.ENOSPC, OSError)])
-def test_what_the_disk_refuses_for_good_is_an_error_of_use_and_a_full_one_may_have_room_again(
+def test_what_the_disk_refuses_for_good_is_an_error_of_use_and_a_full_one_may_have_space_again(
     tmp_path, monkeypatch, number, kind
 ):
     def refused(*_):
@@ -427,7 +427,7 @@ def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
             SERIALIZER.deserialize("run-a", newer, "here")
 
 
-def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_swept(tmp_path):
+def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_cleaned_up(tmp_path):
     store = opened(tmp_path)
     store.add_worker(0)
     store.add_worker(1)
@@ -615,8 +615,8 @@ def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_pat
     store.close()
 
 
-def lives(folder, count, each_s, start_s=0.0):
-    """A loop of crashes, each life with a coordinator's number and a worker's. Gives the roster that is left."""
+def lifetimes(folder, count, each_s, start_s=0.0):
+    """A loop of crashes, each lifetime with a coordinator's number and a worker's. Gives the worker registry that is left."""
     log = MemoryTransactionLog()
     for lifetime in range(count):
         now_s = start_s + lifetime * each_s
@@ -629,43 +629,43 @@ def lives(folder, count, each_s, start_s=0.0):
     return store.registry
 
 
-def test_a_loop_of_short_lives_does_not_pile_up_what_is_to_be_swept(tmp_path):
+def test_a_loop_of_short_lives_does_not_pile_up_what_is_to_be_cleaned_up(tmp_path):
     """Each started with all of them again, and none lived for the minute that it takes until they are struck."""
     settles_s, each_s = SETTLE_S[-1], 5.0
-    assert len(lives(tmp_path, 100, each_s).not_cleaned_up) <= 2 * (settles_s / each_s + 2)
+    assert len(lifetimes(tmp_path, 100, each_s).not_cleaned_up) <= 2 * (settles_s / each_s + 2)
 
 
-def test_what_was_swept_is_struck_a_minute_after_the_first_time_and_not_before(tmp_path):
-    first = lives(tmp_path, 1, 5.0)
+def test_what_was_cleaned_up_is_struck_a_minute_after_the_first_time_and_not_before(tmp_path):
+    first = lifetimes(tmp_path, 1, 5.0)
     assert first.not_cleaned_up == (0, 1)
     assert first.cleaned_up_s == {1: 0.0}
-    assert lives(tmp_path, 1, 5.0, SETTLE_S[-1] - 1).not_cleaned_up == (0, 1, 2, 3)
-    assert lives(tmp_path, 1, 5.0, SETTLE_S[-1] + 1).not_cleaned_up == (0, 2, 3, 4, 5)
+    assert lifetimes(tmp_path, 1, 5.0, SETTLE_S[-1] - 1).not_cleaned_up == (0, 1, 2, 3)
+    assert lifetimes(tmp_path, 1, 5.0, SETTLE_S[-1] + 1).not_cleaned_up == (0, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("elsewhere", ["another boot", None])
-def test_when_something_was_swept_by_another_machines_clock_says_nothing(tmp_path, monkeypatch, elsewhere):
-    lives(tmp_path, 1, 5.0)
+def test_when_something_was_cleaned_up_by_another_machines_clock_says_nothing(tmp_path, monkeypatch, elsewhere):
+    lifetimes(tmp_path, 1, 5.0)
     monkeypatch.setattr(checkpoints, "_clock_of_boot", lambda: elsewhere)
-    found = lives(tmp_path, 1, 5.0, 1000.0)
+    found = lifetimes(tmp_path, 1, 5.0, 1000.0)
     assert 1 in found.not_cleaned_up
     assert found.cleaned_up_s[1] == 1000.0
 
 
 def test_a_time_that_is_still_to_come_says_nothing(tmp_path):
-    lives(tmp_path, 1, 5.0, 1000.0)
-    assert lives(tmp_path, 1, 5.0, 10.0).cleaned_up_s[1] == 10.0
+    lifetimes(tmp_path, 1, 5.0, 1000.0)
+    assert lifetimes(tmp_path, 1, 5.0, 10.0).cleaned_up_s[1] == 10.0
 
 
 @pytest.mark.parametrize("cleaned_up", [[[1]], [[1, "x"]], [["1", 2.0]], [[1, 1e999]], 7, None])
-def test_a_damaged_note_of_what_was_swept_is_named(tmp_path, cleaned_up):
-    lives(tmp_path, 1, 5.0)
+def test_a_damaged_note_of_what_was_cleaned_up_is_named(tmp_path, cleaned_up):
+    lifetimes(tmp_path, 1, 5.0)
     (tmp_path / "run.json").write_bytes(resealed((tmp_path / "run.json").read_bytes(), cleaned_up=cleaned_up))
     with pytest.raises(StateError, match=r"run.json: the state of a run cannot be read: it is damaged"):
         opened(tmp_path)
 
 
-def test_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_over(tmp_path):
+def test_nothing_of_a_dead_worker_is_cleaned_up_before_the_run_is_taken_over(tmp_path):
     """A worker of who has started an older copy dies before that is refused: its name is that of a worker running elsewhere."""
     log, store = MemoryTransactionLog(), opened(tmp_path)
     store.add_worker(1)
@@ -823,7 +823,7 @@ def test_a_run_that_starts_with_a_savepoint_ends_where_its_own_source_says():
         (MemorySource(log), ended, {"a": (4, None), "b": (0, None)}, False),
         (MemorySource(log, bounded=True), open_still, {"a": (4, 10), "b": (0, 10)}, True),
     ):
-        found = begun(source, positions)
+        found = started(source, positions)
         assert {each.split.split_id: (each.split.next_offset, each.split.stop_offset) for each in found.splits} == expected
         assert (found.exhausted, found.checkpoint_id, any(each.finished for each in found.splits)) == (exhausted, 1, False)
 
@@ -842,15 +842,15 @@ def test_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
         saved = Checkpoint(1, (SplitState(first.between(50, None), False),), False)
         stops = {("in", 0): At(60), ("in", 1): At(7)}
         for start in (At(9999), {("in", 0): At(0)}, Latest(), Committed("nobody")):
-            found = begun(source(start=start, stop=stops), saved)
+            found = started(source(start=start, stop=stops), saved)
             assert {each.split.partition: (each.split.next_offset, each.split.stop_offset) for each in found.splits} == {
                 0: (50, 60),
                 1: (0, 7),
             }
-        past = begun(source(stop={("in", 0): At(10), ("in", 1): At(0)}), saved)
+        past = started(source(stop={("in", 0): At(10), ("in", 1): At(0)}), saved)
         assert [each.split.stop_offset for each in past.splits] == [50, 0]  # nothing to read
         with pytest.raises(UsageError, match="stop positions by partition must name every partition"):
-            begun(source(stop={("in", 0): At(60)}), saved)
+            started(source(stop={("in", 0): At(60)}), saved)
 
 
 def test_a_bounded_run_does_not_start_with_a_savepoint_whose_splits_are_gone():
@@ -860,7 +860,7 @@ def test_a_bounded_run_does_not_start_with_a_savepoint_whose_splits_are_gone():
 
     gone = Checkpoint(1, (SplitState(MemorySplit("gone", 4), finished=False),), exhausted=False)
     with pytest.raises(DataLossError, match="gone"):
-        begun(Strict(MemoryLog(), bounded=True), gone)
+        started(Strict(MemoryLog(), bounded=True), gone)
 
 
 def test_a_restart_with_the_same_savepoint_continues_from_its_own_checkpoints(tmp_path):
@@ -886,7 +886,7 @@ def test_a_crash_between_the_copy_of_the_savepoint_and_its_checkpoint_is_fixed(t
     store.close()
 
 
-def test_a_run_that_died_before_its_savepoint_became_a_checkpoint_starts_there_without_being_told_again(tmp_path):
+def test_a_run_that_died_before_its_savepoint_became_a_checkpoint_starts_there_without_being_reported_again(tmp_path):
     """Started without --from-savepoint it started where its source does, and wrote again what came before the savepoint."""
     savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
 
@@ -953,7 +953,7 @@ def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_i
     log, store = MemoryTransactionLog(), opened(tmp_path / "run", retained=2)
     for number in (0, 1, 2):
         store.add_worker(number)
-    listed, open_still = prepared(log, store, 1, "listed"), prepared(log, store, 2, "of nobody")
+    listed, open_still = prepared(log, store, 1, "listed"), prepared(log, store, 2, "of no process")
     store.write(checkpoint(1, completed=True))
     store.write(checkpoint(2, (listed,), epoch=9))
     pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(log))
@@ -1106,7 +1106,7 @@ def test_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
 
 
 def test_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeypatch):
-    """What an earlier life has left is for the coordinator to remove, which has the folder's lock."""
+    """What an earlier lifetime has left is for the coordinator to remove, which has the folder's lock."""
     orders = []
 
     def refused(_, order, __):
@@ -1138,10 +1138,10 @@ class Dead:
 
 def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monkeypatch):
     """Each coordinator had its own count: a worker that fails, and takes its coordinator along, was restarted for ever."""
-    lives = []
+    lifetimes = []
 
     def live(self, order, _):
-        lives.append(order)
+        lifetimes.append(order)
         ours, its = multiprocessing.Pipe()
         restarts = pickle.loads(pickle.dumps(order.restarts))
         coordination = object.__new__(coordinator._Coordination)
@@ -1161,11 +1161,11 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
     pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
     with pytest.raises(RunFailedError, match="injected; not restarted"):
         supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
-    assert len(lives) == 3  # of a worker and a coordinator each, and the fifth failure is one too many
+    assert len(lifetimes) == 3  # of a worker and a coordinator each, and the fifth failure is one too many
 
 
 def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_strategy_decides(tmp_path, monkeypatch):
-    """Without room for its socket, or a process, the run ended at once, with what Python raises."""
+    """Without space for its socket, or a process, the run ended at once, with what Python raises."""
     tried = []
 
     def refused(prefix):

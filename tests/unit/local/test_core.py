@@ -170,7 +170,7 @@ def test_the_timeout_of_a_checkpoint_that_is_over_means_nothing():
     assert run.handle(CheckpointTimedOut(8)) == []
 
 
-def test_a_checkpoint_that_is_being_stored_too_long_ends_this_life_of_the_run():
+def test_a_checkpoint_that_is_being_stored_too_long_ends_this_lifetime_of_the_run():
     run, assigned = running(RunSchedule(1.0, tolerable_failed_checkpoints=9))
     run.handle(CheckpointDue())
     collected(run, assigned, 8)
@@ -205,7 +205,7 @@ def test_what_a_stored_checkpoint_lists_is_not_listed_again():
         run.handle(CheckpointCommitted(checkpoint_id))
 
 
-def test_a_dead_workers_splits_go_to_the_others_at_their_stored_positions_and_its_handles_to_nobody():
+def test_a_dead_workers_splits_go_to_the_others_at_their_stored_positions_and_its_handles_to_no_process():
     run, assigned = running(RunSchedule(1.0, tolerable_failed_checkpoints=1))
     run.handle(CheckpointDue())
     run.handle(snapshot(5, assigned[5], 8, 3, ["lost"]))
@@ -308,7 +308,7 @@ def test_the_soak_counts_what_is_wrong():
     assert run_soak.judged(rows, bad[:-1], 5) == right | {"letters": len(bad) - 1, "records": count - 1, "lost": 1}
 
 
-def test_a_run_serves_from_its_recovery_until_it_is_told_to_stop():
+def test_a_run_serves_from_its_recovery_until_it_is_instructed_to_stop():
     run = core()
     served = [run.is_serving]
     for event in (RunStarted(), WorkerJoined(5), WorkerJoined(6)):

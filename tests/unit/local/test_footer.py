@@ -50,7 +50,7 @@ def test_a_viewer_that_was_killed_leaves_the_terminal_to_others_by_one_code(term
     assert terminal.bottom == LINES - 1
 
 
-def test_a_terminal_that_is_small_has_as_much_as_there_is_room_for_or_nothing(terminal):
+def test_a_terminal_that_is_small_has_as_much_as_there_is_space_for_or_nothing(terminal):
     footer = Footer(terminal.end)
     terminal.resize(LEAST_ABOVE + 4, 4)
     footer.draw(TABLE)

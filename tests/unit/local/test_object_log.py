@@ -19,7 +19,7 @@ from headrace.runners.local.storage import object_log
 from headrace.runners.local.storage.object_log import ObjectLog
 from tests.helpers.envelopes import body_of, enveloped, sealed
 
-HISTORIES = 400
+SCHEDULES = 400
 MOST_AT_ONCE = 3
 
 
@@ -148,7 +148,7 @@ def test_who_was_replaced_changes_nothing_any_more_however_long_it_stood_still(c
         for number in range(later):
             log.write("a", b"%d" % number)
     before = files(objects)
-    with pytest.raises(FencedError, match=r"mem://x: these checkpoints were taken over by process \d+ of "):
+    with pytest.raises(FencedError, match=r"mem://x: these checkpoints were claimed by process \d+ of "):
         change(stale)
     assert files(objects) == before
     log.write("a", b"next")
@@ -225,7 +225,7 @@ def test_a_claim_that_another_writer_comes_between_reads_again():
 
 
 def test_a_manifest_whose_number_another_gets_while_it_is_read_is_not_taken_for_lost():
-    """The reader has listed it; then a later one replaces it, and who stood still since before it was written continues."""
+    """The reader has listed it; then a later one replaces it, and who was still since before it was written continues."""
     objects = {}
     stale = opened(objects)
     opened(objects).write("a", b"1")
@@ -400,7 +400,7 @@ def test_entries_without_a_manifest_are_refused():
         opened(objects)
 
 
-def test_a_file_that_was_cut_off_keeps_its_place_for_its_reader_to_judge(caplog):
+def test_a_file_that_was_truncated_keeps_its_place_for_its_reader_to_judge(caplog):
     objects = {}
     opened(objects).write("a", b"123")
     objects["log/000000000002"] = objects["log/000000000002"][:-1]
@@ -435,18 +435,18 @@ def test_the_files_of_an_fsspec_store_are_those_of_the_next_process(tmp_path):
         log.write("a", b"2")
 
 
-# --- histories ----------------------------------------------------------------------------------------------------------
+# --- schedules ----------------------------------------------------------------------------------------------------------
 
 
 class Simulation:
-    """Lives that stop at any request for as long as others do anything. What was acknowledged has to be there, and no more.
+    """Is alive that stop at any request for as long as others do anything. What was acknowledged has to be there, and no more.
 
-    `said`: what the log holds, as the last who changed it was told. `maybe`: after changes without an answer.
+    `said`: what the log holds, as the last who changed it was reported. `maybe`: after changes without an answer.
     """
 
     def __init__(self, seed):
         self.draw, self.objects, self.happened = random.Random(seed), {}, Counter()
-        self.lives, self.said, self.maybe, self.depth = [], {}, [], 0
+        self.lifetimes, self.said, self.maybe, self.depth = [], {}, [], 0
         self.owner, self.discarded = None, set()
 
     def step(self, what, when):
@@ -464,16 +464,16 @@ class Simulation:
             raise Died
 
     def act(self):
-        idle = [log for log in self.lives if not log._lock.locked()]
+        idle = [log for log in self.lifetimes if not log._lock.locked()]
         if not idle or self.draw.random() < 0.2:
             self.begin()
         else:
             self.change(self.draw.choice(idle))
 
     def go_on(self):
-        """The life running changes much, while another stands still."""
+        """The lifetime running changes much, while another is still."""
         for _ in range(5):
-            if self.owner in self.lives and not self.owner._lock.locked():
+            if self.owner in self.lifetimes and not self.owner._lock.locked():
                 self.change(self.owner)
 
     def begin(self):
@@ -489,7 +489,7 @@ class Simulation:
             pass
         else:
             self.happened["began"] += 1
-            self.lives.append(log)
+            self.lifetimes.append(log)
 
     def told_by(self, log):
         """As soon as a change is acknowledged: later requests only tidy up."""
@@ -500,7 +500,7 @@ class Simulation:
             if header["kind"] == "manifest" and log is not self.owner:
                 self.claimed(log)
             elif log is not self.owner:
-                raise AssertionError("a life that was replaced has written")
+                raise AssertionError("a lifetime that was replaced has written")
             elif header["kind"] == "manifest":
                 self.said = {name: kept.data for name, kept in log._entries.items()}
             else:
@@ -516,7 +516,7 @@ class Simulation:
         self.said, self.maybe, self.owner = found, [], log
 
     def newest_manifest(self):
-        """Its number; it may be of a life that has died before it was told."""
+        """Its number; it may be of a lifetime that has died before it was reported."""
         return max(int(name[-12:]) for name, data in self.objects.items() if b'"manifest"' in data.partition(b"\n")[0])
 
     def needed(self, files):
@@ -539,13 +539,13 @@ class Simulation:
                 log.discard(name)
         except FencedError:
             self.happened["fenced"] += 1
-            self.lives.remove(log)
+            self.lifetimes.remove(log)
             if self.newest_manifest() == log._manifest:
-                raise AssertionError("nobody has replaced the life that was fenced") from None
+                raise AssertionError("no process has replaced the lifetime that was fenced") from None
         except RetriableError:
-            self.happened["in doubt"] += 1
+            self.happened["unresolved"] += 1
         except Died:
-            self.lives.remove(log)
+            self.lifetimes.remove(log)
         else:
             self.happened[change] += 1
 
@@ -559,15 +559,15 @@ def play(seed):
 
 def play_all():
     happened = Counter()
-    for seed in range(HISTORIES):
+    for seed in range(SCHEDULES):
         happened += play(seed)
     return happened
 
 
 def test_histories():
     happened = play_all()
-    for what in ("began", "fenced", "in doubt", "died", "lost", "write", "remove", "discard"):
-        assert happened[what] > HISTORIES / 10, happened
+    for what in ("began", "fenced", "unresolved", "died", "lost", "write", "remove", "discard"):
+        assert happened[what] > SCHEDULES / 10, happened
 
 
 @contextmanager
@@ -658,6 +658,6 @@ INJECTED = (
     INJECTED,
     ids=lambda bug: bug.__name__,
 )
-def test_the_histories_find_a_planted_bug(injected):
+def test_the_histories_find_a_injected_bug(injected):
     with injected(), pytest.raises((AssertionError, StateError)):
         play_all()

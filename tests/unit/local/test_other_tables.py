@@ -157,7 +157,7 @@ def test_an_operator_who_completes_a_list_completes_nothing_that_is_not_recorded
     assert [name for _, name in folder.rows()] == ["x", "y"]
 
 
-def test_a_driver_that_was_replaced_is_told_so_though_its_files_are_gone(folder):
+def test_a_driver_that_was_replaced_is_reported_so_though_its_files_are_gone(folder):
     """Its successor has cleaned up them, and it was instructed to write the epoch again."""
     run, job = folder.living()
     commit(run, job, 1, wrote(folder, 0, "x"))
@@ -167,7 +167,7 @@ def test_a_driver_that_was_replaced_is_told_so_though_its_files_are_gone(folder)
     copy = folder.opened("copy")
     folder.coordinator(copy)[1].recover()
     assert folder.left_open() == set()
-    with pytest.raises(FencedError, match="has taken over"):
+    with pytest.raises(FencedError, match="claimed it"):
         run.check([handle])
     copy.close()
 

@@ -149,7 +149,7 @@ class TestWhatGoesWhere:
     def test_dead_letters_go_to_an_output_of_their_own(self):
         letter = pa.array([None, {"reason": "bad"}], pa.struct([("reason", pa.string())]))
         batch = pa.record_batch({"value": ["x", None], "deadLetter": letter})
-        with patch("headrace.connectors.base.dead_letters.addressed", lambda letters, topic: letters):
+        with patch("headrace.connectors.base.dead_letters.addressed", lambda dead, topic: dead):
             made = list(DeadLetters("letters", lambda good: {"good": good}, output="bad")(batch))
         assert [name for name, _ in made] == ["good", "bad"]
         assert [rows.num_rows for _, rows in made] == [1, 1]
@@ -184,7 +184,7 @@ class TestWhatIsStored:
         ],
     )
     def test_a_folder_of_other_outputs_is_refused_with_the_way_out(self, tmp_path, before, now, said):
-        """Nobody would end what the run has prepared for an output that is gone."""
+        """No process would end what the run has prepared for an output that is gone."""
         store = CheckpointStore(str(tmp_path), serializer(*before), 1)
         store.write(checkpoint(1))
         store.close()

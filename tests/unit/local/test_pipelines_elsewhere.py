@@ -191,7 +191,7 @@ class TestOnSpark:
 
 
 class TestAQueryThatBeginsWithASavepoint:
-    def test_continues_where_it_stands_and_reads_what_has_appeared_since_from_its_first_record(self, kafka, spark, tmp_path):
+    def test_continues_where_it_is_and_reads_what_has_appeared_since_from_its_first_record(self, kafka, spark, tmp_path):
         produce(kafka, 0, 30)
         savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
         for topic in ("in", "out"):
@@ -262,7 +262,7 @@ def append_lines(path, batch):
 
 
 class TestResumed:
-    """A source that starts where a checkpoint of another job stands."""
+    """A source that starts where a checkpoint of another job is."""
 
     @staticmethod
     def found(source, offsets, *, finished=(), exhausted=False):
@@ -306,7 +306,7 @@ class TestOnBeam:
         with on_direct() as p:
             pipeline.expand_on_beam(p, **arguments)
 
-    def test_a_bounded_stretch_is_copied_from_where_a_savepoint_stands(self, kafka, tmp_path):
+    def test_a_bounded_stretch_is_copied_from_where_a_savepoint_is(self, kafka, tmp_path):
         produce(kafka, 0, 30)
         savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
         sink = AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")
@@ -336,7 +336,7 @@ class TestOnBeam:
             self.expanded(copying(kafka, sink=AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")))
 
     @pytest.mark.parametrize("limit", [{"stop": Latest()}, {"max_num_records": 16}])
-    def test_read_from_kafka_starts_where_a_savepoint_stands_whatever_else_says_where(self, kafka, tmp_path, limit):
+    def test_read_from_kafka_starts_where_a_savepoint_is_whatever_else_says_where(self, kafka, tmp_path, limit):
         produce(kafka, 0, 30)
         savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
         config = {"bootstrap.servers": kafka.bootstrap, "auto.offset.reset": "latest"}

@@ -83,7 +83,7 @@ def seen(kafka, topic="out"):
     return Counter(int(record.value) for record in kafka.records(topic))
 
 
-def letters(kafka):
+def dead(kafka):
     assert all(record.value.startswith(NO_TEXT) for record in kafka.records("letters"))
     return Counter(int(record.value.removeprefix(NO_TEXT)) for record in kafka.records("letters"))
 
@@ -111,13 +111,13 @@ def processes_of(parent):
     groups = {}
     for pid in children - {parent}:
         above, group = found[pid]
-        if group not in (own_group, above):  # the nursery is a child of the leader
+        if group not in (own_group, above):  # the worker processes is a child of the leader
             groups.setdefault(group, set()).add(pid)
     return groups
 
 
 def check_gone(group):
-    """Raise RetriableError while a process of the group lives."""
+    """Raise RetriableError while a process of the group is alive."""
     if any(its_group == group for _, its_group in living().values()):
         raise RetriableError("some live")
 
@@ -201,7 +201,7 @@ def test_killed_and_frozen_processes_neither_lose_a_record_or_a_dead_letter_nor_
             produce(kafka, produced, 300, bad)
             produced += 300
             wanted = set(range(produced))
-            run.wait(lambda: seen(kafka).keys() | letters(kafka).keys() >= wanted, what)
+            run.wait(lambda: seen(kafka).keys() | dead(kafka).keys() >= wanted, what)
 
         more("the first records")
         _, workers = run.group(2)
@@ -232,7 +232,7 @@ def test_killed_and_frozen_processes_neither_lose_a_record_or_a_dead_letter_nor_
         assert read_savepoint(savepoint).checkpoint_id > 1
         assert str(savepoint) in run.log.read_text()
         assert seen(kafka) == Counter(range(produced)) - Counter(bad)
-        assert letters(kafka) == Counter(range(0, produced, 4))
+        assert dead(kafka) == Counter(range(0, produced, 4))
         log = run.log.read_text()
         assert "its process ended with status -9" in log
         assert "nothing was heard of it for 2 s" in log
@@ -298,7 +298,9 @@ def test_two_outputs_are_committed_together_though_workers_and_coordinators_are_
 
 
 def test_of_two_runs_on_copies_of_one_folder_one_continues_and_the_other_ends_with_an_error(kafka, tmp_path):
-    """An older copy is refused, and disturbs nobody; one that has all that was committed takes over, and fences the other."""
+    """An older copy is refused, and disturbs no process; one that has all that was committed takes over, and fences the
+    other.
+    """
     checkpoints = [tmp_path / name / "checkpoints" for name in ("first", "older", "copy")]
     for folder in checkpoints:
         folder.parent.mkdir()
@@ -318,7 +320,7 @@ def test_of_two_runs_on_copies_of_one_folder_one_continues_and_the_other_ends_wi
         runs[2].wait(lambda: last_checkpoint(checkpoints[2]) > known, "a checkpoint of the copy that has taken over")
         produce(kafka, 600, 300)
         assert runs[0].process.wait(TIMEOUT_S) == 1
-        assert "has taken over" in runs[0].log.read_text()
+        assert "has claimed the job" in runs[0].log.read_text()
         runs[2].wait(lambda: seen(kafka).keys() >= set(range(900)), "the last records")
         runs[2].stop()
         assert seen(kafka) == Counter(range(900))
@@ -335,13 +337,13 @@ def test_a_coordinator_that_stood_still_continues_with_its_workers(kafka, tmp_pa
         run.wait(lambda: seen(kafka).keys() >= set(range(300)), "the first records")
         coordinator, workers = run.group(2)
         os.kill(coordinator, signal.SIGSTOP)
-        began = time.monotonic()
-        run.wait(lambda: time.monotonic() - began > 4.0, "twice the heartbeat timeout")
+        started_at = time.monotonic()
+        run.wait(lambda: time.monotonic() - started_at > 4.0, "twice the heartbeat timeout")
         os.kill(coordinator, signal.SIGCONT)
         produce(kafka, 300, 300)
         run.wait(lambda: seen(kafka).keys() >= set(range(600)), "the records of meanwhile")
         assert run.group(2) == (coordinator, workers)
-        assert re.search(r"the coordinator stood still for \d\.\d s; its workers are given", run.log.read_text())
+        assert re.search(r"the coordinator was still for \d\.\d s; its workers are given", run.log.read_text())
         run.stop()
         assert "nothing was heard" not in run.log.read_text()
         assert seen(kafka) == Counter(range(600))
@@ -382,7 +384,7 @@ def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another
             assert f"{url}: another run works with these checkpoints" in second.log.read_text()
             third = start(machines[1], "third")
             assert first.process.wait(TIMEOUT_S) == 1, third.log.read_text()
-            assert re.search("were taken over by process|has taken over", first.log.read_text())
+            assert re.search("were claimed by process|has claimed", first.log.read_text())
             wrote(third, 1200)
             command = [sys.executable, "-c", "from headrace.cli import main; main()", "savepoint", url, str(tmp_path)]
             here = os.environ | login | {"PYTHONPATH": python_path()}
@@ -425,7 +427,7 @@ def lag(folder):
 
 
 def health(folder):
-    """What the coordinator's server answers who asks for it by the address in the status; None where nobody answers."""
+    """What the coordinator's server answers who asks for it by the address in the status; None where no process answers."""
     status = read_status(folder)
     if status is None:
         return None
@@ -505,7 +507,7 @@ Pipeline(source, KafkaSink({0!r}, topic="out")).run(checkpoints={1!r})
 """
 
 
-def test_a_script_that_calls_run_at_its_top_is_told_so_and_not_run_again_and_again(kafka, tmp_path):
+def test_a_script_that_calls_run_at_its_top_is_reported_so_and_not_run_again_and_again(kafka, tmp_path):
     """Each start of the coordinator imports the script, which did all again that it does, and was started again for ever."""
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED.format(kafka.bootstrap, str(tmp_path / "checkpoints")))
@@ -535,7 +537,7 @@ def test_files_take_every_row_once(kafka, tmp_path):
 
 
 def child_of_worker_processes(_):
-    """A worker's whole life."""
+    """A worker's whole lifetime."""
 
 
 def open_files(pid):
@@ -599,15 +601,15 @@ finally:
 
 
 def test_a_run_that_is_a_containers_first_process_waits_for_what_its_coordinators_leave(kafka, tmp_path):
-    """Each restart kept the numbers of the nursery and the workers, until the container would have had none."""
+    """Each restart kept the numbers of the worker processes and the workers, until the container would have had none."""
     run = Run(kafka, tmp_path, workers=2, program=FIRST_OF_A_CONTAINER)
     try:
         for count in (1, 2):
             produce(kafka, 100 * (count - 1), 100)
-            run.wait(lambda count=count: seen(kafka).keys() >= set(range(100 * count)), f"{count} lives")
+            run.wait(lambda count=count: seen(kafka).keys() >= set(range(100 * count)), f"{count} is alive")
             os.kill(run.group(2)[0], signal.SIGKILL)
         produce(kafka, 200, 100)
-        run.wait(lambda: seen(kafka) == Counter(range(300)), "the third life")
+        run.wait(lambda: seen(kafka) == Counter(range(300)), "the third lifetime")
         run.stop()
         assert "left dead: 0" in run.log.read_text()
     finally:

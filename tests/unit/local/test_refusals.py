@@ -68,7 +68,7 @@ class ChangesFolder(Folder):
         return sorted(zip(table["id"].to_pylist(), table["name"].to_pylist(), strict=True))
 
     def alter(self) -> None:
-        """Somebody gives a column another type."""
+        """Another process gives a column another type."""
         write_deltalake(self.sink.uri, pa.table({"id": [0], "name": [0]}), mode="overwrite", schema_mode="overwrite")
 
 
@@ -121,7 +121,9 @@ def refusing(number: int, then: Callable[[], None]) -> Callable[[int, Callable[[
 
 @pytest.mark.parametrize("changes", [None, Changes(("id",), ())], ids=["rows", "changes"])
 def test_a_stored_checkpoint_that_the_table_refuses_is_taken_back(tmp_path, changes):
-    """Somebody alters the table between check and commit: the run continues from the checkpoint before, with what it is now."""
+    """Another process alters the table between check and commit: the run continues from the checkpoint before, with what it is
+    now.
+    """
     folder = ChangesFolder(tmp_path, IDS, changes)
     run, job = folder.living()
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
@@ -197,7 +199,7 @@ def test_a_commit_that_has_succeeded_though_it_was_said_to_be_refused_is_not_tak
 
 
 def closed_to_changes(folder: ChangesFolder) -> None:
-    """Somebody asks for rows that are never replaced."""
+    """Another process asks for rows that are never replaced."""
     DeltaTable(folder.sink.uri).alter.set_table_properties({"delta.appendOnly": "true"})
 
 
@@ -207,7 +209,7 @@ def closed_to_changes(folder: ChangesFolder) -> None:
     ids=["as the table is now", "until the caller changes something"],
 )
 def test_a_first_checkpoint_that_the_table_refuses_is_kept_and_tried_again_where_that_may_pass(tmp_path, refuses, kind, why):
-    """There is none to go back to: where a run started that starts at the latest record nobody else knows."""
+    """There is none to go back to: where a run started that starts at the latest record no other process knows."""
     folder = ChangesFolder(tmp_path, IDS, Changes(("id",), ()))
     run, job = folder.coordinator(None, refusing(2, lambda: refuses(folder)))
     job.recover()
@@ -332,7 +334,7 @@ def replayed(folder: ChangesFolder, seed: int) -> tuple[list[tuple[int, str]], l
 
 
 class Replay:
-    """Lives of one run over a log of changes. The position that a checkpoint stores is how much of the log was read."""
+    """Is alive of one run over a log of changes. The position that a checkpoint stores is how much of the log was read."""
 
     def __init__(self, folder: ChangesFolder, log: list[dict[str, Any]], chance: random.Random) -> None:
         self.folder, self.log, self.chance = folder, log, chance

@@ -34,7 +34,7 @@ def test_none_never_restarts():
     assert decisions(NoRestart(), 0.0) == [GiveUp("the restart strategy is none")]
 
 
-def test_fixed_delay_restarts_so_many_times_however_far_apart():
+def test_fixed_delay_restarts_this_many_times_however_far_apart():
     assert delays(FixedDelay(attempts=3, delay_s=10.0), 0, 1, 1e9, 2e9) == [10.0, 10.0, 10.0, None]
 
 
@@ -67,7 +67,7 @@ def test_exponential_delay_takes_failures_before_the_restart_for_one():
     assert delays(strategy, 0, 4, 9, 11) == [10.0, 6.0, 1.0, None]
 
 
-def test_exponential_delay_gives_up_after_so_many_attempts_without_a_quiet_time():
+def test_exponential_delay_gives_up_after_this_many_attempts_without_a_quiet_time():
     strategy = ExponentialDelay(attempts_before_reset_backoff=2, reset_backoff_threshold_s=100.0)
     assert delays(strategy, 0, 50, 300, 350, 400) == [1.0, 1.5, 1.0, 1.5, None]
 

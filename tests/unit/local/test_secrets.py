@@ -108,7 +108,7 @@ def test_no_secret_is_in_the_folder_the_status_the_savepoint_and_the_output_of_h
             assert health(tmp_path, TOKEN) is grpc.StatusCode.OK
             assert health(tmp_path, f"{TOKEN}-of-before") is grpc.StatusCode.UNAUTHENTICATED
             shown = shown_by_the_kernel(run)
-            assert len(shown) >= 2 * 5  # the supervisor, the coordinator, its nursery, two workers
+            assert len(shown) >= 2 * 5  # the supervisor, the coordinator, its worker processes, two workers
             assert not [text for text in shown if TOKEN.encode() in text]
             shutil.copytree(tmp_path / "checkpoints", tmp_path / "meanwhile", copy_function=copied_if_there)
             run.send_signal(signal.SIGTERM)

@@ -63,7 +63,7 @@ class Clock:
 
 
 def shown(folder, clock, checkpoints=1):
-    """The status of a run that has read 10 records and written 8 for each of so many checkpoints, and lost a worker."""
+    """The status of a run that has read 10 records and written 8 for each of this many checkpoints, and lost a worker."""
     status = RunStatus("run-x", folder, clock.now_s - 60, ADDRESS, lambda number: 77, clock)
     status.record_command(ReportWorkerLost(1, "killed", 0.0))
     status.record_command(ReportCheckpointFailure(1, "a reader was lost"))
@@ -109,7 +109,7 @@ def printed_table(*statuses, now_s=None):
     return console.file.getvalue()
 
 
-def test_the_table_tells_when_a_worker_was_last_restarted_and_which(folder):
+def test_the_table_shows_when_a_worker_was_last_restarted_and_which(folder):
     clock = Clock()
     status = shown(folder, clock)
     clock.now_s += 3
@@ -126,7 +126,7 @@ def test_no_restart_is_shown_as_none(folder):
     assert "none since the coordinator started" in printed_table(status.shown)
 
 
-def test_the_table_tells_how_often_the_run_was_restarted(folder):
+def test_the_table_shows_how_often_the_run_was_restarted(folder):
     status = RunStatus("run-x", folder, 0.0, ADDRESS, {}.get, Clock(), restarted=2)
     status.show("RUNNING", {}, None)
     assert re.search(r"run restarted\W+2 times", printed_table(read_status(folder)))
@@ -169,7 +169,7 @@ def test_the_page_has_the_metrics_of_the_table(folder):
     assert [found[f"{prefix}split_lag_records", split] for split in "abc"] == [7, 0, 1200]
 
 
-def test_a_lag_that_is_not_known_is_not_told(folder):
+def test_a_lag_that_is_not_known_is_not_reported(folder):
     status = shown(folder, Clock())
     status.show("RUNNING", {}, None)
     assert not re.search("lag|pending", got(page(lambda: status.shown).port, "/metrics"))
@@ -336,11 +336,11 @@ def test_top_writes_lines_of_json_in_a_pipe_until_the_run_ends(tmp_path, capsys)
             status._clock = clock
             follow(tmp_path, 1.0)
     lines = [json.loads(line) for line in "".join(printed).splitlines()]
-    assert [line["phase"] for line in lines] == ["RUNNING", "COLLECTING"]  # what has not changed is not told again
+    assert [line["phase"] for line in lines] == ["RUNNING", "COLLECTING"]  # what has not changed is not reported again
 
 
 def after(status, seconds, records):
-    """The status when the next checkpoint is committed, so many seconds and records later."""
+    """The status when the next checkpoint is committed, this many seconds and records later."""
     last = status["checkpoints"]["last"]
     later = {**last, "id": last["id"] + 1, "at": last["at"] + seconds}
     return {
@@ -351,7 +351,7 @@ def after(status, seconds, records):
     }
 
 
-def test_the_table_has_what_the_run_tells(folder):
+def test_the_table_has_what_the_run_shows(folder):
     status = shown(folder, Clock()).shown
     text = printed_table(status)
     assert "2, 0.0 s ago, took 0.500 s, 77 bytes" in text
@@ -385,12 +385,12 @@ def test_names_are_shown_as_they_are_and_not_taken_for_markup_or_codes_of_the_te
 def test_a_status_that_is_not_renewed_is_not_shown_as_if_it_were_of_now(folder):
     status = shown(folder, Clock()).shown
     assert "the coordinator is late" not in printed_table(status, now_s=status["at"] + 2)
-    assert "running, as was told 12 s ago: the coordinator is late" in printed_table(status, now_s=status["at"] + 12)
+    assert "running, as was reported 12 s ago: the coordinator is late" in printed_table(status, now_s=status["at"] + 12)
 
 
 @pytest.fixture
 def restarting(tmp_path):
-    """The folder of a run whose coordinator is dead, and whose supervisor lives."""
+    """The folder of a run whose coordinator is dead, and whose supervisor is alive."""
     shown(tmp_path, Clock())
     (tmp_path / LOCK).touch()
     with supervised(tmp_path) as is_first:
@@ -402,7 +402,7 @@ def test_between_two_coordinators_a_run_is_restarting_and_not_over(restarting):
     """`headrace top` ended with the first coordinator that died."""
     status = read_status(restarting)
     assert (status["phase"], status["workers"], status["records_in"]) == ("RESTARTING", [], 10)
-    assert "restarting; what follows was told 7 s ago" in printed_table(status, now_s=status["at"] + 7)
+    assert "restarting; what follows was reported 7 s ago" in printed_table(status, now_s=status["at"] + 7)
     remove_status(restarting)
     assert read_status(restarting) is None
 

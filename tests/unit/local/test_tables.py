@@ -1,4 +1,4 @@
-"""Tables as sinks of `headrace run`: a checkpoint of all workers is one commit of the table, whoever dies where."""
+"""Tables as sinks of `headrace run`: a checkpoint of all workers is one commit of the table, the process that dies where."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Folder:
         around: Callable[[int, Callable[[], None]], None] = lambda number, commit: commit(),
         calling: Callable[[], None] = lambda: None,
     ) -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
-        """A new life, which has recovered nothing yet."""
+        """A new lifetime, which has recovered nothing yet."""
         store = store or self.store
         sink = Watched(self.sink, around, calling)
         run = RunCommitter(
@@ -87,7 +87,7 @@ class Folder:
         return self.drawn
 
     def prepared(self, number: int, epoch: int, value: str) -> WorkerHandle[Any]:
-        transaction = self.begun(number, epoch, value)
+        transaction = self.started(number, epoch, value)
         return WorkerHandle(number, transaction.prepare())
 
     def enlisted(self, number: int, value: str) -> WorkerHandle[Any]:
@@ -95,7 +95,7 @@ class Folder:
         self.store.add_worker(number)
         return self.prepared(number, 0, value)
 
-    def begun(self, number: int, epoch: int, value: str) -> Any:
+    def started(self, number: int, epoch: int, value: str) -> Any:
         first = first_attempt(self.sink, self.store.registry, number)
         transaction = self.sink.begin(Attempt(first.job, epoch, first.task, first.number))
         transaction.write(batch_of([value]))
@@ -168,7 +168,7 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     job.recover()
     for number in (1, 2, 21):
         folder.store.add_worker(number)
-    living, dead = folder.begun(21, 0, "later"), folder.begun(2, 0, "lost")
+    living, dead = folder.started(21, 0, "later"), folder.started(2, 0, "lost")
     run.retire(2)
     commit(run, job, 1, folder.prepared(1, 0, "a"))
     with pytest.raises(PeerError, match="given up by a driver"):
@@ -176,7 +176,7 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     commit(run, job, 2, WorkerHandle(21, living.prepare()))
     assert folder.values() == ["a", "later"]
     assert folder.left_open() == set()
-    late = folder.begun(2, 1, "a request that was under way")
+    late = folder.started(2, 1, "a request that was under way")
     folder.now_s = SETTLE_S[-1]
     commit(run, job, 3)
     with pytest.raises(PeerError, match="given up by a driver"):
@@ -232,7 +232,7 @@ def test_a_coordinator_that_was_replaced_commits_nothing(folder):
     copy.close()
 
 
-def test_files_that_somebody_removes_before_a_stored_checkpoint_is_committed_are_said_to_be_lost(folder):
+def test_files_that_another_process_removes_before_a_stored_checkpoint_is_committed_are_said_to_be_lost(folder):
     def refused(number: int, commit: Callable[[], None]) -> None:
         if number == 2:
             raise PeerError("injected: no rights")
@@ -258,7 +258,7 @@ def test_upkeep_shows_what_a_run_has_open_and_removing_it_fences_the_coordinator
     (found,) = upkeep.transactions()
     assert (found.job, found.place, found.state) == (folder.store.registry.run, handle.handle.place, MarkState.OPEN)
     assert upkeep.remove(found.job, {found.place}) == {found.place}
-    with pytest.raises(FencedError, match="has taken over"):
+    with pytest.raises(FencedError, match="claimed it"):
         commit(run, job, 2, handle)
     assert folder.values() == ["a"]
 

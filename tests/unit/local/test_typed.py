@@ -64,7 +64,7 @@ def test_values_of_two_schemas_of_a_registry_are_changed_as_columns_by_two_worke
 
 
 def test_a_registry_that_is_away_when_a_process_loads_the_pipeline_is_no_mistake_of_the_file(tmp_path):
-    """It was told as one, and such an error of one worker ends the whole run without a restart."""
+    """It was reported as one, and such an error of one worker ends the whole run without a restart."""
     job = tmp_path / "job_without_registry.py"
     job.write_text(JOB.format(kafka="localhost:1", registry="http://127.0.0.1:1").replace("1')", "1', deadline_s=0.1)"))
     with pytest.raises(DeadlineExceededError, match="cannot be reached"):

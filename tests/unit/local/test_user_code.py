@@ -140,9 +140,9 @@ def test_a_function_that_misbehaves_is_named_and_loses_nothing(kafka, tmp_path):
             written.wait(f"all records, when a function {order}")
             assert not (tmp_path / order).exists()
             assert re.search(said, run.log.read_text()), run.log.read_text()
-        began = time.monotonic()
+        started_at = time.monotonic()
         run.stop()
-        assert time.monotonic() - began < 20  # what has left its group holds up nobody
+        assert time.monotonic() - started_at < 20  # what has left its group holds up no process
         os.kill(int((tmp_path / "forked").read_text()), 0)
         assert "printed by a function" in run.log.read_text()
         written.check()
@@ -165,7 +165,7 @@ def test_a_file_that_ends_its_process_when_it_is_loaded_is_an_error_and_not_star
 
 
 @pytest.mark.parametrize(("tolerable", "said"), [("1000", "the run continues"), ("0", "starts again")])
-def test_a_disk_that_is_full_is_said_and_when_it_has_room_the_run_has_lost_nothing(kafka, tmp_path, tolerable, said):
+def test_a_disk_that_is_full_is_said_and_when_it_has_space_the_run_has_lost_nothing(kafka, tmp_path, tolerable, said):
     options = ("--config", f"execution.checkpointing.tolerable-failed-checkpoints={tolerable}")
     run = Run(kafka, tmp_path, *options, workers=1, job=job(FULL, kafka, tmp_path))
     try:
@@ -222,8 +222,8 @@ def test_an_outage_of_the_broker_longer_than_every_timeout_loses_nothing(kafka, 
         away = kafka.fault(api, Before(lambda: kafka.stop_broker(1)))
         written.produce()
         run.wait(lambda: away.fired, "the outage")
-        began = time.monotonic()
-        run.wait(lambda: time.monotonic() - began > 2 * LONGEST_TIMEOUT_S, "an outage that is long enough")
+        started_at = time.monotonic()
+        run.wait(lambda: time.monotonic() - started_at > 2 * LONGEST_TIMEOUT_S, "an outage that is long enough")
         kafka.clock.advance(3600)  # the transactions' timeout too is over
         kafka.start_broker(1)
         written.produce()

@@ -92,7 +92,7 @@ def test_top_continues_while_a_coordinator_that_was_killed_is_replaced(kafka, tm
         def lines():
             return [json.loads(line) for line in settings.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
-        run.wait(lambda: any(line["phase"] == "RUNNING" for line in lines()), "what top tells")
+        run.wait(lambda: any(line["phase"] == "RUNNING" for line in lines()), "what top shows")
         killed, _ = run.group(1)
         run.process.send_signal(signal.SIGSTOP)  # so that it does not start the next one before top has looked
         os.kill(killed, signal.SIGKILL)
@@ -173,7 +173,7 @@ def test_a_viewer_that_is_killed_or_frozen_does_the_run_no_harm(kafka, tmp_path,
         run.wait(check, "the table")
         viewer = run.viewer()
         os.kill(viewer, number)
-        run.more("records that nobody has shown")
+        run.more("records that no process has shown")
         run.stop()
         assert viewer not in living()
         terminal.read()
@@ -199,10 +199,10 @@ def test_a_viewer_ends_with_a_run_that_is_killed(kafka, tmp_path, terminal):
 
 def check_gone(pid):
     if pid in living():
-        raise RetriableError("it lives")
+        raise RetriableError("it is alive")
 
 
-def test_in_a_pipe_a_run_tells_nothing_unless_it_is_asked_to_and_then_lines_of_json(kafka, tmp_path):
+def test_in_a_pipe_a_run_shows_nothing_unless_it_is_asked_to_and_then_lines_of_json(kafka, tmp_path):
     for folder, options in ((tmp_path / "silent", ()), (tmp_path / "telling", ("--progress", "json"))):
         folder.mkdir()
         run = Copy(kafka, folder, "--savepoints", str(folder / "savepoints"), *options, stdout=subprocess.PIPE)
@@ -230,7 +230,7 @@ def test_a_run_whose_reader_of_lines_has_gone_continues(kafka, tmp_path):
         run.process.stdout.readline()
         run.process.stdout.close()
         viewer = run.viewer()
-        run.more("records that are instructed to nobody")
+        run.more("records that are instructed to no process")
         wait_until(lambda: check_gone(viewer), "the end of the viewer", TIMEOUT_S)
         run.more("more records")
         run.stop()

@@ -44,7 +44,7 @@ class Coordinator:
         self.reflection = reflection_pb2_grpc.ServerReflectionStub(self.channel)
 
     def join(self, number):
-        """As a worker; returns what it is told."""
+        """As a worker; returns what it is given."""
         said = queue.SimpleQueue()
         said.put(hello(number, VERSION))
         brought = token_metadata(self.server.endpoint.token)

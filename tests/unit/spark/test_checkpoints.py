@@ -231,7 +231,7 @@ def kafka():
 
 
 def against(kafka, checkpoint, *records, partitions=3):
-    """Verify, with a topic of the same name in the cluster, whose partition 0 has so many records."""
+    """Verify, with a topic of the same name in the cluster, whose partition 0 has this many records."""
     kafka.create_topic(TOPIC, partitions)
     for number, count in enumerate(records):
         kafka.append(TOPIC, *[b"x"] * count, partition=number)
@@ -532,7 +532,7 @@ def test_a_querys_positions_become_a_savepoint_of_headrace_run_by_topic_id(check
 
 
 def test_a_savepoint_has_no_leader_epochs_of_spark_which_are_not_those_of_the_records_before(checkpoint):
-    """A reader names the epoch of the record before its position; Spark's is of the leader that told the end."""
+    """A reader names the epoch of the record before its position; Spark's is of the leader that reported the end."""
     stored = stored_positions(read_checkpoint(str(checkpoint)).batch(None).sources[0].text)
     assert {split.last_epoch for split in stored} == {0}
     found = savepoint_of(read_checkpoint(str(checkpoint)), None).positions(SPLITS)
@@ -706,7 +706,7 @@ for command, words in json.loads(sys.argv[3]).items():
 
 
 def killed_within(commands, checkpoint, folder, every):
-    """Each command, killed at one of so many operations after the other, until it is done: statuses by command and number."""
+    """Each command, killed at one of this many operations after the other, until it is done: statuses by command and number."""
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", KILLED_WITHIN, str(checkpoint), str(folder / "copy"), json.dumps(commands), str(every)],
@@ -745,12 +745,12 @@ def test_killed_in_the_middle_there_is_no_savepoint_or_a_whole_one_and_the_check
     assert files(checkpoint) == before
 
 
-class Dead(Exception):  # noqa: N818 - not an error of anybody
+class Dead(Exception):  # noqa: N818 - not an error of any process
     """It ends here, and whatever is tried afterwards does not happen."""
 
 
 class Mortal:
-    """Lets so many operations happen, and no more."""
+    """Lets this many operations happen, and no more."""
 
     def __init__(self, monkeypatch, owner, names):
         self.left = 0

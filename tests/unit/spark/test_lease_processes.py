@@ -1,4 +1,4 @@
-"""Supervisors of one job as processes, with a lease in Kafka's protocol and a query that stands in for Spark's."""
+"""Supervisors of one job as processes, with a lease in Kafka's protocol and a query that is in for Spark's."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def test_a_count_is_reported_once(heard):
     assert heard.taken == [("q", {"records_skipped": 2}), ("q", {"records_skipped": 1})]
 
 
-def test_what_nobody_hears_is_kept_for_the_next_time(request):
+def test_what_no_process_hears_is_kept_for_the_next_time(request):
     COUNTERS.add(Counted.RECORDS_SKIPPED, 2)
     report("q")
     heard = request.getfixturevalue("heard")
@@ -293,8 +293,8 @@ def test_what_nobody_hears_is_kept_for_the_next_time(request):
     assert heard.taken == [("q", {"records_skipped": 2})]
 
 
-def test_what_was_counted_for_one_query_is_never_told_of_another(request):
-    """As of a standby's dry runs, which nobody hears: when it takes over, its workers continue with the job's own query."""
+def test_what_was_counted_for_one_query_is_never_reported_of_another(request):
+    """As of a standby's dry runs, which no process hears: when it takes over, its workers continue with the job's own query."""
     COUNTERS.add(Counted.RECORDS_SKIPPED, 2)
     report("dry_run")
     heard = request.getfixturevalue("heard")
@@ -305,7 +305,7 @@ def test_what_was_counted_for_one_query_is_never_told_of_another(request):
     assert heard.taken == [("dry_run", {"records_skipped": 2}), ("q", {"records_skipped": 1})]
 
 
-def test_counts_of_queries_that_nobody_hears_of_are_not_kept_without_end(request):
+def test_counts_of_queries_that_no_process_hears_of_are_not_kept_without_end(request):
     for number in range(500):
         COUNTERS.add(Counted.COMMITS)
         report(str(number))
@@ -346,7 +346,7 @@ def test_a_forked_process_counts_from_nothing():
 # --- OpenTelemetry ----------------------------------------------------------------------------------------------------
 
 
-def test_opentelemetry_is_told_the_same(tmp_path):
+def test_opentelemetry_is_reported_the_same(tmp_path):
     reader = InMemoryMetricReader()
     StatusFile(tmp_path / "status").write({"drivers_started": 2})
     served = metrics(Session(), meter_provider=MeterProvider([reader]), status=tmp_path / "status")
@@ -372,6 +372,6 @@ def points(reader):
     return {name: values for name, values in found.items() if values}
 
 
-def test_metrics_that_nobody_can_see_are_refused():
+def test_metrics_that_no_process_can_see_are_refused():
     with pytest.raises(UsageError, match=r"give port=\.\.\."):
         metrics(Session())

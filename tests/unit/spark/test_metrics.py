@@ -1,4 +1,4 @@
-"""Metrics of Spark's queries: what listeners are told becomes what a Prometheus server reads."""
+"""Metrics of Spark's queries: what listeners are reported becomes what a Prometheus server reads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def queries(clock):
 
 
 def progress(batch=0, position=5, end=9, **changes):
-    """As Spark 4.3 tells it, with headrace's own key among the offsets."""
+    """As Spark 4.3 shows it, with headrace's own key among the offsets."""
     offsets = json.dumps({"t": {"0": position, "1": 3}, "headrace:{}": {}})
     source = {"startOffset": None, "endOffset": offsets, "latestOffset": json.dumps({"t": {"0": end, "1": 3}})}
     return {
@@ -160,7 +160,7 @@ def test_a_query_that_hangs_after_it_has_caught_up_is_silent_though_it_is_not_be
     assert silent_s() == 0
 
 
-def test_the_end_of_a_run_that_is_told_late_is_not_that_of_the_run_which_has_started_since(queries):
+def test_the_end_of_a_run_that_is_reported_late_is_not_that_of_the_run_which_has_started_since(queries):
     """Spark reports a start at once, and of an end by a queue."""
     queries.started("q", "1", "flights")
     queries.started("q", "2", "flights")
@@ -259,7 +259,7 @@ class Session:
         self.streams = SimpleNamespace(addListener=self.listeners.append, removeListener=self.listeners.remove)
 
 
-def test_the_page_shows_what_the_listener_was_told_until_it_is_closed():
+def test_the_page_shows_what_the_listener_was_reported_until_it_is_closed():
     session = Session()
     served = metrics(session, port=0)
     try:

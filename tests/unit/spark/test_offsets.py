@@ -36,7 +36,9 @@ B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 def offsets(*lines, initial=False):
     """Of (split, where it started)."""
     return LogOffsets(
-        {split.split_id: split for split, _ in lines}, {split.split_id: began for split, began in lines}, initial=initial
+        {split.split_id: split for split, _ in lines},
+        {split.split_id: started_at for split, started_at in lines},
+        initial=initial,
     )
 
 
@@ -127,7 +129,7 @@ def test_formats_that_are_no_objects_are_damage():
 
 
 def test_offsets_in_progress_reports_are_read_as_the_jvm_connectors_are():
-    """Regression: they were an object of ours, and listeners that compute a lag from it fell over.
+    """Regression: they were an object of headrace, and listeners that compute a lag from it fell over.
 
     What these do with `endOffset`: topics to partitions to offsets, all of it, as maps of numbers.
     """
@@ -226,7 +228,7 @@ def test_ends_are_shown_as_the_jvm_connector_shows_them():
 # --- the JVM connector's ------------------------------------------------------------------------------------------------
 
 
-def test_the_jvm_connectors_form_is_told_from_ours():
+def test_the_jvm_connectors_form_is_reported_from_ours():
     document = offsets_json.parse('{"flights":{"0":123,"10":0},"headrace":{"0":5}}')
     assert offsets_json.parse_ours(document) is None
     assert offsets_json.parse_jvm(document) == {("flights", 0): 123, ("flights", 10): 0, ("headrace", 0): 5}
@@ -393,11 +395,11 @@ def id_of(kafka, topic):
 def test_a_checkpoint_of_the_jvm_connector_is_taken_over_with_the_ids_of_today(kafka):
     taken = [KafkaSplit("t", id_of(kafka, "t"), 0, 3), KafkaSplit("t", id_of(kafka, "t"), 1, 0)]
     found = over(kafka).from_json('{"t":{"0":3,"1":0}}')
-    assert found == LogOffsets({split.split_id: split for split in taken}, began={})
+    assert found == LogOffsets({split.split_id: split for split in taken}, started_at={})
 
 
 def test_an_empty_checkpoint_of_the_jvm_connector_has_no_splits(kafka):
-    assert over(kafka).from_json("{}") == LogOffsets({}, began={})
+    assert over(kafka).from_json("{}") == LogOffsets({}, started_at={})
 
 
 def test_our_own_offsets_are_read_without_asking_a_broker():
@@ -426,5 +428,5 @@ def test_what_the_jvm_connector_found_while_it_planned_started_at_its_first_reco
     found = [KafkaSplit("t", t, 0, 5), KafkaSplit("u", u, 0, 0), KafkaSplit("gone", A, 0, 9)]
     known = {split.split_id: split for split in [KafkaSplit("t", t, 1, 0)]}
     whatever = over(kafka, "t", "u", start_of_new_partitions=Latest())
-    assert whatever.begins(found, known) == {f"t-0@{t}": 2, f"u-0@{u}": 0, f"gone-0@{A}": 9}
-    assert whatever.begins([KafkaSplit("t", t, 0, 1)], known) == {f"t-0@{t}": 1}
+    assert whatever.first_offsets(found, known) == {f"t-0@{t}": 2, f"u-0@{u}": 0, f"gone-0@{A}": 9}
+    assert whatever.first_offsets([KafkaSplit("t", t, 0, 1)], known) == {f"t-0@{t}": 1}

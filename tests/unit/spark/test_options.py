@@ -1,4 +1,4 @@
-"""Spark's Kafka options: what they mean, which win, which are refused and how. Nobody is contacted."""
+"""Spark's Kafka options: what they mean, which win, which are refused and how. No process is contacted."""
 
 import json
 import pickle
@@ -525,7 +525,7 @@ PARTITIONS_EXAMPLE = '{"topicA":[0,1],"topicB":[2,4]}'
         (
             "txnAppId",
             "batch-0123456789ab4cde8f0123456789abcd",
-            "option 'txnAppId' must be of another form than the names of writes that nobody repeats, "
+            "option 'txnAppId' must be of another form than the names of writes that no process repeats, "
             "not 'batch-0123456789ab4cde8f0123456789abcd'",
         ),
     ],

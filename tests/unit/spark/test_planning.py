@@ -40,7 +40,7 @@ def test_shares_of_more_than_one_offset_are_rounded_down_so_that_the_limit_holds
 
 
 def test_a_backlog_of_exactly_the_limit_is_admitted_to_its_last_record_however_large():
-    """A share of it would be computed in a float, which has not so many digits."""
+    """A share of it would be computed in a float, which has not this many digits."""
     size = 2**60 + 1
     assert admit({"a": 0}, {"a": size}, size) == {"a": size}
 
@@ -98,12 +98,12 @@ def test_a_batch_of_nearly_nothing_is_one_task_however_many_run_at_once(parallel
 
 
 @pytest.mark.parametrize(("text", "told"), [("8", 8), ("", None), ("0", None), ("-1", None), ("many", None), ("²", None)])
-def test_the_parallelism_is_what_the_environment_tells(monkeypatch, text, settings):
+def test_the_parallelism_is_what_the_environment_shows(monkeypatch, text, settings):
     monkeypatch.setenv(PARALLELISM_VARIABLE, text)
     assert told_parallelism() == settings
 
 
-def test_without_being_told_the_parallelism_is_not_known(monkeypatch):
+def test_without_being_reported_the_parallelism_is_not_known(monkeypatch):
     monkeypatch.delenv(PARALLELISM_VARIABLE, raising=False)
     assert told_parallelism() is None
 

@@ -126,7 +126,7 @@ class TestUnderSparkSubmit:
         monkeypatch.setenv(DRIVER, bare_python)
         assert session_builder()._registers
 
-    def test_the_first_python_of_the_path_is_what_the_jvm_starts_if_told_nothing(self, monkeypatch, bare_python, tmp_path):
+    def test_the_first_python_of_the_path_is_what_the_jvm_starts_if_reported_nothing(self, monkeypatch, bare_python, tmp_path):
         shutil.copy(bare_python, tmp_path / "python3")
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         monkeypatch.setenv(GATEWAY, "1")
@@ -192,7 +192,7 @@ class TestForking:
 class TestLaunch:
     """Of Spark's JVM, by its scripts."""
 
-    def test_is_told_where_pyspark_is_and_how_to_start(self, sparks):
+    def test_is_reported_where_pyspark_is_and_how_to_start(self, sparks):
         session_builder().getOrCreate()
         home = Path(pyspark.__file__).parent
         assert sparks.jvms_environment[SPARK_HOME] == str(home)
@@ -238,7 +238,7 @@ class TestWarm:
         assert os.access(launcher, os.X_OK)
 
     @pytest.mark.parametrize("fails", [False, True])
-    def test_a_session_that_comes_after_a_warm_one_starts_as_it_is_told(self, sparks, monkeypatch, other_python, fails):
+    def test_a_session_that_comes_after_a_warm_one_starts_as_it_is_instructed(self, sparks, monkeypatch, other_python, fails):
         monkeypatch.setenv(WORKERS, other_python)
         monkeypatch.setenv(DRIVER, other_python)
         sparks.fails = fails
@@ -330,16 +330,16 @@ class TestPlans:
 
 
 class TestParallelism:
-    def test_is_told_to_the_jvm_before_it_starts(self, sparks):
+    def test_is_instructed_to_the_jvm_before_it_starts(self, sparks):
         session_builder().master("local[2]").getOrCreate()
         assert (sparks.settings, sparks.registered) == ("2", [])
 
-    def test_a_second_session_in_the_same_jvm_is_told_its_own(self, sparks):
+    def test_a_second_session_in_the_same_jvm_is_reported_its_own(self, sparks):
         session_builder().master("local[2]").getOrCreate()
         session_builder().master("local[8]").getOrCreate()
         assert (sparks.settings, len(sparks.registered)) == ("8", 1)
 
-    def test_of_a_master_that_is_known_only_afterwards_is_told_too(self, sparks):
+    def test_of_a_master_that_is_known_only_afterwards_is_reported_too(self, sparks):
         session_builder().getOrCreate()
         assert (sparks.settings, len(sparks.registered)) == (str(os.cpu_count()), 1)
 
@@ -360,7 +360,7 @@ def test_how_many_tasks_a_local_master_runs_at_once(master, cores):
     assert session._local_cores(master) == cores
 
 
-def test_what_was_started_for_sessions_is_ended_and_waited_for_with_patience(monkeypatch):
+def test_what_was_started_for_sessions_is_ended_and_waited_for_with_timeout(monkeypatch):
     ends, stays = (subprocess.Popen(command, stdin=subprocess.PIPE) for command in (["cat"], ["sleep", "600"]))
     monkeypatch.setattr(private.SparkContext, "_gateway", None)  # of other tests
     monkeypatch.setattr(session, "_alive", [stays, ends])

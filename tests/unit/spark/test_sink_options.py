@@ -1,4 +1,4 @@
-"""Options of the sinks in Spark: what they mean, which are refused and how; no secret is shown. Nobody is contacted."""
+"""Options of the sinks in Spark: what they mean, which are refused and how; no secret is shown. No process is contacted."""
 
 import json
 import pickle
@@ -95,7 +95,10 @@ class TestEverySink:
             ({"txnAppId": "a b", "txnVersion": "1"}, "a job's name"),
             ({"txnApId": "app"}, "'txnApId' is not known to the sink; did you mean 'txnAppId'"),
             ({"wholly-other": "x"}, "'wholly-other' is not known to the sink$"),
-            ({"txnAppId": one_off_job(), "txnVersion": "1"}, "of another form than the names of writes that nobody repeats"),
+            (
+                {"txnAppId": one_off_job(), "txnVersion": "1"},
+                "of another form than the names of writes that no process repeats",
+            ),
             ({"txnAppId": " "}, "'txnAppId' must not be empty"),
         ],
     )
@@ -195,7 +198,7 @@ class TestFiles:
     def test_json(self):
         assert file_write({"path": "/tmp/out", "fileformat": "json"}).sink == FileSink("/tmp/out", FileFormat.JSON_LINES)
 
-    def test_what_fsspec_is_told_is_not_shown(self):
+    def test_what_fsspec_is_reported_is_not_shown(self):
         write = file_write({"path": "s3://bucket/out", "storageOptions": '{"key": "k", "secret": "s3cret", "anon": false}'})
         assert write.sink.storage_options == {"key": "k", "secret": "s3cret", "anon": False}
         assert "s3cret" not in repr(write)

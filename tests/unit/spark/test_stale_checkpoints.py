@@ -87,7 +87,7 @@ def test_a_copy_that_is_one_batch_old_and_ends_its_next_batch_elsewhere_is_refus
 
 
 def of_spark(writer):
-    """As it comes to the process that commits: before the tasks it was pickled, with a look at the sink."""
+    """As it comes to the process that commits: before the tasks it was pickled, with a check at the sink."""
     return pickle.loads(pickle.dumps(writer))
 
 
@@ -126,7 +126,7 @@ def test_a_copy_that_has_planned_the_last_batch_again_is_refused_before_the_heal
 
 
 def test_a_driver_that_a_younger_one_has_left_behind_is_superseded_and_its_checkpoint_no_older_copy(monkeypatch, any_sink):
-    """It was paused before it asked what is recorded. Status 66 is final, and a lease tells it to all hosts."""
+    """It was paused before it asked what is recorded. Status 66 is final, and a lease shows it to all hosts."""
     JobCommitter(JOB, any_sink.committer(JOB), "old").commit(0, prepared(any_sink, 0))
     young = JobCommitter(JOB, any_sink.committer(JOB), "young")
     young.claim()
@@ -191,7 +191,7 @@ def test_a_file_that_cannot_be_read_for_once_is_read_the_next_time(checkpoint, m
     assert caplog.text.count("cannot be read here") == 1
 
 
-def test_a_batch_without_rows_is_told_by_its_offsets_too(log, checkpoint, monkeypatch):
+def test_a_batch_without_rows_is_reported_by_its_offsets_too(log, checkpoint, monkeypatch):
     sink = MemorySink(log)
     StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(skipped(0), 0)
     new_run(monkeypatch)

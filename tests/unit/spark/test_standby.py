@@ -98,13 +98,13 @@ def test_the_first_driver_is_called_at_once_and_standbys_start_when_it_gets_on()
 
 def test_a_job_that_finds_nothing_to_read_gets_its_standby_too_also_after_a_takeover():
     core = started(1)
-    for number, begun in ((1, 5.0), (2, 50.0)):
-        assert core.handle(DriverReported(number, begun, DriverReport.BEGAN)) == []
-        for now_s in (begun + 0.5, begun + 29.9):
+    for number, opened in ((1, 5.0), (2, 50.0)):
+        assert core.handle(DriverReported(number, opened, DriverReport.BEGAN)) == []
+        for now_s in (opened + 0.5, opened + 29.9):
             assert core.handle(DriverReported(number, now_s, DriverReport.PROGRESSED)) == []
-        assert core.handle(DriverReported(number, begun + 30.0, DriverReport.PROGRESSED)) == [Launch(number + 1)]
-        assert core.handle(DriverReported(number + 1, begun + 35.0, DriverReport.ARMED)) == []
-        assert core.handle(DriverDied(number, begun + 40.0, KILLED, EVEN)) == [CallDriver(number + 1)]
+        assert core.handle(DriverReported(number, opened + 30.0, DriverReport.PROGRESSED)) == [Launch(number + 1)]
+        assert core.handle(DriverReported(number + 1, opened + 35.0, DriverReport.ARMED)) == []
+        assert core.handle(DriverDied(number, opened + 40.0, KILLED, EVEN)) == [CallDriver(number + 1)]
 
 
 def warmed_up():
@@ -225,7 +225,7 @@ def test_a_silent_standby_is_killed_and_replaced_and_the_active_is_left_alone():
     assert core.job.phase is SupervisionPhase.RUNNING
 
 
-def test_a_clock_that_jumps_makes_nobody_silent():
+def test_a_clock_that_jumps_makes_no_process_silent():
     """A supervisor, or a machine, that was stopped for an hour."""
     core = armed()
     assert core.handle(TimePassed(3600.0)) == []
@@ -276,12 +276,12 @@ def steps(answers):
         answer = answers[type(step)].pop(0) if type(step) in answers else None
 
 
-def test_a_free_lock_is_taken_when_the_family_before_is_dead():
+def test_a_free_lock_is_taken_when_the_process_tree_before_is_dead():
     assert steps({TryLock: [True], ReadLast: [OTHER]}) == [TryLock(), ReadLast(), KillProcessTree(OTHER), WriteLast(ME)]
     assert steps({TryLock: [True], ReadLast: [None]}) == [TryLock(), ReadLast(), WriteLast(ME)]
 
 
-def test_of_a_family_of_another_container_it_is_said_that_nobody_here_can_see_its_end():
+def test_of_a_process_tree_of_another_container_it_is_said_that_no_process_here_can_see_its_end():
     """Its pids are other processes here, or none: to kill them would be wrong, and to find none proves nothing."""
     other = "20-1-8-b"
     assert steps({TryLock: [True], ReadLast: [other]}) == [TryLock(), ReadLast(), SayUnseen(other), WriteLast(ME)]
@@ -302,7 +302,7 @@ def test_a_driver_of_the_same_supervisor_that_holds_the_lock_is_killed():
 
 
 def test_a_driver_of_another_container_is_no_orphan_though_its_supervisors_pid_is_nobodys_here():
-    """Nothing is killed: whether that supervisor lives cannot be seen from here."""
+    """Nothing is killed: whether that supervisor is alive cannot be seen from here."""
     with pytest.raises(FencedError, match="a supervisor of another container"):
         steps({TryLock: [False], WhoHolds: ["1-1-8-b"], LooksAlive: [False]})
 

@@ -68,7 +68,7 @@ from tests.helpers.python_path import python_path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
 
-# --- takeovers, with a query that stands in for Spark's -----------------------------------------------------------------
+# --- takeovers, with a query that is in for Spark's -----------------------------------------------------------------
 
 
 def test_a_standby_takes_over_when_the_active_is_killed_and_the_next_one_warms(tmp_path, monkeypatch):
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_a_living_supervisor_has_is_refused_by_its_name(place)
     supervisor.wait()
 
 
-def test_an_orphan_that_is_stopped_loses_the_lock_with_its_life_and_never_continues(place):
+def test_an_orphan_that_is_stopped_loses_the_lock_with_its_lifetime_and_never_continues(place):
     tree = tree_by(ended())
     with holder(place, tree) as held:
         held.send_signal(signal.SIGSTOP)
@@ -162,7 +162,7 @@ def test_an_orphan_that_is_stopped_loses_the_lock_with_its_life_and_never_contin
         assert held.wait() == -signal.SIGKILL
 
 
-def test_of_a_family_whose_driver_is_dead_the_rest_is_killed_before_the_lock_counts(place):
+def test_of_a_process_tree_whose_driver_is_dead_the_rest_is_killed_before_the_lock_counts(place):
     tree = tree_by(ended())
     with holder(place, tree):
         pass  # and is killed
@@ -180,7 +180,7 @@ def test_a_lock_of_a_process_that_is_no_driver_is_refused(place):
         CheckpointLock(place).take(new_tree())
 
 
-def test_a_family_says_who_has_started_it_and_a_process_of_it_says_its_family(place):
+def test_a_process_tree_says_who_has_started_it_and_a_process_of_it_says_its_process_tree(place):
     tree = new_tree()
     assert supervisor_of(tree).process == Process.of(os.getpid())
     assert supervisor_of(tree).process.is_alive
@@ -225,7 +225,7 @@ def loses_its_environment(tree):
     )
 
 
-def test_a_driver_that_has_written_over_its_environment_is_still_of_its_family():
+def test_a_driver_that_has_written_over_its_environment_is_still_of_its_process_tree():
     """And so is what it has started without one."""
     tree = new_tree()
     with loses_its_environment(tree) as driver:
@@ -238,7 +238,7 @@ def test_a_driver_that_has_written_over_its_environment_is_still_of_its_family()
 
 
 def is_dead(pid: int) -> bool:
-    """Whoever has started it need not have waited for it."""
+    """The process that has started it need not have waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -259,7 +259,7 @@ def test_a_driver_without_environment_and_children_is_killed_by_who_knows_it():
 
 
 def test_a_process_that_is_killed_and_does_not_end_is_waited_for_and_named(monkeypatch, caplog):
-    """As one that waits for a server of files. Nothing may continue meanwhile, and nobody knew why."""
+    """As one that waits for a server of files. Nothing may continue meanwhile, and no one knew why."""
     stuck = Process.of(os.getpid())
     looks = [[stuck]] * 5 + [[], []]
     monkeypatch.setattr(process_tree, "_living", lambda *_: looks.pop(0))
@@ -298,20 +298,20 @@ def test_a_process_whose_main_thread_has_ended_lives_while_another_thread_does()
             assert process_tree.members(tree) == [jvm.pid]
             assert tree_of(jvm.pid) == tree
             assert process_tree.kill_tree(tree) == 1
-            assert not was.is_alive  # though nobody has waited for it yet
+            assert not was.is_alive  # though no process has waited for it yet
         finally:
             jvm.kill()
     assert jvm.returncode == -signal.SIGKILL
 
 
 def test_a_process_that_ends_and_has_the_lock_still_is_waited_for_and_not_taken_for_one_that_is_no_driver(place, monkeypatch):
-    """It has given its environment back, and its files not yet: nobody can tell its process tree."""
+    """It has given its environment back, and its files not yet: no process can tell its process tree."""
     command, environment = [sys.executable, "-c", MAIN_THREAD_ENDS], {**os.environ, TREE_VARIABLE: ""}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as ending:
         try:
             assert ending.stdout.readline() == b"it has ended\n"
             monkeypatch.setattr(CheckpointLock, "_process", lambda _: ending.pid)
-            assert Process.lives(ending.pid)
+            assert Process.lifetimes(ending.pid)
             assert CheckpointLock(place)._holder() is None
         finally:
             ending.kill()
@@ -386,7 +386,7 @@ def test_a_lock_whose_file_was_removed_is_worth_nothing_and_the_one_in_its_place
 
 
 def test_a_driver_whose_lock_was_removed_takes_it_again_and_a_second_driver_is_refused(place, caplog):
-    """By somebody who cleans up, or restores the checkpoint in place."""
+    """By another process who cleans up, or restores the checkpoint in place."""
     lock, file = CheckpointLock(place), Path(place, ".headrace.lock")
     tree = new_tree()
     lock.take(tree)
@@ -408,7 +408,7 @@ def test_a_driver_whose_lock_was_removed_takes_it_again_and_a_second_driver_is_r
         CheckpointLock(place).take(tree)
 
 
-def test_of_two_drivers_that_both_had_the_lock_the_first_one_is_told_to_end(place):
+def test_of_two_drivers_that_both_had_the_lock_the_first_one_is_instructed_to_end(place):
     lock = CheckpointLock(place)
     lock.take(new_tree())
     Path(place, ".headrace.lock").unlink()
@@ -452,7 +452,7 @@ def test_what_may_pass_at_the_lock_of_a_driver_running_is_said_once(monkeypatch,
     assert caplog.text.count("injected: the store is away; it is tried again") == 1
 
 
-def test_a_copy_of_a_checkpoint_kills_nobody_of_the_family_whose_lock_came_with_it(place, tmp_path):
+def test_a_copy_of_a_checkpoint_kills_no_process_of_the_process_tree_whose_lock_came_with_it(place, tmp_path):
     tree = tree_by(ended())
     with holder(place, tree):
         shutil.copytree(place, tmp_path / "copy")
@@ -523,7 +523,7 @@ def test_a_file_system_without_locks_is_named(place, monkeypatch, code, kind):
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     with pytest.raises(
-        kind, match=f"no lock can be had of the checkpoint {place}, at {place}/.headrace.lock: .*{os.strerror(code)}"
+        kind, match=f"no lock is available of the checkpoint {place}, at {place}/.headrace.lock: .*{os.strerror(code)}"
     ):
         CheckpointLock(place).take(new_tree())
 
@@ -585,7 +585,7 @@ PASSES_IT_ON = HOLD.replace(
 
 @pytest.fixture
 def outlived(place):
-    """A driver that has the lock runs this program, and dies; a process that it has started lives, and names no process
+    """A driver that has the lock runs this program, and dies; a process that it has started is alive, and names no process
     tree.
     """
 
@@ -602,16 +602,16 @@ def outlived(place):
 def test_a_forked_child_of_a_dead_driver_does_not_keep_the_lock(place, outlived):
     with outlived(FORKS) as child:
         CheckpointLock(place).take(new_tree())
-        assert Process.lives(child)
+        assert Process.lifetimes(child)
 
 
-def test_a_lock_that_nobody_known_holds_is_not_waited_for_without_end_and_silently(place, outlived, monkeypatch):
+def test_a_lock_that_no_process_known_holds_is_not_waited_for_without_end_and_silently(place, outlived, monkeypatch):
     with outlived(PASSES_IT_ON) as child:
         with monkeypatch.context() as impatience:
             impatience.setattr(locks, "_TRIES_IN_SILENCE", 2)
             with pytest.raises(RetriableError, match=rf"`fuser {place}/.headrace.lock` reports which"):
                 CheckpointLock(place).take(new_tree())
-        assert Process.lives(child)
+        assert Process.lifetimes(child)
     CheckpointLock(place).take(new_tree())
 
 
@@ -623,7 +623,7 @@ def test_a_process_that_is_waited_for_at_the_lock_is_named(place, monkeypatch, c
 
 
 def test_a_lock_of_a_process_that_cannot_be_seen_from_here_is_refused(place, monkeypatch):
-    """The kernel tells pid 0 of one in another container."""
+    """The kernel shows pid 0 of one in another container."""
     unseen = struct.pack(locks._FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     monkeypatch.setattr(fcntl, "fcntl", lambda *_: unseen)
     monkeypatch.setattr(CheckpointLock, "_try", lambda _: False)
@@ -668,14 +668,14 @@ def test_a_takeover_is_refused_without_a_checkpoint_and_to_a_table_in_the_driver
 
 
 def started_with_a_standby(tmp_path, sink, **options):
-    """What a driver reports about a query that it starts, which stands in for Spark's."""
+    """What a driver reports about a query that it starts, which is in for Spark's."""
     location = {"checkpointlocation": f"file:{tmp_path}/{sink}"}
-    begun = []
+    running = []
     query = StartedQuery(
         SimpleNamespace(schema=StructType([StructField("value", StringType())])), sink, options=location | options
     )
-    Takeover(new_tree(), 1).start(query, lambda: begun.append(query))
-    assert begun == [query]
+    Takeover(new_tree(), 1).start(query, lambda: running.append(query))
+    assert running == [query]
 
 
 KAFKA = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "out"}
@@ -838,7 +838,7 @@ def ran(java):
     java.lastProgress.return_value = SimpleNamespace(json=lambda: '{"batchId": 4}')
 
 
-def test_a_rehearsal_starts_every_query_in_a_form_that_writes_nothing(dry_run, java, tmp_path):
+def test_a_dry_run_starts_every_query_in_a_form_that_writes_nothing(dry_run, java, tmp_path):
     started = []
 
     def job():
@@ -858,7 +858,7 @@ def test_a_rehearsal_starts_every_query_in_a_form_that_writes_nothing(dry_run, j
     assert java.stop.call_count == 2
 
 
-def test_on_a_cluster_a_rehearsals_checkpoint_is_removed_from_the_default_file_system(dry_run, java, tmp_path):
+def test_on_a_cluster_a_dry_run_checkpoint_is_removed_from_the_default_file_system(dry_run, java, tmp_path):
     frame = Frame(**{"spark.master": "yarn", "store": "hdfs://n"})
     with patch.object(dry_runs, "_has_run", lambda query, batches: True):
         assert dry_run.first(lambda: writer_of(frame).format("headrace").start()) is None
@@ -879,7 +879,7 @@ def test_a_job_that_starts_threads_is_not_rehearsed_as_they_would_outlive_it(dry
     assert len(ran) == 1
 
 
-def test_threads_that_spark_starts_for_a_job_do_not_stand_in_the_way_of_its_rehearsal(dry_run):
+def test_threads_that_spark_starts_for_a_job_do_not_stand_in_the_way_of_its_dry_run(dry_run):
     """Such as the one that hears the JVM call `foreachBatch`."""
     server = CallbackServer(MagicMock(), MagicMock(), callback_server_parameters=CallbackServerParameters(port=0))
     ran = threading.Event()
@@ -889,7 +889,7 @@ def test_threads_that_spark_starts_for_a_job_do_not_stand_in_the_way_of_its_rehe
     server.server_socket.close()
 
 
-def test_a_listener_hears_of_the_job_and_not_of_its_rehearsal(dry_run):
+def test_a_listener_hears_of_the_job_and_not_of_its_dry_run(dry_run):
     added = []
     with patch.object(StreamingQueryManager, "addListener", lambda manager, listener: added.append(listener)):
         manager = StreamingQueryManager(None)
@@ -925,7 +925,7 @@ def test_a_listener_hears_of_the_job_and_not_of_its_rehearsal(dry_run):
         (lambda: StreamingQueryManager(JAVA).awaitAnyTermination(), r"StreamingQueryManager.awaitAnyTermination\(\)"),
     ],
 )
-def test_a_job_that_writes_or_reads_what_nobody_knows_is_not_rehearsed_and_nothing_is_done(dry_run, does, reason):
+def test_a_job_that_writes_or_reads_what_no_process_knows_is_not_rehearsed_and_nothing_is_done(dry_run, does, reason):
     done = []
 
     def job():
@@ -945,7 +945,7 @@ def test_a_job_that_writes_or_reads_what_nobody_knows_is_not_rehearsed_and_nothi
     + [(Catalog, name) for name in ("createDatabase", "dropDatabase", "dropTable", "dropView")]
     + [(DataFrame, name) for name in ("createGlobalTempView", "createOrReplaceGlobalTempView")],
 )
-def test_no_rehearsal_changes_a_catalog(dry_run, owner, name):
+def test_no_dry_run_changes_a_catalog(dry_run, owner, name):
     if not hasattr(owner, name):
         pytest.skip(f"this PySpark has no {name}()")
     assert f"it calls {owner.__name__}.{name}()" in (dry_run.first(lambda: getattr(owner, name)(None, "t")) or "")
@@ -969,7 +969,7 @@ def reader():
     return made
 
 
-def test_what_a_job_fails_with_in_a_rehearsal_is_told_and_not_raised(dry_run):
+def test_what_a_job_fails_with_in_a_dry_run_is_reported_and_not_raised(dry_run):
     def job():
         assert dry_run_source.is_under_way()
         assert metrics(MagicMock(), port=1).port is None  # the active driver has it
@@ -979,7 +979,7 @@ def test_what_a_job_fails_with_in_a_rehearsal_is_told_and_not_raised(dry_run):
     assert not dry_run_source.is_under_way()
 
 
-def test_a_rehearsal_ends_at_once_when_the_driver_is_called(dry_run, java):
+def test_a_dry_run_ends_at_once_when_the_driver_is_called(dry_run, java):
     dry_run._called.set()
     assert dry_run.first(lambda: writer_of(Frame()).start()) is None  # its query never ends a batch
     assert not java.stop.called  # in a thread, when the job runs
@@ -989,7 +989,7 @@ def test_a_rehearsal_ends_at_once_when_the_driver_is_called(dry_run, java):
 # --- what is read and written in one ------------------------------------------------------------------------------------
 
 
-def test_a_rehearsal_reads_a_few_of_the_first_records_and_commits_to_no_group():
+def test_a_dry_run_reads_a_few_of_the_first_records_and_commits_to_no_group():
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "headracerehearsal": "true", "kafka.group.id": "g"}
     changed = {"startingOffsets": "latest", "commitOffsetsToGroup": "g", "maxoffsetspertrigger": "7", "jvmCheckpoint": "/j"}
     read = kafka_options({**given, **changed, "minOffsetsPerTrigger": "5", "startingTimestamp": "1"})
@@ -1007,7 +1007,7 @@ def test_a_query_that_starts_with_a_savepoint_is_rehearsed_from_the_first_record
 
 
 class WatchedSink:
-    """That of a job, whose calls are noted; nothing but a look is allowed."""
+    """That of a job, whose calls are noted; nothing but a check is allowed."""
 
     looks: ClassVar[list[str]] = []
 
@@ -1020,7 +1020,7 @@ class WatchedSink:
         raise ConnectionError("no broker answers")
 
 
-def test_a_rehearsal_writes_nothing_and_each_of_its_processes_looks_at_the_destination_once():
+def test_a_dry_run_writes_nothing_and_each_of_its_processes_looks_at_the_destination_once():
     WatchedSink.looks.clear()
     writer = pickle.loads(pickle.dumps(DryRunWriter(WatchedSink())))
     rows = iter(["a batch", "another"])
@@ -1031,7 +1031,7 @@ def test_a_rehearsal_writes_nothing_and_each_of_its_processes_looks_at_the_desti
     assert WatchedSink.looks == ["__getstate__, for a driver", "write", "commit, for a driver"]
 
 
-def test_the_writer_of_a_rehearsal_has_the_sink_of_the_job(tmp_path):
+def test_the_writer_of_a_dry_run_has_the_sink_of_the_job(tmp_path):
     options = {"headraceDryRun": "true", "connector": "files", "path": str(tmp_path / "out")}
     writer = DefaultSource(options).streamWriter(StructType([StructField("a", LongType())]), overwrite=False)
     assert isinstance(writer, DryRunWriter)
@@ -1106,7 +1106,7 @@ def test_a_query_that_a_standby_could_not_take_over_is_refused_before_it_starts(
     assert java.start.called
 
 
-def test_a_job_that_waits_for_its_queries_itself_is_told_what_that_means_and_waits(java, caplog):
+def test_a_job_that_waits_for_its_queries_itself_is_reported_what_that_means_and_waits(java, caplog):
     with intercepted(Takeover(new_tree(), 0)):
         for _ in range(2):
             writer_of(Frame()).format("noop").start().awaitTermination()

@@ -27,7 +27,7 @@ from tests.helpers.memory_offsets import MemoryOffsets
 
 
 class WatchedSource(MemorySource):
-    """Keeps what the runner tells it, and fails when told to."""
+    """Keeps what the runner shows it, and fails when instructed to."""
 
     def __init__(self, log, **arguments):
         super().__init__(log, **arguments)
@@ -90,7 +90,7 @@ class TakenOverOffsets(MemoryOffsets):
         body = json.loads(text)
         if "splits" in body:
             return super().from_json(text)
-        return LogOffsets({split_id: MemorySplit(split_id, at) for split_id, at in body.items()}, began={})
+        return LogOffsets({split_id: MemorySplit(split_id, at) for split_id, at in body.items()}, started_at={})
 
 
 @dataclass
@@ -177,7 +177,7 @@ def test_a_query_reads_everything_once_and_then_what_comes(log):
 
 
 def savepoint_of(source, *splits, folder):
-    """The file that a run of `headrace run` has left which stood at these splits."""
+    """The file that a run of `headrace run` has left which was at these splits."""
     positions = Checkpoint(7, tuple(SplitState(split, finished=False) for split in splits), exhausted=False)
     text = CheckpointSerializer(source.name, source.split_serializer).serialize(positions).decode()
     return str(Savepoint("run", 7, text).write(folder))
@@ -186,16 +186,14 @@ def savepoint_of(source, *splits, folder):
 class TestSavepoints:
     """`startFromSavepoint`."""
 
-    def test_a_query_without_a_checkpoint_starts_where_the_savepoint_stands_and_says_so_once(self, log, tmp_path, caplog):
+    def test_a_query_without_a_checkpoint_starts_where_the_savepoint_is_and_says_so_once(self, log, tmp_path, caplog):
         source = WatchedSource(log)
         query = Query(source, savepoint=savepoint_of(source, MemorySplit("a", 7), MemorySplit("b", 9), folder=tmp_path))
         assert query.trigger()
         log.append("a", ["later"])
         assert query.trigger()
         assert sorted(query.rows) == ["a7", "a8", "a9", "b9", "later"]
-        assert [record.getMessage() for record in caplog.records] == [
-            f"the query starts where savepoint {query.savepoint} stands"
-        ]
+        assert [record.getMessage() for record in caplog.records] == [f"the query starts where savepoint {query.savepoint} is"]
 
     def test_a_query_with_a_checkpoint_continues_from_that_and_each_run_says_so_once(self, log, caplog):
         query = Query(WatchedSource(log))
@@ -301,7 +299,7 @@ def test_where_each_split_started_stays_in_the_offsets(log):
     query.trigger()
     log.append("a", ["x"])
     query.trigger()
-    assert MemoryOffsets().from_json(query.offset_log[-1]).began == {"a": 0, "b": 0}
+    assert MemoryOffsets().from_json(query.offset_log[-1]).started_at == {"a": 0, "b": 0}
 
 
 def test_a_new_split_is_read_from_its_first_value(log):
@@ -427,7 +425,7 @@ class TestOutages:
         said = ["the query continues, but finds nothing new until this is over: no broker answers", "the source answers again"]
         assert [record.message for record in caplog.records] == said * 2
 
-    def test_hold_up_nothing_but_what_they_leave_undecided(self, log, caplog):
+    def test_hold_up_nothing_but_what_they_leave_inconclusive(self, log, caplog):
         query = Query(WatchedSource(log))
         query.trigger()
         for _ in range(2):
@@ -442,7 +440,7 @@ class TestOutages:
         said = "the query continues without what may be new until this is over: whether there is a c is not known"
         assert [record.message for record in caplog.records] == [said, "the query finds what is new again"] * 2
 
-    def test_leave_something_undecided_at_the_first_look_too(self, log, caplog):
+    def test_leave_something_inconclusive_at_the_first_look_too(self, log, caplog):
         query = Query(WatchedSource(log))
         query.trigger()
         query.run()
@@ -450,7 +448,7 @@ class TestOutages:
         query.trigger()
         assert len(caplog.records) == 1
 
-    def test_are_not_left_undecided_for_the_next_run(self, log):
+    def test_are_not_left_inconclusive_for_the_next_run(self, log):
         query = Query(WatchedSource(log))
         query.planner.pin_end()
         query.trigger()
@@ -782,7 +780,7 @@ class TestPublishedPositions:
         assert query.source.published == [{"a": 10, "b": 10}, {"a": 11}]
 
     def test_follow_a_loss_though_another_driver_has_run_the_batch_that_went_back(self, log):
-        """Found by search, in the simulation of Spark: they stood still until the query was where it had been before the
+        """Found by search, in the simulation of Spark: they were still until the query was where it had been before the
         loss.
         """
         query = Query(WatchedSource(log), limits=Limits(max_offsets=2))
@@ -876,13 +874,13 @@ class TestTakingOver:
 
     def test_where_a_batch_started_is_asked_of_the_source_only_for_what_the_offsets_do_not_tell(self, log, monkeypatch):
         asked = []
-        begins = MemoryOffsets.begins
+        earliest = MemoryOffsets.first_offsets
 
         def watched(self, found, known):
             asked.append(([split.split_id for split in found], dict(known)))
-            return begins(self, found, known)
+            return earliest(self, found, known)
 
-        monkeypatch.setattr(MemoryOffsets, "begins", watched)
+        monkeypatch.setattr(MemoryOffsets, "first_offsets", watched)
         query = Query(WatchedSource(log))
         query.trigger()
         log.append("a", ["a10"])
@@ -981,7 +979,7 @@ class TestReading:
         for name in "ab":
             assert [row["value"] for row in rows if row["split"] == name] == [f"{name}{number}" for number in range(10)]
 
-    def test_silence_is_told_after_the_time_that_is_allowed_and_every_split_is_named(self, log):
+    def test_silence_is_reported_after_the_time_that_is_allowed_and_every_split_is_named(self, log):
         ticks = iter([100.0, 105.0, 105.5, 999.0])
         waits = []
 

@@ -71,7 +71,7 @@ def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(h
     assert end == DriverEnd(Ending.STOPPED, "it was stopped")
     request = [line for line in history.read_text().splitlines() if not line.startswith("child")]
     first = ["attempt 0", "attempt 1", "the child is gone", "attempt 2", "the child is gone"]
-    assert request == [*first, "told to start no further batch", "batch ended", "stopped", "session stopped"]
+    assert request == [*first, "instructed to start no further batch", "batch ended", "stopped", "session stopped"]
     shown = json.loads(status.path.read_text())
     assert (shown["state"], shown["active"], shown["standbys"], shown["drivers_started"]) == ("OVER", None, [], 3)
     assert shown["last_failure"] == "ConnectionError: no broker answers"
@@ -122,7 +122,7 @@ def test_a_driver_that_a_nameless_signal_has_killed_is_a_failure_like_others(his
     assert driver.end() == DriverEnd(Ending.FAILED, f"the driver was killed by signal {signal.SIGRTMIN + 1}")
 
 
-def test_the_plans_of_a_rehearsal_hide_what_those_of_the_job_hide():
+def test_the_plans_of_a_dry_run_hide_what_those_of_the_job_hide():
     """The sink's options are in them, and a login may be. A new session of Spark's has not what was set in the first one."""
     session = MagicMock(spec=SparkSession)
     session.conf = SimpleNamespace(get={REDACTION: "(?i)url|jaas"}.__getitem__)
@@ -246,7 +246,7 @@ def test_each_restart_strategy_is_kept_by_its_name(history, strategy, settings, 
     assert supervised_status(history, "fails", "--restart", strategy, *options) == (1, tries)
 
 
-def test_of_a_family_that_has_ended_nobody_is_left():
+def test_of_a_process_tree_that_has_ended_no_process_is_left():
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, TREE_VARIABLE: "a process tree"}, start_new_session=True)
     assert members("a process tree") == [child.pid]
     assert members("a famil") == []
@@ -324,7 +324,7 @@ def test_names_and_metastores_that_are_away_are_outages_though_spark_refuses_a_p
     assert end_by(error).ending is ending
 
 
-def test_an_end_is_told_in_one_line_that_names_the_error():
+def test_an_end_is_reported_in_one_line_that_names_the_error():
     error = RuntimeError(TRACEBACK.format(last="headrace.enumerator.errors.DataLossError: t-0 is gone"))
     assert end_by(error) == DriverEnd(Ending.DATA_LOSS, "DataLossError: t-0 is gone")
     assert len(end_by(RuntimeError("x" * 10_000)).reason) < 500
@@ -388,7 +388,7 @@ def test_a_driver_gets_on_when_all_its_queries_do():
     assert progress.batches == {"slow": 7, "the query": 8}
 
 
-def test_a_query_that_is_told_to_end_has_not_ended_while_its_batch_is_under_way():
+def test_a_query_that_is_instructed_to_end_has_not_ended_while_its_batch_is_under_way():
     query = supervised_job.Query()
     watched = WatchedQuery(query)
     assert not watched.has_ended(0.1)
@@ -468,7 +468,7 @@ def test_in_cluster_mode_a_supervisor_is_refused(submission):
         pytest.fail("it continues")
 
 
-def test_the_settings_of_a_submission_are_in_no_file_that_somebody_could_remove(submission):
+def test_the_settings_of_a_submission_are_in_no_file_that_another_process_could_remove(submission):
     """As systemd-tmpfiles does in /tmp after ten days: from then on no driver could be started."""
     with as_it_was_submitted():
         _, file, _ = shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])

@@ -137,7 +137,7 @@ def test_a_second_stop_kills_and_a_third_does_nothing():
     core.handle(JobStopRequested(1.0))
     assert core.handle(JobStopRequested(2.0)) == [KillDriver()]
     assert core.handle(JobStopRequested(2.5)) == []
-    assert finished(core.handle(DriverEnded(3.0, FAILED, EVEN))).reason == "it was told twice to stop"
+    assert finished(core.handle(DriverEnded(3.0, FAILED, EVEN))).reason == "it was reported twice to stop"
 
 
 def test_a_stop_between_two_drivers_ends_the_job_there():
@@ -152,10 +152,10 @@ def test_a_driver_that_fails_while_it_is_stopped_is_not_started_again_and_no_suc
     assert finished(core.handle(DriverEnded(2.0, FAILED, EVEN))) == FAILED
 
 
-def test_a_driver_that_somebody_else_has_stopped_is_started_again():
+def test_a_driver_that_another_process_else_has_stopped_is_started_again():
     core = started()
     assert core.handle(DriverEnded(1.0, STOPPED, EVEN)) == []
-    assert core.last_failure == "its driver was instructed to end by somebody else"
+    assert core.last_failure == "its driver was instructed to end by another process"
 
 
 def test_a_driver_without_progress_is_killed_and_started_again():
@@ -229,7 +229,7 @@ def test_nothing_happens_after_the_end():
 
 @dataclass
 class Simulation:
-    """Drivers that live, are slow to die, fail, hang or end; a clock; somebody who stops the job now and then."""
+    """Drivers that live, are slow to die, fail, hang or end; a clock; another process who stops the job now and then."""
 
     chances: random.Random
     core: SupervisionCore
@@ -287,7 +287,7 @@ def simulate(seed):
     for _ in range(2000):
         if simulation.end is not None or simulation.most_living > 1:
             break
-        assert simulation.living or simulation.core.wake_at_s is not None, "nothing lives, and nothing is awaited"
+        assert simulation.living or simulation.core.wake_at_s is not None, "nothing is alive, and nothing is awaited"
         simulation.step()
     return simulation
 

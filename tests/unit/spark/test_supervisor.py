@@ -110,7 +110,7 @@ def test_a_job_is_stopped_after_its_batch(play):
 
 def test_a_second_signal_ends_the_job_at_once(play):
     end, _ = play(lambda driver: (stop(driver), stop(driver)))
-    assert end == DriverEnd(Ending.FAILED, "it was told twice to stop")
+    assert end == DriverEnd(Ending.FAILED, "it was reported twice to stop")
 
 
 # --- a host that is full -------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_a_leader_whose_driver_was_fenced_follows_who_has_done_it(play):
 
 
 @pytestmark_lease
-def test_a_leader_that_is_fenced_three_times_by_nobody_that_leads_ends(play):
+def test_a_leader_that_is_fenced_three_times_by_no_process_that_leads_ends(play):
     fenced = DriverEnd(Ending.FENCED, "another driver's")
     lease_store = PlayedLeaseStore()
     assert play(lambda driver: driver.over(fenced), lease_store=lease_store)[0] == fenced
@@ -322,7 +322,7 @@ def test_a_second_signal_ends_a_supervisor_that_cannot_say_its_last_word(play, m
 
 
 @pytestmark_lease
-def test_while_the_board_is_away_nobody_takes_over_and_the_job_continues(play, caplog):
+def test_while_the_lease_store_is_away_no_process_takes_over_and_the_job_continues(play, caplog):
     away = [DeadlineExceededError("no broker")] * 200
     follower = PlayedLeaseStore([*others(0, count=3), *away, *others(3, count=3), lambda: stop(None)])
     assert play(lambda driver: pytest.fail("it was called"), lease_store=follower)[0] == STOPPED
@@ -335,11 +335,11 @@ def test_while_the_board_is_away_nobody_takes_over_and_the_job_continues(play, c
     lease_store = PlayedLeaseStore()
     assert play(cut_off, lease_store=lease_store)[0] == STOPPED
     assert len(lease_store.written) <= 3 + 1
-    assert "may be taken for dead, as nobody has heard of it; it continues until it is fenced" in caplog.text
+    assert "may be taken for dead, as no process has heard of it; it continues until it is fenced" in caplog.text
 
 
 @pytestmark_lease
-def test_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_seen_the_board_again(play, monkeypatch):
+def test_a_leader_that_is_truncated_calls_its_next_driver_when_it_has_seen_the_lease_store_again(play, monkeypatch):
     """That driver waits meanwhile, which is not a driver that gets on with nothing."""
     monkeypatch.setattr(core, "LEAST_TIMEOUT_S", 0.0)
     monkeypatch.setattr(PlayedLeaseStore, "timeout_s", 0.05)
@@ -356,8 +356,8 @@ def test_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_seen_the_boa
         if len(called) > 1:
             stop(driver)
             return
-        killed, lives = partial(away, lambda: driver.over(KILLED)), partial(away, lambda: drivers[-1].tell(no_dry_run=None))
-        lease_store.others = iter([*[away] * 20, killed, *[lives] * 100, lambda: before.extend(called)])
+        killed, lifetimes = partial(away, lambda: driver.over(KILLED)), partial(away, lambda: drivers[-1].tell(no_dry_run=None))
+        lease_store.others = iter([*[away] * 20, killed, *[lifetimes] * 100, lambda: before.extend(called)])
 
     lease_store = PlayedLeaseStore()
     end, shown = play(cut_off, lease_store=lease_store, job=SupervisionLimits(progress_s=0.5))
@@ -367,7 +367,7 @@ def test_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_seen_the_boa
 
 
 @pytestmark_lease
-def test_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, tmp_path):
+def test_no_takeover_is_reported_while_the_driver_waits(play, monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(core, "LEAST_TIMEOUT_S", 0.0)
     monkeypatch.setattr(PlayedLeaseStore, "timeout_s", 0.05)
     called, shown, settings = [], [], []
@@ -409,7 +409,7 @@ def test_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, t
 
 
 @pytestmark_lease
-def test_a_board_that_may_not_be_seen_is_an_error_at_once(play):
+def test_a_lease_store_that_may_not_be_seen_is_an_error_at_once(play):
     end, _ = play(stop, lease_store=PlayedLeaseStore([PeerError("not authorized")]))
     assert end == DriverEnd(Ending.WRONG_USE, "the lease store: not authorized")
 
@@ -462,14 +462,14 @@ def test_ctrl_c_that_ends_spark_submit_too_is_one_stop_and_the_batch_ends(play, 
 
 def test_ctrl_c_twice_ends_the_job_at_once_though_spark_submit_has_ended_with_the_first(play, jvm):
     end, _ = play(lambda driver: (end_of(jvm), stop(driver), stop(driver)))
-    assert end == DriverEnd(Ending.FAILED, "it was told twice to stop")
+    assert end == DriverEnd(Ending.FAILED, "it was reported twice to stop")
 
 
 def test_a_signal_long_after_the_end_of_spark_submit_is_a_second_one(play, jvm, monkeypatch):
     monkeypatch.setattr(supervisor, "_ONE_STOP_S", 0.0)
-    monkeypatch.setattr(PlayedDriver, "stop", stop)  # it hangs in its batch, and somebody gets impatient
+    monkeypatch.setattr(PlayedDriver, "stop", stop)  # it hangs in its batch, and another process gets impatient
     end, _ = play(partial(end_of, jvm), job=SupervisionLimits(None, 10.0))
-    assert end == DriverEnd(Ending.FAILED, "it was told twice to stop")
+    assert end == DriverEnd(Ending.FAILED, "it was reported twice to stop")
 
 
 # --- long times ----------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def kafka():
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A function that makes one with so many batches of the job."""
+    """A function that makes one with this many batches of the job."""
 
     def make(name, batches):
         folder = tmp_path / name
@@ -70,9 +70,9 @@ def started(kafka, location):
     """What `Takeover` is notified of a query; Spark's own start comes last."""
     options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
     query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
-    begun = []
-    Takeover(new_tree(), 0).start(query, lambda: begun.append(location))
-    return begun
+    opened = []
+    Takeover(new_tree(), 0).start(query, lambda: opened.append(location))
+    return opened
 
 
 def commits(sink, driver, epochs):
@@ -108,7 +108,7 @@ def test_the_checkpoint_itself_takes_over_whether_its_last_batch_was_recorded_or
 
 def test_a_driver_that_continues_while_it_is_superseded_makes_no_older_copy_of_its_checkpoint(kafka, checkpoint, monkeypatch):
     """The checkpoint was asked first, and then the sink: it had a batch that was planned and recorded in between. Status 66 is
-    final, and a lease tells it to all hosts.
+    final, and a lease shows it to all hosts.
     """
     sink, location = KafkaSink(kafka.bootstrap, topic="out"), checkpoint("own", 1)
     live = JobCommitter(JOB, sink.committer(JOB))
@@ -136,7 +136,7 @@ def test_a_driver_that_continues_while_it_is_superseded_makes_no_older_copy_of_i
 
 @pytest.fixture
 def many_hosts(monkeypatch):
-    """The lock of the checkpoint keeps nobody apart."""
+    """The lock of the checkpoint keeps no process apart."""
     monkeypatch.setattr(CheckpointLock, "take", lambda *_: None)
 
 
@@ -183,12 +183,12 @@ def test_a_driver_that_ends_in_good_order_gives_its_jobs_back_and_one_that_canno
 def test_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_gives_all_of_them_back(kafka, checkpoint):
     """With a second destination it only recovered: where a killed driver had claimed the job there, it ended as superseded."""
     location = checkpoint("own", 1)
-    begun = []
+    opened = []
 
     def start(driver, cluster):
         options = {"kafka.bootstrap.servers": cluster.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
         query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
-        driver.start(query, lambda: begun.append((driver, cluster)))
+        driver.start(query, lambda: opened.append((driver, cluster)))
 
     with FakeKafka() as another:
         another.create_topic("out")
@@ -196,7 +196,7 @@ def test_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_
         start(killed, another)
         start(driver, kafka)
         start(driver, another)
-        assert begun == [(killed, another), (driver, kafka), (driver, another)]
+        assert opened == [(killed, another), (driver, kafka), (driver, another)]
         with pytest.raises(SupersededError):
             start(killed, another)
         driver.release()
@@ -204,7 +204,7 @@ def test_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_
             JobCommitter(JOB, KafkaSink(cluster.bootstrap, topic="out").committer(JOB)).recover()
 
 
-def test_the_last_batch_of_an_offset_log_is_told_by_its_numbers_wherever_it_lies(checkpoint):
+def test_the_last_batch_of_an_offset_log_is_reported_by_its_numbers_wherever_it_lies(checkpoint):
     location = checkpoint("own", 12)
     assert OffsetLog(location).last_batch() == OffsetLog(f"file://{location}").last_batch() == 11
     assert OffsetLog(f"{location}/nowhere").last_batch() is OffsetLog(f"file://{location}/nowhere").last_batch() is None

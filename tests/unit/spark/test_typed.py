@@ -194,7 +194,7 @@ def test_a_field_that_contains_itself_is_skipped_or_json_text_and_pinned_as_such
         Frame(kafka, keyRecursive="json", **options)
 
 
-def test_a_column_that_nobody_asks_for_may_have_a_type_that_spark_does_not_have(kafka):
+def test_a_column_that_no_process_asks_for_may_have_a_type_that_spark_does_not_have(kafka):
     """Its records are still left out, or kept with a reason, where they end too early."""
     union = {"name": "u", "type": ["int", "string"]}
     itself = {"name": "more", "type": ["null", "R"]}
@@ -228,7 +228,7 @@ def test_a_decimal_that_spark_cannot_hold_is_refused_and_the_field_named():
         kafka_read({**options, "valueSchema": json.dumps(schema)}, Mode.STREAM)
 
 
-def test_where_formats_are_wrong_their_reason_is_told_whatever_the_kind_of_query():
+def test_where_formats_are_wrong_their_reason_is_reported_whatever_the_kind_of_query():
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "startingOffsets": "latest"}
     with pytest.raises(UsageError, match="valueFormat=json needs the type of the value"):
         any_read({**options, "valueFormat": "json"})

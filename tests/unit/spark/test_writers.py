@@ -82,7 +82,7 @@ def no_batch():
 
 
 def test_of_two_supervised_drivers_that_live_the_older_is_done_for_and_the_younger_continues(monkeypatch, sink, log):
-    """Without whose the job is they fenced each other alternately, for ever: each took the other for a sibling."""
+    """Without who owns the job they fenced each other alternately, for ever: each took the other for a sibling."""
     processes = {}
 
     def in_process(driver, number, act):
@@ -113,7 +113,7 @@ def test_a_driver_that_starts_its_query_again_does_not_take_the_job_back_from_a_
 
 
 def test_a_driver_that_is_fenced_while_it_claims_claims_again(monkeypatch, sink, log):
-    """By one of before, which finds out thereby that it is done for."""
+    """By a previous one, which finds out thereby that it is done for."""
     of("old", sink).claim(JOB, no_batch)
     store, fences = MemoryTransactionLog.store, []
 
@@ -187,7 +187,7 @@ class Leaving(MemorySink, LeftoverCleanup):
         self.ended.append(what)
 
 
-def test_tasks_end_what_is_left_over_for_their_driver_wherever_they_run(sink):
+def test_tasks_end_what_is_remaining_for_their_driver_wherever_they_run(sink):
     Leaving.ended.clear()
     recorded = pickle.loads(pickle.dumps(of("mine", Leaving(sink.log))._recorded))
     recorded.recover(JOB)
@@ -242,7 +242,7 @@ class TaskOfAQuery:
 
 @pytest.mark.parametrize(("job", "epoch", "warned"), [(None, None, True), (JOB, 0, False)])
 def test_a_write_in_foreach_batch_without_a_name_is_warned_of(monkeypatch, sink, log, caplog, job, epoch, warned):
-    """findings: Sinks 21. Each took names that nobody uses again, and coordinators keep them for a week."""
+    """findings: Sinks 21. Each took names that no process uses again, and coordinators keep them for a week."""
     monkeypatch.setattr(writers.TaskContext, "get", TaskOfAQuery)
     writer = BatchWriter(sink, ["value"], job, epoch)
     writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"value": ["0"]})]))])

@@ -77,7 +77,7 @@ def children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children()
 
 
-def test_a_daemon_is_forked_from_the_zygote_and_talks_to_whoever_started_it(processes, address):
+def test_a_daemon_is_forked_from_the_zygote_and_talks_to_the_process_that_started_it(processes, address):
     zygote = processes.zygote(address, "pyspark.daemon")
     wait_for(address.exists)
     daemon = processes.daemon(address)
@@ -140,7 +140,8 @@ def test_what_the_zygote_could_not_load_does_not_keep_a_daemon_from_starting(pro
     assert port_of(processes.daemon(address)) > 0
 
 
-# --- what was regression: a zygote in trouble takes nobody with it ---------------------------------------------------------
+# --- what was regression: a zygote in trouble takes no process with it
+# ---------------------------------------------------------
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def connect(address: Path) -> socket.socket:
 
 
 def is_forked(daemon: subprocess.Popen[bytes]) -> bool:
-    """Whether another process listens at the port that it tells."""
+    """Whether another process listens at the port that it shows."""
     return bool(port_of(daemon)) and not psutil.Process(daemon.pid).net_connections("inet")
 
 
@@ -225,7 +226,7 @@ def test_a_zygote_serves_though_its_address_is_longer_than_a_socket_may_have(pro
     assert is_forked(processes.daemon(address))
 
 
-def test_libraries_that_start_threads_when_told_leave_spark_its_own_daemons(processes, address):
+def test_libraries_that_start_threads_when_reported_leave_spark_its_own_daemons(processes, address):
     address.parent.mkdir()
     command = [sys.executable, "-m", "headrace.runners.spark_processes.zygote", str(address), "numpy"]
     zygote = processes.start(command, OPENBLAS_NUM_THREADS="2")
@@ -234,7 +235,7 @@ def test_libraries_that_start_threads_when_told_leave_spark_its_own_daemons(proc
     assert port_of(processes.daemon(address, OPENBLAS_NUM_THREADS="2")) > 0
 
 
-def test_a_fork_fails_and_whoever_asked_sees_the_traceback_and_the_status(run, written):
+def test_a_fork_fails_and_the_process_that_asked_sees_the_traceback_and_the_status(run, written):
     failed = run(written("failing", "raise KeyError('injected')"))
     assert failed.wait(TIMEOUT_S) == 1
     assert b"KeyError: 'planted'" in failed.stderr.read()
@@ -242,17 +243,17 @@ def test_a_fork_fails_and_whoever_asked_sees_the_traceback_and_the_status(run, w
 
 @pytest.mark.parametrize(
     ("text", "status"),
-    [("", 0), ("import sys; sys.exit()", 0), ("import sys; sys.exit(7)", 7), ("import sys; sys.exit('told')", 1)],
+    [("", 0), ("import sys; sys.exit()", 0), ("import sys; sys.exit(7)", 7), ("import sys; sys.exit('reported')", 1)],
     ids=["ends", "exits", "with a number", "with a text"],
 )
-def test_a_forks_status_is_that_of_whoever_asked(run, written, text, status):
+def test_a_forks_status_is_that_of_the_process_that_asked(run, written, text, status):
     ended = run(written("ending", f"print('reached')\n{text}"))
     assert ended.wait(TIMEOUT_S) == status
     assert ended.stdout.read() == b"reached\n"
     assert (b"told" in ended.stderr.read()) == (status == 1)
 
 
-def test_a_fork_killed_by_a_signal_is_no_success_for_whoever_asked(run, written):
+def test_a_fork_killed_by_a_signal_is_no_success_for_the_process_that_asked(run, written):
     killed = run(written("dying", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
     assert killed.wait(TIMEOUT_S) == -9
 
@@ -261,7 +262,7 @@ HANGING = "import os, time\nprint(os.getpid(), flush=True)\nwhile True: time.sle
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-def test_whoever_asked_is_ended_and_its_fork_does_not_outlive_it(run, written, how):
+def test_the_process_that_asked_is_ended_and_its_fork_does_not_outlive_it(run, written, how):
     asked = run(written("hanging", HANGING))
     fork = psutil.Process(int(asked.stdout.readline()))
     getattr(asked, how)()
@@ -280,7 +281,7 @@ if os.fork() == 0:
 """
 
 
-def test_what_a_fork_has_forked_in_its_turn_is_not_waited_for_by_whoever_asked(run, written, tmp_path):
+def test_what_a_fork_has_forked_in_its_turn_is_not_waited_for_by_the_process_that_asked(run, written, tmp_path):
     path = tmp_path / "child"
     ended = run(written("parent", WITH_A_CHILD.format(path=str(path))))
     assert ended.wait(TIMEOUT_S) == 0

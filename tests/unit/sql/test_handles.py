@@ -59,7 +59,7 @@ def test_no_jobs_prefix_starts_another_jobs(one, other):
         assert not job_prefix(PLACE, one).startswith(job_prefix(PLACE, other))
 
 
-def test_jobs_that_look_alike_are_told_apart():
+def test_jobs_that_look_alike_are_reported_apart():
     alike = ["q1", "q10", "q", "x" * 100, "x" * 99 + "y", "x" * 13, "x" * 46, "x" * 47]
     prefixes = [job_prefix(PLACE, job) for job in alike]
     assert not any(a != b and a.startswith(b) for a in prefixes for b in prefixes)
@@ -67,7 +67,7 @@ def test_jobs_that_look_alike_are_told_apart():
     assert place_digest("a", "bc") != place_digest("ab", "c")
 
 
-def test_attempts_are_told_apart():
+def test_attempts_are_reported_apart():
     assert not new_gid(PLACE, Attempt("q", 1, 1, 10)).startswith(attempt_prefix(PLACE, Attempt("q", 1, 1, 1)))
 
 

@@ -69,7 +69,7 @@ def test_another_applications_transaction_is_not_taken_for_ours(name):
     assert prepared(name) == set()
 
 
-def test_a_user_who_may_not_look_is_told_what_to_grant():
+def test_a_user_who_may_not_look_is_reported_what_to_grant():
     server: Any = MySqlServer(may_look=False)
     with pytest.raises(AuthenticationError, match="GRANT XA_RECOVER_ADMIN"):
         MySql().prepared(server, PREFIX)

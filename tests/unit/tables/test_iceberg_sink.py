@@ -72,7 +72,7 @@ def test_a_commit_whose_answer_is_lost(sink, folder, is_applied):
     assert iceberg_values(folder) == ["a"]
 
 
-def test_somebody_else_commits_in_between(sink, folder):
+def test_another_process_else_commits_in_between(sink, folder):
     rivals = []
 
     def around(number, commit):

@@ -1,4 +1,4 @@
-"""Changes merged into tables by key: the last change of a key counts, an epoch is one commit, whoever dies where."""
+"""Changes merged into tables by key: the last change of a key counts, an epoch is one commit, the process that dies where."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_a_commit_whose_answer_is_lost_is_not_merged_twice(rig, is_applied):
 
 
 def changed_without_a_commit_of_rows(rig: Rig) -> None:
-    """Somebody adds a column, which in Iceberg moves no branch."""
+    """Another process adds a column, which in Iceberg moves no branch."""
     if rig.kind == "delta":
         DeltaTable(rig.sink.uri).alter.add_columns([Field("note", PrimitiveType("string"))])
         return

@@ -244,7 +244,7 @@ def test_a_rival_between_check_and_record_is_seen(tmp_path, monkeypatch):
     assert left(sink) == set()
 
 
-def test_a_merge_that_nobody_has_recorded_is_removed_when_another_one_takes_its_place(tmp_path):
+def test_a_merge_that_no_process_has_recorded_is_removed_when_another_one_takes_its_place(tmp_path):
     """A checkpoint of a run that could not be stored is followed by a larger one, of the same coordinator."""
     sink = delta(tmp_path)
     first, second = (prepared(sink, epoch, 0, [{"id": epoch, "name": "a"}], IDS) for epoch in (0, 1))

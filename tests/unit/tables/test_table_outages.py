@@ -33,7 +33,7 @@ def no_pauses(monkeypatch) -> None:
 
 
 class Away:
-    """Whatever is asked of the table fails, from the nth call on, so many times."""
+    """Whatever is asked of the table fails, from the nth call on, this many times."""
 
     def __init__(self, first: int, times: int, error: Callable[[], OSError]) -> None:
         self._calls, self._away, self._error = 0, range(first, first + times), error

@@ -224,7 +224,7 @@ def test_a_commit_that_is_refused_fails(sink):
     assert delta_values(sink.uri) == []
 
 
-def test_somebody_else_commits_in_between(sink):
+def test_another_process_else_commits_in_between(sink):
     """Five times, before each of our tries."""
     rivals = []
 
@@ -258,7 +258,7 @@ def test_a_compaction_and_a_vacuum_before_the_epoch_is_completed(sink):
     assert left_over(sink) == set()
 
 
-def test_files_that_somebody_removes_after_the_commit_are_said_to_be_lost(sink):
+def test_files_that_another_process_removes_after_the_commit_are_said_to_be_lost(sink):
     handle = prepared(sink, 0, 0, ["a"])
     first = TableCommitter(sink.log(), JOB, sink.uri)
     first.fence()
@@ -288,7 +288,7 @@ def test_a_schema_that_changes_between_writing_and_committing_has_the_epoch_writ
 
 
 def test_a_table_that_is_rolled_back_does_not_roll_back_its_jobs(sink):
-    """Rows that somebody took out on purpose do not come back by a restart; the next epoch continues."""
+    """Rows that another process took out on purpose do not come back by a restart; the next epoch continues."""
     driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
     DeltaTable(sink.uri).restore(0)
     assert delta_values(sink.uri) == []
@@ -347,7 +347,7 @@ def test_a_job_whose_name_another_starts_with_is_apart(sink):
 
 
 def test_the_list_of_a_younger_driver_is_left_alone(sink):
-    """It is about to commit what it lists: without its list nobody could complete that."""
+    """It is about to commit what it lists: without its list no process could complete that."""
     older, younger = (TableCommitter(sink.log(), JOB, sink.uri) for _ in range(2))
     older.fence()
     younger.fence()
@@ -435,7 +435,7 @@ PLACES = ("look", "mark_cleaned_up", "data_files", "remove_data", "close")
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_older_driver_that_sweeps_takes_nothing_from_its_successor(sink, place):
+def test_an_older_driver_that_cleans_up_takes_nothing_from_its_successor(sink, place):
     older_cleans_up_while_a_newer_commits(sink, place)
 
 
@@ -467,7 +467,7 @@ def marker_not_asked_again():
 
 @contextmanager
 def driver_not_asked():
-    """Whoever records takes the job over."""
+    """The process that records takes the job over."""
     own = TableCommitter._own
 
     def injected(self):
@@ -487,7 +487,7 @@ CATCHES = [
 
 
 @pytest.mark.parametrize(("bug", "scenario"), CATCHES, ids=lambda item: getattr(item, "__name__", ""))
-def test_planted_bugs_are_caught(sink, bug, scenario):
+def test_injected_bugs_are_caught(sink, bug, scenario):
     with bug(), pytest.raises((AssertionError, pytest.fail.Exception, FileNotFoundError, DataLossError)):
         scenario(sink)
 
@@ -648,8 +648,8 @@ def test_rows_of_narrower_types_fit(tmp_path):
 def test_a_null_where_none_may_be(tmp_path):
     sink = DeltaSink(str(tmp_path / "table"))
     sink.create_table(pa.schema([pa.field("value", pa.string(), nullable=False)]))
-    with pytest.raises(UsageError, match="'value' of the table must not be null"), sink.begin(Attempt(JOB, 0, 0, 0)) as begun:
-        begun.write(pa.RecordBatch.from_pydict({"value": ["a", None]}))
+    with pytest.raises(UsageError, match="'value' of the table must not be null"), sink.begin(Attempt(JOB, 0, 0, 0)) as started:
+        started.write(pa.RecordBatch.from_pydict({"value": ["a", None]}))
     assert left_over(sink) == set()
 
 

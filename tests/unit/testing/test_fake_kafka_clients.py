@@ -52,9 +52,9 @@ def rdkafka(kafka: FakeKafka, **settings: object) -> Producer:
 def test_a_cluster_starts_within_50_milliseconds():
     times = []
     for _ in range(5):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with FakeKafka(brokers=3):
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - started)
     assert min(times) < 0.05
 
 
@@ -167,7 +167,7 @@ def test_kafka_python_writes_in_transactions_and_reads_in_a_group(kafka):
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_users_log_in_by_their_password_and_nobody_else_does(mechanism):
+def test_users_log_in_by_their_password_and_no_process_else_does(mechanism):
     with FakeKafka(users={"alice": "secret"}) as kafka:
         kafka.create_topic("in")
         login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": mechanism, "sasl.username": "alice"}

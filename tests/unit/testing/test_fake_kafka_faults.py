@@ -154,9 +154,9 @@ def test_a_producer_without_idempotence_writes_twice_what_is_done_twice(kafka, r
 
 def test_a_delay_is_kept(kafka, raw):
     kafka.fault("Metadata", Delay(0.2))
-    begun = time.monotonic()
+    started = time.monotonic()
     raw("Metadata", 12, topics=[])
-    assert time.monotonic() - begun >= 0.2
+    assert time.monotonic() - started >= 0.2
 
 
 def test_a_request_that_is_held_up_holds_up_its_own_connection_only(kafka, raw):
@@ -170,12 +170,12 @@ def test_a_request_that_is_held_up_holds_up_its_own_connection_only(kafka, raw):
     assert fault.fired == 1
 
 
-def test_a_throttle_is_told_and_kept(kafka, raw):
+def test_a_throttle_is_reported_and_kept(kafka, raw):
     kafka.fault("Metadata", Throttle(200))
-    begun = time.monotonic()
+    started = time.monotonic()
     assert raw("Metadata", 12, topics=[]).throttle_time_ms == 200
     raw("ApiVersions", 0)
-    assert time.monotonic() - begun >= 0.2
+    assert time.monotonic() - started >= 0.2
 
 
 def test_a_leader_moves_between_two_bytes_of_an_answer(kafka, raw):
@@ -196,7 +196,7 @@ def test_an_answer_can_be_rewritten(kafka, raw):
     assert [fetched(raw).high_watermark for _ in range(2)] == [77, 0]
 
 
-def test_metadata_flaps_as_it_is_told_to(kafka, raw):
+def test_metadata_flaps_as_it_is_instructed_to(kafka, raw):
     kafka.create_topic("many", partitions=4)
     faults = kafka.flap_metadata("many", [4, None, 3, 4])
     seen = [raw("Metadata", 12, topics=[{"name": "many"}]).topics[0] for _ in range(5)]
@@ -281,7 +281,7 @@ def test_our_source_reads_on_through_a_rolling_restart(kafka):
     assert down == [1, 2, 3]
 
 
-def test_what_a_broker_that_is_cut_off_accepts_is_lost_when_it_rejoins(kafka):
+def test_what_a_broker_that_is_truncated_accepts_is_lost_when_it_rejoins(kafka):
     leader, epoch = kafka.leader("t")
     kafka.append("t", b"before")
     kafka.isolate_broker(leader)
@@ -350,16 +350,16 @@ def test_retention_in_the_middle_of_a_read_is_out_of_range(kafka, raw):
 def test_a_fetch_waits_for_enough_bytes_and_no_longer_than_it_may(kafka, raw):
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(fetched(raw, max_wait_ms=20_000, min_bytes=100)))
-    begun = time.monotonic()
+    started = time.monotonic()
     waiting.start()
     kafka.append("t", b"small")
     kafka.append("t", b"enough")
     waiting.join(SECONDS)
     assert len(answers[0].records) > 100
-    assert time.monotonic() - begun < 15
-    begun = time.monotonic()
+    assert time.monotonic() - started < 15
+    started = time.monotonic()
     assert fetched(raw, 2, max_wait_ms=200, min_bytes=100).error_code == 0
-    assert time.monotonic() - begun >= 0.2
+    assert time.monotonic() - started >= 0.2
 
 
 def test_a_read_committed_fetch_waits_for_the_end_of_the_transaction():
@@ -381,7 +381,7 @@ def test_a_read_committed_fetch_waits_for_the_end_of_the_transaction():
 
 @pytest.fixture
 def alone():
-    """One broker whose clock stands still."""
+    """One broker whose clock is still."""
     with FakeKafka(clock=StoppedClock()) as kafka, RawKafka(kafka.bootstrap) as raw:
         kafka.create_topic("t")
         rig = Rig(raw)
@@ -411,7 +411,7 @@ def test_a_transactional_id_is_forgotten_after_a_week(alone):
     assert producer.end(True)[0] == ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
-def test_a_member_that_gives_no_sign_of_life_is_lost(alone):
+def test_a_member_that_gives_no_sign_of_lifetime_is_lost(alone):
     kafka, rig = alone
     group = Group(rig, "g")
     joined = group.joined()
@@ -514,7 +514,7 @@ def test_an_expired_transaction_of_a_real_client_cannot_be_committed():
         assert kafka.records("t") == []
 
 
-def test_a_test_that_names_what_is_not_there_is_told_what(kafka):
+def test_a_test_that_names_what_is_not_there_is_reported_what(kafka):
     with pytest.raises(UsageError, match="UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'u'"):
         kafka.append("u", b"x")
     with pytest.raises(UsageError, match="topic 't' has no partition 7"):

@@ -52,12 +52,12 @@ def authenticates(connection, mechanism, message):
     return connection.request(SaslAuthenticateRequest(auth_bytes=message))
 
 
-def test_clients_are_told_how_long_a_session_is(connection):
+def test_clients_are_reported_how_long_a_session_is(connection):
     assert connection.expires_at - time.monotonic() <= 0.85 * SESSION_S
     assert connection.expires_at - time.monotonic() > 0.7 * SESSION_S - 10
 
 
-def test_a_session_that_has_ended_is_cut_off_when_it_is_used(kafka, connection):
+def test_a_session_that_has_ended_is_truncated_when_it_is_used(kafka, connection):
     kafka.clock.advance(SESSION_S)
     assert asks(connection)
     kafka.clock.advance(0.001)
@@ -75,7 +75,7 @@ def test_who_authenticates_again_continues_also_after_its_end(kafka, connection,
     assert asks(connection)
 
 
-def test_nobody_becomes_somebody_else_by_it(connection):
+def test_no_process_becomes_another_process_else_by_it(connection):
     answer = authenticates(connection, "PLAIN", b"\0b\0q")
     assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
     assert "Cannot change principals" in answer.error_message

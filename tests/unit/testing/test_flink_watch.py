@@ -41,7 +41,7 @@ def test_a_task_that_initialises_for_too_long_has_no_worker() -> None:
         assert expected in finding.text
 
 
-def test_patience_starts_over_with_each_time_a_task_initialises() -> None:
+def test_timeout_starts_over_with_each_time_a_task_initialises() -> None:
     assert troubles((0.0, WAITING), (9.0, RUNNING), (12.0, WAITING), (21.0, WAITING)) == [[], [], [], []]
 
 
@@ -77,7 +77,7 @@ def test_time_in_which_a_job_did_not_run_is_no_stall() -> None:
     assert troubles((0.0, RUNNING), (5.0, restarting), (19.0, RUNNING), (38.0, RUNNING)) == [[], [], [], []]
 
 
-def test_every_failure_is_told_once_with_its_text() -> None:
+def test_every_failure_is_reported_once_with_its_text() -> None:
     watch = Watch(TIMEOUT)
     first, second = replace(RUNNING, failure=(7, "the task manager is gone")), replace(RUNNING, failure=(9, "again"))
     assert [finding.text for finding in watch.observe(first, 0.0)] == [

@@ -217,7 +217,7 @@ class TestTheNetwork:
             (None, JOB),
         ],
     )
-    def test_the_source_is_told_by_the_first_request(self, net, echo, client_id, source):
+    def test_the_source_is_reported_by_the_first_request(self, net, echo, client_id, source):
         with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
             data = request(client_id)
             client.sendall(data)
@@ -234,7 +234,7 @@ class TestTheNetwork:
             client.sendall(b"here")
             assert answer(server) == b"here"
             (connection,) = net._connections
-            connection.client.transport.set_write_buffer_limits(UNREAD)  # so that the proxy waits for nobody
+            connection.client.transport.set_write_buffer_limits(UNREAD)  # so that the proxy waits for no process
             server.sendall(bytes(UNREAD))
             server.close()
             until_closing(connection.client)
@@ -253,7 +253,7 @@ class TestTheNetwork:
             gate.set()
             end.join(TIMEOUT_S)
             assert not end.is_alive()
-            gc.collect()  # a socket left open is told here
+            gc.collect()  # a socket still open is reported here
             with suppress(ConnectionResetError):
                 assert client.recv(1) == b""
 
@@ -457,7 +457,7 @@ class TestLosses:
         assert reports([moved(0, 104, 106)], "other") == []
 
 
-def test_what_a_job_says_is_told_by_process_and_once(tmp_path):
+def test_what_a_job_says_is_reported_by_process_and_once(tmp_path):
     log = tmp_path / LOG
     log.write_text("first\n")
     subject = Subject(SYSTEMS["embedded-losses"], None, None, tmp_path, None, OutputCheck(1), None)
@@ -583,7 +583,7 @@ class TestTheSchedule:
         assert set(Counter(line["kind"] for line in lines).values()) == {3}
         assert [line["kind"] for line in lines[: len(kinds)]] != [line["kind"] for line in lines[len(kinds) : 2 * len(kinds)]]
 
-    def test_what_leaves_no_trace_is_tried_thrice_and_then_keeps_nobody_waiting(self):
+    def test_what_leaves_no_trace_is_tried_thrice_and_then_keeps_no_process_waiting(self):
         kinds = kinds_of("embedded", Servers.REAL)
         others = [{"kind": kind.name, "proof": "seen"} for kind in kinds[1:]]
         tried: list[dict[str, str]] = []
@@ -591,7 +591,7 @@ class TestTheSchedule:
             tried.append({"kind": kinds[0].name, "not_happened": "no leader"})
         assert len(tried) == TRIES
 
-    def test_every_system_has_faults_of_every_family_and_of_databases_where_it_writes_to_one(self):
+    def test_every_system_has_faults_of_every_process_tree_and_of_databases_where_it_writes_to_one(self):
         trees = {kind.tree for kind in KINDS.values() if not kind.loses}
         for system in SYSTEMS.keys() - LOSSY:
             others = set() if system in PRODUCTS else {"databases"}
@@ -624,7 +624,7 @@ def test_a_fault_after_which_anything_is_wrong_is_not_stood(bad):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_verdict_that_is_not_clean_is_bad_for_the_exit_status(name):
+def test_a_result_that_is_not_clean_is_bad_for_the_exit_status(name):
     campaign = Campaign("embedded", Servers.FAKE, "", 1, 0, float("inf"), Path("unused"))
 
     def bad(outcome: dict[str, int]) -> int:
@@ -666,7 +666,7 @@ def test_the_loss_of_a_topic_recreated_is_reported_exactly_and_nothing_else_is_l
     assert (outcome["lost"], outcome["torn"], outcome["duplicates"]) == (0, 0, 0)
 
 
-def test_fake_kafka_advertises_what_it_is_told_and_nothing_elsewhere(net):
+def test_fake_kafka_advertises_what_it_is_reported_and_nothing_elsewhere(net):
     with FakeKafka(2, advertise=net.proxy) as kafka:
         assert kafka.bootstrap == f"{kafka.address(1)},{kafka.address(2)}"
         (broker, other) = ask(kafka.address(2), ()).brokers
@@ -699,7 +699,7 @@ class TestTheReport:
         assert text.count("Gone") == 1
 
     @pytest.mark.parametrize("name", WRONG)
-    def test_a_verdict_that_is_not_clean_is_told(self, name):
+    def test_a_result_that_is_not_clean_is_reported(self, name):
         clean = {"verdict": dict.fromkeys(("records_in", "records_out", *WRONG[:-1]), 0)}
         text = table({"embedded": [line("far link", 1.0), clean, {"verdict": {**clean["verdict"], name: 7}}]})
         assert f"7 {name.replace('_', ' ')}" in text
@@ -709,7 +709,7 @@ class TestTheReport:
         found = bars({"embedded": [line("leader killed", 2.0)], "embedded-fake": [line("far link", 1.0)]})
         assert list(found) == ["leader killed"]
 
-    def test_the_plot_has_room_for_every_system(self, tmp_path):
+    def test_the_plot_has_space_for_every_system(self, tmp_path):
         for name, system in SYSTEMS.items():
             if not system.ablation:
                 (tmp_path / f"{name}.jsonl").write_text(json.dumps(line("job killed", 2.0)) + "\n")

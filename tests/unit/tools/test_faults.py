@@ -74,7 +74,7 @@ def test_without_a_fault_each_record_is_read_once(job):
 
 
 @pytest.mark.parametrize("name", ["no_discovery", "reinitialise"])
-def test_nothing_is_planted_in_other_processes(job, inject, name):
+def test_nothing_is_injected_in_other_processes(job, inject, name):
     inject(name, "pyspark.daemon")
     assert job.restarted() == HONEST
 

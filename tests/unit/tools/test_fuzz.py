@@ -63,7 +63,7 @@ def test_a_wrong_error_is_kept_with_its_input_and_its_place_once(tmp_path):
     assert found.with_suffix(".txt").read_text().startswith("IndexError in wrong of test_fuzz.py:")
 
 
-def test_inputs_of_findings_are_kept_whatever_the_room(tmp_path, monkeypatch):
+def test_inputs_of_findings_are_kept_whatever_the_space(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "write_corpus", lambda name, inputs: kept.append((name, inputs)))
     kept: list[tuple[str, list[bytes]]] = []
     target = Target("t", lambda _: None, lambda: {"seed": b"s"}, ())
@@ -127,7 +127,7 @@ flood.work("batches", "test", 0, 1, None)
 """
 
 
-def test_a_decoder_that_hangs_ends_its_process_and_tells_where():
+def test_a_decoder_that_hangs_ends_its_process_and_shows_where():
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGPROF
     assert "in run_chunk" in done.stderr

@@ -55,11 +55,11 @@ class TestWhoIsAtWork:
         assert not left.runs()
         assert not left.has_standby()
 
-    def test_it_cannot_be_told_while_two_task_managers_live_and_none_runs_the_job(self):
+    def test_it_cannot_be_reported_while_two_task_managers_live_and_none_runs_the_job(self):
         look = Look("jm-1", AT_WORK.serving, {"tm-2": 2, "tm-4": 2})
         assert pair(look=look).active() == frozenset()
 
-    def test_it_cannot_be_told_of_a_job_that_both_task_managers_run(self):
+    def test_it_cannot_be_reported_of_a_job_that_both_task_managers_run(self):
         look = Look("jm-1", AT_WORK.serving, {"tm-2": 1, "tm-4": 1}, frozenset({"tm-2", "tm-4"}))
         assert pair(look=look).active() == frozenset()
         assert not pair(look=look).has_standby()
@@ -88,7 +88,7 @@ class TestWhatIsStarted:
     def test_at_first_one_of_each(self):
         assert Pair({}, Look(), SLOTS).missing(0.0) == [JOB, TASK]
 
-    def test_the_second_of_each_once_the_job_has_settled(self):
+    def test_the_second_of_each_once_the_job_has_resolved(self):
         first = pair("jm-1", "tm-2")
         assert first.missing(0.0) == []
         assert first.missing(SETTLE_S - 0.1) == []
@@ -120,7 +120,7 @@ class TestSettings:
     def places(self, tmp_path) -> Places:
         return Places(tmp_path / "state", tmp_path / "scratch", 2181)
 
-    def test_what_is_short_leaves_room_for_a_message_that_is_late(self):
+    def test_what_is_short_leaves_space_for_a_message_that_is_late(self):
         assert SESSION_MS >= 2 * TICK_MS  # ZooKeeper's least
         assert SILENCE_MS >= 3 * HEARTBEAT_MS
 
@@ -208,18 +208,18 @@ class TestWhatFlinkSays:
 
 class FakeCluster:
     def __init__(self) -> None:
-        self.lives: dict[str, Kind] = {}
+        self.lifetimes: dict[str, Kind] = {}
 
     def start(self, kind: Kind) -> str:
-        name = f"{kind.value}-{1 + len(self.lives)}"
-        self.lives[name] = kind
+        name = f"{kind.value}-{1 + len(self.lifetimes)}"
+        self.lifetimes[name] = kind
         return name
 
     def living(self) -> dict[str, Kind]:
-        return dict(self.lives)
+        return dict(self.lifetimes)
 
     def pids(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.lives)}
+        return {name: number for number, name in enumerate(self.lifetimes)}
 
 
 class TestTheSupervisor:
@@ -232,12 +232,12 @@ class TestTheSupervisor:
     def test_starts_a_pair_and_then_its_standby_and_looks_less_often_once_that_waits(self, rig, tmp_path):
         cluster, lookout, notes, supervision = rig
         assert supervision.turn(100.0) == 0.0
-        leader, worker = cluster.lives
+        leader, worker = cluster.lifetimes
         lookout.latest = Look(leader, frozenset({leader}), {worker: 0}, frozenset({worker}))
         assert [supervision.turn(at) for at in (101.0, 103.0)] == [0.0, 2.0]
-        assert len(cluster.lives) == 2
+        assert len(cluster.lifetimes) == 2
         supervision.turn(101.0 + SETTLE_S)
-        standby, spare = list(cluster.lives)[2:]
+        standby, spare = list(cluster.lifetimes)[2:]
         often = lookout.pause_s
         lookout.latest = Look(leader, frozenset({leader, standby}), {worker: 0, spare: 2}, frozenset({worker}))
         supervision.turn(110.0)
@@ -248,16 +248,16 @@ class TestTheSupervisor:
 
     def test_says_at_once_who_is_left_after_a_kill_and_starts_nothing_alongside_it(self, rig, tmp_path):
         cluster, lookout, notes, supervision = rig
-        cluster.lives = dict(ALL)
+        cluster.lifetimes = dict(ALL)
         lookout.latest = AT_WORK
         supervision.turn(100.0)
         supervision.turn(100.0 + SETTLE_S)
-        del cluster.lives["jm-1"], cluster.lives["tm-2"]
+        del cluster.lifetimes["jm-1"], cluster.lifetimes["tm-2"]
         assert supervision.turn(106.0) == 0.0
         status = json.loads((tmp_path / "status.json").read_text())
         assert [each["name"] for each in status["active"]] == ["jm-3", "tm-4"]
         assert {"jm-1 died", "tm-2 died"} <= set(notes)
-        assert list(cluster.lives) == ["jm-3", "tm-4"]
+        assert list(cluster.lifetimes) == ["jm-3", "tm-4"]
 
 
 TIMEOUT_S = 60.0
@@ -301,7 +301,7 @@ class TestTheKill:
         assert all(alive(process) for process in waiting)
         tree.check()
 
-    @pytest.mark.parametrize("which", [0, 1], ids=["that was waited for", "that nobody has waited for yet"])
+    @pytest.mark.parametrize("which", [0, 1], ids=["that was waited for", "that no process has waited for yet"])
     def test_of_an_active_process_that_has_ended_by_itself_is_an_error_and_hits_none(self, tree, tmp_path, which):
         until(tree.has_standby)
         active = [psutil.Process(each["pid"]) for each in json.loads((tmp_path / "status.json").read_text())["active"]]

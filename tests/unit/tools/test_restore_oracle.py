@@ -74,7 +74,7 @@ def test_a_record_that_the_input_has_lost_is_not_looked_for_and_may_have_come_al
         (with_partition_1((0, 2), (1, 2), (0, 3), (2, 0)), {"foreign": 1}),
     ],
 )
-def test_a_planted_anomaly_is_found_and_named(committed, expected):
+def test_a_injected_anomaly_is_found_and_named(committed, expected):
     outcome = judge(PRODUCED, committed, committed, all_seen(committed))
     assert anomalies(outcome) == expected
     assert outcome.clean == (expected.keys() == {"out_of_order"})

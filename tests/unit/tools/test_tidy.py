@@ -125,7 +125,7 @@ def test_only_a_few_modules_import_or_replace_parts_of_pyspark_that_it_does_not_
     assert patching == {supervision + "dry_run.py", supervision + "query_hooks.py"}
 
 
-ENGINE = re.compile(r"\b(spark|flink|beam)(?!-\d)", re.IGNORECASE)  # SPARK-26267 is a ticket
+ENGINE = re.compile(r"\b(spark|flink|beam)(?!-\d)", re.IGNORECASE)  # SPARK-26267 is a token
 
 # Prose about engines in connectors, by file: what the line says, and why a connector has to say it.
 MAY_NAME_AN_ENGINE = {

@@ -69,7 +69,7 @@ class Connection:
         self._pid = os.getpid()
         self.last_used: float = time.monotonic()
         self.expires_at: float | None = adopted.expires_at
-        """When to replace this connection, on `time.monotonic`'s clock: 85 % of the SASL session's life. None: never."""
+        """When to replace this connection, on `time.monotonic`'s clock: 85 % of the SASL session's lifetime. None: never."""
 
     def __repr__(self) -> str:
         """As error messages name it."""

@@ -53,7 +53,7 @@ class Adopted:
 def shake_hands(host: str, port: int, config: ClientConfig) -> Adopted:
     """Connect, negotiate API versions, do TLS and SASL, as `config` says. Blocks the calling thread; raises as `Connection`.
 
-    A bearer token that is refused may be one of before: its signer's keys were changed, or this machine slept through its end.
+    A bearer token that is refused may be a previous one: its signer's keys were changed, or this machine slept through its end.
     So the provider is asked again, and what it has then is tried, if it is another one.
     """
     provider = None if config.sasl is None else config.sasl.token_provider

@@ -45,7 +45,7 @@ class ConnectionPool:
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Address, list[Connection]] = defaultdict(list)
-        self._lent: weakref.WeakSet[Connection] = weakref.WeakSet()  # what nobody gives back is nobody's
+        self._lent: weakref.WeakSet[Connection] = weakref.WeakSet()  # what no process gives back is no process's
         self._failures: dict[Address, _Failures] = {}
         self._cleaned_up_at = time.monotonic()
 
@@ -77,7 +77,9 @@ class ConnectionPool:
             self._idle[host, int(port)].append(connection)
 
     def close(self) -> None:
-        """Close the idle connections, and cut those on loan: whoever waits for an answer, a quota or a backoff is woken."""
+        """Close the idle connections, and cut those on loan: the process that waits for an answer, a quota or a backoff is
+        woken.
+        """
         self._closed.set()
         with self._lock:
             idle, self._idle = self._idle, defaultdict(list)

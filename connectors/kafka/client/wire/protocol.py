@@ -74,7 +74,7 @@ def compile_codecs() -> None:
     """Have kafka-python compile what encodes and decodes the newest versions of a query's messages now.
 
     It does so with the first message of each kind, in every process: some milliseconds each. For a process that others are
-    forked from, before it has a thread. Contacts nobody.
+    forked from, before it has a thread. Does no I/O.
     """
     for kind in _OF_QUERIES:
         request = kind()

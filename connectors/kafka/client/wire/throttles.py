@@ -18,7 +18,7 @@ class Throttles:
     """Milliseconds by broker address. Thread-safe, but counted afresh in a forked child."""
 
     def __init__(self) -> None:
-        """Nobody has asked for time."""
+        """No process has asked for time."""
         self._start_afresh()
 
     def _start_afresh(self) -> None:

@@ -48,7 +48,7 @@ def checked_offset(call: Call, topic: str, item: Message) -> OffsetAndMetadata:
 
 
 def check_committer(group: Group, generation: int, member_id: str, instance_id: str | None) -> None:
-    """A member in its generation; or anybody, without a generation, while the group has no members. Raises RefusedError."""
+    """A member in its generation; or any process, without a generation, while the group has no members. Raises RefusedError."""
     if generation < 0 and group.state is GroupState.EMPTY:
         return
     if generation < 0 and not member_id and instance_id is None:

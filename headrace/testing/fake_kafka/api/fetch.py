@@ -44,7 +44,7 @@ class _Answer:
 
 
 def handle(call: Call) -> Message | Later:
-    """At once where there is enough to tell, else when there is, or when the client's patience ends."""
+    """At once where there is enough to tell, else when there is, or when the client's timeout ends."""
     session = _session(call)
     items = list(_items(call, session))
     response = _try_answer(call, session, items, last=call.request.max_wait_ms <= 0)

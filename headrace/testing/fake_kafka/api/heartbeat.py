@@ -9,7 +9,7 @@ from headrace.testing.fake_kafka.protocol import HeartbeatResponse, Message
 
 
 def handle(call: Call) -> Message:
-    """A sign of life; the answer says when a rebalance is on."""
+    """A sign of lifetime; the answer says when a rebalance is on."""
     call.admit()
     request = call.request
     call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)

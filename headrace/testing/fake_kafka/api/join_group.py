@@ -1,4 +1,4 @@
-"""API key 11, JoinGroup: KIP-62, KIP-345 (static members), KIP-394 (a newcomer is told its id first), KIP-559, KIP-814."""
+"""API key 11, JoinGroup: KIP-62, KIP-345 (static members), KIP-394 (a newcomer is given its id first), KIP-559, KIP-814."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NULLABLE_NAME = 7
 
 
 def handle(call: Call) -> Message | Later:
-    """Answered once the rebalance that it starts, or joins, has everybody."""
+    """Answered once the rebalance that it starts, or joins, has everyone."""
     try:
         member = _join(call)
     except RefusedError as error:

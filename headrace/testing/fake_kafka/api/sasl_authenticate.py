@@ -1,4 +1,6 @@
-"""API key 36, SaslAuthenticate: KIP-152, KIP-368 (sessions as `connections.max.reauth.ms` says; tokens have no life here)."""
+"""API key 36, SaslAuthenticate: KIP-152, KIP-368 (sessions as `connections.max.reauth.ms` says; tokens have no lifetime
+here).
+"""
 
 from __future__ import annotations
 

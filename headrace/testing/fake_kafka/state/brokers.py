@@ -1,4 +1,4 @@
-"""The brokers of the cluster: where they listen, whether they run, and what one that is cut off believes."""
+"""The brokers of the cluster: where they listen, whether they run, and what one that is isolated believes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COORDINATOR_PARTITIONS = 50  # of __consumer_offsets and of __transaction_state
 
 @dataclass(slots=True)
 class IsolatedView:
-    """What a broker that is cut off from the others continues believing: topics, leaders, and its own copies of the logs."""
+    """What a broker that is isolated from the others continues believing: topics, leaders, and its own copies of the logs."""
 
     topics: TopicTable
     brokers: tuple[BrokerState, ...]
@@ -24,7 +24,7 @@ class IsolatedView:
 
 @dataclass(slots=True)
 class BrokerState:
-    """One broker; `port`, which clients are told, and `listens_at` are 0 until it listens, and stay over restarts."""
+    """One broker; `port`, which clients are reported, and `listens_at` are 0 until it listens, and stay over restarts."""
 
     id: int
     port: int = 0

@@ -73,7 +73,7 @@ class ClusterState:
 
     @property
     def controller(self) -> int:
-        """The broker that clients are told is the controller; any may be asked."""
+        """The broker that clients are reported is the controller; any may be asked."""
         return next((broker.id for broker in self.members()), -1)
 
     def topics_at(self, broker: BrokerState) -> TopicTable:
@@ -81,7 +81,7 @@ class ClusterState:
         return self.topics if broker.isolation is None else broker.isolation.topics
 
     def brokers_at(self, broker: BrokerState) -> Sequence[BrokerState]:
-        """The brokers that this one tells clients of."""
+        """The brokers that this one shows clients of."""
         return self.members() if broker.isolation is None else broker.isolation.brokers
 
     def isolate(self, broker: BrokerState) -> None:
@@ -103,7 +103,7 @@ class ClusterState:
             elect(partition, members)
 
     def check_coordinator(self, broker: BrokerState, kind: CoordinatorKind, key: str) -> None:
-        """Raise NOT_COORDINATOR, or for a broker that is cut off COORDINATOR_NOT_AVAILABLE."""
+        """Raise NOT_COORDINATOR, or for a broker that is isolated COORDINATOR_NOT_AVAILABLE."""
         if not broker.is_member:
             raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if self.coordinator(kind, key).id != broker.id:
@@ -124,7 +124,7 @@ class ClusterState:
         return self.topics.partition(topic, coordinator_partition(key))
 
     def commit_offsets(self, group_id: str, offsets: Mapping[tuple[str, int], OffsetAndMetadata]) -> None:
-        """At once, and kept in __consumer_offsets for who reads that."""
+        """At once, and kept in __consumer_offsets for the process that reads that."""
         self.groups.get_or_create(group_id).offsets.commit(offsets)
         if offsets:
             now = self.clock.now_ms()

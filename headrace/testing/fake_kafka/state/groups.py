@@ -1,6 +1,6 @@
 """The group coordinator of the classic protocol: members, rebalances, generations (as Kafka's ClassicGroup). Sans-IO.
 
-A join or a sync that has to wait for others leaves the member waiting; whoever serves its connection asks again later.
+A join or a sync that has to wait for others leaves the member waiting; the process that serves its connection asks again later.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Member:
 
     @property
     def expires_ms(self) -> int:
-        """When it is lost without another sign of life."""
+        """When it is lost without another sign of lifetime."""
         return self.seen_ms + self.joining.session_timeout_ms
 
     def metadata(self, protocol: str) -> bytes:
@@ -164,7 +164,7 @@ class Group:
         self._deadline_ms = now_ms + (longest if delay_ms is None else delay_ms)
 
     def settle(self, now_ms: int) -> None:
-        """End the rebalance once everybody has joined, or the others have been waited for long enough."""
+        """End the rebalance once everyone has joined, or the others have been waited for long enough."""
         if self.state is not GroupState.PREPARING:
             return
         first_delay = self.generation == 0 and now_ms < self._deadline_ms
@@ -198,7 +198,7 @@ class Group:
     def sync(
         self, member_id: str, instance_id: str | None, generation: int, assignments: Mapping[str, bytes], now_ms: int
     ) -> Member:
-        """SyncGroup (14): the leader brings the assignments, everybody takes one away. `has_synced` where it is there."""
+        """SyncGroup (14): the leader brings the assignments, everyone takes one away. `has_synced` where it is there."""
         member = self.check(member_id, instance_id, generation)
         member.seen_ms = now_ms
         if self.state is GroupState.PREPARING:
@@ -258,7 +258,7 @@ class Group:
     # --- time -----------------------------------------------------------------------------------------------------------
 
     def expire(self, now_ms: int) -> bool:
-        """Lose members that gave no sign of life, end rebalances that took too long. Whether anything was done."""
+        """Lose members that gave no sign of lifetime, end rebalances that took too long. Whether anything was done."""
         before = (self.state, self.generation, len(self.members))
         lost = [member.id for member in self.members.values() if not member.is_waiting and now_ms >= member.expires_ms]
         if self.state is GroupState.COMPLETING and now_ms >= self._deadline_ms:

@@ -103,7 +103,7 @@ class TopicTable:
         return partitions[index]
 
     def copy(self) -> TopicTable:
-        """As a broker that is cut off continues seeing them: its logs have their own future."""
+        """As a broker that is isolated continues seeing them: its logs have their own future."""
         twin = TopicTable()
         for topic in self:
             partitions = [copy.copy(partition) for partition in topic.partitions]

@@ -98,7 +98,7 @@ class TransactionCoordinator:
     # --- producer ids ---------------------------------------------------------------------------------------------------
 
     def new_producer_id(self) -> int:
-        """One that nobody had."""
+        """One that no process had."""
         self._next_producer_id += 1
         return self._next_producer_id - 1
 

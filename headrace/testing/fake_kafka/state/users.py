@@ -19,7 +19,7 @@ _ITERATIONS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """Who may log in: passwords by name, and names by bearer token. With any of either, everybody has to."""
+    """Who may log in: passwords by name, and names by bearer token. With any of either, everyone has to."""
 
     passwords: Mapping[str, str]
     tokens: Mapping[str, str]

@@ -177,6 +177,6 @@ def _failure(entry: dict[str, Any]) -> tuple[int, str]:
 
 
 def _shortened(text: str) -> str:
-    """Less Java's own frames: what Beam's worker wrote stands among them."""
+    """Less Java's own frames: what Beam's worker wrote is among them."""
     lines = [line for line in text.replace("\\n", "\n").replace("\\t", "\t").splitlines() if not line.startswith("\tat ")]
     return "\n".join(lines[:FAILURE_LINES])

@@ -159,7 +159,7 @@ class FlinkCluster:
         return f"{finding.text}. The end of the workers' log:\n{self.log_tail(WORKERS)}"
 
     def watch(self) -> Watch:
-        """A new watch, with this cluster's patience, for one job."""
+        """A new watch, with this cluster's timeout, for one job."""
         return Watch(self.timeout)
 
     def _wait(self, job_id: str, wanted: Callable[[JobView], T | None], what: str, seconds: float) -> T:

@@ -38,7 +38,7 @@ def start_flink(
     state: the folder for checkpoints and savepoints; by default one that is gone afterwards.
     environment: variables for the Python workers, alongside ours; their Python is the one that runs this.
     config: settings of Flink, which win over ours.
-    patience: how long a job may look well and do nothing, until that is called an error.
+    timeout: how long a job may look well and do nothing, until that is called an error.
 
     Raises UsageError where Java, PySpark (which downloads) or Beam is missing, PeerError with the end of the log when a server
     fails to start, DeadlineExceededError when one does not serve within 120 s.
@@ -90,8 +90,8 @@ def _worker_environment(bin_folder: Path, additions: Mapping[str, str]) -> dict[
     """Ours, with a `python` first in the PATH that is our own Python: Beam's pool starts workers by that bare name.
 
     A script and not a link, as a linked Python would not find its virtual environment. What a worker prints goes to the log:
-    the pool gives it a pipe that nobody reads, so that it would block for ever after 64 KB. Raises UsageError when a worker of
-    this environment could not start.
+    the pool gives it a pipe that no process reads, so that it would block for ever after 64 KB. Raises UsageError when a worker
+    of this environment could not start.
     """
     bin_folder.mkdir()
     python = bin_folder / "python"

@@ -32,7 +32,7 @@ class Trouble(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A trouble, and what to tell whoever waits for the job: where it is, what it means, what to do."""
+    """A trouble, and what to tell the process that waits for the job: where it is, what it means, what to do."""
 
     trouble: Trouble
     text: str

@@ -51,7 +51,7 @@ def _network(node: int, mine: NodePorts, advertised: Advertised) -> dict[str, st
 def _small(brokers: int) -> dict[str, str]:
     """Settings for a cluster that starts fast, is small, and notices a dead broker within seconds."""
     replicas, in_sync = str(min(3, brokers)), str(min(2, brokers))
-    # Nobody takes over from a broker that is alone: it would only be fenced wherever the machine stalls for so long.
+    # No process takes over from a broker that is alone: it would only be fenced wherever the machine stalls for so long.
     session_ms = "3000" if brokers > 1 else "9000"
     return {
         "offsets.topic.num.partitions": "4",

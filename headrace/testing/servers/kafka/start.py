@@ -32,7 +32,7 @@ PORT_TAKEN = "Address already in use"
 
 
 Advertise = Callable[[int, str, str], str]
-"""(node, listener, `host:port` where it listens) to the `host:port` that clients, brokers and controllers are told."""
+"""(node, listener, `host:port` where it listens) to the `host:port` that clients, brokers and controllers are reported."""
 
 
 @dataclass(frozen=True)

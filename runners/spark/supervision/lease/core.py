@@ -1,23 +1,24 @@
 """Which of a job's supervisors, on several hosts, leads: runs the job. The others follow, with a warm driver. No I/O, no clock.
 
 Each supervisor reads the lease store (`headrace.connectors.base.lease`) twice a second. The leader writes a heartbeat after
-each read, as long as its driver lives. A follower that has seen nothing new in several looks in a row takes the leader for
-dead, and leads in its place, with the next *term*. It may be wrong: the leader was paused, or cut off from the store. That is
+each read, as long as its driver is alive. A follower that has seen nothing new in several looks in a row takes the leader for
+dead, and leads in its place, with the next *term*. It may be wrong: the leader was paused, or isolated from the store. That is
 harmless: the driver that it calls claims the job at the sink. What the other one does then is refused there, and by the
 checkpoint's store. Here it matters that exactly one continues soon:
 
-- Who leads and sees a heartbeat of a higher rank stands down: it heartbeats a last time, its driver is killed, and it follows.
+- Who leads and sees a heartbeat of a higher rank is down: it heartbeats a last time, its driver is killed, and it follows.
   By that heartbeat the other one, whose driver it may have fenced, knows by whom.
-- Who leads and cannot see the lease store continues. It may be that nobody sees it, and nobody has taken over. But once it may
-  have been taken for dead, a driver that it calls could take the job from one that another host has called since, which would
-  not see by whom. So its next driver is called when it has seen the lease store again, and that nobody else leads.
-- Who leads and whose driver was fenced does not continue. If it sees who leads now, it follows. If nobody does, it leads once
-  more. Fenced a third time, each within an hour of the previous one, without a heartbeat of another one since it claimed, it
-  ends:
-  whoever has fenced it knows nothing of the lease.
+- Who leads and cannot see the lease store continues. It may be that no process sees it, and no process has taken over. But once
+  it may have been taken for dead, a driver that it calls could take the job from one that another host has called since, which
+  would not see by whom. So its next driver is called when it has seen the lease store again, and that no other process leads.
+- Who leads and whose driver was fenced does not continue. If it sees who leads now, it follows. If no process does, it leads
+  once more. Fenced a third time, each within an hour of the previous one, without a heartbeat of another one since it claimed,
+  it ends:
+  the process that has fenced it knows nothing of the lease.
 
 Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
-no look is counted while the lease store is away: then nobody takes over, and when it comes back the leader has the whole time.
+no look is counted while the lease store is away: then no process takes over, and when it comes back the leader has the whole
+time.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ LOOK_S = 0.5
 """Seconds between two looks."""
 
 _UNHEARD_LOOKS = 3
-"""A driver says twice a second that it and its JVM live; after so many looks without a word its supervisor does not
+"""A driver says twice a second that it and its JVM live; after this many looks without a word its supervisor does not
 heartbeat.
 """
 
 _FIRST_LOOKS = 60
-"""So many before it has said anything: Python has to start, and import Spark."""
+"""This many before it has said anything: Python has to start, and import Spark."""
 
 _QUIET_LOOKS = 7_200
-"""An hour: who has led for so many looks is fenced for the first time again. As long as restarts take to forget a failure."""
+"""An hour: who has led for this many looks is fenced for the first time again. As long as restarts take to forget a failure."""
 
 _MOST_FENCES = 2
-"""So often one that is cut off from the lease store can fence another one: by the driver that it has called when it was not,
+"""So often one that is isolated from the lease store can fence another one: by the driver that it has called when it was not,
 and with the batch that this one has under way when it loses the job.
 """
 
@@ -65,7 +66,7 @@ class LeasePhase(Enum):
     FOLLOWING = auto()
     CLAIMING = auto()
     LEADING = auto()
-    DOUBTING = auto()
+    DISPUTING = auto()
     LEAVING = auto()
     OVER = auto()
 
@@ -112,7 +113,7 @@ class LeaseStoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStoreRefused:
-    """Answer to LookAtBoard or WriteBeat: it was refused, and will be the next time unless somebody sees to it."""
+    """Answer to LookAtBoard or WriteBeat: it was refused, and will be the next time unless another process sees to it."""
 
     now_s: float
     reason: str
@@ -120,7 +121,7 @@ class LeaseStoreRefused:
 
 @dataclass(frozen=True, slots=True)
 class DriverHeard:
-    """The driver that runs the job has said that it lives, and its JVM."""
+    """The driver that runs the job has said that it is alive, and its JVM."""
 
     now_s: float
 
@@ -142,7 +143,7 @@ class CallWanted:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job of the supervisor that leads is over, as far as its drivers are concerned. None of them lives.
+    """The job of the supervisor that leads is over, as far as its drivers are concerned. None of them is alive.
 
     `was_to_stop`: the supervisor had been instructed to end. Its driver may have failed then, or was killed as it did not end.
     """
@@ -282,7 +283,7 @@ class LeaseCore:
         self._awaits = False
         self.trouble = event.reason if isinstance(event, LeaseStoreFailed | LeaseStoreRefused) else None
         if isinstance(event, HeartbeatWritten):
-            self._written_at_s = self._asked_at_s  # when it took effect nobody knows: not before
+            self._written_at_s = self._asked_at_s  # when it took effect no one knows: not before
         if isinstance(event, LeaseStoreRead) and event.found is not None and event.found.supervisor != self._own.supervisor:
             self._see(event.found)
 
@@ -331,7 +332,7 @@ class LeaseCore:
                 return self._claimed(event)
             case LeasePhase.LEADING:
                 return self._leader_looked(event)
-            case LeasePhase.DOUBTING:
+            case LeasePhase.DISPUTING:
                 return self._doubter_looked(event)
             case LeasePhase.LEAVING:
                 return self._leaver_answered(event)
@@ -359,8 +360,8 @@ class LeaseCore:
         return self._claim() if self._missed >= self._most else []
 
     def _follow(self, found: Heartbeat) -> list[LeaseCommand]:
-        """Whoever has written this, which is new. If that is its last word there is nobody to be followed."""
-        is_late = found.rank < self._highest  # of one that was paused: somebody has led after it, and may still
+        """The process that has written this, which is new. If that is its last word there is no process to be followed."""
+        is_late = found.rank < self._highest  # of one that was paused: another process has led after it, and may still
         self.phase, self._missed, self._fenced_by_nobody = LeasePhase.FOLLOWING, 0, 0
         if is_late or found.state is HeartbeatState.LEADING:
             return []
@@ -423,9 +424,9 @@ class LeaseCore:
         return self._finish() if self._fenced_by_nobody > _MOST_FENCES else self._claim()
 
     def _leaver_answered(self, event: _Answer) -> list[LeaseCommand]:
-        """The last word is said until it stands, or does not matter: another one leads, or soon will, as its time is over.
+        """The last word is said until it is, or does not matter: another one leads, or soon will, as its time is over.
 
-        A look after it was written tells: a heartbeat of one that stands down may have been on its way.
+        A check after it was written shows: a heartbeat of one that is down may have been on its way.
         """
         is_late = self._has_said_its_last and event.now_s >= self._leave_by_s
         match event:
@@ -451,7 +452,7 @@ class LeaseCore:
         return self._missed < 0 and found.state is HeartbeatState.OVER and found.rank == self._highest
 
     def _claim(self) -> list[LeaseCommand]:
-        """The term is above all that were seen, so that who led before stands down when it sees this."""
+        """The term is above all that were seen, so that who led before is down when it sees this."""
         self.phase, self._missed, self._has_rival = LeasePhase.CLAIMING, 0, False
         self._own = replace(self._own, term=max(self._highest[0], self._own.term) + 1, number=0)
         return [WriteHeartbeat(self._own)]
@@ -467,7 +468,7 @@ class LeaseCore:
     def _job_ended(self, event: JobEnded) -> list[LeaseCommand]:
         self._end = end = event.end
         if end.ending is Ending.FENCED:
-            self.phase, self._missed = LeasePhase.DOUBTING, 0
+            self.phase, self._missed = LeasePhase.DISPUTING, 0
             before = 0 if self._led >= _QUIET_LOOKS else self._fenced_by_nobody
             self._fenced_by_nobody = 0 if self._has_rival else before + 1
             return [Follow("its driver was fenced")]
@@ -509,7 +510,7 @@ def _may_go_on_elsewhere(event: JobEnded) -> bool:
 _ANSWERS = (LeaseStoreRead, HeartbeatWritten, LeaseStoreFailed, LeaseStoreRefused)
 _DRIVERS = (DriverHeard, DriverLost, CallWanted)
 _P = LeasePhase
-_AT_WORK = (_P.LOOKING, _P.FOLLOWING, _P.CLAIMING, _P.LEADING, _P.DOUBTING, _P.LEAVING)
+_AT_WORK = (_P.LOOKING, _P.FOLLOWING, _P.CLAIMING, _P.LEADING, _P.DISPUTING, _P.LEAVING)
 
 LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
     {
@@ -526,12 +527,12 @@ LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
         (_P.CLAIMING, LeaseStoreRefused): (_P.FOLLOWING, _P.OVER),
         (_P.LEADING, LeaseStoreRead): (_P.LEADING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
         **{(_P.LEADING, event): (_P.LEADING,) for event in (*_ANSWERS[1:], *_DRIVERS)},
-        (_P.LEADING, JobEnded): (_P.DOUBTING, _P.LEAVING),
-        (_P.DOUBTING, LeaseStoreRead): (_P.DOUBTING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
-        **{(_P.DOUBTING, event): (_P.DOUBTING,) for event in _ANSWERS[1:]},
+        (_P.LEADING, JobEnded): (_P.DISPUTING, _P.LEAVING),
+        (_P.DISPUTING, LeaseStoreRead): (_P.DISPUTING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
+        **{(_P.DISPUTING, event): (_P.DISPUTING,) for event in _ANSWERS[1:]},
         **{(_P.LEAVING, event): (_P.LEAVING, _P.OVER) for event in _ANSWERS},
         **{(_P.OVER, event): (_P.OVER,) for event in _ANSWERS},
-        **{(phase, LeaveRequested): (_P.OVER,) for phase in (_P.LOOKING, _P.FOLLOWING, _P.DOUBTING, _P.LEAVING)},
+        **{(phase, LeaveRequested): (_P.OVER,) for phase in (_P.LOOKING, _P.FOLLOWING, _P.DISPUTING, _P.LEAVING)},
         (_P.CLAIMING, LeaveRequested): (_P.LEAVING,),
     }
 )

@@ -34,7 +34,7 @@ class LeaderEpochs:
             return epoch, log_end
         if epoch > self.latest or epoch < 0:
             return NONE
-        later = next((at for at, (begun, _) in enumerate(self._entries) if begun > epoch), None)
+        later = next((at for at, (started, _) in enumerate(self._entries) if started > epoch), None)
         if later is None:
             return NONE
         if later == 0:

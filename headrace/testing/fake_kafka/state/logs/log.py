@@ -59,7 +59,7 @@ class Log:
         return sum(len(batch.data) for batch in self.batches)
 
     def hold_high_watermark(self) -> None:
-        """What is written from now on is not replicated: nobody may read it, and an unclean election loses it."""
+        """What is written from now on is not replicated: no process may read it, and an unclean election loses it."""
         self._held_high_watermark = self.high_watermark
 
     def release_high_watermark(self) -> None:
@@ -107,7 +107,7 @@ class Log:
         return at + 1 if at < len(self.batches) and self.batches[at].last_offset < offset else at
 
     def read(self, offset: int, limit: ReadLimit) -> bytes:
-        """Batches from the one that holds `offset`, the last one cut off at the limit as brokers do."""
+        """Batches from the one that holds `offset`, the last one isolated at the limit as brokers do."""
         parts: list[memoryview] = []
         headroom = limit.bytes
         for at in range(self.index_at(offset), len(self.batches)):
@@ -115,7 +115,7 @@ class Log:
             if batch.base_offset >= limit.until:
                 break
             size = len(batch.data)
-            if not parts and size > headroom:  # an incomplete first batch is of no use to anybody
+            if not parts and size > headroom:  # an incomplete first batch is of no use to any process
                 return bytes(batch.data) if limit.at_least_one else b""
             parts.append(batch.data[:headroom])
             headroom -= size
@@ -159,7 +159,7 @@ class Log:
                 self.producers.note(batch)
 
     def copy(self) -> Log:
-        """A log that has the same past and its own future: a replica that is cut off."""
+        """A log that has the same past and its own future: a replica that is isolated."""
         twin = copy.copy(self)
         twin.batches = list(self.batches)
         twin.epochs = copy.deepcopy(self.epochs)

@@ -326,7 +326,7 @@ def test_flink_35228_a_topic_removed_and_added_again_is_read(bootstrap, topic):
 
 
 def flapping(monkeypatch, name, looks):
-    """For so many looks, at one broker or at each, metadata shows one partition of the topic less."""
+    """For this many looks, at one broker or at each, metadata shows one partition of the topic less."""
     find_topics, topic_views, flaps = KafkaCluster.find_topics, KafkaCluster.topic_views, []
 
     def less(answers):
@@ -377,13 +377,13 @@ def test_flink_39837_nor_when_it_flaps_for_long(bootstrap, topic, monkeypatch, c
                 else:
                     each.look()
                     assert f"{name}-1" in caplog.text
-                assert len(flaps) >= 4, "so many looks before it is believed"
+                assert len(flaps) >= 4, "this many looks before it is believed"
         reading.look()
         write(bootstrap, name, [b"c"], partition=1)
         assert reading.until_rows(3)[2:] == [(name, 1, 2, b"c")]
 
 
-def test_seatunnel_11677_a_parked_reader_is_woken_by_splits_that_come_back(bootstrap, topic):
+def test_seatunnel_11677_a_cached_reader_is_woken_by_splits_that_come_back(bootstrap, topic):
     name = topic()
     create_topic(bootstrap, name)
     with Reading(KafkaSource(bootstrap, topics=[name]), parallelism=2, assignment=LazyEnumerator) as reading:

@@ -71,7 +71,7 @@ def test_beam_31313_34890_pr_33606_a_restored_enumerator_does_not_split_the_sour
     assert sorted(before + after) == list("12345678")
 
 
-def test_beam_31313_34890_shows_when_the_bug_is_planted(runs, monkeypatch):
+def test_beam_31313_34890_shows_when_the_bug_is_injected(runs, monkeypatch):
     """The ledger is forgotten at every look, as if the enumerator could not tell that it was restored."""
     honest = enumerating.look
     monkeypatch.setattr(enumerating, "look", lambda _, discovery: honest(Fresh(), discovery))
@@ -94,7 +94,7 @@ def read_after_a_restore(runs, is_emitted_again):
 
 
 def test_beam_30903_the_element_that_starts_it_all_is_not_emitted_again(runs):
-    """What a restore brings back are the residuals; the first restriction is asked for once in the life of a job."""
+    """What a restore brings back are the residuals; the first restriction is asked for once in the lifetime of a job."""
     assert read_after_a_restore(runs, is_emitted_again=False) == "5678"
 
 
@@ -181,7 +181,7 @@ def test_beam_26884_also_of_one_that_is_restored_after_it_has_read_all(runs, mon
 
 
 def test_a_bounded_read_that_is_restored_without_publishing_ends(runs):
-    """Its checkpoint holds last positions that are to be published, and nobody does any more."""
+    """Its checkpoint holds last positions that are to be published, and no process does any more."""
     before = runs(MemorySource(log_of(a="123456"), bounded=True))
     assert read(before) == "123456"
     run = runs(before.read.fn._reading.source, before.snapshot(), publish=False)
@@ -257,7 +257,7 @@ def read_to_its_end(run, calls=200):
 
 
 def test_beam_25962_the_position_moves_over_records_that_yield_nothing(ends_in_nothing, runs):
-    """Kafka's control records, aborted transactions and gaps: a claim is where the split stands after a batch, not a record."""
+    """Kafka's control records, aborted transactions and gaps: a claim is where the split is after a batch, not a record."""
     assert read_to_its_end(runs(ends_in_nothing, read_s=0.05)) == ([b"a"], True)
 
 
@@ -313,7 +313,7 @@ class Position:
 
 
 def test_calls_and_checkpoints_without_end_keep_the_last_positions_only():
-    """A ticket that holds the ticket that it proves holds every one since the start of the process."""
+    """A token that holds the token that it proves holds every one since the start of the process."""
     publication = Publication()
     kept = []
     for number in range(100):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,6 @@ from headrace.enumerator import events as e
 from headrace.enumerator.errors import ProtocolViolationError
 from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
-from tests.helpers.findings import ROOT, Suite, named_tests
 from tests.simulation.bugs import core
 
 
@@ -38,7 +35,7 @@ def run_of(source: MemorySource, checkpoint: bytes | None = None, **options) -> 
 
 
 def stopped(source: MemorySource, polls: int, **options) -> tuple[str, bytes]:
-    """What a run delivered in so many polls, and its last checkpoint."""
+    """What a run delivered in this many polls, and its last checkpoint."""
     with run_of(source, **options) as run:
         batches = [batch for batch in (run.poll(0.0) for _ in range(polls)) if batch is not None]
         data = run.checkpoint()
@@ -58,7 +55,7 @@ def test_beam_31313_34890_a_restored_enumerator_does_not_split_the_source_again(
     assert sorted(before + after) == list("12345678")
 
 
-def test_beam_31313_34890_shows_when_the_bug_is_planted():
+def test_beam_31313_34890_shows_when_the_bug_is_injected():
     with core.reinitialise_on_restore():
         before, after = restored_as_beam_does()
     assert after == "12345678"
@@ -233,7 +230,7 @@ def test_risingwave_5192_arroyo_910_no_record_comes_twice_however_often_it_is_re
     assert values == "12345"
 
 
-def test_seatunnel_11677_splits_added_back_wake_a_parked_reader():
+def test_seatunnel_11677_splits_added_back_wake_a_cached_reader():
     driver = Driver(assignment=LazyEnumerator)
     driver.discovered(split("a", 0, 5), complete=True)
     driver.register(0, 1)
@@ -308,14 +305,3 @@ def test_faust_221_what_a_lost_reader_had_fetched_is_not_delivered_after_it():
 def test_faust_221_shows_when_the_next_reader_has_what_the_lost_one_fetched():
     with pytest.raises(ProtocolViolationError, match="split a was delivered, but the split was never assigned to this reader"):
         delivered_around_a_lost_reader(FetchingSource(log_of(a="123456789"), deque()))
-
-
-def test_every_test_that_the_table_names_exists():
-    """By its name, its class, or its file: `test_a`, `TestA`, `tests/unit/test_x.py::TestA::test_a`."""
-    text, tests = (Path(__file__).parent / "README.md").read_text(), Suite()
-    named = named_tests(text)
-    assert len(named) > 100
-    assert [name for name in named if "::" in name]
-    assert [name for name in named if not tests.has(name)] == []
-    files = re.findall(r"`(tests/[\w/]+\.py)", text)
-    assert [path for path in files if not (ROOT / path).is_file()] == []

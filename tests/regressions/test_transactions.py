@@ -53,7 +53,7 @@ def out(bootstrap, topic):
 @pytest.fixture
 def sink(bootstrap, out):
     return kafka_sink(
-        bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transactional_id_prefix=f"regression suite-{uuid.uuid4().hex[:8]}"
+        bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transactional_id_prefix=f"regression-{uuid.uuid4().hex[:8]}"
     )
 
 
@@ -127,10 +127,10 @@ def test_flink_8086_the_same_state_restored_twice(sink, out, bootstrap):
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_flink_39072_an_expired_id_is_settled_by_the_log(sink, out, outcome):
+def test_flink_39072_an_expired_id_is_resolved_by_the_log(sink, out, outcome):
     (handle,) = prepared(sink, JOB, 0, ["a"])
-    outcome = TransactionResult.COMMIT if outcome is Outcome.COMMITTED else TransactionResult.ABORT
-    Transactions(sink.cluster()).end(handle.producer, handle.protocol, outcome)
+    result = TransactionResult.COMMIT if outcome is Outcome.COMMITTED else TransactionResult.ABORT
+    Transactions(sink.cluster()).end(handle.producer, handle.protocol, result)
     expired = replace(handle, producer=replace(handle.producer, transactional_id=f"{sink.transactional_id_prefix}.expired"))
     assert sink.committer(JOB).end(expired) is outcome
 
@@ -244,7 +244,7 @@ def test_librdkafka_1_9_a_topic_that_is_missing_for_a_moment_starts_no_sequence_
 
 
 @BOTH
-def test_librdkafka_1_9_shows_when_the_bug_is_planted(fake, monkeypatch):
+def test_librdkafka_1_9_shows_when_the_bug_is_injected(fake, monkeypatch):
     honest = BatchSender._start_over
 
     def sequences_from_0(self, error):
@@ -262,7 +262,7 @@ def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out)
         bootstrap,
         out,
         "commits",
-        transactional_id_prefix=f"regression suite-{uuid.uuid4().hex[:8]}",
+        transactional_id_prefix=f"regression-{uuid.uuid4().hex[:8]}",
         transaction_timeout_ms=3000,
     )
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))

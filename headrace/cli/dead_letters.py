@@ -1,0 +1,161 @@
+"""`headrace dead-letters`: list and show what is in a topic of dead letters, and replay them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.dead_letter_records import COLUMNS, COUNT_COLUMNS, DeadLetterCounts, DeadLetterFilter, Replay, moment_ms
+from headrace.cli.dump import RECORD_COLUMNS, Encoding, record_rows, typed_values
+from headrace.cli.options import ClientOptions, CommitTopic, Prefix, RegistryUrl, grouped
+from headrace.cli.output import Listing, escaped, note, show
+from headrace.cli.verify import TopicReader
+from headrace.cli.watching.progress import Progress
+from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
+from headrace.enumerator.errors import UsageError
+
+dead_letters_app = typer.Typer(no_args_is_help=True, help="Look at dead letters, and put them back where they came from.")
+
+MOST_REPLAYS = 3
+
+Topic = Annotated[str, typer.Argument(help="A topic of dead letters, of headrace or of Kafka Connect.")]
+FromTopic = Annotated[
+    list[str] | None, typer.Option(help="Only dead letters that came from this topic. May be repeated.", metavar="TOPIC")
+]
+Reason = Annotated[str | None, typer.Option(help="Only dead letters with this text in their reason; case is ignored.")]
+Since = Annotated[str | None, typer.Option(help="Only dead letters written at this time or later: 2026-11-23T10:00:00Z.")]
+Until = Annotated[str | None, typer.Option(help="Only dead letters written before this time.")]
+
+
+def _wanted(topics: list[str] | None, reason: str | None, since: str | None, until: str | None) -> DeadLetterFilter:
+    return DeadLetterFilter(frozenset(topics or ()), reason, moment_ms("--since", since), moment_ms("--until", until))
+
+
+@dead_letters_app.command(name="list")
+@grouped
+def list_command(
+    topic: Topic,
+    *,
+    from_topic: FromTopic = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
+    client: ClientOptions,
+) -> None:
+    """Count dead letters by the topic that they came from and the reason.
+
+    Plain lines are `letters` (topic, reason, letters, first, last).
+    """
+    wanted = _wanted(from_topic, reason, since, until)
+    counts, reader = DeadLetterCounts(), TopicReader(client.connect(), client.client_properties())
+    for batch in reader.batches(topic, COLUMNS):
+        counts.add(batch, wanted)
+    show(Listing("letters", f"Dead letters in {topic}", COUNT_COLUMNS, counts.rows()))
+    if counts.others:
+        note(f"{counts.others} records of {topic} are not dead letters: they do not say which topic they came from")
+    reader.note_hidden(topic)
+
+
+@dead_letters_app.command(name="show")
+@grouped
+def show_command(
+    topic: Topic,
+    partition: Annotated[int, typer.Argument(help="The letter's partition.", min=0)],
+    offset: Annotated[int, typer.Argument(help="The letter's offset.", min=0)],
+    *,
+    value_format: Annotated[Encoding | None, typer.Option(help="Print the value as JSON, by a schema registry.")] = None,
+    key_format: Annotated[Encoding | None, typer.Option(help="The same for the key.")] = None,
+    schema_registry: RegistryUrl = None,
+    client: ClientOptions,
+) -> None:
+    """Print one dead letter: its record as `headrace dump` prints it, and its headers.
+
+    Plain lines are `record` (partition, offset, timestamp, key, value, transaction) and `header` (name, value).
+    """
+    from headrace.connectors.kafka.log_dump import dump, records_of
+
+    encodings = {"key": key_format, "value": value_format}
+    typed = typed_values(schema_registry, encodings, client.registry_properties())
+    cluster = client.connect()
+    batch = next((each for each in dump(cluster, topic, partition, offset) if each.marker is None), None)
+    rows = [] if batch is None else [row for row in record_rows(topic, partition, batch, typed) if row[1] == offset]
+    if batch is None or not rows:
+        raise UsageError(f"{topic}-{partition} has no record at offset {offset}")
+    found = records_of(topic, partition, batch.stored)
+    headers = found.column("headers")[found.column("offset").to_pylist().index(offset)].as_py() or ()
+    show(Listing("record", f"{topic}-{partition}", RECORD_COLUMNS, rows))
+    show(Listing("header", "Headers", ("name", "value"), [(each["key"], escaped(each["value"], 1000)) for each in headers]))
+
+
+@dead_letters_app.command(name="replay")
+@grouped
+def replay_command(
+    topic: Topic,
+    *,
+    checkpoints: Annotated[
+        Path, typer.Option(file_okay=False, help="Where the checkpoints are, of this replay alone. With it a replay continues.")
+    ],
+    to: Annotated[str | None, typer.Option(help="Write all to this topic. Default: where each came from.")] = None,
+    max_replays: Annotated[
+        int, typer.Option(help="Leave records that were replayed this often before, as they fail again and again.", min=1)
+    ] = MOST_REPLAYS,
+    from_topic: FromTopic = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
+    client: ClientOptions,
+) -> None:
+    """Write dead letters back as the records that they were, each exactly once for a folder of checkpoints.
+
+    A record goes to the topic and partition that it came from, with its key, value and headers, and the header
+    headrace.replays, which counts how often. Ends where the topic ended at the start. The same command continues a replay that
+    was stopped or killed, and after one that has ended it replays what came since; another selection needs another folder. The
+    dead letters stay where they are. Readers need isolation.level=read_committed.
+    """
+    from headrace.cli.watching.viewer import shown
+    from headrace.connectors.kafka.write.sink import KafkaSink
+    from headrace.pipeline import Pipeline
+
+    given = client.client_properties()
+    reader = TopicReader(client.connect(), given)
+    sink = KafkaSink(given["bootstrap.servers"], properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
+    replay = Replay(sink, topic, _wanted(from_topic, reason, since, until), max_replays, to)
+    source = replace(reader.source(topic, COLUMNS), fail_on_data_loss=False)  # retention may have deleted unread ones
+    with own_folder(checkpoints, replay) as run, shown(Path(run["checkpoints"]), Progress.AUTO):
+        Pipeline(source, sink, replay).run(**run)
+    reader.note_hidden(topic)
+
+
+@contextmanager
+def own_folder(folder: Path, replay: Replay) -> Iterator[dict[str, str]]:
+    """The settings of the run that continues the replay of this folder, which is locked meanwhile.
+
+    A run reads to where the topic ended when it started. So a replay is a chain of runs: each starts with the savepoint of the
+    previous one, in a separate folder. Raises FencedError while another process has the folder, UsageError for a folder of
+    another selection.
+    """
+    from headrace.runners.local.storage.folder import write_whole
+    from headrace.runners.local.storage.lock import FolderLock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with closing(FolderLock(folder, str(folder))):
+        selection, file = replay.selection, folder / "replay.json"
+        if not file.exists():
+            write_whole(file, selection.encode())
+        elif (found := file.read_text()) != selection:
+            raise UsageError(f"{folder} has the checkpoints of the replay {found}; give {selection} another folder")
+        start: dict[str, str] = {}
+        for number in itertools.count(1):
+            run, savepoints = folder / f"run-{number}", folder / f"savepoint-{number}"
+            if not (ended := sorted(savepoints.glob("*.json"))):
+                break
+            start = {"from_savepoint": str(ended[-1])}
+        yield {"checkpoints": str(run), "savepoints": str(savepoints), **start}

@@ -1,1 +1,0 @@
-"""`headrace dead-letters`: what is in a topic of dead letters, and putting it back."""

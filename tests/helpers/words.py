@@ -1,0 +1,160 @@
+"""Counts the words that docs/style.md replaces: per folder, in messages, and in what users read.
+
+python -m tests.helpers.words            # counts by word and folder
+python -m tests.helpers.words --write    # lowers the committed allowance to today's counts
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ALLOWANCE = ROOT / "tests" / "unit" / "tools" / "words_allowance.json"
+
+COUNTED_FIRST = 12_107
+"""Occurrences when they were first counted: what the limits are fractions of."""
+
+WORDS = {
+    "told, tells": r"\b(told|tells)\b",
+    "begins, began": r"\b(begins|began|begun)\b|(?<![.\w])begin\b(?!\()",
+    "worlds": r"\bworlds?\b",
+    "letters": r"(?<!dead )(?<!dead-)(?<!dead_)\bletters\b(?!,? (and )?digits| by letter|\))",
+    "nobody": r"\b(nobody|somebody|anybody)\b",
+    "family": r"\b(family|families)\b",
+    "goes on": r"\b(goes on|went on)\b",
+    "planted": r"planted",
+    "is no": r"(?<!there )(?<!There )\b(is|are) no\b(?! "
+    "(longer|more|other|such|one|less|later|earlier|bigger|better|newer|older))",
+    "seen here": r"seen[ _]here",
+    "life": r"\b(life|lives)\b",
+    "sweep": r"\b(sweeps?|swept)\b",
+    "of its own": r"\bof (its|their) own\b",
+    "says that": r"\bsays (that|which|of)\b",
+    "verdict": r"verdict",
+    "anew": r"\banew\b",
+    "rooms": r"\brooms?\b",
+    "census": r"\bcensus\b",
+    "who reads": r"\bwho (reads|runs)\b|\bwhoever\b",
+    "stands": r"\b(stands|stood)\b",
+    "beat": r"\bbeats?\b",
+    "takes over": r"\b(takes over|taken over)\b",
+    "so many": r"\bso many\b",
+    "beside": r"\bbeside\b",
+    "incarnation": r"incarnation",
+    "board": r"\bboards?\b",
+    "roster": r"roster",
+    "at work": r"\bat work\b",
+    "rehearsal": r"rehears",
+    "ticket": r"\btickets?\b",
+    "a look": r"\ba look\b(?!-)",
+    "tally": r"\btall(y|ies)\b",
+    "left over": r"\bleft (over|open|behind)\b",
+    "settle": r"\bsettled?s?\b",
+    "undecided": r"undecided",
+    "the one before": r"\b(the one|those) before\b",
+    "torn": r"\btorn\b",
+    "parked": r"\bparked\b",
+    "the heart": r"\bheart\b",
+    "spent": r"\bspent\b",
+    "doubt": r"\bdoubt(s|ful)?\b",
+    "cut off": r"\bcut off\b",
+    "once more": r"\bonce more\b",
+    "histories": r"\bhistories\b",
+    "passed over": r"\bpassed over\b",
+    "patience": r"patience",
+    "by turns": r"\b(by turns|in turn)\b",
+    "nursery": r"nurser(y|ies)",
+    "in silence": r"\bin silence\b",
+    "let pass": r"\blet pass\b",
+    "mend": r"\bmend(ed|s)?\b",
+    "of ours": r"\bof ours\b",
+    "whose the job is": r"\bwhose (the )?job\b",
+    "taken back": r"\b(taken|takes) back\b",
+    "exhibit": r"exhibit|museum",
+    "of before": r"\bof before\b",
+    "had again": r"\bhad again\b|\bis had\b|\bcan be had\b",
+    "can pass": r"\bcan pass\b|\bpassing condition\b",
+    "in vain": r"\bin vain\b",
+    "obey": r"\bobeys?\b",
+}
+PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in WORDS.values()), re.IGNORECASE)
+
+COUNTED = re.compile(r"(\.(py|md|cfg|toml|yml|proto)|Makefile)$")
+LEFT_OUT = ("docs/style.md", "tests/helpers/words.py", "tests/unit/tools/test_words.py", "CHANGELOG.md")
+PACKAGE = ("headrace/", "pyspark_headrace/", "enumerator/", "connectors/", "runners/")
+READ_BY_USERS = ("docs/", "README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/")
+LOGS = {"debug", "info", "warning", "error", "exception", "critical", "echo", "print", "Option", "Argument", "Typer"}
+
+
+def files() -> Iterator[Path]:
+    """What is counted: tracked text, without results and the pages that quote the words."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    for name in names:
+        path = ROOT / name
+        if COUNTED.search(name) and not name.startswith("benchmarks/results/") and name not in LEFT_OUT and path.is_file():
+            yield path.relative_to(ROOT)
+
+
+def occurrences(text: str) -> list[str]:
+    """Each occurrence of a counted word."""
+    return [match[0] for match in PATTERN.finditer(text)]
+
+
+def messages(tree: ast.Module) -> Iterator[str]:
+    """Texts of what is raised, logged or printed, and of the command line's help."""
+    for node in ast.walk(tree):
+        call = node.exc if isinstance(node, ast.Raise) else node
+        if isinstance(call, ast.Call):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if isinstance(node, ast.Raise) or name in LOGS or name.endswith("Error"):
+                for part in ast.walk(call):
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        yield part.value
+
+
+def public_docstrings(tree: ast.Module) -> Iterator[str]:
+    """Docstrings of the module and of its public names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            is_public = isinstance(node, ast.Module) or not node.name.startswith("_")
+            yield (ast.get_docstring(node) or "") if is_public else ""
+
+
+def counts() -> dict[str, Counter[str]]:
+    """Occurrences by folder; in messages of the package, and in what users read, by file."""
+    found: dict[str, Counter[str]] = {"folders": Counter(), "messages": Counter(), "read": Counter()}
+    for path in files():
+        name, text = path.as_posix(), (ROOT / path).read_text()
+        folder = "/".join(path.parts[: 2 if path.parts[0] in ("tests", "docs", "headrace") else 1])
+        found["folders"][folder if len(path.parts) > 1 else "."] += len(occurrences(text))
+        if name.startswith(READ_BY_USERS) and name.endswith(".md"):
+            found["read"][name] += len(occurrences(text))
+        if name.startswith(PACKAGE) and name.endswith(".py"):
+            tree = ast.parse(text)
+            found["messages"][name] += sum(len(occurrences(each)) for each in messages(tree))
+            found["read"][name] += sum(len(occurrences(each)) for each in public_docstrings(tree))
+    return {kind: Counter({key: number for key, number in each.items() if number}) for kind, each in found.items()}
+
+
+def main() -> None:
+    """Print, or write the allowance."""
+    found = counts()
+    if "--write" in sys.argv:
+        ALLOWANCE.write_text(json.dumps(dict(sorted(found["folders"].items())), indent=2) + "\n")
+    for kind, each in found.items():
+        print(f"{kind}: {each.total()}")  # noqa: T201 - a command
+        for key, number in each.most_common(40):
+            print(f"  {number:5} {key}")  # noqa: T201
+    words = Counter(word.lower() for path in files() for word in occurrences((ROOT / path).read_text()))
+    print(", ".join(f"{word} {number}" for word, number in words.most_common(60)))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
