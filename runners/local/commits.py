@@ -228,7 +228,7 @@ def at_once(
         return list(threads.map(act, committers, owned))
 
 
-class SingleCommit(CommitStrategy[HandleT]):
+class PerRunCommit(CommitStrategy[HandleT]):
     """All workers have the run's job: what the sink records is committed."""
 
     def __init__(self, driver: Committer[HandleT]) -> None:
@@ -287,7 +287,7 @@ class _Output:
         self.run = registry().run_at(name)
         self.driver = sink.committer(self.run)
         self.ends: CommitStrategy[Any] = (
-            SingleCommit(self.driver)
+            PerRunCommit(self.driver)
             if isinstance(sink, capabilities.SingleCommit)
             else PerWorkerCommit(sink, lambda writer: registry().job(writer, name), number, self.driver)
         )
