@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headrace.connectors.base.capabilities import warm_driver
 from headrace.runners.spark.private import hadoop_path, start_unwatched
 from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, looked, under_way
 from headrace.runners.spark.supervision.exit_causes import one_line
@@ -180,7 +181,7 @@ def _without_checkpoint(started: StartedQuery) -> dict[str, str]:
 def _look(started: StartedQuery, data_source: type[DataSource]) -> None:
     """In its own thread: a call must not wait for brokers that are away."""
     with suppress(Exception):  # options that the job fails with, too
-        looked(writer_of(started, data_source).sink.warm_driver)
+        looked(warm_driver, writer_of(started, data_source).sink)
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.connectors.base.sink import ImmediateSink, TwoPhaseSink
+from headrace.connectors.base.immediate import ImmediateSink
+from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.driver_id import DRIVER_ID
 from headrace.runners.spark.pipeline import started_sink

@@ -1019,11 +1019,11 @@ class WatchedSink:
     looks: ClassVar[list[str]] = []
 
     def warm(self):
-        self.looks.append(sys._getframe(2).f_code.co_name)
+        self.looks.append(sys._getframe(3).f_code.co_name)
         raise ConnectionError("no broker answers")
 
     def warm_driver(self):
-        self.looks.append(f"{sys._getframe(2).f_code.co_name}, for a driver")
+        self.looks.append(f"{sys._getframe(3).f_code.co_name}, for a driver")
         raise ConnectionError("no broker answers")
 
 
