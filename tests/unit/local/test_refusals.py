@@ -242,7 +242,7 @@ def test_a_checkpoint_is_not_taken_back_where_the_source_has_removed_what_would_
     monkeypatch.setattr(folder, "check_readable", removed)
     with pytest.raises(
         RetriableError,
-        match=r"checkpoint 2 .*\(name\).* checkpoint 1, is no way back, .*injected: a: offsets 1 to 4 .* kept.* fix",
+        match=r"checkpoint 2 .*\(name\).* checkpoint 1, cannot be used, .*injected: a: offsets 1 to 4 .* kept.* fix",
     ):
         folder.coordinator()[1].recover()
     assert asked == [[MemorySplit("a", 1)]]
