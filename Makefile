@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What is installed: for tests and tools all of it, for the demo what that needs, unless the tests have brought more.
 INSTALLED := $(VENV)/.installed
+INSTALLED_FOR_DEMO := $(firstword $(wildcard $(INSTALLED)) $(VENV)/.installed-demo)
 
 # Without this Spark starts its Python workers with the first `python3` on the PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -14,7 +16,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(INSTALLED) ## The flights pipeline on Spark: kills, restores, new partitions, checked by an oracle
+demo: $(INSTALLED_FOR_DEMO) ## The flights pipeline on Spark: kills, restores, new partitions, checked by an oracle
 	$(BIN)/python examples/flights/demo.py
 
 demo-beam: $(INSTALLED) ## The same through a Beam pipeline on Flink: two kills, a savepoint, new partitions
@@ -114,11 +116,13 @@ mutants: $(INSTALLED) ## Mutation testing of the modules that decide: no survivo
 requirements: $(INSTALLED) ## The newest versions of what the tests run with, into requirements/test.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --custom-compile-command 'make requirements' --output-file requirements/test.txt pyproject.toml
 
-$(INSTALLED): requirements/test.txt setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py connectors/formats/avro/decode.py connectors/formats/avro/encode.py
+$(INSTALLED): EXTRAS := spark,connect,sql,run,demo,beam,docs,dev
+$(VENV)/.installed-demo: EXTRAS := spark,demo
+$(INSTALLED) $(VENV)/.installed-demo: requirements/test.txt setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py connectors/formats/avro/decode.py connectors/formats/avro/encode.py
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --no-compile --constraint requirements/test.txt --editable '.[spark,connect,sql,run,demo,beam,docs,dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint requirements/test.txt --editable '.[$(EXTRAS)]'
 	touch $@
 
 clean: ## Remove .venv and everything built
