@@ -24,7 +24,8 @@ from typing import Any, cast
 import pyarrow as pa
 
 from headrace.connectors.base.commit import JobCommitter
-from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, Committer
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.sink import Attempt, CommitList, Committer
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import Isolation

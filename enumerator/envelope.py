@@ -18,7 +18,7 @@ from typing import Any
 
 from headrace.enumerator.errors import StateError
 
-__all__ = ["Envelope", "checksum", "compact", "readable_version"]
+__all__ = ["Envelope", "checksum", "compact", "readable_version", "stored_number", "stored_text", "stored_truth"]
 
 _OTHER_PLACE = "Check that this is the place that was meant"
 _COPY = "Put back a copy that is not damaged"
@@ -107,3 +107,24 @@ def compact(value: object) -> str:
 def checksum(text: str) -> int:
     """The CRC-32 of a text of ASCII."""
     return zlib.crc32(text.encode())
+
+
+def stored_text(value: object) -> str:
+    """The value, if it is a text as JSON has it. Raises ValueError otherwise."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")
+    return value
+
+
+def stored_number(value: object) -> int:
+    """The value, if it is a whole number from 0 as JSON has it. Raises ValueError otherwise: nothing is converted."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a whole number from 0")
+    return value
+
+
+def stored_truth(value: object) -> bool:
+    """The value, if it is true or false as JSON has it. Raises ValueError otherwise: bool("false") is True."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value

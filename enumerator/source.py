@@ -2,6 +2,8 @@
 
 Discovery is apart from assignment. A connector states which splits exist and how one is read; the process that reads which
 split, when, and from which checkpoint on is the enumerator's business and the same for every connector.
+
+The contract of sinks is `headrace.connectors.base.sink`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.lease import KafkaLease
 from headrace.connectors.kafka.read.source import KafkaBatches, KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
+from headrace.connectors.kafka.write.sink import KafkaSink
 
 __all__ = [
     "At",

@@ -5,26 +5,43 @@
         handle = transaction.prepare()
     JobCommitter("job", sink.committer("job")).commit(0, (handle,))               # in the driver
 
+Every sink has the methods of `TwoPhaseSink`, `Transaction`, `Committer` and `HandleSerializer`. What only some sinks can do
+is a protocol each, such as `SingleCommit` or `RowSharding`: a sink inherits those that it implements.
+
 `headrace.testing.SinkConformance` tests a sink of yours. `Changes` says to a table's sink that rows change others, by key.
 `FunctionSink` makes a sink of a function, at least once.
 """
 
+from headrace.connectors.base.capabilities import (
+    Confirmation,
+    CopyPerSink,
+    GroupedEnd,
+    LeftoverCleanup,
+    OutageRetry,
+    PromptLookup,
+    RowRouting,
+    RowSharding,
+    SingleCommit,
+    TaskCleanup,
+    Warmable,
+    WriterCommit,
+)
 from headrace.connectors.base.commit import JobCommitter
+from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.function_sink import FunctionSink
+from headrace.connectors.base.immediate import ImmediateSink
+from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import (
     Attempt,
     CommitList,
-    CommitListSerializer,
     Committer,
     HandleSerializer,
-    ImmediateSink,
     JobClaim,
     Outcome,
     PreparedGoneError,
     RecordedEpoch,
     Transaction,
     TwoPhaseSink,
-    check_job,
 )
 from headrace.connectors.tables.changes import Changes
 
@@ -34,15 +51,27 @@ __all__ = [
     "CommitList",
     "CommitListSerializer",
     "Committer",
+    "Confirmation",
+    "CopyPerSink",
     "FunctionSink",
+    "GroupedEnd",
     "HandleSerializer",
     "ImmediateSink",
     "JobClaim",
     "JobCommitter",
+    "LeftoverCleanup",
+    "OutageRetry",
     "Outcome",
     "PreparedGoneError",
+    "PromptLookup",
     "RecordedEpoch",
+    "RowRouting",
+    "RowSharding",
+    "SingleCommit",
+    "TaskCleanup",
     "Transaction",
     "TwoPhaseSink",
+    "Warmable",
+    "WriterCommit",
     "check_job",
 ]

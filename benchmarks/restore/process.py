@@ -18,7 +18,7 @@ END_S = 20.0
 DEAD_POLL_S = 0.002
 LOG = "job.log"
 LOG_LINES, LINE_LENGTH = 30, 400
-_ANCESTORS = (("pyspark.daemon",), ("spark_zygote", "spark_zygote"))
+_ANCESTORS = (("pyspark.daemon",), ("spark_processes.zygote", "spark_processes.zygote"))
 """By their command lines, the parent of a worker, and the parent's: a daemon, which may itself be forked from our zygote."""
 
 _COMMAND_LINE = "from headrace.cli import main; main()"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Phase:
-    """Before or after (`when`) a step of our sink: `owner` and `method` are names in `headrace.connectors.kafka.write.sink`."""
+    """Before or after (`when`) a step of our sink: `owner` and `method` are names of our Kafka sink."""
 
     owner: str
     method: str

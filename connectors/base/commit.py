@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Generic, assert_never
 
+from headrace.connectors.base import capabilities
 from headrace.connectors.base.sink import CommitList, Committer, HandleT, JobClaim, Outcome, content_number, numbered_content
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.enumerator.transitions import Transitions, allowed_after
@@ -544,7 +545,7 @@ class JobCommitter(Generic[HandleT]):
     def commit_requested(self, asked: CommitRequested[HandleT]) -> None:
         """`commit`, also of what was skipped: raises PeerError for an epoch that was, and is not recorded."""
         self._run(asked)
-        self._committer.confirm(asked.handles)
+        capabilities.confirm(self._committer, asked.handles)
 
     def forget(self) -> None:
         """The job is over for good: drop what is recorded of it."""
@@ -569,7 +570,10 @@ class JobCommitter(Generic[HandleT]):
         while commands and isinstance(commands[0], End):
             handles.append(commands[0].handle)
             commands.popleft()
-        return [Ended(handle, outcome) for handle, outcome in zip(handles, self._committer.end_all(handles), strict=True)]
+        return [
+            Ended(handle, outcome)
+            for handle, outcome in zip(handles, capabilities.end_all(self._committer, handles), strict=True)
+        ]
 
     def _perform(
         self, command: Fence | Check[HandleT] | Record[HandleT] | Copy[HandleT] | CleanUp[HandleT]
@@ -586,7 +590,7 @@ class JobCommitter(Generic[HandleT]):
                 self._committer.record(commits)
                 return Recorded()
             case Copy(handles):
-                return Copied(tuple(self._committer.copy_all(handles)))
+                return Copied(tuple(capabilities.copy_all(self._committer, handles)))
             case CleanUp(keep):
                 self._committer.clean_up(keep)
                 return CleanedUp()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.base.sink import Attempt, ImmediateSink, Transaction
+from headrace.connectors.base.immediate import ImmediateSink
+from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["FunctionSink"]

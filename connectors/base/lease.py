@@ -12,8 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from headrace.connectors.base.sink import stored_number, stored_text
-from headrace.enumerator.envelope import Envelope
+from headrace.enumerator.envelope import Envelope, stored_number, stored_text
 
 __all__ = ["Heartbeat", "HeartbeatState", "LeaseStore", "parse_heartbeat"]
 

@@ -13,7 +13,9 @@ from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from headrace.connectors.base.sink import HandleSerializer, ImmediateSink, TwoPhaseSink
+from headrace.connectors.base.capabilities import SingleCommit
+from headrace.connectors.base.immediate import ImmediateSink
+from headrace.connectors.base.sink import HandleSerializer, TwoPhaseSink
 from headrace.enumerator.envelope import readable_version
 from headrace.enumerator.errors import StateError, UsageError
 
@@ -137,7 +139,7 @@ class Outputs:
 
     def _rank(self, name: str) -> tuple[bool, bool, str]:
         sink = self.sinks[name]
-        return isinstance(sink, ImmediateSink), not sink.commits_by_list, name
+        return isinstance(sink, ImmediateSink), not isinstance(sink, SingleCommit), name
 
     @property
     def handles(self) -> HandleSerializer[Any]:

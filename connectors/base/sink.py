@@ -11,57 +11,44 @@ One *job* (a streaming query, one batch write) writes *epochs*, numbered, each i
 Handles outlive the process that wrote them: they are serialized with a version, and any process may end them. Every method
 of `Committer` may be called again after a crash in the middle of it. Modelled on Flink's two-phase-commit sinks (FLIP-143,
 FLIP-191), where the framework's checkpoint records the committables.
+
+What only some sinks can do, such as to commit an epoch in one step, is in `headrace.connectors.base.capabilities`. A sink
+without a second phase is an `ImmediateSink` (`headrace.connectors.base.immediate`). The contract of sources is
+`headrace.enumerator.source`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
-from headrace.enumerator.envelope import Envelope, readable_version
-from headrace.enumerator.errors import PeerError, StateError, UsageError
+from headrace.enumerator.errors import PeerError
 
 __all__ = [
     "Attempt",
     "CommitList",
-    "CommitListSerializer",
     "Committer",
     "HandleSerializer",
-    "ImmediateSink",
     "JobClaim",
     "Outcome",
     "PreparedGoneError",
     "RecordedEpoch",
     "Transaction",
     "TwoPhaseSink",
-    "another_write",
-    "check_job",
     "content_number",
-    "is_one_off",
     "numbered_content",
-    "one_off_job",
-    "stored_number",
-    "stored_text",
-    "stored_truth",
 ]
 
 HandleT = TypeVar("HandleT")
 
-_COMMIT_LIST = Envelope("headrace-commit-list", "list of transactions")
-_JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
-_LONGEST_JOB = 100
-_ONE_OFF = "batch-"
 _NUMBERED = "number:"
-_ONE_OFF_NAME = re.compile(r"batch-[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")  # the digits of a random UUID
 
 
 class Outcome(Enum):
@@ -195,7 +182,7 @@ class Committer(ABC, Generic[HandleT]):
     def check(self, handles: Sequence[HandleT]) -> None:
         """Raise unless every one of these is still prepared, with time left to commit it. Nothing is durable yet.
 
-        A sink that commits by list raises here for all that `record` would refuse: a runner whose checkpoint is the list stores
+        A sink with `SingleCommit` raises here for all that `record` would refuse: a runner whose checkpoint is the list stores
         it in between. PreparedGoneError where that will not change: the run is informed that these rows are lost, if it has no
         way back.
         """
@@ -212,13 +199,6 @@ class Committer(ABC, Generic[HandleT]):
         Raises DataLossError when it can no longer be known.
         """
 
-    def end_all(self, handles: Sequence[HandleT]) -> Sequence[Outcome]:
-        """`end` for each of these, in any order or at once; their outcomes in theirs. By default one after the other.
-
-        Readers see a part of the epoch until it returns. Raises what `end` raises for one of them; the others may have ended.
-        """
-        return [self.end(handle) for handle in handles]
-
     @abstractmethod
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
         """Prepare the rows of these recorded committables, which were aborted, again in one new transaction.
@@ -226,30 +206,9 @@ class Committer(ABC, Generic[HandleT]):
         Raises DataLossError naming what is gone.
         """
 
-    def copy_all(self, handles: Sequence[HandleT]) -> Sequence[HandleT]:
-        """`copy`, for a committer of several sinks in one transaction for each of them. By default in one."""
-        return (self.copy(handles),)
-
     @abstractmethod
     def clean_up(self, keep: Collection[HandleT]) -> None:
         """Abort every open transaction of this job but these."""
-
-    def clean_up_tasks(self, tasks: Collection[int], keep: Collection[HandleT]) -> None:
-        """Abort every open transaction of these tasks of this job, in any epoch, but these. The others' writers may be running.
-
-        Only of sinks that commit by list: see `TwoPhaseSink.commits_by_list`.
-        """
-        raise NotImplementedError
-
-    def open_tasks(self) -> frozenset[int]:
-        """The tasks of this job with transactions that are open now, or prepared and not committed. For `clean_up_tasks`."""
-        raise NotImplementedError
-
-    def confirm(self, handles: Sequence[HandleT]) -> None:
-        """After a commit: raise StateError if these are of another write than the one that is recorded as this epoch.
-
-        They were aborted then, as those of a replay are, and must not be so silently.
-        """
 
     @abstractmethod
     def forget(self) -> None:
@@ -262,22 +221,6 @@ class Committer(ABC, Generic[HandleT]):
 
 class TwoPhaseSink(ABC, Generic[HandleT]):
     """Where a job writes. Picklable, since it travels to tasks; does no I/O before a method is called."""
-
-    commits_by_list: ClassVar[bool] = False
-    """True where `Committer.record` of an epoch's list is the commit (tables), and not the end of each transaction.
-
-    A runner whose workers start transactions at any time has them write under one job then, each as its own task: such a
-    sink's `Committer` has `clean_up_tasks` and `open_tasks`, and `end` leaves nothing of a committed transaction to be cleaned
-    up.
-    """
-
-    @property
-    def refuses_epochs_by_their_rows(self) -> bool:
-        """Whether `Committer.check` may refuse an epoch for what its rows say together, as a merge does.
-
-        A runner whose checkpoint is stored before it can ask refuses such a sink.
-        """
-        return False
 
     @property
     @abstractmethod
@@ -292,223 +235,18 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def committer(self, job: str) -> Committer[HandleT]:
         """The one that ends this job's transactions. Called on the driver."""
 
-    def committer_of_writer(self, writer: str, driver: Committer[HandleT]) -> Committer[HandleT]:
-        """The one for the transactions of the job `writer`, which are on the lists of another job, whose committer is `driver`.
-
-        It checks, ends, copies and cleans up, and neither fences nor records: `driver` has fenced, and another driver that
-        takes that job over shuts this one out, too. It cleans up when the writer is dead. By default `committer(writer)`, for a
-        sink whose committers clean up without having fenced. Called on the driver.
-        """
-        return self.committer(writer)
-
-    def shards_of(self, rows: pa.RecordBatch, shards: int) -> pa.Int32Array:
-        """Which of `shards` concurrent transactions has to take each row, so that rows keep their order.
-
-        Null for a row that any of them may take: by default, every row. Called in tasks.
-        """
-        return pa.nulls(rows.num_rows, pa.int32())
-
     @abstractmethod
-    def recorded_epochs(self) -> Mapping[str, int]:
-        """Job to its last recorded epoch at this destination, of all jobs that share the place of the lists."""
-
     def recorded(self) -> Mapping[str, RecordedEpoch]:
-        """`recorded_epochs`, with what each was written to where rows name it themselves, and what it was made from and whose
-        the job is where that is kept.
+        """Job to its last recorded epoch at this destination, of all jobs that share the place of the lists: with what it was
+        written to where rows name it themselves, and what it was made from and whose the job is where that is kept.
 
-        A job whose list cannot be read is left out, since it may be another's: `Committer.fence` of its own driver raises.
+        A job that has recorded no epoch is left out, and so is one whose list cannot be read, since it may be another's:
+        `Committer.fence` of its own driver raises.
         """
-        return {job: RecordedEpoch(epoch) for job, epoch in self.recorded_epochs().items()}
-
-    def recorded_now(self) -> Mapping[str, RecordedEpoch]:
-        """`recorded`, as far as it is decided at this moment: no process's write that is under way is waited for.
-
-        Its driver may have died, and then only its timeout decides it, or who fences it. So what is not here may be recorded
-        later, until the next `Committer.fence`. By default `recorded`, for sinks whose lists are written in one step.
-        """
-        return self.recorded()
-
-    @property
-    def rows_name_targets(self) -> bool:
-        """Whether rows say themselves where they are written to, so that `targets_of` may find something. By default not."""
-        return False
-
-    def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
-        """What these rows are to be written to, where they name it themselves. Called in tasks of a recorded epoch.
-
-        A row that names what the recorded epoch was not written to is of another write: it must not be skipped silently.
-        """
-        return frozenset()
-
-    def bounded(self) -> TwoPhaseSink[HandleT]:
-        """This sink for what is not to wait long, such as to abort what has failed, or an operator's command.
-
-        By default the sink itself: one whose calls ride out outages gives one whose calls fail after a minute or so.
-        """
-        return self
-
-    def reached(self) -> None:
-        """Called in a process of a run that has reached the destination, as this is given, from another one.
-
-        By default nothing: a sink that distinguishes a wrong address from an outage by its first contact goes by this.
-        """
-
-    def warm(self) -> None:
-        """Called in a process that may have to write rows here soon, as those of a standby: connect, and change nothing.
-
-        By default nothing. Soon over, also where the destination is away, for which it raises what other calls do.
-        """
-
-    def warm_driver(self) -> None:
-        """As `warm`, in a process that may have to plan or commit: look up what is recorded, too."""
-
-    def left_over(self) -> frozenset[str]:
-        """Names of what is prepared now, of all jobs here, if it may stand in the way of writers: none by default.
-
-        Called before an epoch's tasks start, and shipped to them.
-        """
-        return frozenset()
-
-    def end_left_over(self, job: str, left_over: frozenset[str], driver_id: str | None = None) -> None:
-        """Before a task starts, end what is left of these and is the job's, as a new driver would: complete what is recorded,
-        and abort the rest. What was prepared since is left alone. Called in tasks, of which several may come at the same time.
-
-        `driver id`: of the task's driver, None for one without supervision. Raises FencedError when a driver takes over
-        meanwhile, or another one owns the job, RetriableError when another recovery takes too long.
-        """
-
-
-class _Nothing(HandleSerializer[Any]):
-    version = 1
-
-    def serialize(self, handle: Any) -> Any:  # noqa: ANN401 - there is none
-        raise NotImplementedError
-
-    def deserialize(self, version: int, value: Any) -> Any:  # noqa: ANN401 - there is none
-        raise ValueError("this sink has no handles")
-
-
-class _NothingToCommit(Committer[Any]):
-    def fence(self) -> None:
-        return None
-
-    def check(self, handles: Sequence[Any]) -> None:
-        pass
-
-    def record(self, commits: CommitList[Any]) -> None:
-        pass
-
-    def end(self, handle: Any) -> Outcome:  # noqa: ANN401 - there is none
-        raise NotImplementedError
-
-    def copy(self, handles: Sequence[Any]) -> Any:  # noqa: ANN401 - there is none
-        raise NotImplementedError
-
-    def clean_up(self, keep: Collection[Any]) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class ImmediateSink(TwoPhaseSink[Any]):
-    """A sink whose rows are visible once `Transaction.prepare` has returned, always None: nothing is left to commit.
-
-    After a failure an epoch is written again: at least once, or, where rows have keys and replace each other, effectively once.
-    """
-
-    @property
-    def handles(self) -> HandleSerializer[Any]:
-        """There are none."""
-        return _Nothing()
-
-    def committer(self, job: str) -> Committer[Any]:
-        """It has nothing to do."""
-        return _NothingToCommit()
 
     def recorded_epochs(self) -> Mapping[str, int]:
-        """None are."""
-        return {}
-
-
-class CommitListSerializer(Generic[HandleT]):
-    """An epoch's committables as bytes (`headrace.enumerator.envelope`), version 1: the fields of `CommitList`, and the version
-    of the handles.
-    """
-
-    def __init__(self, handles: HandleSerializer[HandleT]) -> None:
-        """`handles` is the sink's."""
-        self._handles = handles
-
-    def serialize(self, commits: CommitList[HandleT]) -> bytes:
-        """The list in its envelope."""
-        claim = commits.claim
-        return _COMMIT_LIST.seal(
-            {
-                "epoch": commits.epoch,
-                "completed": commits.completed,
-                "destination": commits.destination,
-                "targets": commits.targets,
-                "content": commits.content,
-                "claim": None if claim is None else {"number": claim.number, "driver_id": claim.driver_id},
-                "handle_version": self._handles.version,
-                "handles": [self._handles.serialize(handle) for handle in commits.handles],
-            }
-        )
-
-    def deserialize(self, data: bytes | str, where: str) -> CommitList[HandleT]:
-        """What `serialize` wrote. Raises StateError, naming `where`, for anything else."""
-        body = _COMMIT_LIST.open(data, where)
-        with _COMMIT_LIST.reading(where):
-            return self._read(body)
-
-    def _read(self, value: Mapping[str, Any]) -> CommitList[HandleT]:
-        """Raises KeyError, TypeError or ValueError for what `serialize` has never written."""
-        handle_version = readable_version(value["handle_version"], self._handles.version)
-        completed = stored_truth(value["completed"])  # a list taken for completed loses rows
-        handles = tuple(self._handles.deserialize(handle_version, item) for item in value["handles"])
-        claim = None if value["claim"] is None else _claim(value["claim"])
-        epoch = None if value["epoch"] is None else stored_number(value["epoch"])
-        if epoch is None and (handles or not completed or claim is None):
-            raise ValueError("no epoch is recorded, and transactions are to be committed, or no driver has claimed the job")
-        content, destination = _text_or_null(value["content"]), _text_or_null(value["destination"])
-        return CommitList(epoch, handles, completed, destination, _texts(value["targets"]), content, claim)
-
-
-def _claim(value: Mapping[str, Any]) -> JobClaim:
-    return JobClaim(stored_number(value["number"]), _text_or_null(value["driver_id"]))
-
-
-def _text_or_null(value: object) -> str | None:
-    return None if value is None else stored_text(value)
-
-
-def stored_text(value: object) -> str:
-    """The value, if it is a text as JSON has it. Raises ValueError otherwise."""
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text")
-    return value
-
-
-def stored_number(value: object) -> int:
-    """The value, if it is a whole number from 0 as JSON has it. Raises ValueError otherwise: nothing is converted."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a whole number from 0")
-    return value
-
-
-def stored_truth(value: object) -> bool:
-    """The value, if it is true or false as JSON has it. Raises ValueError otherwise: bool("false") is True."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _texts(value: list[object] | None) -> tuple[str, ...] | None:
-    return None if value is None else tuple(stored_text(item) for item in value)
+        """The numbers of the epochs in `recorded`."""
+        return {job: found.epoch for job, found in self.recorded().items()}
 
 
 def content_number(content: str | None) -> int:
@@ -526,30 +264,3 @@ def content_number(content: str | None) -> int:
 def numbered_content(number: int) -> str | None:
     """The content of which only this `content_number` is known. None for 0."""
     return f"{_NUMBERED}{number}" if number else None
-
-
-def another_write(job: str, recorded: RecordedEpoch, others: Collection[str]) -> StateError:
-    """The error for rows that name what the recorded epoch was not written to: to skip them would lose them."""
-    known = ", ".join(recorded.targets or ()) or "nothing"
-    return StateError(
-        f"epoch {recorded.epoch} of job {job!r} is recorded as written to {known}, and there are rows for "
-        f"{', '.join(sorted(others))}: two writes have one name. Give each its own name, or one topic for all of its rows"
-    )
-
-
-def check_job(job: str) -> str:
-    """The name, if it may name a job. Raises UsageError otherwise: it becomes part of names that are matched by patterns."""
-    unchecked: object = job
-    if not isinstance(unchecked, str) or not 0 < len(job) <= _LONGEST_JOB or not _JOB_CHARACTERS.issuperset(job):
-        raise UsageError(f"a job's name has 1 to {_LONGEST_JOB} letters, digits, '-' and '_'; got {job!r}")
-    return job
-
-
-def one_off_job() -> str:
-    """A new name for the job of one write that no process repeats: its list is of no use once it is completed."""
-    return f"{_ONE_OFF}{uuid.uuid4().hex}"
-
-
-def is_one_off(job: str) -> bool:
-    """True for what `one_off_job` made, and for no other name: one that a user gave stays recorded."""
-    return _ONE_OFF_NAME.fullmatch(job) is not None

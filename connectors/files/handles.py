@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.connectors.base.sink import Attempt, HandleSerializer, check_job, stored_number
+from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.sink import Attempt, HandleSerializer
 from headrace.connectors.files.formats import FileFormat
-from headrace.enumerator.envelope import readable_version
+from headrace.enumerator.envelope import readable_version, stored_number
 
 OPEN = ".tmp"
 CLEANED_UP = ".swept"

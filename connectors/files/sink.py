@@ -33,17 +33,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from headrace.connectors.base.sink import (
-    Attempt,
-    CommitList,
-    CommitListSerializer,
-    Committer,
-    Outcome,
-    RecordedEpoch,
-    Transaction,
-    TwoPhaseSink,
-    check_job,
-)
+from headrace.connectors.base.capabilities import WriterCommit
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
 from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer
 from headrace.connectors.files.guard import AllOrNothing
 from headrace.connectors.files.handles import CLEANED_UP, OPEN, FileHandle, FileHandleSerializer, temporary_name
@@ -63,7 +56,7 @@ _LOOKS = 100  # every look that fails means that another driver has just written
 
 
 @dataclass(frozen=True)
-class FileSink(TwoPhaseSink[FileHandle]):
+class FileSink(TwoPhaseSink[FileHandle], WriterCommit):
     """Writes rows of any columns, exactly once, as files that appear in a folder when their epoch is committed.
 
     - `path`: the folder, a local path, `file://`, or a URL of any fsspec filesystem (extra `files`). A relative path means the
@@ -116,10 +109,6 @@ class FileSink(TwoPhaseSink[FileHandle]):
         """One that cleans up as long as no process has taken over the job of `driver`."""
         assert isinstance(driver, FileCommitter), f"{driver} is not a committer of this sink"
         return driver.of_writer(check_job(writer))
-
-    def recorded_epochs(self) -> dict[str, int]:
-        """See `recorded`."""
-        return {job: found.epoch for job, found in self.recorded().items()}
 
     def recorded(self) -> dict[str, RecordedEpoch]:
         """From the durable lists in this folder. Those that cannot be read are left out, with a warning.

@@ -7,27 +7,21 @@ Beyond it there is no such list, as something before is still open; there the ma
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-import pyarrow as pa
-
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.fetch import fetch_there, intact
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
-from headrace.connectors.kafka.format.decode import decode
-from headrace.connectors.kafka.format.record_batch import HEADER, StoredBatch
+from headrace.connectors.kafka.format.record_batch import StoredBatch
+from headrace.connectors.kafka.format.stored_batch import Marker, MarkerKind, control_marker
 from headrace.connectors.kafka.write.handles import KafkaHandle
-from headrace.enumerator.errors import CorruptDataError, DataLossError, PeerError, UsageError
+from headrace.enumerator.errors import DataLossError, PeerError, UsageError
 
-__all__ = ["DumpedBatch", "Marker", "MarkerKind", "TransactionStatus", "control_marker", "dump", "fate_of", "records_of"]
-
-_MARKER_KEY = struct.Struct(">hh")  # version, type
-_MARKER_VALUE = struct.Struct(">hi")  # version, coordinator epoch
+__all__ = ["DumpedBatch", "TransactionStatus", "dump", "fate_of"]
 
 
 class TransactionStatus(StrEnum):
@@ -37,22 +31,6 @@ class TransactionStatus(StrEnum):
     ABORTED = "aborted"
     OPEN = "open"  # no marker ends it so far
     UNKNOWN = "unknown"  # the log no longer shows
-
-
-class MarkerKind(StrEnum):
-    """What a control batch says."""
-
-    ABORT = "ABORT"
-    COMMIT = "COMMIT"
-    OTHER = "CONTROL"  # of the brokers' own, or emptied by compaction
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """A control batch's content; `coordinator_epoch` is of the transaction coordinator that wrote it."""
-
-    kind: MarkerKind
-    coordinator_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +82,6 @@ def dump(cluster: KafkaCluster, topic: str, partition: int, start: int | None = 
     yield from _rest(log, position)
 
 
-def records_of(topic: str, partition: int, batch: StoredBatch) -> pa.RecordBatch:
-    """The records of a batch that is not a control batch: offset, timestamp, key, value and headers. Raises CorruptDataError.
-
-    A timestamp that does not fit is null: a producer may claim any time.
-    """
-    decoded = decode(
-        batch.data,
-        topic=topic,
-        partition=partition,
-        start=batch.base_offset,
-        columns=("key", "value", "offset", "timestamp", "headers"),
-        max_batch_bytes=0x7FFFFFFF,
-        bad_timestamps="null",
-    )
-    return pa.concat_batches([each.records for each in decoded])  # several, where records have many headers
-
-
 def fate_of(cluster: KafkaCluster, handle: KafkaHandle) -> TransactionStatus:
     """What became of a prepared transaction, as the log has it now: neither coordinator nor open neighbours are waited for."""
     for written in handle.ranges:
@@ -135,26 +96,6 @@ def fate_of(cluster: KafkaCluster, handle: KafkaHandle) -> TransactionStatus:
         if batch.fate is not None and writer == (handle.producer.producer_id, handle.producer.epoch):
             return batch.fate
     return TransactionStatus.UNKNOWN
-
-
-def control_marker(batch: StoredBatch) -> Marker:
-    """What a control batch says. Raises CorruptDataError."""
-    if batch.records < 1:
-        return Marker(MarkerKind.OTHER)
-    data = batch.data
-    try:
-        _, at = _varint(data, HEADER.size)  # the record's length
-        _, at = _varint(data, at + 1)  # timestamp, after the attributes
-        _, at = _varint(data, at)  # offset
-        key_length, at = _varint(data, at)
-        _, kind = _MARKER_KEY.unpack_from(data, at)
-        if kind not in (0, 1):
-            return Marker(MarkerKind.OTHER)
-        _, at = _varint(data, at + key_length)  # the value's length
-        _, coordinator_epoch = _MARKER_VALUE.unpack_from(data, at)
-    except (struct.error, IndexError) as error:
-        raise CorruptDataError(f"the control batch at offset {batch.base_offset} cannot be parsed: {error}") from error
-    return Marker(MarkerKind.COMMIT if kind else MarkerKind.ABORT, coordinator_epoch)
 
 
 def _look(cluster: KafkaCluster, topic: str, partition: int) -> _Log:
@@ -215,15 +156,3 @@ def _uncommitted(log: _Log, position: int) -> Iterator[StoredBatch]:
 
 def _dumped(batch: StoredBatch, marker: Marker | None, fate: TransactionStatus) -> DumpedBatch:
     return DumpedBatch(batch, fate if batch.is_transactional and marker is None else None, marker)
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A zigzag varint and the position after it. Raises IndexError at the end of the data."""
-    raw = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (raw >> 1) ^ -(raw & 1), at
-        shift += 7

@@ -26,7 +26,9 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from headrace.connectors.base.sink import CommitList, CommitListSerializer, RecordedEpoch, is_one_off
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.jobs import is_one_off
+from headrace.connectors.base.sink import CommitList, RecordedEpoch
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, job_of_key, list_key
 from headrace.connectors.sql.table import destination_of

@@ -22,8 +22,9 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.connectors.base.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
-from headrace.enumerator.envelope import readable_version
+from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.sink import Attempt, HandleSerializer
+from headrace.enumerator.envelope import readable_version, stored_number, stored_text
 from headrace.enumerator.errors import UsageError
 
 __all__ = [

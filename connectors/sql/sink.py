@@ -20,8 +20,10 @@ import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
+from headrace.connectors.base.capabilities import GroupedEnd, LeftoverCleanup, WriterCommit
 from headrace.connectors.base.commit import JobCommitter
-from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, check_job, is_one_off
+from headrace.connectors.base.jobs import check_job, is_one_off
+from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome
 from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.commits import TRANSACTIONS, CommitStore, create_tables, is_decided
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
@@ -44,7 +46,7 @@ _NAMED = 10  # more gids than this are counted in a message, not named
 
 
 @dataclass(frozen=True, repr=False)
-class SqlSink(TableSink):
+class SqlSink(TableSink, WriterCommit, LeftoverCleanup):
     """Adds rows to a table, which exists. Picklable; its repr hides the password.
 
     url: as SQLAlchemy has it, `postgresql://user:password@host:5432/database`, `mysql://...` or `mariadb://...`.
@@ -242,7 +244,7 @@ class SqlCommitter(StoredListCommitter):
             yield
 
 
-class _WriterCommitter(SqlCommitter):
+class _WriterCommitter(SqlCommitter, GroupedEnd[SqlHandle]):
     """Of a writer that has its own job, on the lists of another job: who is the driver of that one may end and clean up."""
 
     def __init__(
@@ -254,7 +256,7 @@ class _WriterCommitter(SqlCommitter):
 
     def end_all(self, handles: Sequence[SqlHandle]) -> Sequence[Outcome]:
         """Drops what is kept of the epochs before these: they are on no list any more, and no process records for a writer."""
-        outcomes = super().end_all(handles)
+        outcomes = [self.end(handle) for handle in handles]
         self._drop_before(handles)
         return outcomes
 

@@ -63,10 +63,6 @@ class TableSink(TwoPhaseSink[SqlHandle]):
         """JSON objects of name and number of rows."""
         return SqlHandleSerializer()
 
-    def recorded_epochs(self) -> Mapping[str, int]:
-        """See `recorded`."""
-        return {job: found.epoch for job, found in self.recorded().items()}
-
     def recorded(self) -> Mapping[str, RecordedEpoch]:
         """Of all jobs that write to this table. Raises UsageError when there is none."""
         with closing(self._store()) as store:

@@ -16,7 +16,8 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from headrace.connectors.base.sink import Attempt, Outcome, check_job
+from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.sql.arrow import Field, check_finite, python_rows, text_rows
 from headrace.connectors.sql.commits import COMMITS, create_tables
 from headrace.connectors.sql.handles import SqlHandle, list_key

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from headrace.connectors.base.sink import stored_text
 from headrace.connectors.tables.rows import fitted, fitting_schema, row_numbers
+from headrace.enumerator.envelope import stored_text
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["Changes", "last_of_each_key", "without_keys"]

@@ -23,6 +23,8 @@ from typing import TypeVar
 import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from headrace.connectors.base.capabilities import TaskCleanup
+from headrace.connectors.base.jobs import is_one_off
 from headrace.connectors.base.sink import (
     CommitList,
     Committer,
@@ -30,7 +32,6 @@ from headrace.connectors.base.sink import (
     Outcome,
     PreparedGoneError,
     content_number,
-    is_one_off,
     numbered_content,
 )
 from headrace.connectors.tables.handles import TableHandle, task_of
@@ -58,7 +59,7 @@ TIMEOUT_S = 120.0
 LONGEST_PAUSE_S = 5.0
 
 
-class TableCommitter(Committer[TableHandle]):
+class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
     """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later continues from
     there.
     """

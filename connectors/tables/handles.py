@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.connectors.base.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
+from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.sink import Attempt, HandleSerializer
 from headrace.connectors.tables.changes import Changes
-from headrace.enumerator.envelope import readable_version
+from headrace.enumerator.envelope import readable_version, stored_number, stored_text
 
 __all__ = ["DataFile", "TableHandle", "TableHandleSerializer", "place_of", "task_of"]
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import fs
 
-from headrace.connectors.base.sink import CommitList, CommitListSerializer
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.sink import CommitList
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer, task_of
 from headrace.enumerator.errors import PeerError, RetriableError
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.base.sink import Attempt, RecordedEpoch, TwoPhaseSink, check_job, numbered_content
+from headrace.connectors.base.capabilities import SingleCommit
+from headrace.connectors.base.jobs import check_job
+from headrace.connectors.base.sink import Attempt, RecordedEpoch, TwoPhaseSink, numbered_content
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer
@@ -22,10 +23,8 @@ __all__ = ["OpenTableSink"]
 
 
 @dataclass(frozen=True)
-class OpenTableSink(TwoPhaseSink[TableHandle]):
+class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
     """A table as a sink. Subclasses say where it is, and add `compression`, whose default differs."""
-
-    commits_by_list: ClassVar[bool] = True
 
     target_file_bytes: int = field(default=TARGET_FILE_BYTES, kw_only=True)
     compression: str = field(default="snappy", kw_only=True)
@@ -54,12 +53,8 @@ class OpenTableSink(TwoPhaseSink[TableHandle]):
     def _markers(self) -> Mapping[str, JobMarker | None]:
         """Of the jobs that the table may know."""
 
-    def recorded_epochs(self) -> dict[str, int]:
-        """What the table reports about each job."""
-        return {job: found.epoch for job, found in self.recorded().items()}
-
     def recorded(self) -> dict[str, RecordedEpoch]:
-        """The same, with the numbers of what each epoch was made from and of who owns the job."""
+        """What the table reports about each job, with the numbers of what each epoch was made from and of who owns the job."""
         return {
             job: RecordedEpoch(marker.following - 1, content=numbered_content(marker.content), claim=marker.claimed)
             for job, marker in self._markers().items()

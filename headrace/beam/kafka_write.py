@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -15,8 +14,9 @@ from apache_beam.utils.windowed_value import WindowedValue
 from headrace.beam.typed_rows import plain_value
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.sasl import SaslConfig
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
 from headrace.connectors.kafka.write.names import DEFAULT_PREFIX
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.write import DEFAULT_SHARDS, WriteExactlyOnce, WriteImmediately
 
@@ -101,21 +101,22 @@ class WriteToKafka(beam.PTransform[Any, Any]):
         bootstrap = properties.pop("bootstrap.servers")
         # A row may name its topic, and the one given is for those that do not.
         self._topic = topic
-        sink_topic = None if with_headers else topic
+        options: dict[str, Any] = {
+            "topic": None if with_headers else topic,
+            "properties": properties,
+            "sasl": sasl,
+            "value": value_format,
+            "key": key_format,
+        }
         self._write: beam.PTransform
         if delivery == "at-least-once":
-            immediate = AtLeastOnceKafkaSink(bootstrap, topic=sink_topic, properties=properties, sasl=sasl)
-            self._write = WriteImmediately(replace(immediate, value=value_format, key=key_format))
+            self._write = WriteImmediately(AtLeastOnceKafkaSink(bootstrap, **options))
         else:
             sink = KafkaSink(
                 bootstrap,
-                topic=sink_topic,
-                properties=properties,
                 transactional_id_prefix=transactional_id_prefix,
                 transaction_timeout_ms=transaction_timeout_ms,
-                sasl=sasl,
-                value=value_format,
-                key=key_format,
+                **options,
             )
             self._write = WriteExactlyOnce(sink, num_shards)
         self._with_headers = with_headers

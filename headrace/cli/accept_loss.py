@@ -13,7 +13,7 @@ from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import ClientOptions, CommitTopic, Prefix, connect, grouped
 from headrace.cli.output import Listing, confirm, note, show
 from headrace.cli.transactions import Completion, complete, kafka_sink, plan_commit
-from headrace.connectors.base.sink import check_job
+from headrace.connectors.base.jobs import check_job
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,

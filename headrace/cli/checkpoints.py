@@ -43,6 +43,7 @@ FINDING_COLUMNS = ("kind", "where", "what")
 def opened(location: str) -> SparkCheckpoint:
     """The checkpoint. Raises UsageError where there is none."""
     with needs_extra("spark", "pyspark"):
+        import headrace.spark.checkpoints.positions  # noqa: F401 - all commands read them, by PySpark's types
         from headrace.spark.checkpoints.logs import read_checkpoint
     return read_checkpoint(location)
 

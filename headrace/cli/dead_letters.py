@@ -78,7 +78,8 @@ def show_command(
 
     Plain lines are `record` (partition, offset, timestamp, key, value, transaction) and `header` (name, value).
     """
-    from headrace.connectors.kafka.log_dump import dump, records_of
+    from headrace.connectors.kafka.format.stored_batch import records_of
+    from headrace.connectors.kafka.log_dump import dump
 
     encodings = {"key": key_format, "value": value_format}
     typed = typed_values(schema_registry, encodings, client.registry_properties())

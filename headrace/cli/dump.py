@@ -139,7 +139,7 @@ def record_rows(
     topic: str, partition: int, batch: DumpedBatch, typed: Mapping[str, RegistryValues]
 ) -> Iterator[Sequence[object]]:
     """The cells of RECORD_COLUMNS for each record; none for a marker. `typed`: what shows key and value, if not as bytes."""
-    from headrace.connectors.kafka.log_dump import records_of
+    from headrace.connectors.kafka.format.stored_batch import records_of
 
     if batch.marker is not None:
         return

@@ -52,7 +52,7 @@ def read_lists(cluster: KafkaCluster, topic: str) -> DurableLists:
 
 def parse_lists(topic: str, records: Mapping[str, bytes]) -> DurableLists:
     """Parse the records of a commit topic, given by key."""
-    from headrace.connectors.base.sink import CommitListSerializer
+    from headrace.connectors.base.commit_list import CommitListSerializer
     from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
 
     serializer = CommitListSerializer(KafkaHandleSerializer())

@@ -89,6 +89,7 @@ def supervise_command(
         from headrace.runners.spark.supervision.jobs import FunctionName
         from headrace.runners.spark.supervision.status import StatusFile
         from headrace.runners.spark.supervision.supervisor import supervise
+        from headrace.spark.format import headrace_format
     from headrace.runners.spark.supervision.core import EXIT_STATUSES, SupervisionLimits
     from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 
@@ -98,7 +99,9 @@ def supervise_command(
     maker = None if session is None else FunctionName.parse(session)
     name = FunctionName.parse(job)
     lease_store = lease_lease_store(lease, name, lease_group, lease_timeout, given_properties(properties, properties_file))
-    order = DriverOrder(name, maker, named_settings(conf, "--conf"), standby, lease_store is not None)
+    order = DriverOrder(
+        name, FunctionName.of(headrace_format), maker, named_settings(conf, "--conf"), standby, lease_store is not None
+    )
     strategy = restart_strategy(strategy_settings(restart, named_settings(config)))
     limits = StandbyLimits(standby, seconds_or_never(silence_timeout, "--silence-timeout"))
     job_limits = SupervisionLimits(progress_timeout, stop_timeout)

@@ -15,7 +15,7 @@ import typer
 
 from headrace.cli.options import grouped
 from headrace.cli.output import Listing, confirm, note, show
-from headrace.connectors.base.sink import check_job, is_one_off
+from headrace.connectors.base.jobs import check_job, is_one_off
 from headrace.enumerator.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import ClientOptions, CommitTopic, Prefix, connect, grouped
 from headrace.cli.output import Listing, confirm, instant, note, progress, show
 from headrace.cli.tables import TableOptions, abort_in_table, commit_to_table, list_of_table
-from headrace.connectors.base.sink import check_job, is_one_off
+from headrace.connectors.base.jobs import check_job, is_one_off
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,

@@ -4,14 +4,18 @@
 Needs `pip install 'headrace[spark]'`. `spark.read.format("headrace")` needs no import.
 """
 
-from headrace._extras import needs_extra as _needs_extra
+from typing import TYPE_CHECKING, Any
 
-with _needs_extra("spark", "pyspark"):
-    from headrace.runners.spark.bounded import read_source
-    from headrace.runners.spark.dead_letters import with_dead_letters
-    from headrace.runners.spark.metrics.exporter import MetricsServer, metrics
-    from headrace.runners.spark.session import session_builder, warm_session_builder
-    from headrace.runners.spark.supervision.supervisor import run
+if TYPE_CHECKING:
+    from headrace.spark.program import (
+        MetricsServer,
+        metrics,
+        read_source,
+        run,
+        session_builder,
+        warm_session_builder,
+        with_dead_letters,
+    )
 
 __all__ = [
     "MetricsServer",
@@ -22,3 +26,17 @@ __all__ = [
     "warm_session_builder",
     "with_dead_letters",
 ]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has this name
+    """A public name, looked up only when asked for: every Python process that Spark starts imports this package.
+
+    Raises ImportError, with advice, where there is no PySpark.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module 'headrace.spark' has no attribute {name!r}")
+    from headrace._extras import needs_extra as _needs_extra
+
+    with _needs_extra("spark", "pyspark"):
+        from headrace.spark import program as _program
+    return getattr(_program, name)

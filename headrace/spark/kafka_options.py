@@ -268,8 +268,9 @@ _SOURCE: tuple[Option, ...] = (
     Option("groupIdPrefix", text, "accepted, not needed: no consumer group is joined"),
 )
 
+# What is an argument of `KafkaSink` says so; more than that an option of the sink does not need.
 _SINK: tuple[Option, ...] = (
-    Option("topic", text, "topic of all rows; overrides the column `topic`"),
+    Option("topic", text, "topic of all rows; overrides the column `topic`", argument="topic"),
     Option("valueFormat", _format, "encode `value`, as above. Default: bytes or a string"),
     Option("keyFormat", _format, "the same for `key`"),
     *_SCHEMAS,
@@ -283,11 +284,17 @@ _SINK: tuple[Option, ...] = (
     ),
     Option("registerSchemas", boolean, "register the schema of valueSchema or keySchema where it is new. Default false"),
     Option("delivery", choice(Delivery), "`exactly-once` (default) or `at-least-once`"),
-    Option("transactionalIdPrefix", text, f"prefix of all transactional ids (default `{DEFAULT_PREFIX}`)"),
+    Option(
+        "transactionalIdPrefix",
+        text,
+        f"prefix of all transactional ids (default `{DEFAULT_PREFIX}`)",
+        argument="transactional_id_prefix",
+    ),
     Option(
         "commitTopic",
         text,
         f"compacted topic for the lists of committables, created if missing (default `{DEFAULT_COMMIT_TOPIC}`)",
+        argument="commit_topic",
     ),
     *REPEATED_WRITE,
 )

@@ -6,14 +6,14 @@ Names, defaults and error texts are those of Spark's own connector.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from pyspark.sql.types import StructType
 
 from headrace.connectors.base.dead_letters import DEAD_LETTER
-from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
+from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.writers import check_columns
 from headrace.spark.kafka_formats import REGISTRY_PREFIX, write_formats
@@ -32,6 +32,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     DEAD_LETTER: ("struct<topic:string,key:binary,value:binary,headers:array<struct<key:string,value:binary>>>",),
 }
 """What is written of a row, and the types it may have; a frame's other columns are left out, as Spark's sink does."""
+
+_AT_LEAST_ONCE = frozenset(each.name for each in fields(AtLeastOnceKafkaSink))
 
 
 def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) -> list[str]:
@@ -60,16 +62,12 @@ def kafka_write(options: Mapping[str, str], schema: StructType | None = None) ->
 
 
 def _sink(given: Mapping[str, Any], bootstrap: str, properties: Mapping[str, str]) -> KafkaSink | AtLeastOnceKafkaSink:
-    if given.get("delivery") is Delivery.AT_LEAST_ONCE:
-        _check_without_transactions(given)
-        return AtLeastOnceKafkaSink(bootstrap, topic=given.get("topic"), properties=properties)
-    return KafkaSink(
-        bootstrap,
-        topic=given.get("topic"),
-        properties=properties,
-        transactional_id_prefix=given.get("transactionalIdPrefix", DEFAULT_PREFIX),
-        commit_topic=given.get("commitTopic", DEFAULT_COMMIT_TOPIC),
-    )
+    arguments = SINK_OPTIONS.arguments(given)
+    if given.get("delivery") is not Delivery.AT_LEAST_ONCE:
+        return KafkaSink(bootstrap, properties=properties, **arguments)
+    _check_without_transactions(given)
+    known = {name: value for name, value in arguments.items() if name in _AT_LEAST_ONCE}
+    return AtLeastOnceKafkaSink(bootstrap, properties=properties, **known)
 
 
 def _check_without_transactions(given: Mapping[str, Any]) -> None:
@@ -77,6 +75,6 @@ def _check_without_transactions(given: Mapping[str, Any]) -> None:
     for name in ("txnAppId", "txnVersion"):
         if name in given:
             raise UsageError(f"option '{name}' needs transactions, and delivery=at-least-once has none")
-    for name in ("transactionalIdPrefix", "commitTopic"):
-        if name in given:
-            warn_once(f"option '{name}' means nothing with delivery=at-least-once, and is ignored")
+    for option in SINK_OPTIONS:
+        if option.name in given and option.argument is not None and option.argument not in _AT_LEAST_ONCE:
+            warn_once(f"option '{option.name}' means nothing with delivery=at-least-once, and is ignored")

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from headrace.connectors.base.sink import TwoPhaseSink, check_job, is_one_off
+from headrace.connectors.base.jobs import check_job, is_one_off
+from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.supervision.driver_id import DRIVER_ID
+from headrace.runners.spark.driver_id import DRIVER_ID
 
 __all__ = [
     "REPEATED_WRITE",
@@ -50,11 +51,15 @@ _ALIKE = 0.6  # difflib's similarity, from which a known option is suggested
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its name as documented, how its text is read, and what it is for."""
+    """One option: its name as documented, how its text is read, and what it is for.
+
+    `argument`: of the connector's class, that the option's value is as it is; None for an option that means something else.
+    """
 
     name: str
     parse: Parse
     meaning: str
+    argument: str | None = None
 
     def refuse(self, value: str, wanted: str) -> UsageError:
         """The error for a value that is not what is wanted. It shows the value: not for secrets."""
@@ -197,6 +202,10 @@ class OptionTable:
             elif name.lower() not in _FROM_SPARK | self.ignored:
                 self._pass_over(name)
         return given, properties
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The given options that are arguments of the connector's class, by the names of these."""
+        return {each.argument: given[each.name] for each in self if each.argument is not None and each.name in given}
 
     def required(self, given: Mapping[str, Any], *names: str) -> None:
         """Raises UsageError naming the first of these that is missing."""

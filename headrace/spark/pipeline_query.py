@@ -13,7 +13,7 @@ from headrace.enumerator.source import Boundedness, Source
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.pipeline import PipelineQuery
-from headrace.runners.spark.session import require_pyspark
+from headrace.runners.spark.version import require_pyspark
 from headrace.spark.kafka_options import SOURCE_OPTIONS
 from headrace.spark.kafka_read import log_read
 from headrace.spark.options import OptionTable

@@ -6,7 +6,6 @@ The kits need pytest (`pip install 'headrace[testing]'`), the rest does not. A k
 
 import sys
 import warnings
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.testing.dying import COMMITTER_STEPS, DyingCommitter, Killed
@@ -36,13 +35,8 @@ __all__ = [
     "SourceConformance",
 ]
 
-_KITS = {
-    "ExternalContext": "conformance",
-    "Run": "conformance",
-    "SinkConformance": "sink_conformance",
-    "SinkContext": "sink_conformance",
-    "SourceConformance": "conformance",
-}
+_OF_SOURCES = ("ExternalContext", "Run", "SourceConformance")
+_OF_SINKS = ("SinkConformance", "SinkContext")
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has under this name
@@ -50,14 +44,17 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has und
     if name == "FakeKafka":
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)  # kafka-python's, 200 times
-            return import_module("headrace.testing.fake_kafka").FakeKafka
-    if name not in _KITS:
+            from headrace.testing.fake_kafka import FakeKafka
+        return FakeKafka
+    if name not in (*_OF_SOURCES, *_OF_SINKS):
         raise AttributeError(f"module 'headrace.testing' has no attribute {name!r}")
     try:
         import pytest
     except ImportError as error:
         raise ImportError(f"headrace.testing.{name} needs pytest: pip install 'headrace[testing]'") from error
-    module = f"headrace.testing.{_KITS[name]}"
-    if module not in sys.modules:
-        pytest.register_assert_rewrite(module)
-    return getattr(import_module(module), name)
+    kits = {"headrace.testing.conformance", "headrace.testing.sink_conformance"}
+    pytest.register_assert_rewrite(*(kits - sys.modules.keys()))
+    from headrace.testing import conformance as _conformance
+    from headrace.testing import sink_conformance as _sink_conformance
+
+    return getattr(_conformance if name in _OF_SOURCES else _sink_conformance, name)

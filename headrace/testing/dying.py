@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeVar
 
+from headrace.connectors.base import capabilities
 from headrace.connectors.base.sink import CommitList, Committer, HandleT, Outcome
 
 __all__ = ["COMMITTER_STEPS", "DyingCommitter", "Killed", "Step", "When"]
@@ -22,8 +23,8 @@ class Killed(BaseException):
     """Represents SIGKILL: no `except Exception` catches it."""
 
 
-class DyingCommitter(Committer[HandleT]):
-    """A real committer that is killed before or after its `nth` call of a method.
+class DyingCommitter(Committer[HandleT], capabilities.Confirmation[HandleT], capabilities.TaskCleanup[HandleT]):
+    """A real committer that is killed before or after its `nth` call of a method. It ends transactions one after the other.
 
     `died` says whether it came to that: a test asserts it.
     """
@@ -71,6 +72,18 @@ class DyingCommitter(Committer[HandleT]):
     def clean_up(self, keep: Collection[HandleT]) -> None:
         """As the real one."""
         self._call("clean_up", lambda: self._inner.clean_up(keep))
+
+    def confirm(self, handles: Sequence[HandleT]) -> None:
+        """As the real one."""
+        capabilities.confirm(self._inner, handles)
+
+    def clean_up_tasks(self, tasks: Collection[int], keep: Collection[HandleT]) -> None:
+        """As the real one."""
+        capabilities.task_cleanup(self._inner).clean_up_tasks(tasks, keep)
+
+    def open_tasks(self) -> frozenset[int]:
+        """As the real one."""
+        return capabilities.task_cleanup(self._inner).open_tasks()
 
     def forget(self) -> None:
         """As the real one."""

@@ -26,17 +26,17 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import (
     Attempt,
     CommitList,
-    CommitListSerializer,
     Committer,
     HandleSerializer,
     Outcome,
     RecordedEpoch,
     Transaction,
     TwoPhaseSink,
-    check_job,
 )
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, UsageError
 
@@ -326,12 +326,8 @@ class MemorySink(TwoPhaseSink[MemoryHandle]):
         """The one that ends this job's transactions."""
         return MemoryCommitter(self.log, check_job(job))
 
-    def recorded_epochs(self) -> dict[str, int]:
-        """From the durable lists."""
-        return {job: found.epoch for job, found in self.recorded().items()}
-
     def recorded(self) -> dict[str, RecordedEpoch]:
-        """The same, with what each epoch was made from, and who owns the job."""
+        """From the durable lists, with what each epoch was made from, and who owns the job."""
         found = {job: _list_in(data, job) for job, data in self.log.stored().items()}
         return {
             job: RecordedEpoch(commits.epoch, content=commits.content, claim=commits.claim)

@@ -27,6 +27,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.base import capabilities
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, TwoPhaseSink
 from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError
@@ -425,18 +426,18 @@ class SinkConformance(ABC):
         How often it is asked, and that it cleans up the writer later, changes nothing of what is committed.
         """
         run, writer, dead = (self._job(external) for _ in range(3))
-        if run.sink.commits_by_list:
+        if isinstance(run.sink, capabilities.SingleCommit):
             pytest.skip("a list of this sink is its commit: all that is written is the job's own")
         driver = run.committer()
         assert driver.fence() is None
         earlier, handle, lost = writer.prepare_task(0, 0), writer.prepare_task(1, 0), dead.prepare_task(0, 0)
-        of_writer, of_dead = (run.sink.committer_of_writer(job.name, driver) for job in (writer, dead))
+        of_writer, of_dead = (capabilities.committer_of_writer(run.sink, job.name, driver) for job in (writer, dead))
         self._stack.callback(of_writer.close)
         self._stack.callback(of_dead.close)
         of_writer.check([earlier, handle])
         for epoch, own in ((1, earlier), (2, handle)):
             driver.record(CommitList(epoch, (), completed=True))
-            assert [*of_writer.end_all([own]), *of_writer.end_all([own])] == [Outcome.COMMITTED] * 2
+            assert [*capabilities.end_all(of_writer, [own]), *capabilities.end_all(of_writer, [own])] == [Outcome.COMMITTED] * 2
         of_dead.clean_up(())
         of_writer.clean_up([handle])
         assert of_writer.end(handle) is Outcome.COMMITTED
@@ -448,21 +449,22 @@ class SinkConformance(ABC):
     def test_what_tasks_have_open_is_known_and_cleaned_up_by_task(self, external: SinkContext) -> None:
         """As a runner needs it whose writers start transactions at any time: of a sink that commits by list."""
         job = self._job(external)
-        if not job.sink.commits_by_list:
+        if not isinstance(job.sink, capabilities.SingleCommit):
             pytest.skip("transactions of this sink are cleaned up by their writers' jobs")
         driver = job.committer()
+        by_task = capabilities.task_cleanup(driver)
         assert driver.fence() is None
-        assert driver.open_tasks() == frozenset()
+        assert by_task.open_tasks() == frozenset()
         kept, lost = job.prepare_task(0, 0), job.prepare_task(0, 1)
-        assert driver.open_tasks() == {0, 1}
-        driver.clean_up_tasks([1], [])
-        assert driver.open_tasks() == {0}
+        assert by_task.open_tasks() == {0, 1}
+        by_task.clean_up_tasks([1], [])
+        assert by_task.open_tasks() == {0}
         with pytest.raises(HeadraceError):
             driver.check([lost])
         driver.check([kept])
         driver.record(CommitList(0, (kept,)))
-        assert list(driver.end_all([kept])) == [Outcome.COMMITTED]
-        assert driver.open_tasks() == frozenset()
+        assert list(capabilities.end_all(driver, [kept])) == [Outcome.COMMITTED]
+        assert by_task.open_tasks() == frozenset()
         self.assert_visible(external, job.values(0, 0))
 
     # --- drivers that are replaced ------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import apache_beam as beam
 import pyarrow as pa
 
+from headrace.connectors.base.capabilities import SingleCommit
+from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT
-from headrace.connectors.base.sink import ImmediateSink, TwoPhaseSink
+from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.runners.beam.read import ReadFromSource
 from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
 
@@ -45,7 +47,7 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
         outputs = pipeline.outputs
         # A sole table refuses num_shards; of several outputs it is for those that have shards.
         self._writes = {
-            name: _write(sink, None if sink.commits_by_list and not outputs.is_sole else num_shards)
+            name: _write(sink, None if isinstance(sink, SingleCommit) and not outputs.is_sole else num_shards)
             for name, sink in outputs.sinks.items()
         }
 

@@ -30,8 +30,8 @@ from enum import Enum, auto
 from typing import Generic, assert_never
 
 from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
-from headrace.connectors.base.sink import HandleSerializer, HandleT, Outcome, stored_number, stored_text, stored_truth
-from headrace.enumerator.envelope import Envelope, readable_version
+from headrace.connectors.base.sink import HandleSerializer, HandleT, Outcome
+from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_text, stored_truth
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.beam.publication import FinalizationToken, Publication
 

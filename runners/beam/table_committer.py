@@ -21,6 +21,7 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
+from headrace.connectors.base.capabilities import end_all, task_cleanup
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, HandleT, Outcome, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import PeerError, StateError
 from headrace.runners.beam.publication import FinalizationToken
@@ -177,9 +178,9 @@ class EpochCommitter(Generic[HandleT]):
         with _lock:
             orphans = lifetime.orphans()
         if orphans:
-            committer.clean_up_tasks(orphans, state.handles)
+            task_cleanup(committer).clean_up_tasks(orphans, state.handles)
         if lifetime.wants_look(now_s, LOOK_S):
-            opened = committer.open_tasks()
+            opened = task_cleanup(committer).open_tasks()
             with _lock:
                 lifetime.looked(opened, now_s)
         return state
@@ -243,7 +244,7 @@ def _commit(committer: Committer[HandleT], job: str, commits: CommitList[HandleT
 
 def _finish(committer: Committer[HandleT], commits: CommitList[HandleT]) -> None:
     """It is in the table. Raises DataLossError if another process has removed files of it."""
-    outcomes = committer.end_all(commits.handles)
+    outcomes = end_all(committer, commits.handles)
     aborted = [handle for handle, outcome in zip(commits.handles, outcomes, strict=True) if outcome is Outcome.ABORTED]
     if aborted:
         committer.copy(aborted)

@@ -37,16 +37,8 @@ import json
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from headrace.connectors.base.sink import (
-    CommitList,
-    HandleSerializer,
-    HandleT,
-    content_number,
-    numbered_content,
-    stored_number,
-    stored_text,
-)
-from headrace.enumerator.envelope import Envelope, readable_version
+from headrace.connectors.base.sink import CommitList, HandleSerializer, HandleT, content_number, numbered_content
+from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_text
 from headrace.enumerator.errors import StateError
 from headrace.runners.beam.publication import FinalizationToken, Publication
 

@@ -2,7 +2,7 @@
 
 `WriteImmediately`: a bundle's rows are acknowledged before the bundle ends.
 
-`WriteExactlyOnce`: rows go to shards, those of one key to the same (`TwoPhaseSink.shards_of`): transactions in parallel
+`WriteExactlyOnce`: rows go to shards, those of one key to the same (`capabilities.RowSharding`): transactions in parallel
 have no order. A shard's transactions are prepared while its state is at hand, so that the handles become part of the state
 there and then; `headrace.runners.beam.shard` says when they are committed. Every shard is called every second, with rows or
 without, by a splittable DoFn that is part of the checkpoint, too: so a restored shard is looked after, though no row may ever
@@ -32,8 +32,10 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
+from headrace.connectors.base.capabilities import SingleCommit, shards_of
 from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
-from headrace.connectors.base.sink import Attempt, Committer, HandleT, ImmediateSink, Transaction, TwoPhaseSink
+from headrace.connectors.base.immediate import ImmediateSink
+from headrace.connectors.base.sink import Attempt, Committer, HandleT, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam import capabilities
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
@@ -142,13 +144,13 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
         super().__init__()
         if shards is not None and shards < 1:
             raise UsageError(f"at least 1 shard is needed, not {shards}")
-        if sink.refuses_epochs_by_their_rows:
+        if isinstance(sink, SingleCommit) and sink.refuses_epochs_by_their_rows:
             raise UsageError(
                 f"{type(sink).__name__} with changes by key may refuse an epoch as it is merged, and under Beam a checkpoint "
                 "has that epoch by then, whose rows are not read again: from Beam rows can only be added. Write changes by key "
                 "from Spark or by headrace run"
             )
-        if sink.commits_by_list and shards is not None:
+        if isinstance(sink, SingleCommit) and shards is not None:
             raise UsageError(f"{type(sink).__name__} is written where its rows are, and has no shards: leave their number out")
         self._sink = sink
         self._shards = DEFAULT_SHARDS if shards is None else shards
@@ -156,9 +158,9 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
 
     def expand(self, pcoll: Any) -> Any:
         """Called by Beam."""
-        _check_runner(pcoll.pipeline, Promise.WRITE_TABLE if self._sink.commits_by_list else Promise.WRITE)
+        _check_runner(pcoll.pipeline, Promise.WRITE_TABLE if isinstance(self._sink, SingleCommit) else Promise.WRITE)
         rows = pcoll | "InGlobalWindow" >> beam.WindowInto(GlobalWindows())
-        if self._sink.commits_by_list:
+        if isinstance(self._sink, SingleCommit):
             files = rows | "WriteFiles" >> beam.ParDo(TableWriter(self._sink, self._run)).with_output_types(tuple[int, bytes])
             heartbeats = _heartbeats(pcoll.pipeline, 1)
             _ = (files, heartbeats) | beam.Flatten() | "Commit" >> beam.ParDo(EpochWriter(self._sink, self._run))
@@ -230,7 +232,7 @@ class _Pack(beam.DoFn):
         self._turn = (self._turn + 1) % self._shards
 
     def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
-        shards = self._sink.shards_of(element, self._shards).fill_null(self._turn)
+        shards = shards_of(self._sink, element, self._shards).fill_null(self._turn)
         wanted = shards.unique().to_pylist()
         for shard in wanted:
             rows = element if len(wanted) == 1 else element.filter(pc.equal(shards, shard))

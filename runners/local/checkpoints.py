@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Generic
 
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, OutputHandleSerializer
-from headrace.connectors.base.sink import HandleSerializer, HandleT, stored_number, stored_text, stored_truth
+from headrace.connectors.base.sink import HandleSerializer, HandleT
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.envelope import Envelope, readable_version
+from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_text, stored_truth
 from headrace.enumerator.errors import HeadraceError, RetriableError, StateError
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.core import WorkerHandle

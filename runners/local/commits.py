@@ -36,6 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from headrace.connectors.base import capabilities
 from headrace.connectors.base.commit import StaleEpochError
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, HandleT, Outcome, PreparedGoneError, TwoPhaseSink
@@ -72,7 +73,7 @@ def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int
     """A worker's first transaction of an output; its epochs count on from it. No other worker of any lifetime of the run has
     its name.
     """
-    if sink.commits_by_list:
+    if isinstance(sink, capabilities.SingleCommit):
         return Attempt(registry.run_at(output), 0, number, 0)
     return Attempt(registry.job(number, output), 0, 0, 0)
 
@@ -177,7 +178,7 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
 
     def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
         """Those of all workers at once: what readers see of a part of the checkpoint, they see for milliseconds."""
-        ended = self._by_worker(handles, lambda committer, own: iter(committer.end_all(own)))
+        ended = self._by_worker(handles, lambda committer, own: iter(capabilities.end_all(committer, own)))
         return [next(ended[handle.number]) for handle in handles]
 
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
@@ -202,7 +203,7 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
     def _of(self, number: int) -> Committer[HandleT]:
         """One for each worker, so that several threads can use several."""
         if number not in self._writers:
-            self._writers[number] = self._sink.committer_of_writer(self._job(number), self._driver)
+            self._writers[number] = capabilities.committer_of_writer(self._sink, self._job(number), self._driver)
         return self._writers[number]
 
     def _by_worker(
@@ -227,7 +228,7 @@ def at_once(
         return list(threads.map(act, committers, owned))
 
 
-class SingleCommit(CommitStrategy[HandleT]):
+class PerRunCommit(CommitStrategy[HandleT]):
     """All workers have the run's job: what the sink records is committed."""
 
     def __init__(self, driver: Committer[HandleT]) -> None:
@@ -252,13 +253,13 @@ class SingleCommit(CommitStrategy[HandleT]):
         self._driver.check([listed.handle for listed in handles])
 
     def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
-        return self._driver.end_all([listed.handle for listed in handles])
+        return capabilities.end_all(self._driver, [listed.handle for listed in handles])
 
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
         return self._driver.copy(handles)
 
     def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
-        self._driver.clean_up_tasks((number,), keep)
+        capabilities.task_cleanup(self._driver).clean_up_tasks((number,), keep)
 
     def settled(self, number: int) -> None:
         """Its name has no state."""
@@ -286,8 +287,8 @@ class _Output:
         self.run = registry().run_at(name)
         self.driver = sink.committer(self.run)
         self.ends: CommitStrategy[Any] = (
-            SingleCommit(self.driver)
-            if sink.commits_by_list
+            PerRunCommit(self.driver)
+            if isinstance(sink, capabilities.SingleCommit)
             else PerWorkerCommit(sink, lambda writer: registry().job(writer, name), number, self.driver)
         )
 
@@ -297,7 +298,12 @@ class _Output:
         return "the sink" if self.name == DEFAULT_OUTPUT else f"the sink of the output {self.name!r}"
 
 
-class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
+class RunCommitter(
+    Committer[WorkerHandle[Any]],
+    capabilities.GroupedEnd[WorkerHandle[Any]],
+    capabilities.CopyPerSink[WorkerHandle[Any]],
+    Generic[SplitT, HandleT],
+):
     """Ends the transactions of all workers of one run, at all of its sinks. Called by the coordinator's commit thread."""
 
     def __init__(
@@ -370,7 +376,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             # First without taking anything over: who starts with an older copy by mistake must not end the run that continues.
             # Without waiting, as a dead coordinator's write may stay open for long; what becomes of it is decided by the fence.
             for output in self._outputs:
-                found = output.sink.recorded_now().get(output.run)
+                found = capabilities.recorded_now(output.sink).get(output.run)
                 now = 0 if found is None else found.epoch
                 if output.ends.tells(now, self._told(output)):
                     self._refuse_stale(output, now)

@@ -41,10 +41,6 @@ PROCESS_NAME = "headrace run: "
 _LOOK_S = 0.01
 _REAP_S, _REAP_LOOK_S = 1.0, 0.001
 _SUPERVISORS = (signal.SIGINT, signal.SIGTERM)
-# gRPC may be loaded before a fork, not used.
-_LOADED = tuple(
-    f"headrace.runners.local.{name}" for name in ("coordinator", "worker", "wire.client", "wire.server", "wire.messages")
-)
 
 CALLED_AGAIN = 78
 """The exit status (EX_CONFIG) of a coordinator's process that comes to `run` again as it imports the user's script."""
@@ -56,7 +52,7 @@ def forked(modules: Iterable[str]) -> ForkContext:
 
     For a process that is ours alone (the command line): it has one thread, and no connection. Fork in it is safe then.
     """
-    for name in (*_LOADED, *modules):
+    for name in modules:
         with suppress(ImportError):  # who needs it says what is missing, and where
             importlib.import_module(name)
     return multiprocessing.get_context("fork")
@@ -68,7 +64,7 @@ def forked_apart(modules: Iterable[str]) -> ForkServerContext:
     The modules are of no effect after the first process of it.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", *_LOADED, *modules])
+    context.set_forkserver_preload(["__main__", *modules])
     return context
 
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.connectors.base.sink import stored_number, stored_text
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.envelope import Envelope
+from headrace.enumerator.envelope import Envelope, stored_number, stored_text
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedLogDiscovery

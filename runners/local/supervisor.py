@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import random
 import signal
@@ -55,8 +54,9 @@ def supervise(job: PipelineSpec | PipelineFile, settings: RunSettings, processes
     `processes`: how the coordinator's is started, with these modules loaded (`forked`, `forked_apart`).
     """
     with needs_extra("run", "grpc", "grpc_health", "grpc_reflection", "google"):
-        importlib.import_module("headrace.runners.local.wire.client")
-    context = processes(job.modules())
+        from headrace.runners.local.wire import client, server
+    # gRPC may be loaded before a fork, not used.
+    context = processes((coordinate.__module__, client.__name__, server.__name__, *job.modules()))
     with suppress(OSError, UsageError):  # which the coordinator meets, too, and names
         make_machine_folder(settings.checkpoints)
     with supervised(settings.folder) as is_first:

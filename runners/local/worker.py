@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.connectors.base import capabilities
 from headrace.connectors.base.outputs import WrongOutputError
 from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.enumerator.errors import AuthenticationError, DataLossError, UsageError
@@ -178,7 +179,7 @@ class _Worker:
     def _written(self, name: str) -> Transaction[Any]:
         if name not in self._transactions:
             sink = self._outputs.sinks[name]
-            sink.reached()  # by the coordinator, which has recovered before there was a split to read
+            capabilities.reached(sink)  # by the coordinator, which has recovered before there was a split to read
             # No other worker has its job and task, so its epochs count its transactions.
             log.debug("worker %d: starts transaction %d %s", self._order.number, self._begun[name], name)
             self._transactions[name] = sink.begin(replace(self._order.first[name], epoch=self._begun[name]))

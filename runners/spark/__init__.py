@@ -3,7 +3,3 @@
 `StreamReader` and `BatchReader` carry out a `LogRead`. Import them from `headrace.runners.spark.readers`: this package
 stays light, as every process that Spark starts imports it.
 """
-
-from headrace.runners.spark.session import require_pyspark, session_builder, warm_session_builder
-
-__all__ = ["require_pyspark", "session_builder", "warm_session_builder"]

@@ -22,11 +22,11 @@ from pyspark.sql.types import StructType
 from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.bounded import pickled, register_once, spark_types
+from headrace.runners.spark.driver_id import driver_id_of
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.readers import StreamReader
 from headrace.runners.spark.session import PIPELINES, told_parallelism_of
-from headrace.runners.spark.supervision.driver_id import driver_id_of
 from headrace.runners.spark.writers import StreamWriter
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """All that headrace uses of PySpark's private parts. Checked with PySpark 4.2 and 4.3, which setup.cfg allows.
 
 Each function says why nothing public would do. For another version of PySpark, look at these first, and then at two modules
-with other ties: `supervision.starts` replaces public methods for a while, and `pyspark_headrace.preload` imports the programs
+with other ties: `supervision.starts` replaces public methods for a while, and `headrace.spark.preload` imports the programs
 of PySpark's worker processes. `tests/unit/tools/test_tidy.py` keeps underscore names out of all other modules.
 """
 

@@ -26,8 +26,8 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.filters import predicate
 from headrace.runners.spark.log_read import LogRead
-from headrace.runners.spark.metrics.reports import QUERY_ID, report
 from headrace.runners.spark.planning import OffsetRange, told_parallelism
+from headrace.runners.spark.reports import QUERY_ID, report
 from headrace.runners.spark.schema import wanted_columns
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import read_splits

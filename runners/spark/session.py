@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -29,8 +28,10 @@ from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark import private
-from headrace.runners.spark.metrics.reports import REPORTS_VARIABLE, own_address
+from headrace.runners.spark.format import DataSourceFormat
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
+from headrace.runners.spark.reports import REPORTS_VARIABLE, own_address
+from headrace.runners.spark.version import require_pyspark
 from headrace.runners.spark_processes.daemon import ZYGOTE_VARIABLE
 from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_file, use_archive
 from headrace.runners.spark_processes.zygote import HASH_SEED, SEED
@@ -38,7 +39,6 @@ from headrace.runners.user_cache import cache_directory
 
 log = logging.getLogger(__name__)
 
-MINIMUM = (4, 2)
 WORKERS, DRIVER, GATEWAY = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT"
 SPARK_HOME, LAUNCHER_OPTIONS = "SPARK_HOME", "SPARK_LAUNCHER_OPTS"
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -48,7 +48,6 @@ FORKING = "spark.headrace.python.fork"
 PROBE_S = 60.0
 DAEMON = "headrace.runners.spark_processes.daemon"
 ZYGOTE = "headrace.runners.spark_processes.zygote"
-HOOK, PRELOADED = "pyspark_headrace", "pyspark_headrace.preload"
 PIPELINES = "headrace_pipeline_"
 """What the names of the formats start with that a pipeline registers for itself (pipelines.py)."""
 
@@ -61,22 +60,13 @@ HIDDEN_OPTIONS = r"(?i)url|user\.info|jaas\.config|keystore\.key|storageOptions|
 """Options that may hold a secret, and are not to be in plans. What names a secret, a password or a token Spark hides itself."""
 
 
-def require_pyspark(version: str = pyspark.__version__) -> None:
-    """Raise UsageError for a PySpark whose data source API would lose records."""
-    if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM:
-        wanted = ".".join(map(str, MINIMUM))
-        raise UsageError(
-            f"headrace needs PySpark {wanted} or newer, and this is {version}: before {wanted}, AvailableNow with a row limit "
-            f"ends after one batch and leaves the rest unread. Install it with: pip install 'pyspark>={wanted}'"
-        )
-
-
 class HeadraceBuilder(SparkSession.Builder):
     """Spark's own builder of sessions, for one that finds headrace; a warm one where the master is known to be `local`."""
 
-    def __init__(self, *, registers: bool) -> None:
+    def __init__(self, spark_format: DataSourceFormat, *, registers: bool) -> None:
         """See `session_builder`. `registers`: the JVM would start a Python without headrace."""
         super().__init__()
+        self._format = spark_format
         self._registers = registers
 
     def getOrCreate(self) -> SparkSession:  # noqa: N802 - Spark's name
@@ -102,16 +92,22 @@ class HeadraceBuilder(SparkSession.Builder):
             session.stop()
             raise
         if self._registers:
-            _register(session, context, context.defaultParallelism)
+            self._register(session, context, context.defaultParallelism)
         elif (cores := _local_cores(str(context.master))) is not None and _was_told(context) != str(cores):
-            _register(session, context, cores)  # the JVM is an earlier session's, or had started when the master was known
+            self._register(session, context, cores)  # the JVM is an earlier session's, or had started when the master was known
         return session
+
+    def _register(self, session: SparkSession, context: SparkContext, parallelism: int) -> None:
+        """A data source that is registered has its own environment, and not that of the JVM."""
+        _tell_parallelism(context.environment, parallelism)
+        context.environment[REPORTS_VARIABLE] = own_address()
+        session.dataSource.register(self._format.data_source)
 
     def _launcher(self, master: str | None) -> Path | None:
         """What Spark is to run as its Python; None for what it is given already."""
         if private.builder_options(self).get(FORKING, "true").lower() == "false" or not _may_fork(master):
             return None
-        return _warm_python()
+        return _warm_python(self._format.preload)
 
     def _check(self, master: str) -> None:
         """Raise UsageError where a session with this master is not what was asked for."""
@@ -120,10 +116,10 @@ class HeadraceBuilder(SparkSession.Builder):
 class WarmBuilder(HeadraceBuilder):
     """For a session that is to be a warm one, or none."""
 
-    def __init__(self, *, registers: bool) -> None:
+    def __init__(self, spark_format: DataSourceFormat, *, registers: bool) -> None:
         """Starts the process that Spark's are forked from, while the caller continues."""
-        super().__init__(registers=registers)
-        self._started = _warm_python()
+        super().__init__(spark_format, registers=registers)
+        self._started = _warm_python(spark_format.preload)
 
     def _launcher(self, master: str | None) -> Path | None:
         return self._started
@@ -136,51 +132,23 @@ class WarmBuilder(HeadraceBuilder):
             )
 
 
-def session_builder() -> SparkSession.Builder:
-    """`SparkSession.builder`, with which Spark runs a Python that has headrace, filters reach it, and any kill is survived.
-
-    Plans of its sessions do not show what may be a secret in headrace's options (`spark.sql.redaction.options.regex`).
-
-    Spark looks for data sources with PYSPARK_DRIVER_PYTHON, where that is not set with PYSPARK_PYTHON, and else with the first
-    `python3` on the path. What is set and can import headrace is left alone (a deployment with `--archives` has them for other
-    machines). Otherwise (in a notebook PYSPARK_DRIVER_PYTHON may be `jupyter`) the driver's processes get this Python; where
-    nothing is set, the workers do, too. Under spark-submit, whose JVM runs already, the data source is registered with the
-    session. Call it before the first session of the process. Raises UsageError when one is active whose Python has no headrace.
-
-    On a cluster one path has to name that Python on the driver and on the executors alike: Spark plans and reads a Python data
-    source with one path, and tasks fail where it is not. With `--archives`, unpack the archive in the driver's folder, too.
-
-    With a master `local[...]` that the builder was given, under Linux, Spark's Python processes are forked from one that has
-    imported what each of them would import, while the JVM starts: the first query starts seconds sooner. They start in Spark's
-    own way where that cannot be done, where PYSPARK_DRIVER_PYTHON and PYSPARK_PYTHON are two Pythons, and with the setting
-    `spark.headrace.python.fork=false`. After `headrace warm-up` the JVM of such a session starts sooner (class_archive.py).
-
-    A driver killed while it writes the first offsets of a query leaves a temporary file in the checkpoint. Spark 4.3 then takes
-    the checkpoint for another query's and never starts again (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY): that check is off.
-    """
-    return _builder(HeadraceBuilder)
+def session_builder(spark_format: DataSourceFormat) -> SparkSession.Builder:
+    """See `headrace.spark.session_builder`. `spark_format`: what its sessions find, and its Python processes have loaded."""
+    return _builder(HeadraceBuilder, spark_format)
 
 
-def warm_session_builder() -> SparkSession.Builder:
-    """`session_builder()` for a session whose Python processes are to be forked, the process that says what the master is.
-
-    Spark starts several Python daemons for a query, one after the other, and each imports the same modules. Here one process
-    imports them from now on, and the daemons are forked from it; where that cannot be done they start as ever. That process
-    ends with this one. Use it where the master `local[...]` is a matter of the configuration, which `session_builder()` cannot
-    know, or where there is work between builder and session. Call it before the first session of the process. Under
-    spark-submit, whose JVM runs already, it is `session_builder()`. Raises UsageError as `session_builder`, without Java, and
-    from `getOrCreate()` for another master than `local`.
-    """
+def warm_session_builder(spark_format: DataSourceFormat) -> SparkSession.Builder:
+    """See `headrace.spark.warm_session_builder`."""
     if GATEWAY in os.environ:
         log.warning(
             "the JVM runs already, so this session starts as ever: warm_session_builder() cannot help under spark-submit"
         )
-        return session_builder()
+        return session_builder(spark_format)
     archive_file()  # raises without Java, which is not to wait for the session
-    return _builder(WarmBuilder)
+    return _builder(WarmBuilder, spark_format)
 
 
-def _builder(kind: type[HeadraceBuilder]) -> SparkSession.Builder:
+def _builder(kind: type[HeadraceBuilder], spark_format: DataSourceFormat) -> SparkSession.Builder:
     require_pyspark()
     found = os.environ.get(DRIVER) or os.environ.get(WORKERS)
     asked = found or ("python3" if GATEWAY in os.environ else sys.executable)
@@ -195,7 +163,7 @@ def _builder(kind: type[HeadraceBuilder]) -> SparkSession.Builder:
             f"stop it and set PYSPARK_PYTHON, for instance to {sys.executable}, before it starts"
         )
     _warn_of_two_paths(os.environ[WORKERS], os.environ.get(DRIVER))
-    return kind(registers=GATEWAY in os.environ and not is_found).config(map=SETTINGS)
+    return kind(spark_format, registers=GATEWAY in os.environ and not is_found).config(map=SETTINGS)
 
 
 def _hide_secrets(session: SparkSession) -> None:
@@ -238,13 +206,6 @@ import importlib.util, sys
 if sys.argv == ["-c"] and importlib.util.find_spec("headrace") and importlib.util.find_spec("pyspark_headrace"):
     print("found")
 """
-
-
-def _register(session: SparkSession, context: SparkContext, parallelism: int) -> None:
-    """A data source that is registered has its own environment, and not that of the JVM."""
-    _tell_parallelism(context.environment, parallelism)
-    context.environment[REPORTS_VARIABLE] = own_address()
-    session.dataSource.register(importlib.import_module(HOOK).DefaultSource)
 
 
 def _was_told(context: SparkContext) -> str | None:
@@ -336,7 +297,7 @@ def _environment_kept(*names: str) -> Iterator[None]:
 
 
 @functools.cache
-def _warm_python() -> Path | None:
+def _warm_python(preload: Callable[[], None]) -> Path | None:
     """What Spark shall run as its Python, once the process is started that daemons are forked from; None where that fails.
 
     `spark.python.daemon.module` would not do: Spark heeds it for tasks, and not where it plans, writes and commits.
@@ -344,7 +305,7 @@ def _warm_python() -> Path | None:
     python = os.environ[WORKERS] if _has_headrace(os.environ[WORKERS]) else sys.executable
     try:
         launcher = _launcher(python)
-        _start_zygote(python)
+        _start_zygote(python, preload)
     except (OSError, RuntimeError) as error:
         log.warning("Spark's Python processes start as ever, since no process can be made that they are forked from: %s", error)
         return None
@@ -369,10 +330,10 @@ def _launcher(python: str) -> Path:
     return launcher
 
 
-def _start_zygote(python: str) -> None:
+def _start_zygote(python: str, preload: Callable[[], None]) -> None:
     """Start the process that daemons are forked from, which ends when the pipe to it closes, and name it to them."""
     address = Path(tempfile.mkdtemp(prefix="headrace-zygote-"), "socket")
-    command = [python, "-m", ZYGOTE, str(address), PRELOADED]
+    command = [python, "-m", ZYGOTE, str(address), f"{preload.__module__}:{preload.__qualname__}"]
     environment = {**os.environ, HASH_SEED: SEED, "OMP_NUM_THREADS": "1"}  # as Spark sets them for its workers
     _alive.append(
         subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 - our own

@@ -19,6 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from headrace.connectors.base import capabilities
 from headrace.connectors.base.commit import (
     CommitRequested,
     JobCommitter,
@@ -29,10 +30,11 @@ from headrace.connectors.base.commit import (
     refuse_stale,
 )
 from headrace.connectors.base.counters import COUNTERS, Counted
-from headrace.connectors.base.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
+from headrace.connectors.base.jobs import one_off_job
+from headrace.connectors.base.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
-from headrace.runners.spark.metrics.reports import QUERY_ID, report
 from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.reports import QUERY_ID, report
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +103,10 @@ class _Recorded:
 
     def __getstate__(self) -> dict[str, Any]:
         if self._epochs is None:
-            self._left_over = self._sink.left_over()  # first: what is recorded in between is ended then, not written again
-            self._epochs = dict(self._sink.recorded_now())
+            self._left_over = capabilities.left_over(
+                self._sink
+            )  # first: what is recorded in between is ended then, not written again
+            self._epochs = dict(capabilities.recorded_now(self._sink))
         return {
             "_sink": self._sink,
             "_driver_id": self._driver_id,
@@ -133,15 +137,15 @@ class _Recorded:
             raise
 
     def recover(self, job: str) -> None:
-        """End what an earlier run of the job remaining. In a task, since the driver's side of Spark does not know the query."""
-        self._sink.end_left_over(job, self._left_over, self._driver_id)
+        """End what an earlier run of the job has left. In a task, since the driver's side of Spark does not know the query."""
+        capabilities.end_left_over(self._sink, job, self._left_over, self._driver_id)
 
 
 def _prepare(
     sink: TwoPhaseSink[HandleT], recorded: _Recorded, attempt: Attempt, rows: Iterable[pa.RecordBatch]
 ) -> PreparedMessage[HandleT]:
     """One task's part of an epoch."""
-    sink.reached()  # where `recorded` was made
+    capabilities.reached(sink)  # where `recorded` was made
     recorded.refuse(attempt.job, attempt.epoch, None)  # the driver knows the content
     last = recorded.of(attempt.job)
     if last is not None and last.epoch == attempt.epoch:
@@ -161,9 +165,9 @@ def _refuse_of_another_write(
     if recorded.targets is None:
         return
     for batch in rows:
-        others = sink.targets_of(batch) - set(recorded.targets)
+        others = capabilities.targets_of(sink, batch) - set(recorded.targets)
         if others:
-            raise another_write(attempt.job, recorded, others)
+            raise capabilities.another_write(attempt.job, recorded, others)
 
 
 class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
@@ -222,7 +226,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         asked = CommitRequested(batchId, handles, content, _skipped(prepared))
         began_s = time.monotonic()
         self._recorded.refuse(job, batchId, content)
-        self._sink.reached()
+        capabilities.reached(self._sink)
         if self._driver_id is None:
             self._commit_unsupervised(job, asked)
         else:
@@ -267,18 +271,18 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """After the query has ended in good order, in a process of its driver: the job is no process's. Raises as `recover`,
         and soon where the sink is away.
         """
-        self._in_driver(self._sink.bounded(), job, JobCommitter.release)
+        self._in_driver(capabilities.bounded(self._sink), job, JobCommitter.release)
 
     def _started(
         self, job: str, last_batch: Callable[[], int | None], begin: Callable[[JobCommitter[HandleT]], None]
     ) -> int | None:
         recorded = self._refuse_copy(job, last_batch)
         self._in_driver(self._sink, job, begin)
-        return None if self._sink.rows_name_targets else recorded
+        return None if capabilities.rows_name_targets(self._sink) else recorded
 
     def _refuse_copy(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
         """The last batch, if the sink has it, of the same plan, and the commit log has not."""
-        recorded = self._sink.recorded_now().get(job)
+        recorded = capabilities.recorded_now(self._sink).get(job)
         if recorded is None:
             return None
         planned = last_batch()
@@ -310,7 +314,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
         prepared = _of_tasks(messages)
         if prepared:
-            _abort(self._sink.bounded(), prepared[0].job, batchId, self._driver_id)
+            _abort(capabilities.bounded(self._sink), prepared[0].job, batchId, self._driver_id)
 
 
 class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
@@ -348,7 +352,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         queries = {message.query for message in _of_tasks(messages)} - {None}
         if queries:
             log.warning(_NAMELESS, ", ".join(sorted(map(str, queries))))
-        self._sink.reached()
+        capabilities.reached(self._sink)
         content = _content(self._offsets, self._epoch) if self._is_repeatable else None
         self._recorded.refuse(self._job, self._epoch, content)
         committer = JobCommitter(self._job, self._sink.committer(self._job))
@@ -365,9 +369,9 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
 
     def _abort_now(self) -> None:
         if self._is_repeatable:
-            _abort(self._sink.bounded(), self._job, self._epoch)
+            _abort(capabilities.bounded(self._sink), self._job, self._epoch)
         else:  # no other process has this name, and no process completes it later
-            _recover(self._sink.bounded(), self._job)
+            _recover(capabilities.bounded(self._sink), self._job)
 
 
 def _context() -> TaskContext:

@@ -17,7 +17,7 @@ from headrace.runners.spark_processes.class_archives import QUIET, ClassArchive,
 SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"
 """What Spark reads options of the driver's JVM from, alongside the configuration, which is the user's own."""
 
-SAMPLE = "headrace.runners.spark_processes.spark_sample"
+SAMPLE = "headrace.spark.archive_sample"
 
 
 def archive_file() -> Path:

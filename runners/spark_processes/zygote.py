@@ -1,10 +1,11 @@
 """A process that has loaded what Spark's Python processes need, and forks one of them when asked (daemon.py).
 
-    python -m headrace.runners.spark_processes.zygote SOCKET MODULE...
+    python -m headrace.runners.spark_processes.zygote SOCKET MODULE[:FUNCTION]...
 
-It listens at once, loads, then serves, until its standard input closes: then its driver is gone. It forks as soon as another
-process connects, and the fork reads what is wanted of it: the process that stops in the middle, or sends nonsense, holds up a
-fork and no process else. Threads and a fork do not go together: with one that is not known to bear it, it does not serve.
+It listens at once, imports the modules and calls the functions, then serves, until its standard input closes: then its driver
+is gone. It forks as soon as another process connects, and the fork reads what is wanted of it: a process that stops in the
+middle, or sends nonsense, holds up a fork and no other process. Threads and a fork do not go together: with one that is not
+known to bear it, it does not serve.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ class Fork:
     connection: socket.socket
 
 
-def main(address: Path, modules: list[str]) -> None:
+def main(address: Path, names: list[str]) -> None:
     """Load and serve. Raises SystemExit when it cannot fork safely; the process that asks then starts without it."""
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             with reachable(address) as name:
                 listener.bind(name)
             listener.listen()
-            for module in modules:
-                importlib.import_module(module)
+            for name in names:
+                _load(name)
             if others := _other_threads() - FORKABLE_THREADS:
-                raise SystemExit(f"not forking, since loading {', '.join(modules)} has started threads: {', '.join(others)}")
+                raise SystemExit(f"not forking, since loading {', '.join(names)} has started threads: {', '.join(others)}")
             gc.freeze()  # what is loaded is shared by all that are forked, as long as no collection writes to it
             os.register_at_fork(after_in_child=_draw_other_numbers)
             asking = _serve(listener)
@@ -65,6 +66,13 @@ def main(address: Path, modules: list[str]) -> None:
 
 
 _STARTED = os.getpid()
+
+
+def _load(name: str) -> None:
+    module, _, function = name.partition(":")
+    loaded = importlib.import_module(module)
+    if function:
+        getattr(loaded, function)()
 
 
 def _other_threads() -> set[str]:

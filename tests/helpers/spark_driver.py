@@ -15,7 +15,7 @@ from tests.helpers.spark_sink_driver import SHORT_LIVED
 
 
 def main(arguments: dict) -> None:
-    from headrace.runners.spark import warm_session_builder
+    from headrace.spark import warm_session_builder
 
     settings = {"spark.ui.enabled": "false", **SHORT_LIVED}
     spark = warm_session_builder().master("local[2]").config(map=settings).getOrCreate()

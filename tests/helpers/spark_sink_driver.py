@@ -35,7 +35,7 @@ def written_by_batch(writes: list[dict]):
 
 def main(arguments: dict) -> None:
     os.environ["HEADRACE_KILL_GROUP"] = str(os.getpgid(0))  # seen by what the JVM starts
-    from headrace.runners import spark as runner
+    from headrace import spark as runner
     from headrace.runners.spark_processes.spark_archive import archive_at_hand, use_archive
 
     archive_at_hand()

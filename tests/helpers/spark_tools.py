@@ -27,7 +27,7 @@ def start_session(**settings: str) -> SparkSession:
     A warm one, as each query of the tests starts Python processes, and waits for what they import. Sessions that are not warm:
     the drivers of `spark_jobs.py`, and those of test_warm_session.py.
     """
-    from headrace.runners.spark import warm_session_builder
+    from headrace.spark import warm_session_builder
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     archive_at_hand()

@@ -16,7 +16,8 @@ from confluent_kafka import KafkaException
 
 from headrace import cli
 from headrace.connectors.base.commit import JobCommitter
-from headrace.connectors.base.sink import Attempt, one_off_job
+from headrace.connectors.base.jobs import one_off_job
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.transactions import TransactionResult, Transactions
 from headrace.testing import DyingCommitter, Killed
 from headrace.testing.servers.kafka import create_topic, start_broker

@@ -13,7 +13,7 @@ from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.kafka.client.errors import FencedByBrokerError
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.properties import Isolation
-from headrace.connectors.kafka.write import sink as sink_module
+from headrace.connectors.kafka.write import committer as committer_module
 from headrace.connectors.kafka.write.produce import BatchSender
 from headrace.connectors.kafka.write.transactions import TransactionProtocol, TransactionResult, Transactions
 from headrace.enumerator.errors import HeadraceError
@@ -114,7 +114,7 @@ def test_flink_40703_ids_used_again_and_an_older_checkpoint_restored(fake):
 
 @BOTH
 def test_flink_40703_shows_when_a_fenced_id_is_taken_for_an_aborted_transaction(fake, monkeypatch):
-    monkeypatch.setattr(sink_module, "outcome_of", lambda *_, **__: Outcome.ABORTED)
+    monkeypatch.setattr(committer_module, "outcome_of", lambda *_, **__: Outcome.ABORTED)
     assert restored_when_its_ids_were_used_again(fake) == ["0", "1", "1", "2", "3"]
 
 
@@ -309,7 +309,7 @@ def test_what_is_ended_in_the_clusters_version_is_written_twice(fake, monkeypatc
     monkeypatch.setattr(
         Transactions, "end", lambda self, producer, _, outcome: honest(self, producer, self.protocol(), outcome)
     )
-    monkeypatch.setattr(sink_module, "outcome_of", lambda *_, **__: Outcome.ABORTED)
+    monkeypatch.setattr(committer_module, "outcome_of", lambda *_, **__: Outcome.ABORTED)
     assert ended_after_the_cluster_moved_on(fake) == ["a", "a"]
 
 

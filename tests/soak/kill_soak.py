@@ -31,7 +31,7 @@ from typing import Any
 from confluent_kafka import Producer
 from rich.progress import Progress
 
-from headrace.connectors.base.sink import CommitListSerializer
+from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.testing.servers.kafka import create_topic, start_broker
 from headrace.testing.servers.kafka.jars import KAFKA_VERSION

@@ -21,7 +21,9 @@ import pyarrow as pa
 from headrace import Pipeline
 from headrace.connectors.base.dead_letters import DEAD_LETTER
 from headrace.connectors.base.sink import Attempt
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaCommitter, KafkaTransaction
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
+from headrace.connectors.kafka.write.committer import KafkaCommitter
+from headrace.connectors.kafka.write.transaction import KafkaTransaction
 from headrace.formats import JsonFormat
 from headrace.kafka import DeadLetters, KafkaSink, KafkaSource
 from headrace.runners.local.checkpoints import CheckpointStore

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from headrace.connectors.base.capabilities import Confirmation, confirm
 from headrace.connectors.base.sink import CommitList, Committer, Outcome
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.write.handles import KafkaHandle, WrittenRange
@@ -22,7 +23,7 @@ class Loss:
     reason: str
 
 
-class LossAccepting(Committer[KafkaHandle]):
+class LossAccepting(Committer[KafkaHandle], Confirmation[KafkaHandle]):
     """A committer that gives up what a recovery would raise DataLossError for; all else is committed, or copied.
 
     Interrupted and run again, it finds the same losses again, but for those of transactions that it has copied the rest of.
@@ -68,6 +69,10 @@ class LossAccepting(Committer[KafkaHandle]):
     def clean_up(self, keep: Collection[KafkaHandle]) -> None:
         """See above."""
         self._inner.clean_up(keep)
+
+    def confirm(self, handles: Sequence[KafkaHandle]) -> None:
+        """See above."""
+        confirm(self._inner, handles)
 
     def forget(self) -> None:
         """See above."""

@@ -1,8 +1,6 @@
-"""The durable lists of Kafka sinks: a compacted topic, a key for each job and destination (`names.py`), written under a
-transactional id of its driver.
+"""The topic of the durable lists of Kafka sinks: compacted, with a key for each job and destination (`names.py`).
 
-The transactional id is what makes it safe: taking it over fences an older driver, whose write can then no longer land after
-the new driver has read the list. A plain compacted topic would let it.
+Here it is made and read. A driver writes its list by `driver_log.py`.
 """
 
 from __future__ import annotations
@@ -12,59 +10,41 @@ import os
 import threading
 import time
 import weakref
-from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
-from uuid import UUID, uuid4
-
-import pyarrow as pa
+from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import BrokerError, broker_error
+from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.fetch import fetch_there, intact
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import TopicMetadata
 from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest
 from headrace.connectors.kafka.format.decode import decode
-from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
+from headrace.connectors.kafka.format.encode import RecordEncoder
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import StoredBatch
-from headrace.connectors.kafka.log_dump import MarkerKind, control_marker, records_of
-from headrace.connectors.kafka.write.names import JobNames
-from headrace.connectors.kafka.write.produce import OutBatch, idempotent_sender, transactional_sender
+from headrace.connectors.kafka.format.stored_batch import MarkerKind, control_marker, records_of
+from headrace.connectors.kafka.write.list_records import record_rows, whole_lists
+from headrace.connectors.kafka.write.produce import OutBatch, idempotent_sender
 from headrace.connectors.kafka.write.topic_config import topic_setting
 from headrace.connectors.kafka.write.topics import find_topic
 from headrace.connectors.kafka.write.transaction_log import open_transactions
-from headrace.connectors.kafka.write.transactions import (
-    ENDED_BY_OTHERS,
-    Answer,
-    Producer,
-    TransactionDescription,
-    TransactionProtocol,
-    TransactionResult,
-    Transactions,
-)
-from headrace.enumerator.envelope import Envelope
-from headrace.enumerator.errors import FencedError, PeerError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import PeerError, RetriableError, StateError, UsageError
 
-__all__ = ["CommitLog", "DriverLog"]
+__all__ = ["CommitLog"]
 
 log = logging.getLogger(__name__)
 
 _PARTITION = 0
-_DRIVER_TIMEOUT_MS = 10_000  # a driver that dies in the middle of a write holds others up no longer than this
 _REPLICAS = 3  # as Kafka's own topics of transactions and offsets have; brokers' default for others is 1
 _CLEANUP_POLICY = "cleanup.policy"
-_HAS_WRITTEN = ("PrepareCommit", "CompleteCommit")
 _LONGEST_OPEN_S = 20.0  # a driver's write that times out is ended by then: coordinators look every 10 s
-_MOST_QUICK_FAILURES = 3  # before its timeout a write is aborted by no outage
-_ROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
-_NOTHING = b"/"  # no list's key, and no part's: compaction keeps one of them for all jobs at most
+_NOTHING = "/"  # no list's key, and no part's: compaction keeps one of them for all jobs at most
 
 
 _CONFIGS = {
@@ -74,10 +54,6 @@ _CONFIGS = {
     "min.cleanable.dirty.ratio": "0.1",
     "max.message.bytes": str(1 << 20),  # brokers may have a lower default
 }
-
-_PART_BYTES = 1 << 19
-"""A longer list is split: well below what a broker takes as one record, whatever compression makes of it."""
-_PARTS = Envelope("headrace-commit-list-parts", "head of a list of transactions")
 
 
 class CommitLog:
@@ -162,7 +138,7 @@ class CommitLog:
         process has read before and that is gone, or was created again since.
         """
         found = self._find()
-        return {} if found is None else _wholes(self._read(found, self._stable_end()))
+        return {} if found is None else whole_lists(self._read(found, self._stable_end()))
 
     def decided(self) -> dict[str, bytes]:
         """`read`, without waiting: a write that is open now is left out, and hides nothing of what comes after it.
@@ -170,7 +146,7 @@ class CommitLog:
         It may be of a driver that has died, and stay open until its timeout, or until its id is taken over.
         """
         found = self._find()
-        return {} if found is None else _wholes(self._decided(found, self._end(Isolation.READ_UNCOMMITTED)))
+        return {} if found is None else whole_lists(self._decided(found, self._end(Isolation.READ_UNCOMMITTED)))
 
     def decided_records(self) -> dict[str, bytes]:
         """Records by their keys, as `decided`, after `create`: a broker that does not know the topic yet is asked again.
@@ -212,7 +188,7 @@ class CommitLog:
 
     def write_nothing(self) -> int:
         """The offset of a record that says nothing, once all in-sync replicas have it: see `proved_records`."""
-        rows = pa.RecordBatch.from_arrays([_binary([_NOTHING]), _binary([None])], schema=_ROW)
+        rows = record_rows({_NOTHING: None})
         encoder = RecordEncoder(1, producer_id=-1, producer_epoch=-1, transactional=False)
         encoded = [*encoder.append(rows, time.time_ns() // 1_000_000), *encoder.flush()]
         with closing(idempotent_sender(self.cluster)) as sender:
@@ -416,211 +392,3 @@ def _renew_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_locks)
-
-
-# --- a list in several records -------------------------------------------------------------------------------------------
-
-_SEPARATOR = "/"
-
-
-def _split(key: str, value: bytes | None, before: Collection[str]) -> dict[str, bytes | None]:
-    """Key to value of the records that are the list; those of `before` that are not part of it are removed.
-
-    All are of one transaction. Parts start with the id of their list, which the record under the list's own key names.
-    """
-    gone: dict[str, bytes | None] = dict.fromkeys(before)
-    if value is None or len(value) <= _PART_BYTES:
-        return {**gone, key: value}
-    list_id = uuid4().hex
-    parts = [value[start : start + _PART_BYTES] for start in range(0, len(value), _PART_BYTES)]
-    named = {f"{key}{_SEPARATOR}{index}": list_id.encode() + part for index, part in enumerate(parts)}
-    return {**gone, **named, key: _PARTS.seal({"id": list_id, "parts": len(parts)})}
-
-
-def _wholes(records: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The lists, each whole, by their keys."""
-    return {key: _whole(key, records) for key in records if _SEPARATOR not in key}
-
-
-def _list_of(key: str, records: Mapping[str, bytes]) -> bytes | None:
-    """The list under this key, whole."""
-    return _whole(key, records) if key in records else None
-
-
-def _whole(key: str, records: Mapping[str, bytes]) -> bytes:
-    """What `_split` was given; a list whose parts are not there as it is, which is then no list that can be read."""
-    value = records[key]
-    if _PARTS.name.encode() not in value[:_HEAD_BYTES]:
-        return value
-    try:
-        head = _PARTS.open(value, key)
-        with _PARTS.reading(key):
-            list_id = head["id"].encode()
-            parts = [records[f"{key}{_SEPARATOR}{index}"] for index in range(head["parts"])]
-    except StateError:
-        return value
-    if not all(part.startswith(list_id) for part in parts):
-        return value
-    return b"".join(part[len(list_id) :] for part in parts)
-
-
-_HEAD_BYTES = 100
-
-
-def _has_ended(found: TransactionDescription, own: Producer | None) -> bool:
-    """Whether it is the transaction of this very producer that is over, by its timeout as a rule, and no process has come
-    since.
-
-    That bumps the epoch once. Another driver's InitProducerId bumps it, too, but leaves the id without a transaction, and what
-    that driver writes ends one epoch later still.
-    """
-    by_its_end = None if own is None else (own.producer_id, own.epoch + 1)
-    return found.is_decided and (found.producer.producer_id, found.producer.epoch) == by_its_end
-
-
-class DriverLog:
-    """The list of one job at one destination, and its driver's right to write it. Used by one thread."""
-
-    def __init__(self, commit_log: CommitLog, transactions: Transactions, names: JobNames) -> None:
-        self._log, self._transactions, self._names = commit_log, transactions, names
-        self._parts: frozenset[str] = frozenset()
-        self._recorded: bytes | None = None
-        self._producer: Producer | None = None
-        self._protocol = TransactionProtocol.V1
-
-    def fence(self) -> bytes | None:
-        """Shut other drivers of the job out; then the job's durable list.
-
-        Raises StateError if there is none, and the job's driver has written one: then the topic is not the one that it was.
-        """
-        self._log.create()
-        self._refuse_lost()
-        self._protocol = self._transactions.protocol()
-        self._take_over_and_read()
-        return self._recorded
-
-    def _take_over_and_read(self) -> None:
-        self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
-        key, records = self._names.key, self._log.proved_records()
-        self._recorded = _list_of(key, records)
-        self._parts = frozenset(name for name in records if name.startswith(f"{key}{_SEPARATOR}"))
-
-    def _refuse_lost(self) -> None:
-        """The coordinator knows what the driver's last transaction was, until the id is taken over.
-
-        Checked before that, so that it is known at the next start, too. A driver that has taken the id over and died before
-        its first write leaves nothing to know it by.
-        """
-        known = self._transactions.describe([self._names.driver])[self._names.driver]
-        if known is None or known.state not in _HAS_WRITTEN or self._names.key in self._log.decided_records():
-            return
-        self._await_end(self._names.driver)  # its first write may be decided, and not in the log yet
-        if self._names.key in self._log.proved_records():
-            return
-        raise StateError(
-            f"the driver of job {self._names.job!r} has recorded epochs in the topic {self._log.topic!r}, and it has no list "
-            "of the job: it was deleted and created again, or the job had another commit topic. Which epochs are committed is "
-            f"not known. Restore the topic, or start over with headrace transactions forget --job {self._names.job}"
-        )
-
-    def _await_end(self, transactional_id: str) -> None:
-        """Return when nothing is under way under the id: all that was committed is in the log then, with its markers."""
-
-        def look() -> None:
-            found = self._transactions.describe([transactional_id])[transactional_id]
-            if found is not None and found.is_under_way:
-                raise RetriableError(
-                    f"a transaction of {transactional_id!r} is {found.state}, and ends by its timeout at the latest"
-                )
-
-        self._log.cluster.retrying(f"waiting for a transaction of {transactional_id!r} to end", look)
-
-    def write(self, value: bytes | None) -> None:
-        """Replace the job's list (None: leave none). Raises FencedError when another driver has claimed the job since `fence`.
-
-        An outage may outlast the transaction of this write, whose coordinator then aborts and fences it. That is no other
-        driver: the list is read again, and written again unless it is there.
-        """
-        quick_failures = 0
-        while True:
-            started_at = time.monotonic()
-            try:
-                self._write(value)
-            except BrokerError as error:
-                if error.code not in ENDED_BY_OTHERS:
-                    raise
-                quick_failures += time.monotonic() - started_at < _DRIVER_TIMEOUT_MS / 1000
-                if quick_failures > _MOST_QUICK_FAILURES:
-                    raise
-                self._refuse_rival(value, error)
-                self._log.cluster.back_off(quick_failures)
-                if self._recorded == value:
-                    return
-            else:
-                self._recorded = value
-                return
-
-    def _refuse_rival(self, value: bytes | None, error: BrokerError) -> None:
-        """Raise FencedError if another driver has taken the id over, or has changed the list; else take it again, and read."""
-        own, before = self._producer, self._recorded
-        found = self._transactions.describe([self._names.driver])[self._names.driver]
-        if found is not None and found.producer != own and not _has_ended(found, own):
-            raise self._fenced() from error
-        log.warning(
-            "job %s: the write of its list was aborted, and no other driver has done it: it took longer than %.0f s, or the "
-            "brokers forgot its id; looking whether it is to be written again (%s)",
-            self._names.job,
-            _DRIVER_TIMEOUT_MS / 1000,
-            error,
-        )
-        self._take_over_and_read()
-        if self._recorded not in (before, value):
-            raise self._fenced() from error
-
-    def remove(self) -> None:
-        """Remove the job's list, and that it had one. Raises FencedError as `write`."""
-        self.write(None)
-        self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
-
-    def reset(self) -> None:
-        """Shut other drivers of the job out and leave no list, whatever was recorded, can be read of it, or is lost."""
-        self._log.create()
-        self._protocol = self._transactions.protocol()
-        self._take_over_and_read()
-        self.remove()
-
-    def _write(self, value: bytes | None) -> None:
-        assert self._producer is not None
-        if self._protocol is TransactionProtocol.V1:
-            # A delayed EndTxn of the write before could end this one (KAFKA-17754); version 2 bumps the epoch with each.
-            self._producer = self._transactions.renew(self._producer, _DRIVER_TIMEOUT_MS)
-        producer = self._producer
-        records = _split(self._names.key, value, self._parts)
-        columns = [_binary([key.encode() for key in records]), _binary(list(records.values()))]
-        rows = pa.RecordBatch.from_arrays(columns, schema=_ROW)
-        encoder = RecordEncoder(
-            1, producer_id=producer.producer_id, producer_epoch=producer.epoch, transactional=True, codec=Codec.ZSTD
-        )
-        encoded = [*encoder.append(rows, time.time_ns() // 1_000_000), *encoder.flush()]
-        sender = transactional_sender(self._log.cluster, self._transactions, producer, self._protocol)
-        try:
-            sender.send(self._log.topic, [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded])
-            sender.flush()
-        finally:
-            sender.close()
-        answer, self._producer = self._transactions.end(producer, self._protocol, TransactionResult.COMMIT)
-        if answer is not Answer.DONE:
-            code = ErrorCode.PRODUCER_FENCED if answer is Answer.UNKNOWN else ErrorCode.INVALID_TXN_STATE
-            raise broker_error(code, f"writing the list of transactions of job {self._names.job!r}")
-        self._parts = frozenset(name for name, data in records.items() if _SEPARATOR in name and data is not None)
-
-    def _fenced(self) -> FencedError:
-        return FencedError(f"another driver of job {self._names.job!r} claimed it: this one must stop, and has changed nothing")
-
-
-def _binary(values: Sequence[bytes | None]) -> pa.Array:
-    """Not by `pa.array`: for a list that imports pandas where it is installed, half a second in a driver's first commit."""
-    known = sum((value is not None) << place for place, value in enumerate(values))
-    ends = array("i", accumulate((len(value or b"") for value in values), initial=0))
-    buffers = (known.to_bytes(len(values) // 8 + 1, "little"), ends, b"".join(value or b"" for value in values))
-    return pa.Array.from_buffers(pa.binary(), len(values), [pa.py_buffer(buffer) for buffer in buffers])

@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from headrace.connectors.base.sink import HandleSerializer, stored_number, stored_text
+from headrace.connectors.base.sink import HandleSerializer
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
-from headrace.enumerator.envelope import readable_version
+from headrace.enumerator.envelope import readable_version, stored_number, stored_text
 
 __all__ = ["KafkaHandle", "KafkaHandleSerializer", "WrittenRange"]
 

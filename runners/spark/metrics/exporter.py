@@ -18,8 +18,8 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.metrics.collector import MetricSource
 from headrace.runners.spark.metrics.job import JobStatus
 from headrace.runners.spark.metrics.queries import KnownQueries
-from headrace.runners.spark.metrics.reports import REPORTS_VARIABLE, ReportListener, own_address
 from headrace.runners.spark.metrics.sinks import ListsTransactions, SinkWatch
+from headrace.runners.spark.reports import REPORTS_VARIABLE, ReportListener, own_address
 from headrace.runners.spark.supervision import dry_run_source
 from headrace.runners.spark.supervision.core import Ending
 from headrace.runners.spark.supervision.exit_causes import end_by

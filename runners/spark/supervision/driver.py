@@ -10,7 +10,6 @@ supervisor has to know, and `{}` each half second to say that it is alive. SIGTE
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -27,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
+from headrace.runners.spark.format import DataSourceFormat
 from headrace.runners.spark.private import active_context, call_jvm
 from headrace.runners.spark.session import (
-    PRELOADED,
     REDACTION,
     end_processes,
     is_local,
@@ -65,10 +64,12 @@ MASTER = "spark.master"
 class DriverOrder:
     """What a driver runs. `session`: the function that makes the session; None for headrace's builders with `conf`.
 
-    `standbys`: how many drivers wait alongside the one that runs the job. `has_peers`: others wait on other hosts.
+    `spark_format`: the function that gives the format of sessions and sinks. `standbys`: how many drivers wait alongside the
+    one that runs the job. `has_peers`: others wait on other hosts.
     """
 
     job: FunctionName
+    spark_format: FunctionName
     session: FunctionName | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     standbys: int = 0
@@ -85,6 +86,7 @@ class DriverOrder:
         session = given["session"]
         return cls(
             FunctionName(**given["job"]),
+            FunctionName(**given["spark_format"]),
             None if session is None else FunctionName(**session),
             given["conf"],
             given["standbys"],
@@ -98,12 +100,13 @@ _STOPPED = DriverEnd(Ending.STOPPED, "it was stopped")
 class _Driver:
     """The main thread's part. `called`: it is to run the job."""
 
-    def __init__(self, order: DriverOrder, reports: int, called: threading.Event) -> None:
+    def __init__(self, order: DriverOrder, spark_format: DataSourceFormat, reports: int, called: threading.Event) -> None:
         self._order = order
+        self._format = spark_format
         self._reports = reports
         self._called = called
         self._tree = os.environ[TREE_VARIABLE]
-        self._takeover = Takeover(self._tree, order.standbys, has_peers=order.has_peers)
+        self._takeover = Takeover(self._tree, spark_format.data_source, order.standbys, has_peers=order.has_peers)
         self._lock_trouble = ""
         self._is_to_stop = False
         self._reporting = threading.Lock()
@@ -121,10 +124,11 @@ class _Driver:
 
     def _run(self) -> DriverEnd:
         job = load(self._order.job)
-        session = load(self._order.session)() if self._order.session is not None else _session(self._order.conf)
+        own = self._order.session
+        session = load(own)() if own is not None else _session(self._format, self._order.conf)
         if self._order.has_peers:
             refuse_connect(session)
-        dry_run = DryRun(dry_run_folder(self._tree), self._called)
+        dry_run = DryRun(dry_run_folder(self._tree), self._format.data_source, self._called)
         on_stage = partial(job, stage_of(session)) if isinstance(session, SparkSession) else None
         self._wait_for_call(dry_run, on_stage)
         if self._is_to_stop:
@@ -148,7 +152,7 @@ class _Driver:
         """Get ready, say so, keep ready. Over at once for a driver that is called already, or instructed to end."""
         if self._called.is_set():
             return
-        importlib.import_module(PRELOADED)
+        self._format.preload()
         no_dry_run = "its session is none of classic PySpark" if job is None else dry_run.first(job)
         self._report(armed=True, no_dry_run=no_dry_run)
         warm_until = time.monotonic() + KEEP_WARM_S
@@ -235,10 +239,10 @@ def refuse_connect(session: object) -> None:
         )
 
 
-def _session(conf: Mapping[str, str]) -> SparkSession:
+def _session(spark_format: DataSourceFormat, conf: Mapping[str, str]) -> SparkSession:
     """A session of headrace's builders: a warm one where the settings say that all is on this machine."""
-    builder = warm_session_builder() if is_local(conf.get(MASTER, "")) else session_builder()
-    return builder.config(map=dict(conf)).getOrCreate()
+    new_builder = warm_session_builder if is_local(conf.get(MASTER, "")) else session_builder
+    return new_builder(spark_format).config(map=dict(conf)).getOrCreate()
 
 
 def _take_orders(orders: int, read: bytes, called: threading.Event) -> None:
@@ -278,7 +282,8 @@ def main() -> None:
     line, _, more = read.partition(b"\n")
     called = threading.Event()
     threading.Thread(target=_take_orders, args=[orders, more, called], daemon=True).start()
-    end = _Driver(DriverOrder.from_line(line), reports, called).run()
+    order = DriverOrder.from_line(line)
+    end = _Driver(order, load(order.spark_format)(), reports, called).run()
     end_processes(CLEAN_UP_S)
     sys.stdout.flush()
     sys.stderr.flush()

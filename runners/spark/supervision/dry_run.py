@@ -21,8 +21,10 @@ from types import FrameType
 from unittest.mock import patch
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headrace.connectors.base.capabilities import warm_driver
 from headrace.runners.spark.private import hadoop_path, start_unwatched
 from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, looked, under_way
 from headrace.runners.spark.supervision.exit_causes import one_line
@@ -43,7 +45,7 @@ _HARMLESS = frozenset({OURS, "rate", "rate-micro-batch"})
 """Sources that a second query may read: it takes nothing away from the first, and reads no more than a little."""
 
 
-_TRUSTED = frozenset({"headrace", "pyspark_headrace", "pyspark", "py4j"})
+_TRUSTED = frozenset({"headrace", "pyspark", "py4j"})
 
 
 def dry_run_folder(tree: str) -> Path:
@@ -56,11 +58,15 @@ class _NotDryRun(BaseException):
 
 
 class DryRun:
-    """Of one job in one driver. Called by the driver's main thread. `called`: the driver is to run the job, so hurry."""
+    """Of one job in one driver, whose sinks are of the format `data_source`. Called by the driver's main thread.
 
-    def __init__(self, folder: Path, called: threading.Event) -> None:
+    `called`: the driver is to run the job, so hurry.
+    """
+
+    def __init__(self, folder: Path, data_source: type[DataSource], called: threading.Event) -> None:
         """Nothing is made or started."""
         self._folder = folder
+        self._data_source = data_source
         self._called = called
         self._queries: list[StartedQuery] = []
         self._running: list[StreamingQuery] = []
@@ -140,7 +146,7 @@ class DryRun:
         if started.sink.lower() == OURS:
             # With its options, as its processes look at where they would write.
             writer = writer.format(OURS).options(**_without_checkpoint(started)).option(DRY_RUN, "true")
-            threading.Thread(target=_look, args=[started], daemon=True).start()
+            threading.Thread(target=_look, args=[started, self._data_source], daemon=True).start()
         else:
             writer = writer.format("noop")
         checkpoint = self._checkpoint(started.frame.sparkSession)
@@ -172,10 +178,10 @@ def _without_checkpoint(started: StartedQuery) -> dict[str, str]:
     return {name: value for name, value in started.options.items() if name.lower() != LOCATION}
 
 
-def _look(started: StartedQuery) -> None:
+def _look(started: StartedQuery, data_source: type[DataSource]) -> None:
     """In its own thread: a call must not wait for brokers that are away."""
     with suppress(Exception):  # options that the job fails with, too
-        looked(writer_of(started).sink.warm_driver)
+        looked(warm_driver, writer_of(started, data_source).sink)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from headrace.connectors.base import capabilities
 from headrace.connectors.base.sink import TwoPhaseSink
 
 log = logging.getLogger(__name__)
@@ -47,10 +48,10 @@ def is_under_way() -> bool:
 _under_way = False
 
 
-def looked(look: Callable[[], None]) -> None:
+def looked(look: Callable[[TwoPhaseSink[Any]], None], sink: TwoPhaseSink[Any]) -> None:
     """Have a sink look at its destination in this process. What it fails with is for the job that writes to meet."""
     try:
-        look()
+        look(sink)
     except Exception as error:  # noqa: BLE001 - whatever a sink raises
         log.debug("a dry run continues without a check at where it would write: %s", error)
 
@@ -64,19 +65,19 @@ class DryRunWriter(DataSourceStreamArrowWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """In the process that plans."""
-        looked(self._sink.warm_driver)
+        looked(capabilities.warm_driver, self._sink)
         return {"_sink": self._sink}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task."""
-        looked(self._sink.warm)
+        looked(capabilities.warm, self._sink)
         for _ in iterator:
             pass
         return WriterCommitMessage()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. There is nothing to commit."""
-        looked(self._sink.warm_driver)
+        looked(capabilities.warm_driver, self._sink)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. There is nothing to abort."""

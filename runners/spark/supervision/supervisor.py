@@ -20,25 +20,21 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from headrace.connectors.base.lease import LeaseStore
 from headrace.enumerator.errors import UsageError
-from headrace.runners.restarts import ExponentialDelay, RestartStrategy
 from headrace.runners.spark.submitted import as_it_was_submitted
 from headrace.runners.spark.supervision.core import (
     EXIT_STATUSES,
     DriverEnd,
     Ending,
     JobStopRequested,
-    SupervisionLimits,
     SupervisionPhase,
     SupervisionStarted,
     TimePassed,
 )
 from headrace.runners.spark.supervision.driver import DriverOrder
-from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.lease.core import (
     CallWanted,
     DriverHeard,
@@ -72,67 +68,24 @@ from headrace.runners.spark.supervision.standby import (
     StandbyCommand,
     StandbyCore,
     StandbyEvent,
-    StandbyLimits,
     Stop,
     WarmUp,
 )
 from headrace.runners.spark.supervision.status import StatusFile, instant_in
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 log = logging.getLogger(__name__)
 
-__all__ = ["DEFAULT_RESTART", "run", "supervise"]
+__all__ = ["supervise"]
 
-DEFAULT_RESTART = ExponentialDelay()
 LONGEST_WAIT_S = 86_400.0
 """What the kernel is asked to wait at a time: it counts milliseconds in 32 bits."""
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _ONE_STOP_S = 2.0
 """Within so long a signal and the end of spark-submit are one stop: a terminal's Ctrl-C goes to both."""
-
-
-def run(
-    job: Callable[[SparkSession], object],
-    *,
-    standby: int = 0,
-    lease: LeaseStore | None = None,
-    restart: RestartStrategy = DEFAULT_RESTART,
-    session: Callable[[], SparkSession] | None = None,
-    conf: Mapping[str, str] | None = None,
-    status: str | Path | None = None,
-    progress_timeout_s: float | None = None,
-    silence_timeout_s: float | None = 30.0,
-    stop_timeout_s: float = 60.0,
-) -> None:
-    """Run a job of streaming queries in its own process, and start it again when it fails. Linux, in the main thread.
-
-    `job`: a function at the top of a file, which is given a session and returns its streaming query, or several. Call `run`
-    under `if __name__ == "__main__"`: the process imports the file. `session` makes the session (default: headrace's builders,
-    with the settings of `conf`). `standby`: this many more drivers (at most 2) make their session, dry-run the job and wait;
-    when the one that runs it fails, one of them takes over at once, and not after the delay of a restart. What that asks of a
-    job, and what it costs, is in docs/how-to/restart-jobs.md. `lease`: a `headrace.kafka.KafkaLease`, for the same call on
-    several hosts: one of them leads, the others wait with a warm driver until it is dead. `restart`:
-    `headrace.run.ExponentialDelay` (default) and its like. `status`: a file of JSON that says what continues.
-    `progress_timeout_s`: the job is killed and started again when for this many seconds no batch has ended while one was under
-    way; None (default) for any time. `silence_timeout_s`: also when its process, or its JVM, has not got round to saying that
-    it exists for this many seconds (at least 4); None for never. SIGTERM and SIGINT end the job after the batch under way,
-    which may take `stop_timeout_s` seconds; a second one ends it at once.
-
-    Returns when all queries have ended by themselves. Raises SystemExit with one of `EXIT_STATUSES` otherwise: 143 after a
-    stop, 1 where the restart strategy has given up, and at once 2 for wrong options, 65 for lost records, 66 for a checkpoint
-    that cannot be used, 67 where another driver has claimed the job. Raises UsageError for arguments that cannot be.
-    """
-    if session is not None and conf:
-        raise UsageError("settings of a session are given to run(conf=...) or to the function that makes it, not to both")
-    maker = None if session is None else FunctionName.of(session)
-    order = DriverOrder(FunctionName.of(job), maker, dict(conf or {}), standby, lease is not None)
-    limits = SupervisionLimits(progress_timeout_s, stop_timeout_s), StandbyLimits(standby, silence_timeout_s)
-    end = supervise(order, lambda: StandbyCore(restart, *limits), None if status is None else StatusFile(Path(status)), lease)
-    if end.ending is not Ending.COMPLETED:
-        raise SystemExit(EXIT_STATUSES[end.ending])
 
 
 def supervise(

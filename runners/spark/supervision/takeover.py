@@ -7,7 +7,6 @@ the first tasks, would abort them.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import re
@@ -19,12 +18,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.connectors.base.sink import ImmediateSink, TwoPhaseSink
+from headrace.connectors.base.immediate import ImmediateSink
+from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.driver_id import DRIVER_ID
+from headrace.runners.spark.pipeline import started_sink
 from headrace.runners.spark.private import hadoop_path
-from headrace.runners.spark.session import HOOK, PIPELINES
+from headrace.runners.spark.session import PIPELINES
 from headrace.runners.spark.supervision.checkpoint_owner import checkpoint_at
-from headrace.runners.spark.supervision.driver_id import DRIVER_ID
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.queries import RunningQuery
 from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery
@@ -52,12 +53,13 @@ commits: two that have looked both commit."""
 class Takeover:
     """A `Starter` for a driver of this process tree that runs the job. Called in the thread of the job.
 
-    `standbys`: how many other drivers wait. `has_peers`: others wait on other hosts.
+    `data_source`: the format of its sinks. `standbys`: how many other drivers wait. `has_peers`: others wait on other hosts.
     """
 
-    def __init__(self, tree: str, standbys: int, *, has_peers: bool = False) -> None:
+    def __init__(self, tree: str, data_source: type[DataSource], standbys: int, *, has_peers: bool = False) -> None:
         """Takes nothing."""
         self._tree = tree
+        self._data_source = data_source
         self._standbys = standbys
         self._has_peers = has_peers
         self._locks: dict[str, CheckpointLock] = {}
@@ -91,7 +93,7 @@ class Takeover:
         location = checkpoint_of(started)
         if self._standbys or self._has_peers:
             check_standby(started.sink, location)
-            _say_what_is_repeated(started, _ONCE_BETWEEN_HOSTS if self._has_peers else _EXACTLY_ONCE)
+            self._say_what_is_repeated(started)
         if self._has_peers:
             check_peers(location)
         if location is not None:
@@ -123,7 +125,7 @@ class Takeover:
             try:
                 job = checkpoint_at(location, started.frame).query_id()
                 if job is not None:
-                    writer_of(started).release(job)
+                    writer_of(started, self._data_source).release(job)
             except Exception as error:  # noqa: BLE001 - whatever it is, the job has ended well
                 log.warning("a job could not be given back at its sink, which is for supervised drivers until it is: %s", error)
 
@@ -131,6 +133,17 @@ class Takeover:
         """From time to time, in its own thread. Raises as `CheckpointLock.keep`."""
         for lock in tuple(self._locks.values()):
             lock.keep()
+
+    def _say_what_is_repeated(self, started: StartedQuery) -> None:
+        """A sink of headrace may be one whose rows are visible at once. Raises UsageError for options that it does not take."""
+        sink, exactly_once = started.sink, _ONCE_BETWEEN_HOSTS if self._has_peers else _EXACTLY_ONCE
+        if _is_ours(sink):
+            ours = writer_of(started, self._data_source).sink
+            repeated = type(ours).__name__ if isinstance(ours, ImmediateSink) else None
+        else:
+            repeated = None if sink.lower() in exactly_once else sink
+        if repeated is not None:
+            log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", repeated)
 
     def _claim(self, started: StartedQuery, location: str) -> None:
         """Claim the job, and end what was left at its sink. Raises as `StreamWriter.claim`, and for an unreadable checkpoint.
@@ -140,7 +153,7 @@ class Takeover:
         """
         started.mark(DRIVER_ID, self._tree)
         claiming = replace(started, options={**started.options, DRIVER_ID.lower(): self._tree})
-        writer, checkpoint = writer_of(claiming), checkpoint_at(location, started.frame)
+        writer, checkpoint = writer_of(claiming, self._data_source), checkpoint_at(location, started.frame)
         opened = (location, writer.sink)
         job = checkpoint.query_id()
         if job is not None:  # else it is the first start
@@ -210,32 +223,12 @@ def check_peers(location: str | None) -> None:
         )
 
 
-def _say_what_is_repeated(started: StartedQuery, exactly_once: frozenset[str]) -> None:
-    """A sink of headrace may be one whose rows are visible at once. Raises UsageError for options that it does not take."""
-    sink = started.sink
-    if _is_ours(sink):
-        ours = writer_of(started).sink
-        repeated = type(ours).__name__ if isinstance(ours, ImmediateSink) else None
-    else:
-        repeated = None if sink.lower() in exactly_once else sink
-    if repeated is not None:
-        log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", repeated)
-
-
 def _is_ours(sink: str) -> bool:
     return sink.lower() == OURS or sink.startswith(PIPELINES)
 
 
-def _format_of(sink: str) -> type[DataSource]:
-    """Of a sink of headrace."""
-    if not sink.startswith(PIPELINES):
-        return importlib.import_module(HOOK).DefaultSource  # type: ignore[no-any-return]
-    from headrace.runners.spark.pipeline import started_sink
-
-    return started_sink(sink)
-
-
-def writer_of(started: StartedQuery) -> StreamWriter[Any]:
-    """Of a sink of headrace. Does no I/O but a schema registry, if the options name one."""
-    sink = _format_of(started.sink)(dict(started.options))
+def writer_of(started: StartedQuery, data_source: type[DataSource]) -> StreamWriter[Any]:
+    """Of a sink of headrace: of this format, or of a pipeline. Does no I/O, except at a registry that the options name."""
+    kind = started_sink(started.sink) if started.sink.startswith(PIPELINES) else data_source
+    sink = kind(dict(started.options))
     return cast("StreamWriter[Any]", sink.streamWriter(started.frame.schema, started.output_mode == "complete"))

@@ -58,7 +58,7 @@ TARGET = Target(
         "headrace.connectors.sql.handles",
         "headrace.connectors.files.handles",
         "headrace.connectors.tables.handles",
-        "headrace.connectors.base.sink",
+        "headrace.enumerator.envelope",
     ),
     WORDS,
 )

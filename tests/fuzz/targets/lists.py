@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 
-from headrace.connectors.base.sink import CommitListSerializer
-from headrace.connectors.kafka.write.commit_log import _split as split
-from headrace.connectors.kafka.write.commit_log import _whole as whole
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.kafka.write.list_records import split, whole
 from headrace.enumerator.errors import StateError
 from headrace.runners.beam.shard import ShardStateSerializer
 from tests.fuzz.target import GOLDEN, Target
@@ -64,10 +63,10 @@ TARGET = Target(
     _check,
     _seeds,
     (
-        "headrace.connectors.base.sink",
+        "headrace.connectors.base.commit_list",
         "headrace.enumerator.envelope",
         "headrace.runners.beam.shard",
-        "headrace.connectors.kafka.write.commit_log",
+        "headrace.connectors.kafka.write.list_records",
         "headrace.connectors.kafka.write.handles",
         "headrace.connectors.files.handles",
     ),

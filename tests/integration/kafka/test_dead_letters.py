@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.connectors.base.dead_letters import LETTER_TYPE, addressed
 from headrace.connectors.base.sink import Attempt
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
 from headrace.testing.servers.kafka import create_topic
 from tests.helpers.killed_replay import killed_replay
 from tests.helpers.sink_rig import read_pairs

@@ -67,7 +67,7 @@ def test_a_submitted_job_is_started_again_when_it_is_killed_and_sigterm_ends_it_
     )
     assert done.returncode == 143, done.stderr
     started = "local[2] a = b\\c"
-    ended = [f"batch {number} {what}" for number in (0, 1) for what in ("begins", "ends")]
+    ended = [f"batch {number} {what}" for number in (0, 1) for what in ("starts", "ends")]
     assert (tmp_path / "history").read_text().splitlines() == [started, "batch 0 starts", started, *ended]
     logs = [{path.name for path in (tmp_path / "checkpoint" / log).glob("[0-9]*")} for log in ("offsets", "commits")]
     assert logs == [{"0", "1"}, {"0", "1"}]

@@ -66,7 +66,7 @@ def test_classes_and_python_processes_are_taken_over_and_the_answer_is_the_same(
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["values"] == ["a", "b", "c"]
-    assert all("spark_zygote" in line for line in found["workers"])
+    assert all("spark_processes.zygote" in line for line in found["workers"])
     assert found["rows"] == 3
     assert len(found["planners"]) == 1
     assert "headrace.runners.spark_processes.daemon" in found["planners"][0]  # it waits for the fork, and ends with it

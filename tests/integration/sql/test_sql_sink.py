@@ -22,7 +22,8 @@ import pytest
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
-from headrace.connectors.base.sink import Attempt, CommitList, Outcome, one_off_job
+from headrace.connectors.base.jobs import one_off_job
+from headrace.connectors.base.sink import Attempt, CommitList, Outcome
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, list_key, split_gid
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink

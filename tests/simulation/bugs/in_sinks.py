@@ -14,12 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.base import capabilities
 from headrace.sinks import (
     Attempt,
     CommitList,
     Committer,
     HandleSerializer,
     Outcome,
+    RecordedEpoch,
     Transaction,
     TwoPhaseSink,
 )
@@ -42,8 +44,8 @@ class PassingTransaction(Transaction[Any]):
         self.inner.abort()
 
 
-class PassingCommitter(Committer[Any]):
-    """No bug."""
+class PassingCommitter(Committer[Any], capabilities.Confirmation[Any], capabilities.TaskCleanup[Any]):
+    """No bug. Ends one by one, so that a bug in `end` happens for each."""
 
     def __init__(self, sink: PassingSink, inner: Committer[Any], job: str) -> None:
         self.sink, self.inner, self.job = sink, inner, job
@@ -66,6 +68,15 @@ class PassingCommitter(Committer[Any]):
     def clean_up(self, keep: Collection[Any]) -> None:
         self.inner.clean_up(keep)
 
+    def clean_up_tasks(self, tasks: Collection[int], keep: Collection[Any]) -> None:
+        capabilities.task_cleanup(self.inner).clean_up_tasks(tasks, keep)
+
+    def open_tasks(self) -> frozenset[int]:
+        return capabilities.task_cleanup(self.inner).open_tasks()
+
+    def confirm(self, handles: Sequence[Any]) -> None:
+        capabilities.confirm(self.inner, handles)
+
     def forget(self) -> None:
         self.inner.forget()
 
@@ -73,14 +84,28 @@ class PassingCommitter(Committer[Any]):
         self.inner.close()
 
 
-class PassingSink(TwoPhaseSink[Any]):
-    """No bug: the control. `harm` and `jobs` are shared by all sinks of a case."""
+class PassingSink(
+    TwoPhaseSink[Any],
+    capabilities.RowRouting,
+    capabilities.RowSharding,
+    capabilities.PromptLookup,
+    capabilities.OutageRetry,
+    capabilities.Warmable,
+    capabilities.LeftoverCleanup,
+    capabilities.WriterCommit,
+):
+    """No bug: the control. `harm` and `jobs` are shared by all sinks of a case. Around a `SingleCommit` sink it is one, too."""
 
     transaction: type[PassingTransaction] = PassingTransaction
     committing: type[PassingCommitter] = PassingCommitter
 
     def __init__(self, inner: TwoPhaseSink[Any], harm: list[str], jobs: set[str]) -> None:
         self.inner, self.harm, self.jobs = inner, harm, jobs
+
+    def __new__(cls, inner: TwoPhaseSink[Any], harm: list[str], jobs: set[str]) -> PassingSink:
+        if isinstance(inner, capabilities.SingleCommit) and not issubclass(cls, _PassingSingleCommit):
+            return object.__new__(type(cls.__name__, (cls, _PassingSingleCommit), {}))
+        return object.__new__(cls)
 
     @property
     def handles(self) -> HandleSerializer[Any]:
@@ -93,8 +118,51 @@ class PassingSink(TwoPhaseSink[Any]):
     def committer(self, job: str) -> Committer[Any]:
         return self.committing(self, self.inner.committer(job), job)
 
-    def recorded_epochs(self) -> Mapping[str, int]:
-        return self.inner.recorded_epochs()
+    def recorded(self) -> Mapping[str, RecordedEpoch]:
+        return self.inner.recorded()
+
+    def recorded_now(self) -> Mapping[str, RecordedEpoch]:
+        return capabilities.recorded_now(self.inner)
+
+    def committer_of_writer(self, writer: str, driver: Committer[Any]) -> Committer[Any]:
+        assert isinstance(driver, PassingCommitter)
+        return self.committing(self, capabilities.committer_of_writer(self.inner, writer, driver.inner), writer)
+
+    @property
+    def rows_name_targets(self) -> bool:
+        return capabilities.rows_name_targets(self.inner)
+
+    def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
+        return capabilities.targets_of(self.inner, rows)
+
+    def shards_of(self, rows: pa.RecordBatch, shards: int) -> pa.Int32Array:
+        return capabilities.shards_of(self.inner, rows, shards)
+
+    def bounded(self) -> PassingSink:
+        return type(self)(capabilities.bounded(self.inner), self.harm, self.jobs)
+
+    def reached(self) -> None:
+        capabilities.reached(self.inner)
+
+    def warm(self) -> None:
+        capabilities.warm(self.inner)
+
+    def warm_driver(self) -> None:
+        capabilities.warm_driver(self.inner)
+
+    def left_over(self) -> frozenset[str]:
+        return capabilities.left_over(self.inner)
+
+    def end_left_over(self, job: str, left_over: frozenset[str], driver_id: str | None = None) -> None:
+        capabilities.end_left_over(self.inner, job, left_over, driver_id)
+
+
+class _PassingSingleCommit(capabilities.SingleCommit):
+    inner: Any
+
+    @property
+    def refuses_epochs_by_their_rows(self) -> bool:
+        return bool(self.inner.refuses_epochs_by_their_rows)
 
 
 class _CommitsAtOnce(PassingTransaction):
@@ -277,7 +345,7 @@ class CheckDoesNothing(PassingSink):
 class RecordedEpochsForgotten(PassingSink):
     """Tasks are not reported what is durable."""
 
-    def recorded_epochs(self) -> Mapping[str, int]:
+    def recorded(self) -> Mapping[str, RecordedEpoch]:
         self.harm.append("not reported")
         return {}
 

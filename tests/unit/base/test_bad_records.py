@@ -16,8 +16,9 @@ from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.format.encode import RecordEncoder
 from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER, stored_batches
 from headrace.connectors.kafka.read import reader
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import TransactionResult, Transactions
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.kafka import KafkaSource, Latest

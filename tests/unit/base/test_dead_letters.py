@@ -13,7 +13,8 @@ from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.dead_letters import DEAD_LETTER, LETTER_TYPE, addressed, letter_of, parted, replayed_headers
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.formats.registry import client
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
+from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.formats import JsonFormat, RegisteredAvroFormat, SchemaRegistry, StringFormat
 from headrace.kafka import At, DeadLetters, KafkaSource, Latest

@@ -18,7 +18,9 @@ from headrace.cli.transactions import (
     plan_commit,
     transaction_row,
 )
-from headrace.connectors.base.sink import CommitList, CommitListSerializer, JobClaim, one_off_job
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.jobs import one_off_job
+from headrace.connectors.base.sink import CommitList, JobClaim
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionDescription, TransactionProtocol

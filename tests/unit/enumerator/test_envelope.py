@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.lease import parse_heartbeat
-from headrace.connectors.base.sink import CommitListSerializer, HandleSerializer
+from headrace.connectors.base.sink import HandleSerializer
 from headrace.connectors.files.handles import FileHandleSerializer
-from headrace.connectors.kafka.write.commit_log import _split, _whole
 from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
+from headrace.connectors.kafka.write.list_records import split, whole
 from headrace.connectors.sql.handles import SqlHandleSerializer
 from headrace.connectors.tables.handles import TableHandleSerializer
 from headrace.enumerator.envelope import Envelope, readable_version
@@ -236,10 +237,10 @@ def test_damage_of_an_entry_of_a_runs_log_is_refused_with_the_one_text(damage):
 def test_a_list_in_parts_whose_head_is_damaged_is_no_list_that_can_be_read(damage):
     change, _ = DAMAGES[damage]
     stored = (GOLDEN / "kafka_commit_list_v1.json").read_bytes() + b" " * (1 << 20)
-    records = {key: value for key, value in _split("key", stored, ()).items() if value is not None}
-    assert _whole("key", records) == stored
+    records = {key: value for key, value in split("key", stored, ()).items() if value is not None}
+    assert whole("key", records) == stored
     assert body_of(records["key"])["parts"] == len(records) - 1
     with pytest.raises(StateError, match=refused("list of transactions", "")):
         CommitListSerializer(KafkaHandleSerializer()).deserialize(
-            _whole("key", {**records, "key": change(records["key"])}), "/some/place"
+            whole("key", {**records, "key": change(records["key"])}), "/some/place"
         )

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.base.commit import StaleEpochError
-from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, Outcome
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.sink import Attempt, CommitList, Outcome
 from headrace.connectors.files import FileFormat, FileHandle, FileHandleSerializer, FileSink
 from headrace.connectors.files.store import FsspecStore, open_store
 from headrace.enumerator.errors import (

@@ -12,9 +12,11 @@ from uuid import UUID
 import pytest
 
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
-from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, RecordedEpoch
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.sink import Attempt, CommitList, RecordedEpoch
 from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
-from headrace.connectors.kafka.write.commit_log import CommitLog, DriverLog
+from headrace.connectors.kafka.write.commit_log import CommitLog
+from headrace.connectors.kafka.write.driver_log import DriverLog
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, parse_key
 from headrace.connectors.kafka.write.sink import _commit_log

@@ -18,7 +18,8 @@ from headrace.connectors.kafka.client.positions import Earliest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import stored_batches
-from headrace.connectors.kafka.log_dump import DumpedBatch, Marker, MarkerKind, TransactionStatus, control_marker, dump
+from headrace.connectors.kafka.format.stored_batch import Marker, MarkerKind, control_marker
+from headrace.connectors.kafka.log_dump import DumpedBatch, TransactionStatus, dump
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, Rewrite
 from tests.helpers.record_batches import CONTROL, TRANSACTIONAL, Record, batch, emptied, marker, numbered, seal

@@ -17,8 +17,8 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.retries import Outage
 from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata
 from headrace.connectors.kafka.write import produce
+from headrace.connectors.kafka.write.encoding import TopicRows, record_encoder
 from headrace.connectors.kafka.write.produce import OutBatch, idempotent_sender
-from headrace.connectors.kafka.write.sink import _encoder, _Rows
 from headrace.connectors.kafka.write.transactions import Producer
 from headrace.enumerator.errors import DeadlineExceededError, UsageError
 
@@ -224,7 +224,7 @@ def sent(config: dict[str, Any], *written: pa.RecordBatch) -> list[OutBatch]:
     collected: list[OutBatch] = []
     sender = SimpleNamespace(send=lambda _topic, batches: collected.extend(batches), flush=lambda: None)
     producer = Producer(None, 7, 0)
-    made = _Rows(cluster, "t", lambda partitions: _encoder(cluster.config, partitions, producer))  # type: ignore[arg-type]
+    made = TopicRows(cluster, "t", lambda partitions: record_encoder(cluster.config, partitions, producer))  # type: ignore[arg-type]
     for batch in written:
         made.write(batch, sender)  # type: ignore[arg-type]
     made.flush(sender)  # type: ignore[arg-type]

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.base.commit import JobCommitter
-from headrace.connectors.base.sink import Attempt, Outcome, one_off_job
+from headrace.connectors.base.jobs import one_off_job
+from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError, RefusedByBrokerError
 from headrace.connectors.kafka.format.encode import RecordEncoder
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender

@@ -27,8 +27,10 @@ from headrace.connectors.kafka.client.retries import Outage as Waiting
 from headrace.connectors.kafka.client.retries import Retries, giving_up_when
 from headrace.connectors.kafka.client.topology import Contact
 from headrace.connectors.kafka.format.encode import RecordEncoder
+from headrace.connectors.kafka.write import committer as committer_module
 from headrace.connectors.kafka.write import produce
 from headrace.connectors.kafka.write import sink as sink_module
+from headrace.connectors.kafka.write import transaction as transaction_module
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transaction_log import outcome_of
@@ -331,7 +333,8 @@ class TestRidingOut:
     def test_one_that_outlasts_the_transaction_is_reported_by_what_limits_it(self, kafka, sink, monkeypatch):
         """It was "fenced", as if another producer had taken over."""
         clock = LateClock()
-        monkeypatch.setattr(sink_module, "time", clock)
+        for module in (transaction_module, committer_module):
+            monkeypatch.setattr(module, "time", clock)
         transaction = sink.begin(Attempt(JOB, 0, 0, 0))
         transaction.write(rows(["a"]))
         transaction._rows.flush(transaction._sender)

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.base.capabilities import SingleCommit
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, OutputHandle, OutputHandleSerializer, Outputs
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
@@ -154,8 +155,8 @@ class TestWhatGoesWhere:
         assert [rows.num_rows for _, rows in made] == [1, 1]
 
     def test_a_sink_that_commits_by_list_decides_and_one_that_writes_at_once_comes_last(self):
-        class Table(MemorySink):
-            commits_by_list = True
+        class Table(MemorySink, SingleCommit):
+            refuses_epochs_by_their_rows = False
 
         log = MemoryTransactionLog()
         outputs = Outputs({"a": FunctionSink(print), "b": MemorySink(log), "c": Table(log), "d": Table(log)})

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.base.capabilities import SingleCommit
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.tables.committer import TableCommitter
@@ -114,10 +115,8 @@ class Folder:
         return sum(any("add" in json.loads(line) for line in log.read_text().splitlines()) for log in logs)
 
 
-class Watched(TwoPhaseSink[Any]):
+class Watched(TwoPhaseSink[Any], SingleCommit):
     """A table sink whose committers are watched."""
-
-    commits_by_list = True
 
     def __init__(self, inner: DeltaSink, around: Any, calling: Any) -> None:
         self.inner, self.around, self.calling = inner, around, calling
@@ -132,8 +131,12 @@ class Watched(TwoPhaseSink[Any]):
     def committer(self, job: str) -> TableCommitter:
         return TableCommitter(WatchedLog(self.inner.log(), self.around, self.calling), job, self.inner.uri)
 
-    def recorded_epochs(self) -> Any:
-        return self.inner.recorded_epochs()
+    def recorded(self) -> Any:
+        return self.inner.recorded()
+
+    @property
+    def refuses_epochs_by_their_rows(self) -> bool:
+        return self.inner.refuses_epochs_by_their_rows
 
 
 def positions(number: int) -> Checkpoint[MemorySplit]:

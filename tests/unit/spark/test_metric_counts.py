@@ -22,13 +22,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from headrace.connectors.base.counters import COUNTERS, Counted, ProcessCounters
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import KafkaSink
-from headrace.runners.spark import readers, writers
-from headrace.runners.spark.metrics import reports
+from headrace.runners.spark import readers, reports, writers
 from headrace.runners.spark.metrics.collector import SPARK_METRICS
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.metrics.job import JobStatus
-from headrace.runners.spark.metrics.reports import REPORTS_VARIABLE, ReportListener, own_address, report
 from headrace.runners.spark.metrics.sinks import SinkWatch
+from headrace.runners.spark.reports import REPORTS_VARIABLE, ReportListener, own_address, report
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import Throttle

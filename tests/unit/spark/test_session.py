@@ -21,8 +21,9 @@ from pyspark.sql import SparkSession
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark import private, session
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
-from headrace.runners.spark.session import session_builder, warm_session_builder
 from headrace.runners.spark.supervision import driver
+from headrace.spark import session_builder, warm_session_builder
+from headrace.spark.format import headrace_format
 
 WORKERS, DRIVER, GATEWAY = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT"
 SPARK_HOME, LAUNCHER_OPTIONS, SUBMIT_ARGUMENTS = "SPARK_HOME", "SPARK_LAUNCHER_OPTS", "PYSPARK_SUBMIT_ARGS"
@@ -144,7 +145,7 @@ class TestUnderSparkSubmit:
 def cache(monkeypatch, tmp_path):
     """A cache of the test's own, and no process."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(session, "_start_zygote", lambda _: None)
+    monkeypatch.setattr(session, "_start_zygote", lambda *_: None)
     session._warm_python.cache_clear()
     yield tmp_path / "cache" / "headrace"
     session._warm_python.cache_clear()
@@ -227,7 +228,7 @@ class TestWarm:
     )
     def test_a_supervised_drivers_session_is_a_warm_one_where_it_may_be(self, master, is_warm, sparks):
         """That of a `local-cluster` was refused."""
-        driver._session({"spark.master": master})
+        driver._session(headrace_format(), {"spark.master": master})
         ((python, _),) = sparks.started
         assert (python != sys.executable) == is_warm
 

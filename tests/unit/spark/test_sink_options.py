@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from headrace.connectors.base.sink import one_off_job
+from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.files import FileFormat, FileSink
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.tables.changes import Changes

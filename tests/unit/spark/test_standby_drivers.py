@@ -60,6 +60,7 @@ from headrace.runners.spark.supervision.takeover import Takeover, check_peers, c
 from headrace.runners.spark.writers import StreamWriter
 from headrace.sinks import FunctionSink
 from headrace.spark.connectors import kafka_options
+from headrace.spark.format import headrace_format
 from headrace.spark.kafka_read import Mode, kafka_read
 from headrace.testing import FakeKafka
 from pyspark_headrace import DefaultSource
@@ -76,7 +77,8 @@ def test_a_standby_takes_over_when_the_active_is_killed_and_the_next_one_warms(t
     monkeypatch.setenv("STATUS", str(tmp_path / "status"))
     monkeypatch.setenv("PYTHONPATH", python_path())
     job = FunctionName(supervised_job.__file__, "is_taken_over")
-    order = DriverOrder(job, FunctionName(supervised_job.__file__, "session"), standbys=1)
+    session = FunctionName(supervised_job.__file__, "session")
+    order = DriverOrder(job, FunctionName.of(headrace_format), session, standbys=1)
     core = StandbyCore(FixedDelay(attempts=1, delay_s=3600.0), SupervisionLimits(), StandbyLimits(1, settle_s=0.0))
     status = StatusFile(tmp_path / "status")
     assert supervise(order, lambda: core, status) == DriverEnd(Ending.STOPPED, "it was stopped")
@@ -419,6 +421,11 @@ def test_of_two_drivers_that_both_had_the_lock_the_first_one_is_instructed_to_en
     lock.keep()
 
 
+def driver_of(reports):
+    order = DriverOrder(FunctionName("x", "y"), FunctionName.of(headrace_format))
+    return drivers._Driver(order, headrace_format(), reports, threading.Event())
+
+
 def test_a_driver_that_another_one_has_shut_out_kills_all_that_it_has_started_and_says_why(monkeypatch):
     tree = new_tree()
     monkeypatch.setenv(TREE_VARIABLE, tree)
@@ -426,7 +433,7 @@ def test_a_driver_that_another_one_has_shut_out_kills_all_that_it_has_started_an
     done = []
     monkeypatch.setattr(drivers, "kill_tree", done.append)
     monkeypatch.setattr(os, "_exit", done.append)
-    driver = drivers._Driver(DriverOrder(FunctionName("x", "y")), writes, threading.Event())
+    driver = driver_of(writes)
 
     def fenced():
         raise FencedError("injected")
@@ -441,7 +448,7 @@ def test_a_driver_that_another_one_has_shut_out_kills_all_that_it_has_started_an
 
 def test_what_may_pass_at_the_lock_of_a_driver_running_is_said_once(monkeypatch, caplog):
     monkeypatch.setenv(TREE_VARIABLE, new_tree())
-    driver = drivers._Driver(DriverOrder(FunctionName("x", "y")), -1, threading.Event())
+    driver = driver_of(-1)
 
     def away():
         raise RetriableError("injected: the store is away")
@@ -549,7 +556,7 @@ def test_a_place_where_no_lock_can_be_kept_is_refused(place):
 
 def test_a_start_that_has_failed_at_the_lock_takes_it_when_the_job_tries_again(place, monkeypatch):
     tree, query = new_tree(), StartedQuery(Frame(), "noop", "append", {"checkpointlocation": f"file:{place}"})
-    takeover, opened = Takeover(tree, 0), len(os.listdir("/proc/self/fd"))
+    takeover, opened = Takeover(tree, DefaultSource, 0), len(os.listdir("/proc/self/fd"))
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -674,7 +681,7 @@ def started_with_a_standby(tmp_path, sink, **options):
     query = StartedQuery(
         SimpleNamespace(schema=StructType([StructField("value", StringType())])), sink, options=location | options
     )
-    Takeover(new_tree(), 1).start(query, lambda: running.append(query))
+    Takeover(new_tree(), DefaultSource, 1).start(query, lambda: running.append(query))
     assert running == [query]
 
 
@@ -684,7 +691,7 @@ KAFKA = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "out"}
 def test_a_checkpoint_that_another_host_need_not_have_is_refused_where_one_may_take_over(tmp_path):
     query = StartedQuery(SimpleNamespace(), "parquet", options={"checkpointlocation": f"file:{tmp_path}"})
     with pytest.raises(UsageError, match="on another host cannot take over a local checkpoint"):
-        Takeover(new_tree(), 0, has_peers=True).start(query, lambda: pytest.fail("it has started"))
+        Takeover(new_tree(), DefaultSource, 0, has_peers=True).start(query, lambda: pytest.fail("it has started"))
     check_peers("hdfs://there/c")
 
 
@@ -699,7 +706,7 @@ def test_a_session_of_connect_is_refused_where_another_host_may_take_over():
 def test_what_two_drivers_on_two_hosts_may_write_twice_is_said(monkeypatch, tmp_path, caplog, sink, is_told):
     monkeypatch.setattr(CheckpointLock, "take", lambda *_: None)
     query = StartedQuery(SimpleNamespace(), sink, options={"checkpointlocation": "hdfs://there/c"})
-    Takeover(new_tree(), 0, has_peers=True).start(query, lambda: None)
+    Takeover(new_tree(), DefaultSource, 0, has_peers=True).start(query, lambda: None)
     assert ("is written at least once" in caplog.text) is is_told
 
 
@@ -830,7 +837,7 @@ def test_a_checkpoint_by_a_bare_path_is_where_the_default_file_system_has_it():
 
 @pytest.fixture
 def dry_run(tmp_path):
-    return DryRun(tmp_path / "dry_run", threading.Event())
+    return DryRun(tmp_path / "dry_run", DefaultSource, threading.Event())
 
 
 def ran(java):
@@ -894,7 +901,7 @@ def test_a_listener_hears_of_the_job_and_not_of_its_dry_run(dry_run):
     with patch.object(StreamingQueryManager, "addListener", lambda manager, listener: added.append(listener)):
         manager = StreamingQueryManager(None)
         assert dry_run.first(lambda: manager.addListener("of the dry run")) is None
-        with intercepted(Takeover(new_tree(), 1)):
+        with intercepted(Takeover(new_tree(), DefaultSource, 1)):
             manager.addListener("of the job")
     assert added == ["of the job"]
 
@@ -1012,11 +1019,11 @@ class WatchedSink:
     looks: ClassVar[list[str]] = []
 
     def warm(self):
-        self.looks.append(sys._getframe(2).f_code.co_name)
+        self.looks.append(sys._getframe(3).f_code.co_name)
         raise ConnectionError("no broker answers")
 
     def warm_driver(self):
-        self.looks.append(f"{sys._getframe(2).f_code.co_name}, for a driver")
+        self.looks.append(f"{sys._getframe(3).f_code.co_name}, for a driver")
         raise ConnectionError("no broker answers")
 
 
@@ -1066,7 +1073,7 @@ def test_what_the_last_driver_left_is_recovered_under_the_lock_and_before_spark_
     with (
         patch.object(CheckpointLock, "take", lambda *_: order.append("locked")),
         patch.object(DefaultSource, "streamWriter", lambda *_: write),
-        intercepted(Takeover(new_tree(), 1)),
+        intercepted(Takeover(new_tree(), DefaultSource, 1)),
     ):
         java.start.side_effect = lambda: order.append("started")
         writer_of(Frame()).format("headrace").option("checkpointLocation", str(checkpoint)).start()
@@ -1080,7 +1087,7 @@ def test_a_query_whose_path_is_an_argument_of_start_is_recovered_there(tmp_path,
     frame.schema = StructType([StructField("a", StringType())])
     with (
         patch.object(StreamWriter, "claim", lambda writer, job, last: recovered.append((writer._sink.path, job, last()))),
-        intercepted(Takeover(new_tree(), 0)),
+        intercepted(Takeover(new_tree(), DefaultSource, 0)),
     ):
         writer = writer_of(frame).format("headrace").option("connector", "files").option("checkpointLocation", str(tmp_path))
         writer.start(str(tmp_path / "out"))
@@ -1098,16 +1105,16 @@ def test_a_path_of_one_start_is_not_that_of_the_next():
 
 
 def test_a_query_that_a_standby_could_not_take_over_is_refused_before_it_starts(java):
-    with intercepted(Takeover(new_tree(), 1)), pytest.raises(UsageError, match="checkpointLocation"):
+    with intercepted(Takeover(new_tree(), DefaultSource, 1)), pytest.raises(UsageError, match="checkpointLocation"):
         writer_of(Frame()).format("headrace").start()
     assert not java.start.called
-    with intercepted(Takeover(new_tree(), 0)):
+    with intercepted(Takeover(new_tree(), DefaultSource, 0)):
         writer_of(Frame()).format("headrace").start()
     assert java.start.called
 
 
 def test_a_job_that_waits_for_its_queries_itself_is_reported_what_that_means_and_waits(java, caplog):
-    with intercepted(Takeover(new_tree(), 0)):
+    with intercepted(Takeover(new_tree(), DefaultSource, 0)):
         for _ in range(2):
             writer_of(Frame()).format("noop").start().awaitTermination()
     assert java.awaitTermination.call_count == 2
@@ -1115,7 +1122,7 @@ def test_a_job_that_waits_for_its_queries_itself_is_reported_what_that_means_and
 
 
 def test_queries_that_have_ended_need_not_be_returned(java):
-    takeover = Takeover(new_tree(), 0)
+    takeover = Takeover(new_tree(), DefaultSource, 0)
     java.isActive.return_value = False
     with intercepted(takeover):
         writer_of(Frame()).format("noop").start()

@@ -35,7 +35,9 @@ from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, WatchedQuery, queries_of
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.status import StatusFile
-from headrace.runners.spark.supervision.supervisor import run, supervise
+from headrace.runners.spark.supervision.supervisor import supervise
+from headrace.spark import run
+from headrace.spark.format import headrace_format
 from tests.helpers import supervised_job
 from tests.helpers.python_path import python_path
 
@@ -46,7 +48,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision is 
 
 
 def order(function):
-    return DriverOrder(FunctionName(str(JOB), function), FunctionName(str(JOB), "session"))
+    return DriverOrder(FunctionName(str(JOB), function), FunctionName.of(headrace_format), FunctionName(str(JOB), "session"))
 
 
 def core(strategy, standbys=0):
@@ -135,12 +137,14 @@ REPORTS_TO_NOBODY = """
 import os, subprocess, threading
 from headrace.runners.spark.supervision.driver import DriverOrder, _Driver
 from headrace.runners.spark.supervision.jobs import FunctionName
+from headrace.spark.format import headrace_format
 child = subprocess.Popen(["sh", "-c", "echo there; sleep 600"], stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
 gone, reports = os.pipe()
 os.close(gone)
-_Driver(DriverOrder(FunctionName("x", "y")), reports, threading.Event())._report(armed=True)
+order = DriverOrder(FunctionName("x", "y"), FunctionName.of(headrace_format))
+_Driver(order, headrace_format(), reports, threading.Event())._report(armed=True)
 """
 
 
@@ -361,7 +365,7 @@ def test_a_function_is_found_by_its_name_and_what_is_no_function_is_refused(tmp_
 
 
 def test_an_order_is_the_same_after_its_journey():
-    sent = DriverOrder(FunctionName("a", "b"), FunctionName("c.py", "d"), {"spark.master": "local[2]"})
+    sent = DriverOrder(FunctionName("a", "b"), FunctionName("e", "f"), FunctionName("c.py", "d"), {"spark.master": "local[2]"})
     assert DriverOrder.from_line(sent.to_line()) == sent
     assert DriverOrder.from_line(order("x").to_line()) == order("x")
 

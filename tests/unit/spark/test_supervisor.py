@@ -94,7 +94,9 @@ def play(monkeypatch, tmp_path):
         monkeypatch.setattr(PlayedDriver, "refused", refused)
         limits = StandbyLimits(standbys, silence_s=silence_s, settle_s=0.0)
         core = partial(StandbyCore, FixedDelay(attempts=5, delay_s=0.001), job or SupervisionLimits(), limits)
-        end = supervise(DriverOrder(FunctionName("a", "b")), core, StatusFile(tmp_path / "status"), lease_store)
+        end = supervise(
+            DriverOrder(FunctionName("a", "b"), FunctionName("c", "d")), core, StatusFile(tmp_path / "status"), lease_store
+        )
         return end, json.loads((tmp_path / "status").read_text())
 
     return run
@@ -158,7 +160,7 @@ class PlayedLeaseStore(LeaseStore):
         self.last = None
         self.written = []
 
-    def look(self):
+    def read(self):
         found = next(self.others, None)
         if isinstance(found, Exception):
             raise found

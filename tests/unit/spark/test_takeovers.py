@@ -21,8 +21,8 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import FencedError
 from headrace.kafka import KafkaSource
 from headrace.run import Pipeline
+from headrace.runners.spark.driver_id import DRIVER_ID
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.supervision.driver_id import DRIVER_ID
 from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.process_tree import new_tree
@@ -71,7 +71,7 @@ def started(kafka, location):
     options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
     query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
     opened = []
-    Takeover(new_tree(), 0).start(query, lambda: opened.append(location))
+    Takeover(new_tree(), DefaultSource, 0).start(query, lambda: opened.append(location))
     return opened
 
 
@@ -144,7 +144,7 @@ def many_hosts(monkeypatch):
 def test_each_supervised_driver_claims_its_job_and_every_process_of_the_query_knows_its_name(kafka, checkpoint):
     location = checkpoint("own", 1)
     options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
-    drivers = [Takeover(new_tree(), 0) for _ in range(2)]
+    drivers = [Takeover(new_tree(), DefaultSource, 0) for _ in range(2)]
     marked = []
     for driver in drivers:
         query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
@@ -167,7 +167,7 @@ def test_a_driver_that_ends_in_good_order_gives_its_jobs_back_and_one_that_canno
 ):
     location = checkpoint("own", 1)
     options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
-    first, second = Takeover(new_tree(), 0), Takeover(new_tree(), 0)
+    first, second = Takeover(new_tree(), DefaultSource, 0), Takeover(new_tree(), DefaultSource, 0)
     for driver in (first, second):
         driver.start(StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options), lambda: None)
     first.release()
@@ -192,7 +192,7 @@ def test_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_
 
     with FakeKafka() as another:
         another.create_topic("out")
-        killed, driver = Takeover(new_tree(), 0), Takeover(new_tree(), 0)
+        killed, driver = Takeover(new_tree(), DefaultSource, 0), Takeover(new_tree(), DefaultSource, 0)
         start(killed, another)
         start(driver, kafka)
         start(driver, another)
@@ -228,7 +228,9 @@ def commit_all(kafka, location, batches, **options):
 
 def start(kafka, location, **options):
     given = {"kafka.bootstrap.servers": kafka.bootstrap, "checkpointlocation": f"file:{location}", **options}
-    Takeover(new_tree(), 1).start(StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", given), lambda: None)
+    Takeover(new_tree(), DefaultSource, 1).start(
+        StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", given), lambda: None
+    )
 
 
 def names(folder):
@@ -347,6 +349,6 @@ def test_a_pipelines_query_is_recovered_before_spark_reads_its_checkpoint(kafka,
         query = StartedQuery(
             SimpleNamespace(schema=None), sink, "append", {"checkpointlocation": f"file:{checkpoint('own', 2)}"}
         )
-        Takeover(new_tree(), 1).start(query, lambda: recovered.append("started"))
+        Takeover(new_tree(), DefaultSource, 1).start(query, lambda: recovered.append("started"))
     assert recovered == [("out", JOB, 1), "started"]
     assert "at least once" not in caplog.text

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import pickle
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.base.capabilities import LeftoverCleanup, OutageRetry
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.base.sink import Attempt, CommitList
 from headrace.enumerator.errors import DeadlineExceededError, FencedError, PeerError
@@ -158,25 +160,38 @@ def test_a_query_without_supervision_is_refused_where_the_job_is_claimed_and_wel
 def test_who_has_ended_well_does_not_wait_for_a_sink_that_is_away(sink, log):
     """Calls ride out an outage, however long: a job of which all was committed did not end."""
 
-    class Riding(MemorySink):
+    class Riding(MemorySink, OutageRetry):
         def committer(self, job):
             pytest.fail("it would wait until the outage is over")
 
         def bounded(self):
             return sink
 
+        def reached(self):
+            pass
+
     of("mine", sink).claim(JOB, no_batch)
     of("mine", Riding(log)).release(JOB)
     of(None, sink).commit(messages(sink, 0, ["0"]), 0)
 
 
-def test_tasks_end_what_is_remaining_for_their_driver_wherever_they_run(monkeypatch, sink):
-    ended = []
-    monkeypatch.setattr(MemorySink, "end_left_over", lambda sink, *what: ended.append(what))
-    monkeypatch.setattr(MemorySink, "left_over", lambda sink: frozenset({"x"}))
-    recorded = pickle.loads(pickle.dumps(of("mine", sink)._recorded))
+class Leaving(MemorySink, LeftoverCleanup):
+    """A transaction is always left over."""
+
+    ended: ClassVar[list[tuple[object, ...]]] = []
+
+    def left_over(self):
+        return frozenset({"x"})
+
+    def end_left_over(self, *what):
+        self.ended.append(what)
+
+
+def test_tasks_end_what_is_remaining_for_their_driver_wherever_they_run(sink):
+    Leaving.ended.clear()
+    recorded = pickle.loads(pickle.dumps(of("mine", Leaving(sink.log))._recorded))
     recorded.recover(JOB)
-    assert ended == [(JOB, frozenset({"x"}), "mine")]
+    assert Leaving.ended == [(JOB, frozenset({"x"}), "mine")]
 
 
 def test_the_abort_of_an_overtaken_driver_in_a_new_process_leaves_its_successor_alone(monkeypatch, sink, log):

@@ -238,7 +238,7 @@ def test_libraries_that_start_threads_when_reported_leave_spark_its_own_daemons(
 def test_a_fork_fails_and_the_process_that_asked_sees_the_traceback_and_the_status(run, written):
     failed = run(written("failing", "raise KeyError('injected')"))
     assert failed.wait(TIMEOUT_S) == 1
-    assert b"KeyError: 'planted'" in failed.stderr.read()
+    assert b"KeyError: 'injected'" in failed.stderr.read()
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_forks_status_is_that_of_the_process_that_asked(run, written, text, st
     ended = run(written("ending", f"print('reached')\n{text}"))
     assert ended.wait(TIMEOUT_S) == status
     assert ended.stdout.read() == b"reached\n"
-    assert (b"told" in ended.stderr.read()) == (status == 1)
+    assert (b"reported" in ended.stderr.read()) == (status == 1)
 
 
 def test_a_fork_killed_by_a_signal_is_no_success_for_the_process_that_asked(run, written):

@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
-from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.sink import Attempt, CommitList
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, list_key
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.enumerator.errors import FencedError, StateError, UsageError

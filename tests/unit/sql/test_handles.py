@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.sink import Attempt, CommitList
 from headrace.connectors.sql.handles import (
     SqlHandle,
     SqlHandleSerializer,

@@ -13,7 +13,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import LongType
 
 from headrace.connectors.base.commit import JobCommitter
-from headrace.connectors.base.sink import Attempt, one_off_job
+from headrace.connectors.base.jobs import one_off_job
+from headrace.connectors.base.sink import Attempt
 from headrace.connectors.tables import iceberg
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.log import OutdatedError

@@ -16,7 +16,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.connectors.base.commit import JobCommitter
-from headrace.connectors.base.sink import Attempt, CommitList, CommitListSerializer, Outcome
+from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.sink import Attempt, CommitList, Outcome
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer

@@ -14,6 +14,7 @@ from headrace._extras import needs_extra
 from tests.helpers.surface import MODULES, names_of, surface
 
 ROOT = Path(__file__).parents[3]
+CHECKPOINT = str(ROOT / "tests" / "unit" / "golden" / "spark_checkpoint")
 SNAPSHOT = Path(__file__).with_name("public_surface.txt")
 
 
@@ -83,27 +84,37 @@ def test_a_kit_without_pytest_says_what_to_install():
 
 
 @pytest.mark.parametrize(
-    ("module", "library", "extra"),
+    ("imports", "library", "extra"),
     [
-        ("beam", "apache_beam", "beam"),
-        ("delta", "deltalake", "delta"),
-        ("iceberg", "pyiceberg", "iceberg"),
-        ("spark", "pyspark", "spark"),
-        ("sql", "sqlalchemy", "sql"),
+        ("import headrace.beam", "apache_beam", "beam"),
+        ("import headrace.delta", "deltalake", "delta"),
+        ("import headrace.iceberg", "pyiceberg", "iceberg"),
+        ("from headrace.spark import run", "pyspark", "spark"),
+        ("import headrace.sql", "sqlalchemy", "sql"),
     ],
 )
-def test_a_module_without_its_library_says_which_extra_brings_it(module, library, extra):
+def test_a_module_without_its_library_says_which_extra_brings_it(imports, library, extra):
     code = (
         f"import sys; sys.modules[{library!r}] = None\n"
-        f"try:\n    import headrace.{module}\n"
+        f"try:\n    {imports}\n"
         "except ModuleNotFoundError as error:\n    print(error)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == f"{library} is not installed; run: pip install 'headrace[{extra}]'"
 
 
-def test_warm_up_without_pyspark_says_which_extra_brings_it():
-    code = "import sys; sys.modules['pyspark'] = None; sys.argv = ['headrace', 'warm-up']; from headrace import cli; cli.main()"
+def test_the_package_of_spark_imports_nothing_until_a_name_is_asked_for():
+    """Every Python process that Spark starts imports it."""
+    code = "import sys, headrace.spark; print(sorted(name for name in sys.modules if name.startswith(('headrace', 'pyspark'))))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "['headrace', 'headrace.spark']"
+
+
+@pytest.mark.parametrize("command", [("warm-up",), ("checkpoint", "show", CHECKPOINT), ("checkpoint", "verify", CHECKPOINT)])
+def test_a_command_without_pyspark_says_which_extra_brings_it(command):
+    code = (
+        f"import sys; sys.modules['pyspark'] = None; sys.argv = {['headrace', *command]}; from headrace import cli; cli.main()"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (out.returncode, out.stderr) == (2, "headrace: pyspark is not installed; run: pip install 'headrace[spark]'\n")
 

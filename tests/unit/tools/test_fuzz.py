@@ -12,12 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.base.sink import CommitListSerializer
+from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.files.handles import FileHandleSerializer
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, without
 from headrace.connectors.kafka.format import decode as kernel
-from headrace.connectors.kafka.write.commit_log import _whole as whole
 from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
+from headrace.connectors.kafka.write.list_records import whole
 from headrace.connectors.security.tokens import ClientCredentials
 from headrace.connectors.sql.url import product_of
 from headrace.enumerator.errors import CorruptDataError, StateError, UsageError

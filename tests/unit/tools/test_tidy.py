@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[3]
 OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples")
 LONGEST_FUNCTION = 70
 FEWEST_MODULES = 4
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def modules(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
@@ -60,6 +61,75 @@ def test_what_is_imported_is_found_by_its_place_and_not_by_a_changed_path():
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.path.append", "sys.path.insert", "sys.path.extend"}
     }
     assert not changed
+
+
+IMPORTERS = {"import_module", "__import__", "importlib.import_module", "importlib.__import__"}
+OUR_NAME = re.compile(rf"({'|'.join(OURS)})(\.\w+)*\.?")
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """All literal texts in it. Of an f-string the parts are."""
+    yield from (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def constants_of(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """The names that a module gives values to, each with the values of its whole statement."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                yield from ((name.id, node.value) for name in ast.walk(target) if isinstance(name, ast.Name))
+
+
+def imported_by_text(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Functions that import a module, and use a text which names one of ours: a literal, or a constant of any module."""
+    constants = {
+        name for tree in trees.values() for name, value in constants_of(tree) if any(map(OUR_NAME.fullmatch, texts(value)))
+    }
+    found = set()
+    for path, tree in trees.items():
+        for scope in ast.walk(tree):
+            if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+                continue
+            own = ast.Module([node for node in scope.body if not isinstance(node, DEFINITIONS)], [])
+            calls = [
+                node.lineno for node in ast.walk(own) if isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS
+            ]
+            used = {node.id for node in ast.walk(own) if isinstance(node, ast.Name)}
+            if calls and (used & constants or any(map(OUR_NAME.fullmatch, texts(own)))):
+                found.add(f"{path}:{calls[0]}")
+    return found
+
+
+def test_no_module_of_ours_is_imported_by_a_text():
+    """Neither a reader nor import-linter sees such an import."""
+    assert not imported_by_text({str(path): tree for path, tree in modules(*PACKAGE, "benchmarks", "examples")})
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import_module('pyspark_headrace')",
+        "def f(): return importlib.import_module('headrace.spark.format').headrace_format()",
+        "HOOK, OTHER = 'pyspark_headrace', 'x'\ndef f(): __import__(HOOK)",
+        "def f(name): import_module(f'headrace.testing.{name}')",
+        "LOADED = [f'headrace.run.{name}' for name in ('a', 'b')]\ndef f():\n for name in LOADED: import_module(name)",
+        "class A:\n async def f(self):\n  name = 'enumerator.events'\n  import_module(name)",
+    ],
+)
+def test_an_import_by_a_text_is_seen(code):
+    assert imported_by_text({"example.py": ast.parse(code)})
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(name): import_module(name)",
+        "import_module('pyspark.sql')",
+        "MODULE = 'headrace.cli'\ndef f(): import_module('x')",
+    ],
+)
+def test_an_import_by_a_text_that_is_not_ours_is_none(code):
+    assert not imported_by_text({"example.py": ast.parse(code)})
 
 
 def test_only_a_few_modules_use_kafka_pythons_internals():
@@ -116,7 +186,7 @@ def test_only_a_few_modules_import_or_replace_parts_of_pyspark_that_it_does_not_
     }
     supervision = "runners/spark/supervision/"
     assert importers == {
-        "pyspark_headrace/preload.py",
+        "headrace/spark/preload.py",
         PRIVATE_OF_PYSPARK,
         supervision + "jobs.py",
         supervision + "query_hooks.py",

@@ -1,6 +1,6 @@
 """The job whose classes are kept (class_archive.py): a streaming query from Python to Python, and a read of what it wrote.
 
-    python -m headrace.runners.spark_processes.spark_sample DIRECTORY
+    python -m headrace.spark.archive_sample DIRECTORY
 
 It ends once its JVM has ended, which then has written its file.
 """
@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from headrace.runners.spark.private import shut_down_jvm
-from headrace.runners.spark.session import session_builder
+from headrace.spark.program import session_builder
 
 SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.master": "local[2]",

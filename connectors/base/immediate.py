@@ -1,0 +1,66 @@
+"""Sinks without a second phase: what is written is visible at once, and at least once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from headrace.connectors.base.sink import CommitList, Committer, HandleSerializer, Outcome, RecordedEpoch, TwoPhaseSink
+
+__all__ = ["ImmediateSink"]
+
+
+class _Nothing(HandleSerializer[Any]):
+    version = 1
+
+    def serialize(self, handle: Any) -> Any:  # noqa: ANN401 - there is none
+        raise NotImplementedError
+
+    def deserialize(self, version: int, value: Any) -> Any:  # noqa: ANN401 - there is none
+        raise ValueError("this sink has no handles")
+
+
+class _NothingToCommit(Committer[Any]):
+    def fence(self) -> None:
+        return None
+
+    def check(self, handles: Sequence[Any]) -> None:
+        pass
+
+    def record(self, commits: CommitList[Any]) -> None:
+        pass
+
+    def end(self, handle: Any) -> Outcome:  # noqa: ANN401 - there is none
+        raise NotImplementedError
+
+    def copy(self, handles: Sequence[Any]) -> Any:  # noqa: ANN401 - there is none
+        raise NotImplementedError
+
+    def clean_up(self, keep: Collection[Any]) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class ImmediateSink(TwoPhaseSink[Any]):
+    """A sink whose rows are visible once `Transaction.prepare` has returned, always None: nothing is left to commit.
+
+    After a failure an epoch is written again: at least once, or, where rows have keys and replace each other, effectively once.
+    """
+
+    @property
+    def handles(self) -> HandleSerializer[Any]:
+        """There are none."""
+        return _Nothing()
+
+    def committer(self, job: str) -> Committer[Any]:
+        """It has nothing to do."""
+        return _NothingToCommit()
+
+    def recorded(self) -> Mapping[str, RecordedEpoch]:
+        """None are."""
+        return {}
