@@ -36,12 +36,6 @@ def run_command(
         int | None, typer.Option(min=1, max=65535, help="Serve Prometheus' metrics and /healthz on this port meanwhile.")
     ] = None,
     metrics_address: Annotated[str, typer.Option(help="Where they are served; 0.0.0.0 for other machines.")] = "127.0.0.1",
-    listen: Annotated[
-        str,
-        typer.Option(
-            help="Where workers reach the coordinator: unix, tcp (127.0.0.1), or tcp://ADDRESS:PORT; TCP has a token."
-        ),
-    ] = "unix",
     config: Annotated[
         list[str] | None,
         typer.Option(help="A setting by Flink's name, such as execution.checkpointing.interval='1 s'. May be repeated."),
@@ -66,7 +60,7 @@ def run_command(
 
     options = {"savepoints": savepoints, "from_savepoint": from_savepoint, "metrics_port": metrics}
     given = {name: value for name, value in options.items() if value is not None}
-    configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address, "listen": listen}
+    configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address}
     settings = RunSettings(checkpoints, workers=workers, **{**configured, **given})
     job = PipelineFile.parse(pipeline)
     with shown(settings.folder, progress):

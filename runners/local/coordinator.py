@@ -176,7 +176,7 @@ def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, li
     """The main function of a coordinator's process. `supervisor` says "stop"; it is sent the Restarts after each failure of a
     worker, and in the end a RunOutcome.
 
-    `socket`, for its workers unless they use TCP, is in a folder for this user alone. `lifeline` is open as long as this
+    `socket`, for its workers, is in a folder for this user alone. `lifeline` is open as long as this
     process is alive, or one that it has started.
     """
     os.setpgid(0, 0)  # the group that its workers join, and that ends with it
@@ -324,20 +324,11 @@ class _Coordination:
             time.time,
         )
         self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.outputs.handles)
-        with _good_before(order, UsageError):
-            self._server: CoordinationServer[Any, Any] = CoordinationServer(
-                order.settings.tcp_address or socket,
-                self._messages,
-                order.version,
-                order.settings.workers,
-                self._events.put,
-                self._hear,
-            )
-        progress_s = last_progress_s(order.beginning.at_s, store.last_written_s, time.time())
-        address = self._server.endpoint.address
-        self._status = RunStatus(
-            store.registry.run, order.settings.folder, progress_s, address, store.size, restarted=order.restarted
+        self._server: CoordinationServer[Any, Any] = CoordinationServer(
+            socket, self._messages, order.version, order.settings.workers, self._events.put, self._hear
         )
+        progress_s = last_progress_s(order.beginning.at_s, store.last_written_s, time.time())
+        self._status = RunStatus(store.registry.run, order.settings.folder, progress_s, store.size, restarted=order.restarted)
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
         settings = self._order.settings
@@ -513,7 +504,6 @@ class _Coordination:
         for command in self._core.handle(event):
             self._status.record_command(command)
             self._perform(command)
-        self._server.is_serving = self._core.is_serving
 
     def _perform(self, command: Any) -> None:  # noqa: ANN401 - a RunCommand, whose types are the pipeline's
         match command:
@@ -558,7 +548,7 @@ class _Coordination:
         self._store.add_worker(number)
         order = WorkerOrder(
             self._order.pipeline,
-            self._server.endpoint,
+            self._server.address,
             number,
             {
                 name: first_attempt(sink, self._store.registry, number, name)
@@ -587,7 +577,6 @@ class _Coordination:
     def _end_workers(self) -> None:
         """Those that were dismissed have some seconds; after a failure none has a reason to continue."""
         assert self._outcome is not None
-        self._server.is_serving = False
         self._worker_processes.close(LEAVE_S if self._outcome.error is None else 0.0)
         self._server.close()
 

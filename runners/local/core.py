@@ -448,11 +448,6 @@ class RunCore(Generic[SplitT, HandleT]):
         """Numbers of the workers that are started now -> how many splits each holds."""
         return {number: self._enumerator.ledger.load(place) for number, place in self.workers.items()}
 
-    @property
-    def is_serving(self) -> bool:
-        """Whether the run reads and writes: it has recovered, and is not instructed to stop."""
-        return self.phase not in (RunPhase.CREATED, RunPhase.RECOVERING, RunPhase.ENDED) and not self._stopping
-
     def handle(self, event: RunEvent[SplitT, HandleT]) -> list[RunCommand[SplitT, HandleT]]:
         """Take one event, return what is to be done, in this order.
 

@@ -53,7 +53,7 @@ def supervise(job: PipelineSpec | PipelineFile, settings: RunSettings, processes
 
     `processes`: how the coordinator's is started, with these modules loaded (`forked`, `forked_apart`).
     """
-    with needs_extra("run", "grpc", "grpc_health", "grpc_reflection", "google"):
+    with needs_extra("run", "grpc", "google"):
         from headrace.runners.local.wire import client, server
     # gRPC may be loaded before a fork, not used.
     context = processes((coordinate.__module__, client.__name__, server.__name__, *job.modules()))
