@@ -1,1 +1,1 @@
-"""A run running, shown: by `headrace top`, and by `headrace run` itself."""
+"""A run running, shown: by `headrace top` as a table, by `headrace run` as lines."""
