@@ -187,7 +187,7 @@ class _Worker:
         return self._transactions[name]
 
     def _snapshot(self, checkpoint_id: int) -> None:
-        from headrace.runners.local.core import WorkerSnapshotted
+        from headrace.runners.local.events import WorkerSnapshotted
 
         handles: tuple[Any, ...] = ()
         for name, transaction in [*self._transactions.items()]:

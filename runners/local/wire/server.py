@@ -17,7 +17,7 @@ import grpc
 from headrace.connectors.base.sink import HandleT
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.core import SplitDone, WorkerJoined, WorkerSilent, WorkerSnapshotted
+from headrace.runners.local.events import SplitDone, WorkerJoined, WorkerSilent, WorkerSnapshotted
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc
 from headrace.runners.local.wire.messages import RunMessages, check_hello

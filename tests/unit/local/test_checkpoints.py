@@ -53,7 +53,7 @@ from headrace.runners.local.checkpoints import (
 )
 from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
 from headrace.runners.local.coordinator import RunOutcome, RunStart
-from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
+from headrace.runners.local.events import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals, forked_apart, leave_signals_to_supervisor
 from headrace.runners.local.rescale import (

@@ -26,15 +26,8 @@ from headrace.cli.watching.top import follow
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.runners.local.core import (
-    CheckpointCommitted,
-    CommitCheckpoint,
-    ReportCheckpointFailure,
-    ReportWorkerLost,
-    RunSchedule,
-    TakeSnapshot,
-    WorkerSnapshotted,
-)
+from headrace.runners.local.core import RunSchedule
+from headrace.runners.local.events import CheckpointCommitted, CommitCheckpoint, ReportCheckpointFailure, ReportWorkerLost, TakeSnapshot, WorkerSnapshotted
 from headrace.runners.local.monitoring.lag import ASK_S, STALE_S, LagWatch, RunLag
 from headrace.runners.local.monitoring.metrics_page import RunPage
 from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status

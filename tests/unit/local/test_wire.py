@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from headrace.errors import StateError, UsageError
-from headrace.runners.local.core import WorkerJoined
+from headrace.runners.local.events import WorkerJoined
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc, server
 from headrace.runners.local.wire.messages import RunMessages, check_welcome, hello
