@@ -120,7 +120,7 @@ def replay_command(
     was stopped or killed, and after one that has ended it replays what came since; another selection needs another folder. The
     dead letters stay where they are. Readers need isolation.level=read_committed.
     """
-    from headrace.cli.watching.report import text_report
+    from headrace.cli.run_report import text_report
     from headrace.connectors.kafka.write.sink import KafkaSink
     from headrace.runners.local.processes import forked_apart
     from headrace.runners.local.settings import RunSettings

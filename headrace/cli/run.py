@@ -77,7 +77,7 @@ def run_command(
 
 
 def _report(folder: Path, progress: Progress) -> Callable[[], None]:
-    from headrace.cli.watching.report import json_report, text_report
+    from headrace.cli.run_report import json_report, text_report
 
     match progress:
         case Progress.JSON:
@@ -170,7 +170,7 @@ def top_command(
     Records are counted once a checkpoint, so rates are of what came between the last two. Lag is what lies between the last
     one's positions and the ends of the splits, which are asked then. While the run starts again its phase is RESTARTING.
     """
-    from headrace.cli.watching.top import follow
+    from headrace.cli.top import follow
     from headrace.runners.local.storage.places import machine_folder
 
     follow(machine_folder(checkpoints), every)

@@ -60,7 +60,30 @@ from headrace.runners.local.checkpoints import (
 )
 from headrace.runners.local.commits import EPOCH_BITS, RunCommitter, first_attempt
 from headrace.runners.local.core import RunCore
-from headrace.runners.local.events import AssignSplits, CheckpointCommitted, CheckpointIsNotStored, CheckpointStored, CommitCheckpoint, EndRun, FailRun, KillWorker, NotifyCheckpointStored, Recover, ReportCheckpointFailure, ReportWorkerLost, RetireWorker, RunRecovered, RunStarted, SetTimer, StartWorker, StopRequested, StopWorker, TakeSnapshot, WorkerDied, WorkerSilent
+from headrace.runners.local.events import (
+    AssignSplits,
+    CheckpointCommitted,
+    CheckpointIsNotStored,
+    CheckpointStored,
+    CommitCheckpoint,
+    EndRun,
+    FailRun,
+    KillWorker,
+    NotifyCheckpointStored,
+    Recover,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    RetireWorker,
+    RunRecovered,
+    RunStarted,
+    SetTimer,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    TakeSnapshot,
+    WorkerDied,
+    WorkerSilent,
+)
 from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.processes import WorkerProcesses, leave_signals_to_supervisor

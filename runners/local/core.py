@@ -27,7 +27,6 @@ from enum import Enum, auto
 from typing import Generic, assert_never
 
 from headrace.connectors.base.sink import HandleT
-from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.coordinator import Coordinator
 from headrace.enumerator.errors import HeadraceError, RunFailedError
 from headrace.enumerator.events import (
@@ -60,7 +59,6 @@ from headrace.enumerator.events import (
     SplitsGone,
     Started,
 )
-from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.split import SplitT
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.local.balanced import BalancedEnumerator

@@ -39,7 +39,36 @@ from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import CheckpointNotStoredError, RunCheckpoint, RunCheckpointSerializer, WorkerRegistry
 from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, PerWorkerCommit, RunCommitter
 from headrace.runners.local.core import RunCore, RunSchedule
-from headrace.runners.local.events import AssignSplits, CheckpointCommitted, CheckpointDue, CheckpointIsNotStored, CheckpointStored, CheckpointTimedOut, CommitCheckpoint, EndRun, FailRun, KillWorker, NotifyCheckpointStored, PauseOver, Recover, ReportCheckpointFailure, ReportWorkerLost, RetireWorker, RunRecovered, RunStarted, SetTimer, SplitDone, StartWorker, StopRequested, StopWorker, TakeSnapshot, WorkerDied, WorkerJoined, WorkerSilent, WorkerSnapshotted
+from headrace.runners.local.events import (
+    AssignSplits,
+    CheckpointCommitted,
+    CheckpointDue,
+    CheckpointIsNotStored,
+    CheckpointStored,
+    CheckpointTimedOut,
+    CommitCheckpoint,
+    EndRun,
+    FailRun,
+    KillWorker,
+    NotifyCheckpointStored,
+    PauseOver,
+    Recover,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    RetireWorker,
+    RunRecovered,
+    RunStarted,
+    SetTimer,
+    SplitDone,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    TakeSnapshot,
+    WorkerDied,
+    WorkerJoined,
+    WorkerSilent,
+    WorkerSnapshotted,
+)
 from headrace.runners.restarts import ExponentialDelay, Restarts
 from headrace.testing.memory import MemorySplit, MemorySplitSerializer
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State

@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from headrace.enumerator.errors import RetriableError, StateError
-from headrace.runners.local.events import CheckpointCommitted, CommitCheckpoint, ReportCheckpointFailure, ReportWorkerLost, TakeSnapshot, WorkerSnapshotted
+from headrace.runners.local.events import (
+    CheckpointCommitted,
+    CommitCheckpoint,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    TakeSnapshot,
+    WorkerSnapshotted,
+)
 from headrace.runners.local.monitoring.lag import RunLag
 from headrace.runners.local.monitoring.supervised import is_held, is_supervised
 from headrace.runners.local.storage.lock import LOCK

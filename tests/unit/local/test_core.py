@@ -11,7 +11,39 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import DiscoveryResult
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.core import CheckpointFailedError, RunCore, RunPhase, RunSchedule
-from headrace.runners.local.events import AssignSplits, CheckpointCommitted, CheckpointDue, CheckpointIsNotStored, CheckpointStored, CheckpointTimedOut, CommitCheckpoint, EndRun, FailRun, JoinTimeout, KillWorker, NotifyCheckpointStored, PauseOver, Recover, ReportCheckpointFailure, ReportWorkerLost, RestartDue, RetireWorker, RunRecovered, RunStarted, SetTimer, SplitDone, StartWorker, StopRequested, StopWorker, TakeSnapshot, WorkerDied, WorkerHandle, WorkerJoined, WorkerSilent, WorkerSnapshotted
+from headrace.runners.local.events import (
+    AssignSplits,
+    CheckpointCommitted,
+    CheckpointDue,
+    CheckpointIsNotStored,
+    CheckpointStored,
+    CheckpointTimedOut,
+    CommitCheckpoint,
+    EndRun,
+    FailRun,
+    JoinTimeout,
+    KillWorker,
+    NotifyCheckpointStored,
+    PauseOver,
+    Recover,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    RestartDue,
+    RetireWorker,
+    RunRecovered,
+    RunStarted,
+    SetTimer,
+    SplitDone,
+    StartWorker,
+    StopRequested,
+    StopWorker,
+    TakeSnapshot,
+    WorkerDied,
+    WorkerHandle,
+    WorkerJoined,
+    WorkerSilent,
+    WorkerSnapshotted,
+)
 from headrace.runners.restarts import FixedDelay, NoRestart, Restarts
 from headrace.testing.memory import MemorySplit
 from tests.soak import run_soak

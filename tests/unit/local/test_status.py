@@ -20,14 +20,21 @@ pytest.importorskip("prometheus_client", reason="needs headrace[metrics]")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.cli.watching import top
-from headrace.cli.watching.table import Rates, table_of
-from headrace.cli.watching.top import follow
+from headrace.cli import top
+from headrace.cli.run_table import Rates, table_of
+from headrace.cli.top import follow
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.runners.local.core import RunSchedule
-from headrace.runners.local.events import CheckpointCommitted, CommitCheckpoint, ReportCheckpointFailure, ReportWorkerLost, TakeSnapshot, WorkerSnapshotted
+from headrace.runners.local.events import (
+    CheckpointCommitted,
+    CommitCheckpoint,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    TakeSnapshot,
+    WorkerSnapshotted,
+)
 from headrace.runners.local.monitoring.lag import ASK_S, STALE_S, LagWatch, RunLag
 from headrace.runners.local.monitoring.metrics_page import RunPage
 from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status
@@ -322,8 +329,8 @@ def test_top_writes_lines_of_json_in_a_pipe_until_the_run_ends(tmp_path, capsys)
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("headrace.cli.watching.top.time.sleep", sleep)
-            patch.setattr("headrace.cli.watching.top.until_interrupted", nullcontext)  # whose handler of SIGTERM stays
+            patch.setattr("headrace.cli.top.time.sleep", sleep)
+            patch.setattr("headrace.cli.top.until_interrupted", nullcontext)  # whose handler of SIGTERM stays
             status._clock = clock
             follow(tmp_path, 1.0)
     lines = [json.loads(line) for line in "".join(printed).splitlines()]

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from headrace.cli.watching.table import Rates, line_of
+from headrace.cli.run_table import Rates, line_of
 from headrace.enumerator.errors import RetriableError, StateError
 from headrace.runners.local.monitoring.status import read_status
 
