@@ -25,7 +25,7 @@ def named_in_file(text: str) -> tuple[str, str] | None:
 def load_file(path: Path, name: str) -> ModuleType:
     """The module of this file, which is `sys.modules[name]` from now on, so that what the file defines can be pickled.
 
-    The one that is there already, if it is of this file. Raises ImportError for what is not Python file, and what the file
+    The one that is there already, if it is of this file. Raises ImportError for what is not a Python file, and what the file
     raises: then `name` is in `sys.modules` what it was before.
     """
     before = sys.modules.get(name)
@@ -33,7 +33,7 @@ def load_file(path: Path, name: str) -> ModuleType:
         return before
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -199,7 +199,7 @@ class _Reader:
     def _alternative(self, branches: Any, base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:  # noqa: ANN401 - JSON
         """One type, or null."""
         if not isinstance(branches, list):
-            raise UsageError(f"this is not a JSON Schema: its alternatives{_at(path)} are not list")
+            raise UsageError(f"this is not a JSON Schema: its alternatives{_at(path)} are not a list")
         others = [each for each in branches if not (isinstance(each, dict) and each.get("type") == "null")]
         if len(others) != 1:
             raise _no_type(path, f"is one of {len(others)} alternatives")

@@ -23,7 +23,7 @@ __all__ = ["TLS_PROPERTIES", "TlsConfig", "ssl_context", "tls_config"]
 _STORE_TYPES = ("PEM", "PKCS12", "JKS")
 _PROTOCOLS = ("TLSv1.2", "TLSv1.3")
 
-_PEM_BLOCK = re.compile(r"(-----Start [A-Z0-9 ]+-----)([A-Za-z0-9+/=\s]+)(-----END [A-Z0-9 ]+-----)")
+_PEM_BLOCK = re.compile(r"(-----BEGIN [A-Z0-9 ]+-----)([A-Za-z0-9+/=\s]+)(-----END [A-Z0-9 ]+-----)")
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 

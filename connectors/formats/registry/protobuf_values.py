@@ -107,7 +107,7 @@ class RegisteredProtobufFormat(RegisteredFormat):
     def _fault(self, writer: RegisteredSchema, indices: tuple[int, ...]) -> str | None:
         """Why values of this message type are not what is read; None if they are. No indices: they could not be read."""
         if not indices:
-            return "the indices of its message type are not list of numbers"
+            return "the indices of its message type are not a list of numbers"
         if (writer, indices) not in self._faults:
             if len(self._faults) >= _MOST_KEPT:
                 self._faults.clear()
@@ -139,7 +139,7 @@ def by_message_type(
     for indices, (rows, bodies) in found.items():
         files = _files(schema)
         if not indices:
-            raise UsageError("the indices of its message type are not list of numbers")
+            raise UsageError("the indices of its message type are not a list of numbers")
         message = message_at(files, indices)
         yield rows, pa.array(bodies, pa.binary()), ProtobufFormat(files, message=message)
 

@@ -357,7 +357,7 @@ _LOGIN_OPTIONS: Mapping[str, frozenset[str]] = {
 }
 _LOGIN_HARMLESS = frozenset(
     {
-        *("useKeyTab", "storeKey", "useTokenCache", "renewTGT", "doNotPrompt", "refreshKrb5Config", "isInitiator", "debug"),
+        *("useKeyTab", "storeKey", "useTicketCache", "renewTGT", "doNotPrompt", "refreshKrb5Config", "isInitiator", "debug"),
         *("awsDebugCreds", "awsMaxRetries", "awsMaxBackOffTimeMs"),
     }
 )

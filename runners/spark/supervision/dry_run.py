@@ -50,7 +50,7 @@ _TRUSTED = frozenset({"headrace", "pyspark", "py4j"})
 
 def dry_run_folder(tree: str) -> Path:
     """Where the dry runs of a driver's process tree keep their checkpoints; removed with the driver."""
-    return Path(tempfile.gettempdir(), f"headrace-dry run-{tree}")
+    return Path(tempfile.gettempdir(), f"headrace-dry-run-{tree}")
 
 
 class _NotDryRun(BaseException):

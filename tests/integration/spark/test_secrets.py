@@ -14,7 +14,7 @@ from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.schema_registry import FakeRegistry
 from tests.helpers.secret_search import PASSWORD, REGISTRY_PASSWORD, SCHEMA, USER, files_with, login
 
-PRIVATE_KEY = "-----Start PRIVATE KEY-----\nhunter4\n-----END PRIVATE KEY-----"
+PRIVATE_KEY = "-----BEGIN PRIVATE KEY-----\nhunter4\n-----END PRIVATE KEY-----"
 
 
 @pytest.fixture

@@ -26,4 +26,4 @@ def test_a_standby_continues_when_all_processes_of_the_active_driver_are_killed(
         print(f"\nthe standby's first commit of a later record came {outage_s:.2f} s after the kill")  # noqa: T201 - a figure
     assert counted["records"] > RATE
     assert {**counted, "records": 0} == {"records": 0, "lost": 0, "foreign": 0, "duplicates": 0}
-    assert not list(tmp_path.glob("headrace-rehearsal-*"))
+    assert not list(tmp_path.glob("headrace-dry-run-*"))

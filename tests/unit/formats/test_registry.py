@@ -750,7 +750,7 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
         "ssl.keystore.location": str(certificates.client),
         "ssl.keystore.type": "PEM",
     }
-    key, separator, chain = certificates.client.read_text().partition("-----Start CERTIFICATE-----")
+    key, separator, chain = certificates.client.read_text().partition("-----BEGIN CERTIFICATE-----")
     (tmp_path / "key.pem").write_text(key)
     (tmp_path / "chain.pem").write_text(separator + chain)
     apart = ours | {"ssl.certificate.location": str(tmp_path / "chain.pem"), "ssl.key.location": str(tmp_path / "key.pem")}

@@ -115,7 +115,7 @@ def test_a_header_names_the_schema_and_the_message_type(registry):
     assert [each.reason for each in bad] == [
         f"it is a message air.Flight.Seat of schema {UUID(bytes=frame[1:17])}, and not air.Flight",
         "the header that names its schema is damaged",
-        "the indices of its message type are not list of numbers",
+        "the indices of its message type are not a list of numbers",
     ]
 
 
@@ -140,9 +140,9 @@ def test_values_of_several_versions_and_message_types_stand_side_by_side(registr
     assert rows == [("UA", ""), ("AA", "B"), None, None, None, None, None, ("AA", "B")]
     assert {each.row: each.reason for each in bad} == {
         2: f"it is a message air.Other of schema {later}, and not air.Flight",
-        3: "the indices of its message type are not list of numbers",
+        3: "the indices of its message type are not a list of numbers",
         4: f"schema {later} cannot be used: the Protobuf schema has no message type at [9]",
-        5: "the indices of its message type are not list of numbers",
+        5: "the indices of its message type are not a list of numbers",
         6: "is not a message air.Flight: its bytes are not of Protobuf's wire format",
     }
 

@@ -187,7 +187,7 @@ def test_a_timestamp_without_match_can_be_an_error():
     ],
 )
 def test_what_is_not_there_is_the_users_mistake_at_first(subscription, absent):
-    with pytest.raises(UsageError, match=f"no such topic or partition on no process:1: {absent}$"):
+    with pytest.raises(UsageError, match=f"no such topic or partition on nobody:1: {absent}$"):
         discovery(PretendedCluster({"t": (A, 2)}), subscription).initial()
 
 

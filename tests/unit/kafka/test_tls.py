@@ -64,7 +64,7 @@ def test_a_pem_key_with_a_password(certificates):
     encrypted = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"changeit")
     ).decode()
-    chain = certificates.client.read_text().partition("-----Start CERTIFICATE-----")
+    chain = certificates.client.read_text().partition("-----BEGIN CERTIFICATE-----")
     given = {"keystore_key": encrypted, "keystore_certificate_chain": chain[1] + chain[2]}
     ssl_context(TlsConfig(**given, key_password="changeit"))
     for wrong in ("hunter2", None):

@@ -15,15 +15,18 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.connectors.base.capabilities import PromptLookup
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
 from headrace.connectors.base.sink import Attempt, RecordedEpoch
 from headrace.connectors.kafka.write.transactions import Transactions
@@ -529,8 +532,17 @@ def test_a_folder_is_a_path_or_a_file_url(tmp_path):
 # --- commits ----------------------------------------------------------------------------------------------------------
 
 
+class ShownSink(MemorySink, PromptLookup):
+    """A lookup that waits for no write gives what is `shown`, where anything is."""
+
+    shown: ClassVar[Mapping[str, RecordedEpoch] | None] = None
+
+    def recorded_now(self):
+        return self.recorded() if self.shown is None else self.shown
+
+
 def committer(store, log, number=0, draw=lambda: 1, clock=lambda: 0.0):
-    return RunCommitter(store, MemorySink(log), store.latest(), number, clock, draw, lambda checkpoint_id: None, lambda _: None)
+    return RunCommitter(store, ShownSink(log), store.latest(), number, clock, draw, lambda checkpoint_id: None, lambda _: None)
 
 
 def prepared(log, store, number, row):
@@ -688,8 +700,8 @@ def test_a_look_that_lacks_what_is_decided_and_not_marked_yet_makes_no_folder_an
     for number in (1, 2, 3):
         run.propose(checkpoint(number).positions)
         job.commit(number, (prepared(log, store, 1, f"row {number}"),))
-        looks.append(MemorySink(log).recorded_now())
-    monkeypatch.setattr(MemorySink, "recorded_now", lambda self: looks[0])
+        looks.append(MemorySink(log).recorded())
+    monkeypatch.setattr(ShownSink, "shown", looks[0])
     again = committer(store, log)
     JobCommitter("x", again).recover()
     again.propose(checkpoint(4).positions)
@@ -705,7 +717,7 @@ def test_a_look_that_shows_what_copies_have_replaced_makes_no_folder_an_older_co
     run = committer(store, log)
     job = JobCommitter("x", run)
     job.recover()
-    monkeypatch.setattr(MemorySink, "recorded_now", lambda self: {store.registry.run: RecordedEpoch(first)})
+    monkeypatch.setattr(ShownSink, "shown", {store.registry.run: RecordedEpoch(first)})
     for number in (2, 3):
         run.propose(checkpoint(number).positions)
         job.commit(number, () if number == 2 else (prepared(log, store, 1, "later"),))

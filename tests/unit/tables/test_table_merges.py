@@ -251,7 +251,8 @@ def test_a_merge_that_no_process_has_recorded_is_removed_when_another_one_takes_
     committer = checked(sink, first)
     committer.check([first, second])
     committer.record(listed(0, first, second))
-    committer.end_all([first, second])
+    for handle in (first, second):
+        committer.end(handle)
     assert left(sink) == set()
     assert sorted(row["id"] for row in found(sink.uri)) == [0, 1]
 
