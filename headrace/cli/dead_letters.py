@@ -16,7 +16,6 @@ from headrace.cli.dump import RECORD_COLUMNS, Encoding, record_rows, typed_value
 from headrace.cli.options import ClientOptions, CommitTopic, Prefix, RegistryUrl, grouped
 from headrace.cli.output import Listing, escaped, note, show
 from headrace.cli.verify import TopicReader
-from headrace.cli.watching.progress import Progress
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
 
@@ -121,17 +120,21 @@ def replay_command(
     was stopped or killed, and after one that has ended it replays what came since; another selection needs another folder. The
     dead letters stay where they are. Readers need isolation.level=read_committed.
     """
-    from headrace.cli.watching.viewer import shown
+    from headrace.cli.run_report import text_report
     from headrace.connectors.kafka.write.sink import KafkaSink
-    from headrace.pipeline import Pipeline
+    from headrace.runners.local.processes import forked_apart
+    from headrace.runners.local.settings import RunSettings
+    from headrace.runners.local.supervisor import supervise
+    from headrace.runners.pipeline import PipelineSpec
 
     given = client.client_properties()
     reader = TopicReader(client.connect(), given)
     sink = KafkaSink(given["bootstrap.servers"], properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
     replay = Replay(sink, topic, _wanted(from_topic, reason, since, until), max_replays, to)
     source = replace(reader.source(topic, COLUMNS), fail_on_data_loss=False)  # retention may have deleted unread ones
-    with own_folder(checkpoints, replay) as run, shown(Path(run["checkpoints"]), Progress.AUTO):
-        Pipeline(source, sink, replay).run(**run)
+    with own_folder(checkpoints, replay) as run:
+        settings = RunSettings(**run)
+        supervise(PipelineSpec(source, sink, replay), settings, forked_apart, text_report(settings.folder))
     reader.note_hidden(topic)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,6 @@ import typer
 
 from headrace.cli.output import note
 from headrace.cli.serving import named_settings
-from headrace.cli.watching.progress import Progress
 
 COMMIT_S = 30.0
 """So long the newest checkpoint may take to be committed; without a run running it never is, but by --pipeline."""
@@ -19,6 +20,14 @@ OF_THE_RUN = "The run's checkpoints: a folder, or a URL such as s3://bucket/run.
 
 RESCALE_S = 120.0
 """So long a run may take until it has stored and committed a checkpoint, and is started with other workers."""
+
+
+class Progress(StrEnum):
+    """What `headrace run` reports of the run. AUTO: lines where stderr is a terminal, else nothing. JSON: lines on stdout."""
+
+    AUTO = "auto"
+    JSON = "json"
+    NONE = "none"
 
 
 def run_command(
@@ -36,19 +45,13 @@ def run_command(
         int | None, typer.Option(min=1, max=65535, help="Serve Prometheus' metrics and /healthz on this port meanwhile.")
     ] = None,
     metrics_address: Annotated[str, typer.Option(help="Where they are served; 0.0.0.0 for other machines.")] = "127.0.0.1",
-    listen: Annotated[
-        str,
-        typer.Option(
-            help="Where workers reach the coordinator: unix, tcp (127.0.0.1), or tcp://ADDRESS:PORT; TCP has a token."
-        ),
-    ] = "unix",
     config: Annotated[
         list[str] | None,
         typer.Option(help="A setting by Flink's name, such as execution.checkpointing.interval='1 s'. May be repeated."),
     ] = None,
     progress: Annotated[
         Progress,
-        typer.Option(help="auto: a table below the warnings where stderr is a terminal; json: a line each second on stdout."),
+        typer.Option(help="auto: a line every 10 seconds where stderr is a terminal; json: a line each second on stdout."),
     ] = Progress.AUTO,
 ) -> None:
     """Run a pipeline exactly once until its source ends; Ctrl-C and SIGTERM stop it with a last checkpoint.
@@ -58,7 +61,6 @@ def run_command(
     .externalized-checkpoint-retention, execution.state-recovery.path, heartbeat.interval, heartbeat.timeout,
     restart-strategy.*. Prints the savepoint's file, if there is one; with --progress json as {"savepoint": ...}, the last line.
     """
-    from headrace.cli.watching.viewer import shown
     from headrace.runners.job_file import PipelineFile
     from headrace.runners.local.processes import forked
     from headrace.runners.local.settings import RunSettings, flink_settings
@@ -66,13 +68,24 @@ def run_command(
 
     options = {"savepoints": savepoints, "from_savepoint": from_savepoint, "metrics_port": metrics}
     given = {name: value for name, value in options.items() if value is not None}
-    configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address, "listen": listen}
+    configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address}
     settings = RunSettings(checkpoints, workers=workers, **{**configured, **given})
     job = PipelineFile.parse(pipeline)
-    with shown(settings.folder, progress):
-        savepoint = supervise(job, settings, forked)
+    savepoint = supervise(job, settings, forked, _report(settings.folder, progress))
     if savepoint is not None:
         typer.echo(json.dumps({"savepoint": str(savepoint)}) if progress is Progress.JSON else savepoint)
+
+
+def _report(folder: Path, progress: Progress) -> Callable[[], None]:
+    from headrace.cli.run_report import json_report, text_report
+
+    match progress:
+        case Progress.JSON:
+            return json_report(folder)
+        case Progress.AUTO:
+            return text_report(folder)
+        case Progress.NONE:
+            return lambda: None
 
 
 def savepoint_command(
@@ -157,7 +170,7 @@ def top_command(
     Records are counted once a checkpoint, so rates are of what came between the last two. Lag is what lies between the last
     one's positions and the ends of the splits, which are asked then. While the run starts again its phase is RESTARTING.
     """
-    from headrace.cli.watching.top import follow
+    from headrace.cli.top import follow
     from headrace.runners.local.storage.places import machine_folder
 
     follow(machine_folder(checkpoints), every)

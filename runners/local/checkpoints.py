@@ -32,7 +32,7 @@ from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_text, stored_truth
 from headrace.enumerator.errors import HeadraceError, RetriableError, StateError
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.core import WorkerHandle
+from headrace.runners.local.events import WorkerHandle
 from headrace.runners.local.storage.files import NotWrittenError, RunFiles
 from headrace.runners.local.storage.lock import FolderLock
 from headrace.runners.local.storage.places import make_machine_folder, run_files, usable

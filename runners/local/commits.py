@@ -54,7 +54,7 @@ from headrace.enumerator.errors import (
 )
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint, WorkerRegistry
-from headrace.runners.local.core import WorkerHandle
+from headrace.runners.local.events import WorkerHandle
 
 __all__ = ["RunCommitter", "first_attempt"]
 

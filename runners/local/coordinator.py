@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import queue
-import random
 import secrets
 import signal
 import threading
@@ -58,8 +57,9 @@ from headrace.runners.local.checkpoints import (
     RunCheckpointSerializer,
     has_run,
 )
-from headrace.runners.local.commits import EPOCH_BITS, RunCommitter, first_attempt
-from headrace.runners.local.core import (
+from headrace.runners.local.commits import EPOCH_BITS, RunCommitter
+from headrace.runners.local.core import RunCore
+from headrace.runners.local.events import (
     AssignSplits,
     CheckpointCommitted,
     CheckpointIsNotStored,
@@ -73,7 +73,6 @@ from headrace.runners.local.core import (
     ReportCheckpointFailure,
     ReportWorkerLost,
     RetireWorker,
-    RunCore,
     RunRecovered,
     RunStarted,
     SetTimer,
@@ -81,23 +80,16 @@ from headrace.runners.local.core import (
     StopRequested,
     StopWorker,
     TakeSnapshot,
-    WorkerDied,
     WorkerSilent,
 )
 from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.processes import WorkerProcesses, leave_signals_to_supervisor
-from headrace.runners.local.rescale import (
-    RescaleRequest,
-    drop_requests,
-    read_requests,
-    settle_request,
-    take_up_request,
-)
+from headrace.runners.local.rescale import RescaleRequest, Rescaling
 from headrace.runners.local.savepoints import begin_with, given_savepoint, started, take_savepoint
 from headrace.runners.local.settings import Retention, RunSettings
 from headrace.runners.local.storage.places import run_files
-from headrace.runners.local.worker import WorkerOrder, work
+from headrace.runners.local.worker_pool import WorkerPool
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import Restarts
 
@@ -108,13 +100,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """How often the coordinator looks for workers that it has not heard."""
 
-START_S = 300.0
-"""So long a worker's process may take to load and to say hello (Flink's `taskmanager.registration.timeout`)."""
-
 LEAVE_S = 10.0
 """A worker that was instructed to leave, and takes longer, is killed."""
-
-_LAST_WORDS_S = 2.0
 
 _FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationError, RunFailedError)
 """What starting again does not fix."""
@@ -176,7 +163,7 @@ def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, li
     """The main function of a coordinator's process. `supervisor` says "stop"; it is sent the Restarts after each failure of a
     worker, and in the end a RunOutcome.
 
-    `socket`, for its workers unless they use TCP, is in a folder for this user alone. `lifeline` is open as long as this
+    `socket`, for its workers, is in a folder for this user alone. `lifeline` is open as long as this
     process is alive, or one that it has started.
     """
     os.setpgid(0, 0)  # the group that its workers join, and that ends with it
@@ -246,14 +233,6 @@ def _good_before(order: CoordinatorOrder, mistake: type[HeadraceError]) -> Itera
 
 
 @dataclass(frozen=True)
-class ExitReport:
-    """Why a worker ends, and whether no other would do better."""
-
-    reason: str
-    is_final: bool = False
-
-
-@dataclass(frozen=True)
 class _ProcessEnded:
     """A worker's process is gone, or never was: `how` says it."""
 
@@ -281,20 +260,15 @@ class _Coordination:
         tell: Callable[[Restarts], None],
     ) -> None:
         """`tell`: to the supervisor. Called by the main thread."""
-        from headrace.runners.local.wire.messages import RunMessages
-        from headrace.runners.local.wire.server import CoordinationServer
-
         self._order, self._pipeline, self._store = order, pipeline, store
         self._tell_supervisor = tell
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Any]] = []
         self._sequence = itertools.count()
-        self._worker_processes = worker_processes
-        self._started_s: dict[int, float] = {}
-        self._last_words: dict[int, ExitReport] = {}
         self._outcome: RunOutcome | None = None
-        self._is_rescaling = False
-        self._asked_s = self._looked_s = self._awake_s = time.monotonic()
+        settings = order.settings
+        self._rescaling = Rescaling(settings.folder, settings.workers, order.beginning.passed_over)
+        self._asked_s = time.monotonic()
         self._driver = SourceDriver(pipeline.source, pipeline.source.create_discovery())
         self._commits = ThreadPoolExecutor(1, "commits")
         self._asking = ThreadPoolExecutor(1, "discovery")
@@ -318,26 +292,14 @@ class _Coordination:
         self._lag = LagWatch(
             pipeline.source,
             None if restored is None else restored.positions,
-            order.settings.schedule.longest_wait_s,
+            settings.schedule.longest_wait_s,
             lambda ask: self._in(self._measuring, ask),
             time.monotonic,
             time.time,
         )
-        self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.outputs.handles)
-        with _good_before(order, UsageError):
-            self._server: CoordinationServer[Any, Any] = CoordinationServer(
-                order.settings.tcp_address or socket,
-                self._messages,
-                order.version,
-                order.settings.workers,
-                self._events.put,
-                self._hear,
-            )
+        self._pool = WorkerPool(order.pipeline, pipeline, settings, order.version, socket, worker_processes, self._events.put)
         progress_s = last_progress_s(order.beginning.at_s, store.last_written_s, time.time())
-        address = self._server.endpoint.address
-        self._status = RunStatus(
-            store.registry.run, order.settings.folder, progress_s, address, store.size, restarted=order.restarted
-        )
+        self._status = RunStatus(store.registry.run, settings.folder, progress_s, store.size, restarted=order.restarted)
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
         settings = self._order.settings
@@ -360,8 +322,8 @@ class _Coordination:
         outcome = self._ran()
         if outcome.error is not None:
             return outcome
-        if self._is_rescaling and not outcome.finished:
-            return replace(outcome, workers=self._next_workers())
+        if self._rescaling.is_under_way and not outcome.finished:
+            return replace(outcome, workers=self._rescaling.next_workers())
         settings = self._order.settings
         folder = settings.savepoint_folder
         path = None if folder is None else take_savepoint(self._store.files, folder)
@@ -370,7 +332,7 @@ class _Coordination:
         return replace(outcome, savepoint=path)
 
     def _ran(self) -> RunOutcome:
-        self._worker_processes.watch(
+        self._pool.watch(
             lambda number, how: self._events.put(_ProcessEnded(number, how)),
             lambda error: self._events.put(_Broken(error)),
         )
@@ -393,7 +355,7 @@ class _Coordination:
     def _is_over(self, outcome: RunOutcome | None) -> bool:
         if outcome is None or outcome.error is not None:
             return outcome is not None and outcome.is_final
-        return outcome.finished or not self._is_rescaling
+        return outcome.finished or not self._rescaling.is_under_way
 
     def listen(self, supervisor: Connection) -> None:
         """In its own thread: what the supervisor says. Without one, the whole group ends."""
@@ -420,7 +382,7 @@ class _Coordination:
             case None:
                 pass
             case _ProcessEnded(number, how):
-                self._handle(self._ended(number, how))
+                self._handle(self._pool.ended(number, how))
                 with suppress(OSError):  # it is gone, and so is this process soon
                     self._tell_supervisor(self._order.restarts)
             case _Broken(error):
@@ -433,7 +395,8 @@ class _Coordination:
             self._store.keep_lock()
             self._lag.look()
             self._status.show(self._core.phase.name, self._core.held, self._lag.lag)
-            self._look_for_request()
+            if self._rescaling.is_to_stop():
+                self._handle(StopRequested())
 
     def _serve_metrics(self) -> None:
         settings = self._order.settings
@@ -445,65 +408,9 @@ class _Coordination:
         with _good_before(self._order, UsageError):
             RunPage(lambda: self._status.shown, settings.metrics_address, settings.metrics_port, healthy_s)
 
-    def _look_for_request(self) -> None:
-        """Another number of workers is a stop with a last checkpoint, and a start from it, as every restart is."""
-        folder, now = self._order.settings.folder, self._order.settings.workers
-        try:
-            request = next(iter(read_requests(folder)), None)
-            if request is not None and (request.workers == now or request in self._order.beginning.passed_over):
-                settle_request(folder, request)
-                return
-        except (StateError, OSError) as error:
-            self._pass_over(error)
-            return
-        if request is not None and not self._is_rescaling:
-            log.warning("rescaling from %d to %d workers, after a checkpoint", now, request.workers)
-            self._is_rescaling = True
-            self._handle(StopRequested())
-
-    def _next_workers(self) -> int:
-        """After the last checkpoint: what the request says now. One that was withdrawn meanwhile changes nothing."""
-        now = self._order.settings.workers
-        try:
-            request = take_up_request(self._order.settings.folder)
-        except (StateError, OSError) as error:
-            self._pass_over(error)
-            return now
-        if request is None:
-            log.warning("the request to rescale was withdrawn meanwhile: the run continues with %d workers", now)
-            return now
-        return request.workers
-
-    def _pass_over(self, error: Exception) -> None:
-        log.warning("a request to rescale is skipped: %s", error)
-        with suppress(OSError):
-            drop_requests(self._order.settings.folder)
-
     def _look_for_silent_ones(self) -> None:
-        now_s, settings = time.monotonic(), self._order.settings
-        timeout_s = settings.heartbeat_timeout_s
-        if now_s - self._looked_s > timeout_s - settings.heartbeat_interval_s:
-            # This process was still, or the machine: heartbeats that came meanwhile are not taken note of yet.
-            log.warning("the coordinator was still for %.1f s; its workers are given their time again", now_s - self._looked_s)
-            self._awake_s = now_s
-        self._looked_s = now_s
-        for number in self._core.workers:
-            heard_s, limit_s = self._server.heard_s(number), timeout_s
-            if heard_s is None:
-                heard_s, limit_s = self._started_s[number], START_S
-            if now_s - max(heard_s, self._awake_s) > limit_s and number not in self._last_words:
-                self._last_words[number] = ExitReport(f"nothing was heard of it for {limit_s:g} s")
-                self._handle(WorkerSilent(number))
-
-    def _hear(self, number: int, failed: Any) -> None:  # noqa: ANN401 - a message of run.proto
-        self._last_words[number] = ExitReport(failed.error, is_final=failed.final)
-
-    def _ended(self, number: int, how: str) -> WorkerDied:
-        """The worker's process is gone: what it has said last comes first."""
-        self._server.forget(number, _LAST_WORDS_S)
-        last = self._last_words.pop(number, ExitReport(how))
-        chance = random.random()  # noqa: S311 - jitter
-        return WorkerDied(number, f"worker {number}: {last.reason}", time.monotonic(), chance, last.is_final)
+        for number in self._pool.silent(self._core.workers):
+            self._handle(WorkerSilent(number))
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -513,7 +420,6 @@ class _Coordination:
         for command in self._core.handle(event):
             self._status.record_command(command)
             self._perform(command)
-        self._server.is_serving = self._core.is_serving
 
     def _perform(self, command: Any) -> None:  # noqa: ANN401 - a RunCommand, whose types are the pipeline's
         match command:
@@ -527,7 +433,7 @@ class _Coordination:
             case StartWorker() | KillWorker() | RetireWorker():
                 self._perform_on_process(command)
             case AssignSplits() | TakeSnapshot() | NotifyCheckpointStored() | StopWorker():
-                self._tell(command)
+                self._pool.send(command)
             case DiscoverInitial() | DiscoverLater() | PublishPositions() | ProveGone():
                 self._in(self._asking, lambda: self._ask(command))
             case ReportMissing() | ReportDiscoveryFailure():
@@ -548,48 +454,17 @@ class _Coordination:
     def _perform_on_process(self, command: StartWorker | KillWorker | RetireWorker) -> None:
         match command:
             case StartWorker(_, number):
-                self._start(number)
+                self._store.add_worker(number)
+                self._pool.start(number, self._store.registry)
             case KillWorker(number):
-                self._worker_processes.kill(number)  # which a frozen process cannot outlive
+                self._pool.kill(number)
             case RetireWorker(number):
                 self._in_commits(lambda: self._committer.retire(number))
-
-    def _start(self, number: int) -> None:
-        self._store.add_worker(number)
-        order = WorkerOrder(
-            self._order.pipeline,
-            self._server.endpoint,
-            number,
-            {
-                name: first_attempt(sink, self._store.registry, number, name)
-                for name, sink in self._pipeline.outputs.sinks.items()
-            },
-            self._order.version,
-            self._order.settings.heartbeat_interval_s,
-        )
-        self._started_s[number] = time.monotonic()
-        self._worker_processes.start(number, work, order)
-
-    def _tell(self, command: AssignSplits[Any] | TakeSnapshot | NotifyCheckpointStored | StopWorker) -> None:
-        from headrace.runners.local.wire import run_pb2 as pb
-
-        match command:
-            case AssignSplits(number, splits):
-                message = self._messages.assign_splits(splits)
-            case TakeSnapshot(number, checkpoint_id):
-                message = pb.ToWorker(take_snapshot=pb.TakeSnapshot(checkpoint_id=checkpoint_id))
-            case NotifyCheckpointStored(number, checkpoint_id):
-                message = pb.ToWorker(checkpoint_stored=pb.CheckpointStored(checkpoint_id=checkpoint_id))
-            case StopWorker(number):
-                message = pb.ToWorker(leave=pb.Leave())
-        self._server.send(number, message)
 
     def _end_workers(self) -> None:
         """Those that were dismissed have some seconds; after a failure none has a reason to continue."""
         assert self._outcome is not None
-        self._server.is_serving = False
-        self._worker_processes.close(LEAVE_S if self._outcome.error is None else 0.0)
-        self._server.close()
+        self._pool.close(LEAVE_S if self._outcome.error is None else 0.0)
 
     # --- storing and committing: in the commit thread -----------------------------------------------------------------
 

@@ -16,7 +16,10 @@ what comes after it is informed that it is too late.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from headrace.runners.local.storage.folder import write_whole
 
 __all__ = [
     "RescaleRequest",
+    "Rescaling",
     "drop_requests",
     "is_requested",
     "read_requests",
@@ -33,6 +37,8 @@ __all__ = [
     "take_up_request",
     "withdraw_request",
 ]
+
+log = logging.getLogger(__name__)
 
 _REQUEST = "rescale.json"
 _TAKEN_UP = "rescale-taken-up.json"
@@ -101,6 +107,51 @@ def drop_requests(folder: Path) -> None:
     """Whatever is there: it cannot be read. Called by the run's coordinator."""
     for name in (_TAKEN_UP, _REQUEST):
         (folder / name).unlink(missing_ok=True)
+
+
+class Rescaling:
+    """What a coordinator does about requests. Called by its main thread.
+
+    Another number of workers is a stop with a last checkpoint, and a start from it, as every restart is.
+    """
+
+    def __init__(self, folder: Path, workers: int, passed_over: Collection[RescaleRequest]) -> None:
+        """`workers`: how many there are. `passed_over`: requests from before the run was started."""
+        self.is_under_way = False
+        self._folder, self._workers, self._passed_over = folder, workers, passed_over
+
+    def is_to_stop(self) -> bool:
+        """Whether there is a request for which the run is to stop now. True at most once."""
+        try:
+            request = next(iter(read_requests(self._folder)), None)
+            if request is not None and (request.workers == self._workers or request in self._passed_over):
+                settle_request(self._folder, request)
+                return False
+        except (StateError, OSError) as error:
+            self._skip(error)
+            return False
+        if request is None or self.is_under_way:
+            return False
+        log.warning("rescaling from %d to %d workers, after a checkpoint", self._workers, request.workers)
+        self.is_under_way = True
+        return True
+
+    def next_workers(self) -> int:
+        """After the last checkpoint: what the request says now. One that was withdrawn meanwhile changes nothing."""
+        try:
+            request = take_up_request(self._folder)
+        except (StateError, OSError) as error:
+            self._skip(error)
+            return self._workers
+        if request is None:
+            log.warning("the request to rescale was withdrawn meanwhile: the run continues with %d workers", self._workers)
+            return self._workers
+        return request.workers
+
+    def _skip(self, error: Exception) -> None:
+        log.warning("a request to rescale is skipped: %s", error)
+        with suppress(OSError):
+            drop_requests(self._folder)
 
 
 def _read(path: Path) -> RescaleRequest | None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.local.core import RunSchedule
-from headrace.runners.local.listening import UNIX, TcpAddress, tcp_address
 from headrace.runners.local.storage.folder import local_folder
 from headrace.runners.local.storage.places import machine_folder, whole_name
 from headrace.runners.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
@@ -54,8 +53,6 @@ class RunSettings:
     - `restart` (`restart-strategy.*`): default exponential delay.
     - `metrics_port`: serve Prometheus' metrics and `/healthz` there as long as the run is running, default None, not at all;
       needs the extra `metrics`. `metrics_address`: default 127.0.0.1; with `0.0.0.0` other machines read them, without a login.
-    - `listen`: where workers reach their coordinator. Default `unix`, a socket in a private folder; `tcp`, a free port of
-      127.0.0.1; or `tcp://ADDRESS:PORT`. On TCP each call has to bring a token that the run's own processes have alone.
 
     Paths are of the folder that the process works in when this is made. Checked then: raises UsageError.
     """
@@ -75,7 +72,6 @@ class RunSettings:
     restart: RestartStrategy = field(default_factory=ExponentialDelay, kw_only=True)
     metrics_port: int | None = field(default=None, kw_only=True)
     metrics_address: str = field(default="127.0.0.1", kw_only=True)
-    listen: str = field(default=UNIX, kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, and make paths absolute."""
@@ -84,7 +80,7 @@ class RunSettings:
         for name in ("savepoints", "from_savepoint"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, str(local_folder(getattr(self, name))))
-        _ = self.folder, self.tcp_address
+        _ = self.folder
         if not isinstance(self.retention, Retention):
             raise UsageError(f"retention must be a Retention, not {self.retention!r}")
         if self.metrics_port is not None and not 0 < self.metrics_port < MOST_PORTS:
@@ -133,11 +129,6 @@ class RunSettings:
     def savepoint_file(self) -> Path | None:
         """The savepoint that the run starts with."""
         return None if self.from_savepoint is None else local_folder(self.from_savepoint)
-
-    @property
-    def tcp_address(self) -> TcpAddress | None:
-        """Where the coordinator listens; None for its Unix socket."""
-        return tcp_address(self.listen)
 
     @property
     def schedule(self) -> RunSchedule:

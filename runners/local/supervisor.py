@@ -44,16 +44,21 @@ _KINDS: Mapping[str, type[HeadraceError]] = {
     **{name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HeadraceError)},
 }
 
+LOOK_S = 1.0
+
 END_S = 30.0
 """Processes that SIGKILL has not ended after so long are stuck in the kernel."""
 
 
-def supervise(job: PipelineSpec | PipelineFile, settings: RunSettings, processes: Starting) -> Path | None:
+def supervise(
+    job: PipelineSpec | PipelineFile, settings: RunSettings, processes: Starting, watch: Callable[[], None] = lambda: None
+) -> Path | None:
     """Run until the source is finished, a signal stops it, or it has failed for good. See `Pipeline.run`.
 
-    `processes`: how the coordinator's is started, with these modules loaded (`forked`, `forked_apart`).
+    `processes`: how the coordinator's is started, with these modules loaded (`forked`, `forked_apart`). `watch` is called about
+    once a second meanwhile, by this thread; it returns at once.
     """
-    with needs_extra("run", "grpc", "grpc_health", "grpc_reflection", "google"):
+    with needs_extra("run", "grpc", "google"):
         from headrace.runners.local.wire import client, server
     # gRPC may be loaded before a fork, not used.
     context = processes((coordinate.__module__, client.__name__, server.__name__, *job.modules()))
@@ -63,17 +68,20 @@ def supervise(job: PipelineSpec | PipelineFile, settings: RunSettings, processes
         if is_first:
             remove_status(settings.folder)  # of a lifetime before, which no process is to take for this one
         try:
-            return _supervise(job, settings, context)
+            return _supervise(job, settings, context, watch)
         finally:
             if is_first:  # else it may be of the other one, which continues
                 remove_status(settings.folder)
 
 
 def _supervise(
-    job: PipelineSpec | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext
+    job: PipelineSpec | PipelineFile,
+    settings: RunSettings,
+    context: ForkContext | ForkServerContext,
+    watch: Callable[[], None],
 ) -> Path | None:
     beginning = RunStart(time.time(), _asked_before(settings.folder))
-    lifetime = _Lifetime(Restarts(settings.restart))
+    lifetime = _Lifetime(Restarts(settings.restart), watch)
     with _stopped_by_signals(lifetime):
         while True:
             order = CoordinatorOrder(
@@ -92,7 +100,7 @@ def _supervise(
             if isinstance(decision, GiveUp):
                 raise RunFailedError(f"{outcome.error}; not restarted: {decision.reason}") from error
             log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)
-            if lifetime.stopping.wait(decision.delay_s):
+            if lifetime.is_stopped_within(decision.delay_s):
                 raise RunFailedError(f"stopped, without a last checkpoint, while it was to start again after: {outcome.error}")
             lifetime.restarted += 1
 
@@ -113,8 +121,9 @@ class _Lifetime:
     `restarted`: how many coordinators have failed.
     """
 
-    def __init__(self, restarts: Restarts) -> None:
+    def __init__(self, restarts: Restarts, watch: Callable[[], None]) -> None:
         self.restarts = restarts
+        self._watch = watch
         self.run: str | None = None
         self.restarted = 0
         self.stopping = threading.Event()
@@ -127,6 +136,13 @@ class _Lifetime:
         if coordinator is not None:
             with suppress(OSError):  # it has ended meanwhile
                 coordinator.send("stop")
+
+    def is_stopped_within(self, delay_s: float) -> bool:
+        """Wait that long, or until `stop` is called."""
+        end_s = time.monotonic() + delay_s
+        while (left_s := end_s - time.monotonic()) > 0 and not self.stopping.wait(min(left_s, LOOK_S)):
+            self._watch()
+        return self.stopping.is_set()
 
     def live(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext) -> RunOutcome:
         """One coordinator, from its start until it and all of its workers are gone."""
@@ -152,7 +168,10 @@ class _Lifetime:
     def _outcome(self, coordinator: Connection, process: Any) -> RunOutcome:  # noqa: ANN401 - of multiprocessing's context
         """What the coordinator says last. Before it states which run it is of, and each failure of its workers."""
         with suppress(EOFError, OSError):  # it died before it could tell
-            while coordinator in wait([coordinator, process.sentinel]) or coordinator.poll():
+            while (ready := wait([coordinator, process.sentinel], LOOK_S)) != [process.sentinel] or coordinator.poll():
+                self._watch()
+                if not ready:
+                    continue
                 said = coordinator.recv()
                 if isinstance(said, RunOutcome):
                     return said

@@ -25,7 +25,6 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import SplitBatch
 from headrace.runners.job_file import PipelineFile
-from headrace.runners.local.listening import Endpoint
 from headrace.runners.local.processes import children_heed_signals, leave_signals_to_supervisor
 from headrace.runners.pipeline import PipelineSpec
 
@@ -41,12 +40,13 @@ CLOSE_S = 5.0
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """What a worker's process is started with. `first`: its first transaction of each output; the next ones are of the next
-    epochs.
+    """What a worker's process is started with.
+
+    `address`: of the coordinator's server. `first`: its first transaction of each output; the next ones are of the next epochs.
     """
 
     pipeline: PipelineSpec | PipelineFile
-    endpoint: Endpoint
+    address: str
     number: int
     first: Mapping[str, Attempt]
     version: str
@@ -59,7 +59,7 @@ def work(order: WorkerOrder) -> None:
 
     leave_signals_to_supervisor()
     children_heed_signals()
-    stream = WorkerStream(order.endpoint, order.number, order.version, order.heartbeat_s)
+    stream = WorkerStream(order.address, order.number, order.version, order.heartbeat_s)
     try:
         _Worker(order, stream).run()
     except Exception as error:  # noqa: BLE001 - it is instructed to the coordinator, which decides
@@ -187,7 +187,7 @@ class _Worker:
         return self._transactions[name]
 
     def _snapshot(self, checkpoint_id: int) -> None:
-        from headrace.runners.local.core import WorkerSnapshotted
+        from headrace.runners.local.events import WorkerSnapshotted
 
         handles: tuple[Any, ...] = ()
         for name, transaction in [*self._transactions.items()]:

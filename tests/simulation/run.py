@@ -38,7 +38,8 @@ from headrace.runners.local import commits
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import CheckpointNotStoredError, RunCheckpoint, RunCheckpointSerializer, WorkerRegistry
 from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, PerWorkerCommit, RunCommitter
-from headrace.runners.local.core import (
+from headrace.runners.local.core import RunCore, RunSchedule
+from headrace.runners.local.events import (
     AssignSplits,
     CheckpointCommitted,
     CheckpointDue,
@@ -55,9 +56,7 @@ from headrace.runners.local.core import (
     ReportCheckpointFailure,
     ReportWorkerLost,
     RetireWorker,
-    RunCore,
     RunRecovered,
-    RunSchedule,
     RunStarted,
     SetTimer,
     SplitDone,

@@ -1,16 +1,16 @@
 """What a run running does now: taken down by its coordinator, and kept in a file for who looks on this machine.
 
-    status.json   {"run", "coordinator", "address", "at", "since", "progress_at", "phase", "records_in", "records_out",
-                   "restarted", "workers": [{"number", "splits"}], "workers_lost", "last_lost": {"number", "at"} or null,
+    status.json   {"run", "coordinator", "at", "since", "progress_at", "phase", "records_in", "records_out", "restarted",
+                   "workers": [{"number", "splits"}], "workers_lost", "last_lost": {"number", "at"} or null,
                    "committables",
                    "lag": {"at", "records", "splits": {split id: records}} or null,
                    "checkpoints": {"completed", "failed", "last": {"id", "at", "duration_s", "bytes"} or null}}
 
 `lag` is null while it is not known; the file has its MOST_SPLITS largest splits, `shown` has all. `committables` are
-transactions that were committed. `last_lost`: the worker that was lost last. `address`: the coordinator's gRPC server, as a
-gRPC client takes it. Times are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by whatever
-coordinator. `restarted`: how many coordinators have failed before this one, since the run was started. The other counts are of
-this coordinator's lifetime: a restart starts at nothing, as Prometheus' counters may; `last_lost` too.
+transactions that were committed. `last_lost`: the worker that was lost last. Times are seconds of the epoch. `progress_at`:
+when a checkpoint was last committed, by whatever coordinator. `restarted`: how many coordinators have failed before this one,
+since the run was started. The other counts are of this coordinator's lifetime: a restart starts at nothing, as Prometheus'
+counters may; `last_lost` too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.enumerator.errors import RetriableError, StateError
-from headrace.runners.local.core import (
+from headrace.runners.local.events import (
     CheckpointCommitted,
     CommitCheckpoint,
     ReportCheckpointFailure,
@@ -59,13 +59,12 @@ class RunStatus:
         run: str,
         folder: Path,
         progress_s: float,
-        address: str,
         size: Callable[[int], int | None],
         clock: Callable[[], float] = time.time,
         *,
         restarted: int = 0,
     ) -> None:
-        """`run`: its name at the sink. `address`: of the coordinator's gRPC server. `size` gives a checkpoint's bytes.
+        """`run`: its name at the sink. `size` gives a checkpoint's bytes.
 
         `progress_s`: when its last checkpoint was committed, or the run was started if that is later. `clock` gives seconds of
         the epoch. `restarted`: how many coordinators there were before, all of which have failed.
@@ -78,7 +77,7 @@ class RunStatus:
         self._committables = self._listed = 0
         self._last: dict[str, Any] | None = None
         self._last_lost: dict[str, Any] | None = None
-        self._identity = {"run": run, "coordinator": os.getpid(), "address": address, "since": clock()}
+        self._identity = {"run": run, "coordinator": os.getpid(), "since": clock()}
         self._restarted = restarted
         self.shown: Mapping[str, Any] = {}
 

@@ -9,20 +9,15 @@ from collections.abc import Iterator
 
 import grpc
 
-from headrace.runners.local.listening import Endpoint
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc
 from headrace.runners.local.wire.messages import hello
 from headrace.runners.local.wire.server import OPTIONS
-from headrace.runners.local.wire.tokens import token_metadata
 
 __all__ = ["ORPHANED", "WorkerStream"]
 
 ORPHANED = 70
 """Exit status of a worker whose coordinator is gone, or has refused it."""
-
-# A proxy of the environment is for other machines, and would be shown the token.
-_CLIENT_OPTIONS = (*OPTIONS, ("grpc.enable_http_proxy", 0))
 
 
 class WorkerStream:
@@ -31,17 +26,16 @@ class WorkerStream:
     `received` and `send` are called by the worker's main thread.
     """
 
-    def __init__(self, endpoint: Endpoint, number: int, version: str, heartbeat_s: float) -> None:
-        """As worker `number`; a heartbeat every `heartbeat_s` seconds."""
+    def __init__(self, address: str, number: int, version: str, heartbeat_s: float) -> None:
+        """To the server at `address`, as worker `number`; a heartbeat every `heartbeat_s` seconds."""
         self._inbox: queue.SimpleQueue[pb.ToWorker] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromWorker | None] = queue.SimpleQueue()
         self._leaving = threading.Event()
         self._closed = threading.Event()
         self._outbox.put(hello(number, version))
-        self._channel = grpc.insecure_channel(endpoint.address, options=_CLIENT_OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
         stub = run_pb2_grpc.CoordinationStub(self._channel)  # type: ignore[no-untyped-call]
-        said, token = iter(self._outbox.get, None), token_metadata(endpoint.token)
-        answers: Iterator[pb.ToWorker] = stub.Work(said, wait_for_ready=True, metadata=token)
+        answers: Iterator[pb.ToWorker] = stub.Work(iter(self._outbox.get, None), wait_for_ready=True)
         threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
         threading.Thread(target=self._heartbeat, args=(heartbeat_s,), daemon=True).start()
 

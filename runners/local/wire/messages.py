@@ -11,7 +11,7 @@ from headrace.enumerator.errors import StateError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import SplitSerializer
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.core import WorkerSnapshotted
+from headrace.runners.local.events import WorkerSnapshotted
 from headrace.runners.local.wire import run_pb2 as pb
 
 __all__ = ["PROTOCOL", "RunMessages", "check_hello", "check_welcome", "hello"]

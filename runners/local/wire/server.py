@@ -17,19 +17,16 @@ import grpc
 from headrace.connectors.base.sink import HandleT
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.core import SplitDone, WorkerJoined, WorkerSilent, WorkerSnapshotted
-from headrace.runners.local.listening import Endpoint, TcpAddress, new_token
+from headrace.runners.local.events import SplitDone, WorkerJoined, WorkerSilent, WorkerSnapshotted
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc
-from headrace.runners.local.wire.health import ADMINISTRATION_THREADS, RunHealth
 from headrace.runners.local.wire.messages import RunMessages, check_hello
-from headrace.runners.local.wire.tokens import TokenCheck
 
 __all__ = ["OPTIONS", "CoordinationServer"]
 
 log = logging.getLogger(__name__)
 
-OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
+OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 """A snapshot of many splits is longer than gRPC's default of 4 MiB."""
 
 _SPARE_THREADS = 4
@@ -54,11 +51,11 @@ _LONGEST_PATH = 107
 
 
 class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, HandleT]):
-    """Serves on a Unix socket or a TCP port. `send`, `heard_s` and `close` are called by the coordinator's main thread."""
+    """Serves on a Unix socket. `send`, `heard_s` and `close` are called by the coordinator's main thread."""
 
     def __init__(
         self,
-        at: Path | TcpAddress,
+        socket: Path,
         messages: RunMessages[SplitT, HandleT],
         version: str,
         workers: int,
@@ -67,38 +64,22 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
     ) -> None:
         """Serve at once. `emit` takes events, `failed` a worker's own error; both are called by any thread.
 
-        `at`: a socket in a folder that is for this user alone, so the process that can connect is believed; or a TCP address,
-        where each call has to bring the token of `endpoint`. Raises UsageError for an address that cannot be bound.
+        `socket` is in a folder that is for this user alone, so a process that can connect is trusted. Raises UsageError for a
+        path that is too long.
         """
+        if len(os.fsencode(socket)) > _LONGEST_PATH:
+            raise UsageError(
+                f"the run cannot listen at {socket}: a socket's path has at most {_LONGEST_PATH} bytes. Set TMPDIR to a folder "
+                "with a shorter name"
+            )
         self._messages, self._version, self._emit, self._failed = messages, version, emit, failed
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
-        threads = workers + _SPARE_THREADS + ADMINISTRATION_THREADS
-        token = new_token() if isinstance(at, TcpAddress) else None
-        interceptors = () if token is None else (TokenCheck(token),)
-        self._server = grpc.server(ThreadPoolExecutor(threads), interceptors=interceptors, options=OPTIONS)
+        self._server = grpc.server(ThreadPoolExecutor(workers + _SPARE_THREADS), options=OPTIONS)
         run_pb2_grpc.add_CoordinationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self._health = RunHealth(self._server, pb.DESCRIPTOR.services_by_name["Coordination"].full_name)
-        self.endpoint = Endpoint(self._bound(at), token)
+        self.address = f"unix:{socket}"
+        self._server.add_insecure_port(self.address)
         self._server.start()
-
-    def _bound(self, at: Path | TcpAddress) -> str:
-        """The address for clients."""
-        if isinstance(at, Path):
-            if len(os.fsencode(at)) > _LONGEST_PATH:
-                raise UsageError(
-                    f"the run cannot listen at {at}: a socket's path has at most {_LONGEST_PATH} bytes. Set TMPDIR to a folder "
-                    "with a shorter name, or use --listen tcp (listen='tcp')"
-                )
-            self._server.add_insecure_port(f"unix:{at}")
-            return f"unix:{at}"
-        try:
-            port = self._server.add_insecure_port(str(at))
-        except RuntimeError as error:
-            raise UsageError(f"the run cannot listen at tcp://{at}: is the port taken, the address of this machine?") from error
-        if not at.ip.is_loopback:
-            log.warning("the run listens at tcp://%s, which other machines may reach; without its token they are refused", at)
-        return at.reached_at(port)
 
     def Work(self, requests: Iterator[pb.FromWorker], context: grpc.ServicerContext) -> Iterator[pb.ToWorker]:  # noqa: N802 - gRPC's name
         """One worker's stream, from its hello on. Called by gRPC, in its own thread."""
@@ -141,19 +122,8 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
             stream.ended.wait(timeout_s)
             stream.outbox.put(None)
 
-    @property
-    def is_serving(self) -> bool:
-        """What health checks are answered: whether the run reads and writes. Set by the coordinator's main thread."""
-        return self._health.is_serving
-
-    @is_serving.setter
-    def is_serving(self, value: bool) -> None:
-        self._health.is_serving = value
-
     def close(self) -> None:
-        """End all streams of workers, after what was sent; then whatever else another process has open, which no process waits
-        for.
-        """
+        """End all streams of workers, after what was sent."""
         deadline_s = time.monotonic() + _STOP_S
         with self._lock:
             streams = list(self._streams.values())

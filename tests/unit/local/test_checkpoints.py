@@ -55,11 +55,12 @@ from headrace.runners.local.checkpoints import (
     WorkerRegistry,
 )
 from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
-from headrace.runners.local.coordinator import RunOutcome, RunStart
-from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
+from headrace.runners.local.coordinator import RunOutcome
+from headrace.runners.local.events import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals, forked_apart, leave_signals_to_supervisor
 from headrace.runners.local.rescale import (
+    Rescaling,
     drop_requests,
     is_requested,
     read_requests,
@@ -1097,22 +1098,19 @@ def test_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
     tmp_path, monkeypatch, caplog, meanwhile, workers, said
 ):
     coordination = object.__new__(coordinator._Coordination)
-    settings = RunSettings(str(tmp_path), workers=2)
-    coordination._order = SimpleNamespace(settings=settings, beginning=RunStart(0.0, ()))
-    coordination._is_rescaling = False
+    coordination._order = SimpleNamespace(settings=RunSettings(str(tmp_path), workers=2))
+    coordination._rescaling = Rescaling(tmp_path, 2, ())
     stops = []
-    monkeypatch.setattr(coordination, "_handle", stops.append)
 
     def ran():
-        coordination._look_for_request()
-        coordination._look_for_request()
+        stops.extend(coordination._rescaling.is_to_stop() for _ in range(2))
         meanwhile(tmp_path)
         return RunOutcome()
 
     monkeypatch.setattr(coordination, "_ran", ran)
     request_rescale(tmp_path, 3)
     assert coordination.run().workers == workers
-    assert len(stops) == 1
+    assert stops == [True, False]
     assert said in caplog.text
     assert not withdraw_request(tmp_path)
 
@@ -1158,7 +1156,7 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
         restarts = pickle.loads(pickle.dumps(order.restarts))
         coordination = object.__new__(coordinator._Coordination)
         coordination._order, coordination._tell_supervisor = SimpleNamespace(restarts=restarts), its.send
-        coordination._ended = lambda number, status: WorkerDied(number, "injected", 0.0, 0.5)
+        coordination._pool = SimpleNamespace(ended=lambda number, status: WorkerDied(number, "injected", 0.0, 0.5))
         decisions = []
         coordination._handle = lambda event: decisions.append(restarts.failed(event.now_s, event.chance))
         coordination._look_for_silent_ones = lambda: None
@@ -1193,7 +1191,7 @@ def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_stra
 
 def test_what_a_coordinator_has_said_before_its_end_is_heard(tmp_path):
     ours, its = multiprocessing.Pipe()
-    lifetime = _Lifetime(Restarts(FixedDelay(1, 0.0)))
+    lifetime = _Lifetime(Restarts(FixedDelay(1, 0.0)), lambda: None)
     received = Restarts(FixedDelay(1, 0.0))
     received.failed(0.0, 0.5)
     its.send(received)

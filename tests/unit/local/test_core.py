@@ -10,11 +10,11 @@ from headrace.enumerator.events import DiscoverInitial, PublishPositions, Splits
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import DiscoveryResult
 from headrace.runners.local.balanced import BalancedEnumerator
-from headrace.runners.local.core import (
+from headrace.runners.local.core import CheckpointFailedError, RunCore, RunPhase, RunSchedule
+from headrace.runners.local.events import (
     AssignSplits,
     CheckpointCommitted,
     CheckpointDue,
-    CheckpointFailedError,
     CheckpointIsNotStored,
     CheckpointStored,
     CheckpointTimedOut,
@@ -30,10 +30,7 @@ from headrace.runners.local.core import (
     ReportWorkerLost,
     RestartDue,
     RetireWorker,
-    RunCore,
-    RunPhase,
     RunRecovered,
-    RunSchedule,
     RunStarted,
     SetTimer,
     SplitDone,
@@ -306,26 +303,3 @@ def test_the_soak_counts_what_is_wrong():
     assert run_soak.judged(rows, [*bad, bad[-1]], 5) == right | more | {"duplicates": 1}
     assert run_soak.judged(rows, [*bad, (b"0", "1")], 5) == right | more | {"foreign": 1, "out_of_order": 1}
     assert run_soak.judged(rows, bad[:-1], 5) == right | {"letters": len(bad) - 1, "records": count - 1, "lost": 1}
-
-
-def test_a_run_serves_from_its_recovery_until_it_is_instructed_to_stop():
-    run = core()
-    served = [run.is_serving]
-    for event in (RunStarted(), WorkerJoined(5), WorkerJoined(6)):
-        run.handle(event)
-        served.append(run.is_serving)
-    assert served == [False] * 4
-    run, assigned = running()
-    served = [run.is_serving]
-    steps = (
-        lambda: run.handle(CheckpointDue()),
-        lambda: collected(run, assigned, 8),
-        lambda: run.handle(CheckpointStored(8)),
-        lambda: run.handle(CheckpointCommitted(8)),
-    )
-    for step in steps:
-        step()
-        served.append(run.is_serving)
-    assert served == [True] * 5
-    run.handle(StopRequested())
-    assert not run.is_serving

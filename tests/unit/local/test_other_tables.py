@@ -18,7 +18,7 @@ from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.iceberg import IcebergSink
 from headrace.runners.local.checkpoints import CheckpointStore
 from headrace.runners.local.commits import RunCommitter, first_attempt
-from headrace.runners.local.core import WorkerHandle
+from headrace.runners.local.events import WorkerHandle
 from headrace.sinks import Attempt
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_values
 from tests.helpers.table_rig import VALUES, KilledError, batch_of, delta_actions

@@ -20,7 +20,7 @@ from headrace.kafka import DeadLetters
 from headrace.run import Pipeline
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint, RunCheckpointSerializer
 from headrace.runners.local.commits import EPOCH_BITS, RunCommitter, first_attempt
-from headrace.runners.local.core import WorkerHandle
+from headrace.runners.local.events import WorkerHandle
 from headrace.sinks import FunctionSink
 from headrace.testing import MemoryHandle, MemoryLog, MemorySink, MemorySource, MemorySplit, MemoryTransactionLog
 from headrace.testing.memory import MemorySplitSerializer

@@ -24,7 +24,7 @@ from headrace.enumerator.ledger import SplitState
 from headrace.runners.local.checkpoints import CheckpointStore
 from headrace.runners.local.commits import RunCommitter, first_attempt
 from headrace.runners.local.coordinator import _FINAL
-from headrace.runners.local.core import WorkerHandle
+from headrace.runners.local.events import WorkerHandle
 from headrace.testing import MemorySplit
 from tests.helpers.table_rig import Death, KilledError
 from tests.unit.local.test_tables import SERIALIZER, Folder, commit

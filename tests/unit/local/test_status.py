@@ -20,18 +20,18 @@ pytest.importorskip("prometheus_client", reason="needs headrace[metrics]")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.cli.watching import top
-from headrace.cli.watching.table import Rates, table_of
-from headrace.cli.watching.top import follow
+from headrace.cli import top
+from headrace.cli.run_table import Rates, table_of
+from headrace.cli.top import follow
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.runners.local.core import (
+from headrace.runners.local.core import RunSchedule
+from headrace.runners.local.events import (
     CheckpointCommitted,
     CommitCheckpoint,
     ReportCheckpointFailure,
     ReportWorkerLost,
-    RunSchedule,
     TakeSnapshot,
     WorkerSnapshotted,
 )
@@ -43,7 +43,6 @@ from headrace.runners.local.storage.lock import LOCK
 from headrace.testing import MemoryLog, MemorySource, MemorySplit
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
-ADDRESS = "unix:/run/coordinator"
 METRIC = re.compile(r"\bheadrace_run_\w+")
 
 
@@ -64,7 +63,7 @@ class Clock:
 
 def shown(folder, clock, checkpoints=1):
     """The status of a run that has read 10 records and written 8 for each of this many checkpoints, and lost a worker."""
-    status = RunStatus("run-x", folder, clock.now_s - 60, ADDRESS, lambda number: 77, clock)
+    status = RunStatus("run-x", folder, clock.now_s - 60, lambda number: 77, clock)
     status.record_command(ReportWorkerLost(1, "killed", 0.0))
     status.record_command(ReportCheckpointFailure(1, "a reader was lost"))
     for number in range(2, 2 + checkpoints):
@@ -82,7 +81,6 @@ def test_the_status_of_a_run_is_in_its_folder_as_long_as_it_is_running(folder):
     shown(folder, Clock())
     found = read_status(folder)
     assert (found["records_in"], found["records_out"], found["workers_lost"]) == (10, 8, 1)
-    assert found["address"] == ADDRESS
     assert found["workers"] == [{"number": 2, "splits": 3}, {"number": 3, "splits": 1}]
     last = {"id": 2, "at": 1000.5, "duration_s": 0.5, "bytes": 77}
     assert found["checkpoints"] == {"completed": 1, "failed": 1, "last": last}
@@ -121,13 +119,13 @@ def test_the_table_shows_when_a_worker_was_last_restarted_and_which(folder):
 
 
 def test_no_restart_is_shown_as_none(folder):
-    status = RunStatus("run-x", folder, 0.0, ADDRESS, {}.get, Clock())
+    status = RunStatus("run-x", folder, 0.0, {}.get, Clock())
     status.show("RUNNING", {}, None)
     assert "none since the coordinator started" in printed_table(status.shown)
 
 
 def test_the_table_shows_how_often_the_run_was_restarted(folder):
-    status = RunStatus("run-x", folder, 0.0, ADDRESS, {}.get, Clock(), restarted=2)
+    status = RunStatus("run-x", folder, 0.0, {}.get, Clock(), restarted=2)
     status.show("RUNNING", {}, None)
     assert re.search(r"run restarted\W+2 times", printed_table(read_status(folder)))
 
@@ -178,7 +176,7 @@ def test_a_lag_that_is_not_known_is_not_reported(folder):
 
 
 def test_the_file_has_the_splits_that_are_furthest_behind_and_the_page_all(folder):
-    status = RunStatus("run-x", folder, 0.0, ADDRESS, {}.get, Clock())
+    status = RunStatus("run-x", folder, 0.0, {}.get, Clock())
     status.show("RUNNING", {}, RunLag(1.0, {f"s{number:03}": number for number in range(100)}))
     assert len(status.shown["lag"]["splits"]) == 100
     lag = read_status(folder)["lag"]
@@ -291,7 +289,7 @@ def test_a_run_is_well_while_its_last_checkpoint_is_not_too_long_ago(folder):
 def test_a_run_that_starts_again_and_again_is_not_well_for_having_just_started(folder):
     clock = Clock()
     # the last checkpoint was committed by a coordinator before
-    again = RunStatus("run-x", folder, clock.now_s - 100, ADDRESS, {}.get, clock)
+    again = RunStatus("run-x", folder, clock.now_s - 100, {}.get, clock)
     again.show("RUNNING", {}, None)
     assert (again.shown["since"], again.shown["progress_at"]) == (1000, 900)
     assert shown(folder, clock).shown["progress_at"] == again.shown["since"] + 0.5
@@ -331,8 +329,8 @@ def test_top_writes_lines_of_json_in_a_pipe_until_the_run_ends(tmp_path, capsys)
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("headrace.cli.watching.top.time.sleep", sleep)
-            patch.setattr("headrace.cli.watching.top.until_interrupted", nullcontext)  # whose handler of SIGTERM stays
+            patch.setattr("headrace.cli.top.time.sleep", sleep)
+            patch.setattr("headrace.cli.top.until_interrupted", nullcontext)  # whose handler of SIGTERM stays
             status._clock = clock
             follow(tmp_path, 1.0)
     lines = [json.loads(line) for line in "".join(printed).splitlines()]

@@ -26,7 +26,7 @@ from headrace.kafka import KafkaSource, Latest
 from headrace.run import Pipeline
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
 from headrace.runners.local.commits import SETTLE_S, RunCommitter, first_attempt
-from headrace.runners.local.core import WorkerHandle
+from headrace.runners.local.events import WorkerHandle
 from headrace.sinks import TwoPhaseSink
 from headrace.testing import FakeKafka, MemorySplit
 from headrace.testing.memory import MemorySplitSerializer

@@ -284,6 +284,7 @@ SANS_IO = {
     "runners/beam/shard.py",
     "runners/local/balanced.py",
     "runners/local/core.py",
+    "runners/local/events.py",
 }
 """The cores that take events and give commands. The rest of the core: JSON, the smallest runner, connectors' interfaces, and
 what calls these.

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.run_report import JsonLines
+from headrace.cli.run_table import Rates, table_of
 from headrace.cli.serving import until_interrupted
-from headrace.cli.watching.lines import JsonLines
-from headrace.cli.watching.table import Rates, table_of
 from headrace.runners.local.monitoring.status import NoRunError, read_status
 from headrace.runners.waiting import wait_until
 
@@ -30,7 +30,7 @@ def follow(folder: Path, every_s: float) -> None:
         if not sys.stdout.isatty():
             lines = JsonLines()
             for status in _looks(folder, every_s):
-                lines.show(status)
+                lines(status)
             return
         from rich.live import Live
 

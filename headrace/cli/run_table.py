@@ -1,4 +1,4 @@
-"""What a run reports itself as a table."""
+"""What a run reports of itself, as a table and as one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.runners.local.monitoring.status import RESTARTING, largest_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Rates", "table_of"]
+__all__ = ["Rates", "line_of", "table_of"]
 
 STALE_S = 5.0
 """A coordinator reports itself each second."""
@@ -65,6 +65,16 @@ def table_of(status: Mapping[str, Any], rates: Rates, now_s: float) -> Table:
     for name, value in _rows(status, rates, now_s):
         table.add_row(name, Text(one_line(value)))
     return table
+
+
+_IN_A_LINE = ("records in", "records out", "lag", "last checkpoint")
+
+
+def line_of(status: Mapping[str, Any], rates: Rates, now_s: float) -> str:
+    """What matters most of the table, for a log. `now_s` is in seconds of the epoch."""
+    shown = dict(_rows(status, rates, now_s))
+    most = "; ".join(f"{name} {shown[name]}" for name in _IN_A_LINE)
+    return one_line(f"{shown['phase']}; {most}; {len(status['workers'])} workers")
 
 
 def _rows(status: Mapping[str, Any], rates: Rates, now_s: float) -> Iterator[tuple[str, str]]:

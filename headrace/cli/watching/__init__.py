@@ -1,1 +1,0 @@
-"""A run running, shown: by `headrace top`, and by `headrace run` itself."""

@@ -1,0 +1,132 @@
+"""The workers of one coordinator: their processes, the streams to them, and which of them are silent."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.runners.job_file import PipelineFile
+from headrace.runners.local.checkpoints import WorkerRegistry
+from headrace.runners.local.commits import first_attempt
+from headrace.runners.local.events import AssignSplits, NotifyCheckpointStored, StopWorker, TakeSnapshot, WorkerDied
+from headrace.runners.local.processes import WorkerProcesses
+from headrace.runners.local.settings import RunSettings
+from headrace.runners.local.worker import WorkerOrder, work
+from headrace.runners.pipeline import PipelineSpec
+
+__all__ = ["ExitReport", "WorkerPool"]
+
+log = logging.getLogger(__name__)
+
+START_S = 300.0
+"""So long a worker's process may take to load and to say hello (Flink's `taskmanager.registration.timeout`)."""
+
+_LAST_MESSAGES_S = 2.0
+
+MessageTo = AssignSplits[Any] | TakeSnapshot | NotifyCheckpointStored | StopWorker
+"""Commands that are messages to a worker."""
+
+
+@dataclass(frozen=True)
+class ExitReport:
+    """Why a worker ends, and whether no other would do better."""
+
+    reason: str
+    is_final: bool = False
+
+
+class WorkerPool:
+    """Called by the coordinator's main thread."""
+
+    def __init__(
+        self,
+        job: PipelineSpec | PipelineFile,
+        pipeline: PipelineSpec,
+        settings: RunSettings,
+        version: str,
+        socket: Path,
+        processes: WorkerProcesses,
+        emit: Callable[[object], None],
+    ) -> None:
+        """Serve at `socket` now. `job`: what workers load; `pipeline`: the same, loaded. `emit`: called by any thread.
+
+        Raises UsageError for a path of a socket that is too long.
+        """
+        from headrace.runners.local.wire.messages import RunMessages
+        from headrace.runners.local.wire.server import CoordinationServer
+
+        self._job, self._sinks, self._settings, self._version = job, pipeline.outputs.sinks, settings, version
+        self._processes = processes
+        self._started_s: dict[int, float] = {}
+        self._reports: dict[int, ExitReport] = {}
+        self._looked_s = self._awake_s = time.monotonic()
+        self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.outputs.handles)
+        self._server: CoordinationServer[Any, Any] = CoordinationServer(
+            socket, self._messages, version, settings.workers, emit, self._note_failure
+        )
+
+    def watch(self, ended: Callable[[int, str], None], broken: Callable[[Exception], None]) -> None:
+        """As `WorkerProcesses.watch`."""
+        self._processes.watch(ended, broken)
+
+    def start(self, number: int, registry: WorkerRegistry) -> None:
+        """A process for this worker, which is in the registry already."""
+        first = {name: first_attempt(sink, registry, number, name) for name, sink in self._sinks.items()}
+        order = WorkerOrder(self._job, self._server.address, number, first, self._version, self._settings.heartbeat_interval_s)
+        self._started_s[number] = time.monotonic()
+        self._processes.start(number, work, order)
+
+    def kill(self, number: int) -> None:
+        """Which a frozen process cannot outlive."""
+        self._processes.kill(number)
+
+    def send(self, command: MessageTo) -> None:
+        """To the worker that it names."""
+        from headrace.runners.local.wire import run_pb2 as pb
+
+        match command:
+            case AssignSplits(number, splits):
+                message = self._messages.assign_splits(splits)
+            case TakeSnapshot(number, checkpoint_id):
+                message = pb.ToWorker(take_snapshot=pb.TakeSnapshot(checkpoint_id=checkpoint_id))
+            case NotifyCheckpointStored(number, checkpoint_id):
+                message = pb.ToWorker(checkpoint_stored=pb.CheckpointStored(checkpoint_id=checkpoint_id))
+            case StopWorker(number):
+                message = pb.ToWorker(leave=pb.Leave())
+        self._server.send(number, message)
+
+    def silent(self, numbers: Iterable[int]) -> Iterator[int]:
+        """Those of these workers that have sent nothing for longer than the heartbeat timeout, each once."""
+        now_s, timeout_s = time.monotonic(), self._settings.heartbeat_timeout_s
+        if now_s - self._looked_s > timeout_s - self._settings.heartbeat_interval_s:
+            # This process was still, or the machine: heartbeats that came meanwhile are not taken note of yet.
+            log.warning("the coordinator was still for %.1f s; its workers are given their time again", now_s - self._looked_s)
+            self._awake_s = now_s
+        self._looked_s = now_s
+        for number in numbers:
+            heard_s, limit_s = self._server.heard_s(number), timeout_s
+            if heard_s is None:
+                heard_s, limit_s = self._started_s[number], START_S
+            if now_s - max(heard_s, self._awake_s) > limit_s and number not in self._reports:
+                self._reports[number] = ExitReport(f"nothing was heard of it for {limit_s:g} s")
+                yield number
+
+    def ended(self, number: int, how: str) -> WorkerDied:
+        """The worker's process is gone: what it has sent last comes first."""
+        self._server.forget(number, _LAST_MESSAGES_S)
+        last = self._reports.pop(number, ExitReport(how))
+        chance = random.random()  # noqa: S311 - jitter
+        return WorkerDied(number, f"worker {number}: {last.reason}", time.monotonic(), chance, last.is_final)
+
+    def close(self, timeout_s: float) -> None:
+        """Give all workers so long to end, then kill them."""
+        self._processes.close(timeout_s)
+        self._server.close()
+
+    def _note_failure(self, number: int, failed: Any) -> None:  # noqa: ANN401 - a message of run.proto
+        self._reports[number] = ExitReport(failed.error, is_final=failed.final)
