@@ -133,7 +133,7 @@ def replay_command(
     replay = Replay(sink, topic, _wanted(from_topic, reason, since, until), max_replays, to)
     source = replace(reader.source(topic, COLUMNS), fail_on_data_loss=False)  # retention may have deleted unread ones
     with own_folder(checkpoints, replay) as run:
-        settings = RunSettings(**run)
+        settings = RunSettings(run["checkpoints"], savepoints=run["savepoints"], from_savepoint=run.get("from_savepoint"))
         supervise(PipelineSpec(source, sink, replay), settings, forked_apart, text_report(settings.folder))
     reader.note_hidden(topic)
 

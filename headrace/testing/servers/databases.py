@@ -376,7 +376,7 @@ def _unprivileged(preferred: str) -> pwd.struct_passwd:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    raise NoServerError(f"servers do not run as root, and there is neither a user {preferred} nor nobody")
+    raise NoServerError(f"servers do not run as root, and there is no user to run them as: {preferred} is missing")
 
 
 @contextmanager

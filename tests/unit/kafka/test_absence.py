@@ -133,7 +133,7 @@ def run(monkeypatch, script: list[tuple[float, BaseException | str]]) -> str:
     """What `Retries` make of tries that take so long each and end so."""
     clock, tries = _Clock(), iter(script)
     monkeypatch.setattr(retries, "time", clock)
-    runner = Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0, retry_backoff_max_ms=0), None)
+    runner = Retries(ClientConfig(bootstrap="nowhere:1", retry_backoff_ms=0, retry_backoff_max_ms=0), None)
 
     def attempt() -> str:
         seconds, outcome = next(tries)

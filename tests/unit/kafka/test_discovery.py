@@ -27,7 +27,7 @@ class PretendedCluster:
     """Topic name -> (id, number of partitions). Every log has offsets 2 to 9; timestamps are 10 times the offset."""
 
     there: dict[str, tuple[UUID, int]]
-    config: ClientConfig = field(default_factory=lambda: ClientConfig(bootstrap="nobody:1"))
+    config: ClientConfig = field(default_factory=lambda: ClientConfig(bootstrap="nowhere:1"))
     groups: dict[str, dict[tuple[str, int], int]] = field(default_factory=dict)
     asked: list[tuple[object, Isolation | None]] = field(default_factory=list)
     looks: int = 0
@@ -187,7 +187,7 @@ def test_a_timestamp_without_match_can_be_an_error():
     ],
 )
 def test_what_is_not_there_is_the_users_mistake_at_first(subscription, absent):
-    with pytest.raises(UsageError, match=f"no such topic or partition on nobody:1: {absent}$"):
+    with pytest.raises(UsageError, match=f"no such topic or partition on nowhere:1: {absent}$"):
         discovery(PretendedCluster({"t": (A, 2)}), subscription).initial()
 
 

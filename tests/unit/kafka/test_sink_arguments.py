@@ -11,7 +11,7 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import AtLeastOnceKafkaSink, KafkaSink, KafkaSource, SaslConfig
 
-NOBODY = "nobody:1"
+NOBODY = "nowhere:1"
 SINKS = [KafkaSink, AtLeastOnceKafkaSink]
 
 
@@ -49,7 +49,7 @@ REFUSED = {
         {"transaction_timeout_ms": 1, "properties": {"transaction.timeout.ms": "2"}},
         r"^transaction_timeout_ms=1 contradicts the property transaction.timeout.ms='2'; give only transaction_timeout_ms$",
     ),
-    "two clusters": ({"properties": {"bootstrap.servers": "other:1"}}, "^bootstrap='nobody:1' contradicts the property"),
+    "two clusters": ({"properties": {"bootstrap.servers": "other:1"}}, "^bootstrap='nowhere:1' contradicts the property"),
     "a prefix with a dot": ({"transactional_id_prefix": "a.b"}, "letters, digits"),
     "an unknown property": ({"properties": {"compression.typ": "zstd"}}, "did you mean 'compression.type'"),
     "a codec of no process": ({"properties": {"compression.type": "rar"}}, "compression.type must be one of"),

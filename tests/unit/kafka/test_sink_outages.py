@@ -546,7 +546,7 @@ class TestFirstContact:
 
     def test_and_longer_where_a_transaction_may_be(self, monkeypatch):
         monkeypatch.setattr(retries, "_LEAST_VOUCHED_S", 0.0)
-        config = ClientConfig(bootstrap="nobody:1", retry_backoff_ms=10, retry_backoff_max_ms=20, transaction_timeout_ms=500)
+        config = ClientConfig(bootstrap="nowhere:1", retry_backoff_ms=10, retry_backoff_max_ms=20, transaction_timeout_ms=500)
         started_at = time.monotonic()
         with pytest.raises(DeadlineExceededError, match="firewall"):
             Retries(config, lambda: Contact.VOUCHED).run("trying", never)
@@ -832,7 +832,7 @@ class TestInterruption:
     def test_an_error_that_waiting_does_not_mend_is_reported_though_others_wait(self):
         """It was raised when the outage of the others was over."""
         runner, waits = (
-            Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: Contact.ANSWERED),
+            Retries(ClientConfig(bootstrap="nowhere:1", retry_backoff_ms=0), lambda: Contact.ANSWERED),
             threading.Event(),
         )
 
@@ -850,7 +850,7 @@ class TestInterruption:
             ended(lambda: in_parallel(ask, [0, 1]))
 
     def test_nothing_is_tried_again_once_it_is_enough(self):
-        runner, tries = Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: Contact.ANSWERED), []
+        runner, tries = Retries(ClientConfig(bootstrap="nowhere:1", retry_backoff_ms=0), lambda: Contact.ANSWERED), []
 
         def fail():
             tries.append(None)
@@ -862,7 +862,7 @@ class TestInterruption:
 
     def test_a_transaction_that_is_being_ended_is_asked_for_sooner_than_a_broker_that_is_away(self, monkeypatch):
         """Each takeover of an id with something open comes upon one: 20 ms and more, as Java's client, and not 100."""
-        runner, pauses = Retries(ClientConfig(bootstrap="nobody:1"), lambda: Contact.ANSWERED), []
+        runner, pauses = Retries(ClientConfig(bootstrap="nowhere:1"), lambda: Contact.ANSWERED), []
         monkeypatch.setattr(runner, "_pause", pauses.append)
         monkeypatch.setattr(retries.random, "uniform", lambda *_: 1.0)
         failures = [*[broker_error(ErrorCode.CONCURRENT_TRANSACTIONS, "here")] * 7, RetriableError("away")]

@@ -76,7 +76,7 @@ def lead(monkeypatch):
 
 @pytest.fixture
 def source():
-    return KafkaSource("nobody:1", topics=["t"])
+    return KafkaSource("nowhere:1", topics=["t"])
 
 
 def look(source, split):
@@ -121,7 +121,7 @@ def test_a_log_that_was_truncated_and_grew_again_between_two_batches_is_data_los
 
 def test_or_a_warning_once_and_the_query_continues_where_the_logs_part(lead, caplog):
     lead([3] * 7 + [5] * 9, leads=5)
-    lax = KafkaSource("nobody:1", topics=["t"], fail_on_data_loss=False)
+    lax = KafkaSource("nowhere:1", topics=["t"], fail_on_data_loss=False)
     end = look(lax, READ_TO_10)
     assert end == replace(READ_TO_10, next_offset=7, last_epoch=5), "where the new leader's own records start"
     assert look(lax, end).next_offset == 16
@@ -149,7 +149,7 @@ def test_a_leader_that_cannot_tell_proves_nothing(source, lead, monkeypatch):
 
 def test_a_group_is_committed_with_the_epoch(lead):
     cluster = lead([], leads=3)
-    KafkaSource("nobody:1", topics=["t"], group="g").checkpoint_completed([READ_TO_10])
+    KafkaSource("nowhere:1", topics=["t"], group="g").checkpoint_completed([READ_TO_10])
     assert cluster.committed == {(ID, "t", 0): CommittedOffset(10, leader_epoch=3)}
 
 
@@ -157,7 +157,7 @@ class TestASparkQuery:
     @pytest.fixture
     def planner(self):
         """Of a new run, whatever ran before."""
-        source = KafkaSource("nobody:1", topics=["t"])
+        source = KafkaSource("nowhere:1", topics=["t"])
         read = LogRead(source=source, offsets=KafkaOffsets(source), columns=("value",))
         return lambda: StreamPlanner(read, lambda: 0.0)
 
@@ -165,7 +165,7 @@ class TestASparkQuery:
         lead([3] * 10, leads=3)
         first = planner()
         end = first.next_offsets(first.initial_offsets(), 4, None)
-        (split,) = KafkaOffsets(KafkaSource("nobody:1", topics=["t"])).from_json(end).splits.values()
+        (split,) = KafkaOffsets(KafkaSource("nowhere:1", topics=["t"])).from_json(end).splits.values()
         assert split == KafkaSplit("t", ID, 0, 4, last_epoch=3)
         ((task,),) = first.tasks(first.initial_offsets(), end)
         assert task == KafkaSplit("t", ID, 0, 0, 4), "of a record's own epoch nothing is known"
