@@ -15,7 +15,6 @@ from headrace.connectors.kafka.client.positions import At, Committed, Earliest, 
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES
 from headrace.connectors.kafka.read.discovery import Positions
-from headrace.connectors.kafka.read.pushdown import KafkaPruner
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import UsageError
@@ -140,7 +139,6 @@ def log_read(source: KafkaSource, columns: tuple[str, ...], given: Mapping[str, 
         min_tasks=given.get("minPartitions"),
         max_task_offsets=given.get("maxRecordsPerPartition"),
         poll_timeout_s=given.get("kafkaConsumer.pollTimeoutMs", 120_000) / 1000,
-        pruner=KafkaPruner(source),
         predecessor=None if location is None else JvmCheckpoint(location),
         savepoint=given.get("startFromSavepoint"),
     )

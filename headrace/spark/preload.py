@@ -13,7 +13,6 @@ def preload() -> None:
     import pyspark.daemon
     import pyspark.sql.streaming.python_streaming_source_runner
     import pyspark.sql.worker.create_data_source
-    import pyspark.sql.worker.data_source_pushdown_filters
     import pyspark.sql.worker.lookup_data_sources
     import pyspark.sql.worker.plan_data_source_read
     import pyspark.sql.worker.python_streaming_sink_runner

@@ -36,7 +36,7 @@ _DEFAULT_RESTART = ExponentialDelay()
 
 
 def session_builder() -> SparkSession.Builder:
-    """`SparkSession.builder`, with which Spark runs a Python that has headrace, filters reach it, and any kill is survived.
+    """`SparkSession.builder`, with which Spark runs a Python that has headrace, and any kill is survived.
 
     Plans of its sessions do not show what may be a secret in headrace's options (`spark.sql.redaction.options.regex`).
 

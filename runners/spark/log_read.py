@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol
 
-from headrace.connectors.base.predicates import Pruner
 from headrace.enumerator.source import LogSource
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.planning import OffsetRange, plan_tasks
@@ -92,7 +91,6 @@ class LogRead(Generic[OffsetSplitT]):
     max_task_offsets: int | None = None
     parallelism: int | None = None
     poll_timeout_s: float = 120.0
-    pruner: Pruner[OffsetSplitT] | None = None
     predecessor: Predecessor | None = None
     savepoint: str | None = None
 

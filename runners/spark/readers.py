@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Generic, cast
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -21,10 +21,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.connectors.base.predicates import Predicate
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import OffsetSplitT
-from headrace.runners.spark.filters import predicate
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.planning import OffsetRange, told_parallelism
 from headrace.runners.spark.reports import QUERY_ID, report
@@ -64,46 +62,24 @@ def _query_of_task() -> str | None:
     return None if context is None else context.getLocalProperty(QUERY_ID)
 
 
-class _PushFilters:
-    """`pushFilters` for one reader.
-
-    Spark refuses a reader class that overrides `pushFilters` while its filter pushdown for Python is off, which is the
-    default. It looks at `__func__` to tell; this has that of the class it does not override, so both settings work.
-    """
-
-    def __init__(self, read: LogRead[Any], pushed: list[Predicate]) -> None:
-        self._read = read
-        self._pushed = pushed
-        self.__func__ = DataSourceReader.pushFilters  # an instance's: a class's would come back bound
-
-    def __call__(self, filters: Sequence[Filter]) -> Iterable[Filter]:
-        """Note what can prune; return the filters that Spark must apply still, as the very same objects."""
-        for item in filters:
-            wanted = predicate(item)
-            if wanted is not None:
-                self._pushed.append(wanted)
-            if wanted is None or self._read.pruner is None or not self._read.pruner.decides(wanted):
-                yield item
-
-
 class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
-    """A bounded read. Spark makes and plans it in a planning process; `read` runs on an unpickled copy in each worker."""
+    """A bounded read. Spark makes and plans it in a planning process; `read` runs on an unpickled copy in each worker.
+
+    It takes no pushed filters: Spark 4.3 keeps what a push left out in an object that all scans of a frame share, so a frame
+    that is used twice would lose rows. Ranges are asked for by options (`startingOffsets`, `startingTimestamp`, `assign`).
+    """
 
     def __init__(self, read: LogRead[OffsetSplitT], schema: StructType) -> None:
         """Does no I/O. Raises UsageError for a schema that cannot be read."""
         self._job = _planned_here(read, schema)
-        self._predicates: list[Predicate] = []
-        self.pushFilters = _PushFilters(read, self._predicates)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks. Contacts the source. Planning process, after `pushFilters`."""
+        """The tasks. Contacts the source. Planning process."""
         discovery = self._job.source.create_discovery()
         try:
             splits = discovery.initial().added
         finally:
             discovery.close()
-        if self._predicates and self._job.pruner is not None:
-            splits = self._job.pruner.prune(splits, self._predicates)
         by_id = {split.split_id: split for split in splits}
         ranges = [OffsetRange(split.split_id, split.next_offset, _stop(split)) for split in splits]
         return [

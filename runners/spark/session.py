@@ -52,7 +52,6 @@ PIPELINES = "headrace_pipeline_"
 """What the names of the formats start with that a pipeline registers for itself (pipelines.py)."""
 
 SETTINGS: dict[str, bool | float | int | str | None] = {
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
 REDACTION, SPARKS_REDACTION = "spark.sql.redaction.options.regex", "(?i)url"

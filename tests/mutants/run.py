@@ -88,9 +88,6 @@ GROUPS = {
     "fetch-protocol": Group(["headrace/connectors/kafka/format/fetch_protocol"], ["tests/unit/kafka/test_fetch_protocol"]),
     "offsets": Group(["headrace/spark/kafka_offsets"], ["tests/unit/spark/test_offsets"]),
     "options": Group(["headrace/spark/options", "headrace/spark/kafka_options"], ["tests/unit/spark/test_options"]),
-    "pushdown": Group(
-        ["headrace/connectors/kafka/read/pushdown", "headrace/connectors/base/predicates"], ["tests/unit/kafka/test_pushdown"]
-    ),
 }
 
 

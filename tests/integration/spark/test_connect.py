@@ -1,4 +1,4 @@
-"""Spark Connect: batch and streaming reads, pushdown on and off, with a client that has no JVM."""
+"""Spark Connect: batch and streaming reads, with a client that has no JVM."""
 
 import json
 import os
