@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-OF_MAKE_TEST = ("kafka/test_source.py", "spark/test_sink.py", "sql/test_databases.py")
+OF_MAKE_TEST = ("kafka/test_source.py", "spark/test_stream.py", "sql/test_sql_sink.py")
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks

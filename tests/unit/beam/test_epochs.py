@@ -148,6 +148,7 @@ def killed_at(sink: Any, nth: int, first: Flink) -> bool:
     return False
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("new_process", [True, False])
 def test_each_row_is_in_a_delta_table_once_whatever_step_a_process_is_killed_at(tmp_path, new_process):
     kills = 0
@@ -165,6 +166,7 @@ def test_each_row_is_in_a_delta_table_once_whatever_step_a_process_is_killed_at(
     assert kills > (60 if new_process else 15)
 
 
+@pytest.mark.full
 def test_each_row_is_in_an_iceberg_table_once_whatever_step_a_process_is_killed_at(tmp_path):
     kills = 0
     for nth in range(1, 1000, 9):

@@ -268,6 +268,7 @@ class TestTransform:
 
 
 class TestKills:
+    @pytest.mark.full
     @pytest.mark.parametrize(
         ("owner", "method", "when"),
         [

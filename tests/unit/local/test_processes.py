@@ -37,7 +37,7 @@ from tests.helpers import run_jobs
 from tests.helpers.object_store import object_store
 from tests.helpers.python_path import python_path
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(280)]
 
 PARTITIONS = 3
 TIMEOUT_S = 120.0

@@ -54,6 +54,7 @@ def copied_if_there(file: str, target: str) -> None:
         shutil.copy(file, target)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_no_secret_is_in_the_folder_the_status_the_savepoint_and_the_output_of_headrace_run(tmp_path):
     with FakeKafka(users={USER: PASSWORD}) as kafka, FakeRegistry(user=f"me:{REGISTRY_PASSWORD}") as registry:

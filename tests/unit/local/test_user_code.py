@@ -15,7 +15,7 @@ import pytest
 from headrace.testing.fake_kafka import Before, FakeKafka
 from tests.unit.local.test_processes import TIMEOUT_S, Run, produce, seen
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(280)]
 
 HEAD = """
 import os

@@ -21,7 +21,7 @@ from headrace.testing import FakeKafka
 from tests.helpers.python_path import python_path
 from tests.unit.local.test_processes import TIMEOUT_S, Run, produce, seen
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(280)]
 
 COPY = """
 from headrace import Pipeline

@@ -724,6 +724,7 @@ def killed_within(commands, checkpoint, folder, every):
     return outcomes
 
 
+@pytest.mark.full
 def test_killed_in_the_middle_there_is_no_copy_and_the_checkpoint_is_as_it_was(checkpoint, tmp_path):
     before = files(checkpoint)
     outcomes = killed_within({name: COMMANDS[name] for name in ("fork", "export")}, checkpoint, tmp_path / "copies", 6)
@@ -732,6 +733,7 @@ def test_killed_in_the_middle_there_is_no_copy_and_the_checkpoint_is_as_it_was(c
     assert files(checkpoint) == before
 
 
+@pytest.mark.full
 def test_killed_in_the_middle_there_is_no_savepoint_or_a_whole_one_and_the_checkpoint_is_as_it_was(checkpoint, tmp_path):
     before = files(checkpoint)
     outcomes = killed_within({"export": ("--to", "run")}, checkpoint, tmp_path / "savepoints", 1)
@@ -767,6 +769,7 @@ class Mortal:
         return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", COMMANDS)
 def test_whichever_operation_a_command_ends_in_there_is_no_copy_and_it_can_be_made_again(
     checkpoint, tmp_path, monkeypatch, name

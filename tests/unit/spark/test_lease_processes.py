@@ -17,7 +17,7 @@ from headrace.testing import FakeKafka
 from tests.helpers import supervised_job
 from tests.helpers.python_path import python_path
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")]
 
 LONG_S = 120.0
 

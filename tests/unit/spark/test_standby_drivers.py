@@ -67,7 +67,7 @@ from pyspark_headrace import DefaultSource
 from tests.helpers import supervised_job
 from tests.helpers.python_path import python_path
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")]
 
 # --- takeovers, with a query that is in for Spark's -----------------------------------------------------------------
 

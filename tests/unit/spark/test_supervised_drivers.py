@@ -44,7 +44,7 @@ from tests.helpers.python_path import python_path
 JOB = Path(supervised_job.__file__)
 LONG_S = 60
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")]
 
 
 def order(function):
