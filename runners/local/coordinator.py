@@ -57,7 +57,8 @@ from headrace.runners.local.checkpoints import (
     RunCheckpointSerializer,
     has_run,
 )
-from headrace.runners.local.commits import EPOCH_BITS, RunCommitter
+from headrace.runners.local.commit.committer import RunCommitter
+from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.core import RunCore
 from headrace.runners.local.events import (
     AssignSplits,

@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.checkpoints import WorkerRegistry
-from headrace.runners.local.commits import first_attempt
+from headrace.runners.local.commit.state import first_attempt
 from headrace.runners.local.events import AssignSplits, NotifyCheckpointStored, StopWorker, TakeSnapshot, WorkerDied
 from headrace.runners.local.processes import WorkerProcesses
 from headrace.runners.local.settings import RunSettings

@@ -54,7 +54,8 @@ from headrace.runners.local.checkpoints import (
     RunCheckpointSerializer,
     WorkerRegistry,
 )
-from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
+from headrace.runners.local.commit.committer import CLEAN_UP_AGAIN_S, RunCommitter
+from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.coordinator import RunOutcome
 from headrace.runners.local.events import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
@@ -644,7 +645,7 @@ def lifetimes(folder, count, each_s, start_s=0.0):
 
 def test_a_loop_of_short_lives_does_not_pile_up_what_is_to_be_cleaned_up(tmp_path):
     """Each started with all of them again, and none lived for the minute that it takes until they are struck."""
-    settles_s, each_s = SETTLE_S[-1], 5.0
+    settles_s, each_s = CLEAN_UP_AGAIN_S[-1], 5.0
     assert len(lifetimes(tmp_path, 100, each_s).not_cleaned_up) <= 2 * (settles_s / each_s + 2)
 
 
@@ -652,8 +653,8 @@ def test_what_was_cleaned_up_is_struck_a_minute_after_the_first_time_and_not_bef
     first = lifetimes(tmp_path, 1, 5.0)
     assert first.not_cleaned_up == (0, 1)
     assert first.cleaned_up_s == {1: 0.0}
-    assert lifetimes(tmp_path, 1, 5.0, SETTLE_S[-1] - 1).not_cleaned_up == (0, 1, 2, 3)
-    assert lifetimes(tmp_path, 1, 5.0, SETTLE_S[-1] + 1).not_cleaned_up == (0, 2, 3, 4, 5)
+    assert lifetimes(tmp_path, 1, 5.0, CLEAN_UP_AGAIN_S[-1] - 1).not_cleaned_up == (0, 1, 2, 3)
+    assert lifetimes(tmp_path, 1, 5.0, CLEAN_UP_AGAIN_S[-1] + 1).not_cleaned_up == (0, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("elsewhere", ["another boot", None])
