@@ -2,19 +2,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What is installed: for tests and tools all of it, for the demo what that needs, unless the tests have brought more.
 INSTALLED := $(VENV)/.installed
+INSTALLED_FOR_DEMO := $(firstword $(wildcard $(INSTALLED)) $(VENV)/.installed-demo)
+
+# The tests of a file share servers; they wait more than they compute.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Without this Spark starts its Python workers with the first `python3` on the PATH.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move test test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-run soak-standby soak-tokens chaos fuzz mutants requirements clean
+.PHONY: help demo demo-beam demo-move test test-rest test-all test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-run soak-standby soak-tokens chaos fuzz mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(INSTALLED) ## The flights pipeline on Spark: kills, restores, new partitions, checked by an oracle
+demo: $(INSTALLED_FOR_DEMO) ## The flights pipeline on Spark: kills, restores, new partitions, checked by an oracle
 	$(BIN)/python examples/flights/demo.py
 
 demo-beam: $(INSTALLED) ## The same through a Beam pipeline on Flink: two kills, a savepoint, new partitions
@@ -23,11 +28,16 @@ demo-beam: $(INSTALLED) ## The same through a Beam pipeline on Flink: two kills,
 demo-move: $(INSTALLED) ## The flights copied by the JVM connector, headrace run, Spark, Beam on Flink, each from where the last has stopped
 	$(BIN)/python examples/flights/demo_move.py
 
-test: $(INSTALLED) ## The tests, with a real Kafka, Spark, Flink and databases (25 minutes)
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+test: $(INSTALLED) ## The tests of every change, some with a real Kafka, Spark and PostgreSQL (eight minutes)
+	$(PYTEST) -m "not full and not long"
 
-test-long: $(INSTALLED) ## The tests marked long, which `make test` leaves out: demos and examples with kills (a quarter of an hour)
-	$(BIN)/pytest -m long --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/conformance tests/integration
+test-rest: $(INSTALLED) ## What `make test` leaves out of all that CI runs: more of Kafka, Spark, Flink and databases (a quarter of an hour)
+	$(PYTEST) -m "full and not long"
+
+test-all: test test-rest ## Everything that CI runs (25 minutes)
+
+test-long: $(INSTALLED) ## The tests marked long, which CI leaves out: demos and examples with kills (a quarter of an hour)
+	$(PYTEST) --numprocesses 2 -m long
 
 lowest: $(INSTALLED) ## The unit tests with the lowest versions that setup.cfg allows
 	$(BIN)/python -m tests.helpers.lowest
@@ -114,11 +124,13 @@ mutants: $(INSTALLED) ## Mutation testing of the modules that decide: no survivo
 requirements: $(INSTALLED) ## The newest versions of what the tests run with, into requirements/test.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --custom-compile-command 'make requirements' --output-file requirements/test.txt pyproject.toml
 
-$(INSTALLED): requirements/test.txt setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py connectors/formats/avro/decode.py connectors/formats/avro/encode.py
+$(INSTALLED): EXTRAS := spark,connect,sql,run,demo,beam,docs,dev
+$(VENV)/.installed-demo: EXTRAS := spark,demo
+$(INSTALLED) $(VENV)/.installed-demo: requirements/test.txt setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py connectors/formats/avro/decode.py connectors/formats/avro/encode.py
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --no-compile --constraint requirements/test.txt --editable '.[spark,connect,sql,run,demo,beam,docs,dev]'
+	DIST_EXTRA_CONFIG=$(CURDIR)/requirements/build.cfg $(BIN)/pip install --quiet --no-compile --constraint requirements/test.txt --editable '.[$(EXTRAS)]'
 	touch $@
 
 clean: ## Remove .venv and everything built

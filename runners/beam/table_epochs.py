@@ -128,8 +128,8 @@ def refuse_other_history(job: str, state: CommitterState[HandleT], recorded: Com
     number = 0 if recorded is None or recorded.epoch is None else recorded.epoch
     if number < state.committed:
         raise StateError(
-            f"job {job!r} has committed {state.committed} transactions, and the table says {number or 'nothing'}: it was made "
-            "again, put back to an older version from a copy, or is another one. Write to the table that the job is of, or "
+            f"job {job!r} has committed {state.committed} transactions, and the table says {number or 'nothing'}: it was "
+            "recreated, put back to an older version from a copy, or is another one. Write to the table that the job is of, or "
             "start a new job"
         )
     if number > state.count or (recorded is not None and not is_of(recorded, state.digest_of(number))):

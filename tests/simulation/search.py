@@ -78,7 +78,7 @@ class Adversary:
             return simulation.happened
 
     def search(self, first: int, count: int) -> Counter[str]:
-        """Play the schedules of these seeds; what happened in them. Raises BrokenHistoryError at the first that fails."""
+        """Play the schedules of these seeds; what happened in them. Raises BrokenScheduleError at the first that fails."""
         total: Counter[str] = Counter()
         for seed in range(first, first + count):
             try:
@@ -145,4 +145,4 @@ def _step_zeroed(steps: tuple[Step, ...], number: int, position: int) -> tuple[S
 def as_test(adversary: Adversary, schedule: Schedule, name: str) -> str:
     """The schedule as the text of a test."""
     steps = "".join(f"        {step!r},\n" for step in schedule.steps)
-    return f"def test_{name}():\n    {adversary.name.upper()}.play(History({schedule.setup!r}, (\n{steps}    )))\n"
+    return f"def test_{name}():\n    {adversary.name.upper()}.play(Schedule({schedule.setup!r}, (\n{steps}    )))\n"

@@ -233,7 +233,7 @@ def _versioned(text: str, known: tuple[int, ...]) -> tuple[int, str]:
 def _object(text: str) -> Mapping[str, Any]:
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise StateError(f"it holds {text[:40]!r}, which is not JSON object")
+        raise StateError(f"it holds {text[:40]!r}, which is not a JSON object")
     return found
 
 

@@ -414,7 +414,7 @@ def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_fo
     old.commit(0, (prepared(sink, 0, 0, "a"),))
     young.claim()
     under_way = prepared(sink, 1, 0, "b")
-    with pytest.raises(FencedError, match="another driver has claimed the job"):
+    with pytest.raises(FencedError, match="another driver claimed it"):
         old.commit(1, (prepared(sink, 1, 1, "c"),))
     with pytest.raises(SupersededError, match="young"):  # which fences, and changes nothing
         JobCommitter("job", sink.committer("job"), "old").commit(1, (prepared(sink, 1, 1, "c"),))

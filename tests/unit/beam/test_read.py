@@ -249,7 +249,7 @@ def test_a_vanished_split_that_may_be_gone_is_reported_once(opened, monkeypatch)
 def test_a_split_that_can_never_come_back_leaves_the_enumeration(opened, monkeypatch):
     """findings: Source 6. One that may come back stays, or it would be read twice."""
     log, gone = log_of(a="1", b="1"), set()
-    monkeypatch.setattr(MemorySource, "gone", lambda self, splits: frozenset(s.split_id for s in splits) & gone)
+    monkeypatch.setattr(MemorySource, "confirm_deleted", lambda self, splits: frozenset(s.split_id for s in splits) & gone)
     enumerate_stage, _ = stages(MemorySource(log), discovery_interval_s=1e-9)
     opened.append(enumerate_stage)
     (work,) = enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals

@@ -62,12 +62,12 @@ EVENTS: dict[type, Any] = {
 }
 TROUBLES = (
     "restore",
-    "died before Clean up",
+    "died before CleanUp",
     "died before End",
     "died before Copy",
     "died before Write",
     "died in Write",
-    "failed Clean up",
+    "failed CleanUp",
     "failed End",
     "failed Copy",
     "failed Write",

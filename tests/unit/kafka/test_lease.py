@@ -43,7 +43,7 @@ def test_a_lease_store_that_is_away_is_said_to_be_long_before_the_timeout(kafka)
     lease = KafkaLease(kafka.bootstrap, "job", timeout_s=2.0)
     lease.write(HEARTBEAT)
     kafka.close()
-    for ask in (lease.look, lambda: lease.write(HEARTBEAT)):
+    for ask in (lease.read, lambda: lease.write(HEARTBEAT)):
         started_at = time.monotonic()
         with pytest.raises((RetriableError, DeadlineExceededError)):
             ask()

@@ -141,7 +141,7 @@ def damage(checkpoint, name, data):
         ("offsets/4", b"v1\n{}", "ends before the first source"),
         ("offsets/4", b"v9\n{}\n-", "version v9"),
         ("offsets/4", b"\xff\xfe", "utf-8"),
-        ("offsets/4", b"v1\n[1]\n-", "no JSON object"),
+        ("offsets/4", b"v1\n[1]\n-", "not a JSON object"),
         ("offsets/4", b"v2\n{}\nnothing", "names no source"),
         ("commits/4", b"v1\n{", "property name"),
         ("commits/4", b"{}", "not with a version"),
@@ -629,7 +629,7 @@ def test_a_checkpoint_that_was_just_written_to_is_a_running_querys(checkpoint, t
 @pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
 def test_a_supervised_query_that_has_found_nothing_to_read_for_long_is_noticed_and_keeps_its_lock(checkpoint, tmp_path):
     script = "import sys\nfrom headrace.runners.spark.supervision import lock, process_tree\n" + (
-        "lock.CheckpointLock(sys.argv[1]).take(process_tree.new_family())\nprint(flush=True)\nsys.stdin.read()"
+        "lock.CheckpointLock(sys.argv[1]).take(process_tree.new_tree())\nprint(flush=True)\nsys.stdin.read()"
     )
     (tmp_path / "savepoints").mkdir()
     run = [sys.executable, "-c", script, str(checkpoint)]

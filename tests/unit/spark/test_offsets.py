@@ -345,7 +345,7 @@ def test_an_offset_that_is_no_object_is_shown_by_its_first_200_characters(text, 
 
 def test_damage_is_said_with_the_kind_of_error_and_its_place():
     text = GOLDEN.read_text()
-    with pytest.raises(StateError, match=r"^the query's checkpoint: .*it is damaged \(KeyError: 'started'\)\. Put back a copy"):
+    with pytest.raises(StateError, match=r"^the query's checkpoint: .*it is damaged \(KeyError: 'began'\)\. Put back a copy"):
         read(with_rest(text, {key: value for key, value in rest(text).items() if key != "began"}))
 
 

@@ -97,7 +97,7 @@ def test_a_batch_of_nearly_nothing_is_one_task_however_many_run_at_once(parallel
     assert plan_tasks(ranges, parallelism=parallelism) == [ranges]
 
 
-@pytest.mark.parametrize(("text", "told"), [("8", 8), ("", None), ("0", None), ("-1", None), ("many", None), ("²", None)])
+@pytest.mark.parametrize(("text", "settings"), [("8", 8), ("", None), ("0", None), ("-1", None), ("many", None), ("²", None)])
 def test_the_parallelism_is_what_the_environment_shows(monkeypatch, text, settings):
     monkeypatch.setenv(PARALLELISM_VARIABLE, text)
     assert told_parallelism() == settings

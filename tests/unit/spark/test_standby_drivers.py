@@ -178,7 +178,7 @@ def test_of_a_process_tree_whose_driver_is_dead_the_rest_is_killed_before_the_lo
 
 
 def test_a_lock_of_a_process_that_is_no_driver_is_refused(place):
-    with holder(place, ""), pytest.raises(FencedError, match="no driver"):
+    with holder(place, ""), pytest.raises(FencedError, match="not a driver"):
         CheckpointLock(place).take(new_tree())
 
 
@@ -859,7 +859,7 @@ def test_a_dry_run_starts_every_query_in_a_form_that_writes_nothing(dry_run, jav
     assert not java.toTable.called
     of_dry_run = [call.args for call in java.option.call_args_list if call.args[1] != "/mine"]
     places = [value for name, value in of_dry_run if name == "checkpointLocation"]
-    assert places == [f"file://{tmp_path}/dry run/1", f"file://{tmp_path}/dry run/2"]  # wherever bare paths lead
+    assert places == [f"file://{tmp_path}/dry_run/1", f"file://{tmp_path}/dry_run/2"]  # wherever bare paths lead
     assert ("headraceDryRun", "true") in of_dry_run
     assert [call.args[0] for call in java.format.call_args_list] == ["headrace", "headrace", "delta", "noop"]
     assert java.stop.call_count == 2
@@ -997,7 +997,7 @@ def test_a_dry_run_ends_at_once_when_the_driver_is_called(dry_run, java):
 
 
 def test_a_dry_run_reads_a_few_of_the_first_records_and_commits_to_no_group():
-    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "headracerehearsal": "true", "kafka.group.id": "g"}
+    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "headracedryrun": "true", "kafka.group.id": "g"}
     changed = {"startingOffsets": "latest", "commitOffsetsToGroup": "g", "maxoffsetspertrigger": "7", "jvmCheckpoint": "/j"}
     read = kafka_options({**given, **changed, "minOffsetsPerTrigger": "5", "startingTimestamp": "1"})
     kept = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "kafka.group.id": "g"}

@@ -630,7 +630,7 @@ def test_what_a_frame_cannot_be_written_as_is_refused_when_it_is_planned(kafka, 
 
 def test_a_value_that_the_schema_cannot_hold_is_refused_and_nothing_of_the_batch_is_written(kafka):
     output = Output(kafka, valueFormat="avro", valueSchema=json.dumps(SIMPLE))
-    with pytest.raises(UsageError, match="no symbol of the Avro enum"):
+    with pytest.raises(UsageError, match="not a symbol of the Avro enum"):
         output.write([{"value": {"carrier": "UA", "delay": 1}}, {"value": {"carrier": "XX", "delay": 1}}], value=STRUCT)
     assert kafka.records("flights", isolation_level="read_uncommitted") == []
 

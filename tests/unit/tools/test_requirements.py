@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -37,6 +38,14 @@ def test_the_makefile_installs_headrace_with_these_versions():
     installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line and "--editable" in line]
     assert len(installs) == 1
     assert "--constraint requirements/test.txt" in installs[0]
+
+
+def test_the_extras_that_the_makefile_installs_exist():
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    named = re.findall(r"EXTRAS := (\S+)", (ROOT / "Makefile").read_text())
+    assert len(named) == 2
+    assert not {extra for extras in named for extra in extras.split(",")} - set(setup["options.extras_require"])
 
 
 class TestLowest:

@@ -1,0 +1,17 @@
+"""Which integration tests `make test` runs: one module each of Kafka, Spark and a database. The rest is of `make test-all`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+OF_MAKE_TEST = ("kafka/test_source.py", "spark/test_sink.py", "sql/test_databases.py")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and item.path.relative_to(HERE).as_posix() not in OF_MAKE_TEST:
+            item.add_marker(pytest.mark.full)
