@@ -97,7 +97,7 @@ class WorkerPool:
             case NotifyCheckpointStored(number, checkpoint_id):
                 message = pb.ToWorker(checkpoint_stored=pb.CheckpointStored(checkpoint_id=checkpoint_id))
             case StopWorker(number):
-                message = pb.ToWorker(leave=pb.Leave())
+                message = pb.ToWorker(stop_worker=pb.StopWorker())
         self._server.send(number, message)
 
     def silent(self, numbers: Iterable[int]) -> Iterator[int]:
