@@ -40,7 +40,7 @@ from headrace.runners.local.commit import per_worker
 from headrace.runners.local.commit.committer import CLEAN_UP_AGAIN_S, RunCommitter
 from headrace.runners.local.commit.per_worker import PerWorkerCommit
 from headrace.runners.local.commit.strategy import EPOCH_BITS
-from headrace.runners.local.commit.takeover import Takeover
+from headrace.runners.local.commit.takeover import RunTakeover
 from headrace.runners.local.core import RunCore, RunSchedule
 from headrace.runners.local.events import (
     AssignSplits,
@@ -895,7 +895,7 @@ def the_list_is_not_stored() -> Iterator[None]:
 
 @contextmanager
 def an_older_folder_is_taken() -> Iterator[None]:
-    with patch.object(Takeover, "_refuse_stale", lambda self, output, seen: None):
+    with patch.object(RunTakeover, "_refuse_stale", lambda self, output, seen: None):
         yield
 
 

@@ -16,7 +16,7 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint
 from headrace.runners.local.commit.state import CommitState, RunOutput
 from headrace.runners.local.commit.strategy import EPOCH_BITS
-from headrace.runners.local.commit.takeover import Takeover
+from headrace.runners.local.commit.takeover import RunTakeover
 from headrace.runners.local.events import WorkerHandle
 
 __all__ = ["CLEAN_UP_AGAIN_S", "RunCommitter"]
@@ -54,7 +54,7 @@ class RunCommitter(
         of each new checkpoint once it is durable. `clock` gives monotonic seconds, `draw` EPOCH_BITS random bits.
         """
         self._state = CommitState(store, sinks, stored, number)
-        self._takeover = Takeover(self._state, check_readable)
+        self._takeover = RunTakeover(self._state, check_readable)
         self._number = number
         self._clock, self._draw, self._is_stored = clock, draw, is_stored
         self._fenced = False

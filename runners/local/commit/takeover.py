@@ -24,10 +24,10 @@ from headrace.runners.local.checkpoints import RunCheckpoint
 from headrace.runners.local.commit.state import CommitState, RunOutput
 from headrace.runners.local.commit.strategy import EPOCH_BITS
 
-__all__ = ["Takeover"]
+__all__ = ["RunTakeover"]
 
 
-class Takeover(Generic[SplitT, HandleT]):
+class RunTakeover(Generic[SplitT, HandleT]):
     """Called by the coordinator's commit thread, once."""
 
     def __init__(self, state: CommitState[SplitT, HandleT], check_readable: Callable[[Sequence[SplitT]], None]) -> None:
