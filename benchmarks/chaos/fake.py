@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from benchmarks.chaos.testbed import BROKERS, Testbed
-
 from benchmarks.chaos.network import network
+from benchmarks.chaos.testbed import BROKERS, Testbed
 from headrace.enumerator.errors import UsageError
 from headrace.testing import FakeKafka
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from headrace.cli.output import Listing, escaped, note, show
 from headrace.cli.verify import TopicReader
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.runners.local.settings import RunSettings
 
 dead_letters_app = typer.Typer(no_args_is_help=True, help="Look at dead letters, and put them back where they came from.")
 
@@ -123,7 +126,6 @@ def replay_command(
     from headrace.cli.run_report import text_report
     from headrace.connectors.kafka.write.sink import KafkaSink
     from headrace.runners.local.processes import forked_apart
-    from headrace.runners.local.settings import RunSettings
     from headrace.runners.local.supervisor import supervise
     from headrace.runners.pipeline import PipelineSpec
 
@@ -132,20 +134,20 @@ def replay_command(
     sink = KafkaSink(given["bootstrap.servers"], properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
     replay = Replay(sink, topic, _wanted(from_topic, reason, since, until), max_replays, to)
     source = replace(reader.source(topic, COLUMNS), fail_on_data_loss=False)  # retention may have deleted unread ones
-    with own_folder(checkpoints, replay) as run:
-        settings = RunSettings(run["checkpoints"], savepoints=run["savepoints"], from_savepoint=run.get("from_savepoint"))
+    with own_folder(checkpoints, replay) as settings:
         supervise(PipelineSpec(source, sink, replay), settings, forked_apart, text_report(settings.folder))
     reader.note_hidden(topic)
 
 
 @contextmanager
-def own_folder(folder: Path, replay: Replay) -> Iterator[dict[str, str]]:
+def own_folder(folder: Path, replay: Replay) -> Iterator[RunSettings]:
     """The settings of the run that continues the replay of this folder, which is locked meanwhile.
 
     A run reads to where the topic ended when it started. So a replay is a chain of runs: each starts with the savepoint of the
     previous one, in a separate folder. Raises FencedError while another process has the folder, UsageError for a folder of
     another selection.
     """
+    from headrace.runners.local.settings import RunSettings
     from headrace.runners.local.storage.folder import write_whole
     from headrace.runners.local.storage.lock import FolderLock
 
@@ -156,10 +158,11 @@ def own_folder(folder: Path, replay: Replay) -> Iterator[dict[str, str]]:
             write_whole(file, selection.encode())
         elif (found := file.read_text()) != selection:
             raise UsageError(f"{folder} has the checkpoints of the replay {found}; give {selection} another folder")
-        start: dict[str, str] = {}
+        start: Path | None = None
         for number in itertools.count(1):
             run, savepoints = folder / f"run-{number}", folder / f"savepoint-{number}"
             if not (ended := sorted(savepoints.glob("*.json"))):
                 break
-            start = {"from_savepoint": str(ended[-1])}
-        yield {"checkpoints": str(run), "savepoints": str(savepoints), **start}
+            start = ended[-1]
+        from_savepoint = None if start is None else str(start)
+        yield RunSettings(str(run), savepoints=str(savepoints), from_savepoint=from_savepoint)

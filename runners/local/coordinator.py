@@ -57,7 +57,8 @@ from headrace.runners.local.checkpoints import (
     RunCheckpointSerializer,
     has_run,
 )
-from headrace.runners.local.commits import EPOCH_BITS, RunCommitter
+from headrace.runners.local.commit.committer import RunCommitter
+from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.core import RunCore
 from headrace.runners.local.events import (
     AssignSplits,
@@ -100,8 +101,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """How often the coordinator looks for workers that it has not heard."""
 
-LEAVE_S = 10.0
-"""A worker that was instructed to leave, and takes longer, is killed."""
+STOP_S = 10.0
+"""A worker that was sent StopWorker, and takes longer, is killed."""
 
 _FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationError, RunFailedError)
 """What starting again does not fix."""
@@ -462,9 +463,9 @@ class _Coordination:
                 self._in_commits(lambda: self._committer.retire(number))
 
     def _end_workers(self) -> None:
-        """Those that were dismissed have some seconds; after a failure none has a reason to continue."""
+        """Those that were sent StopWorker have some seconds; after a failure none has a reason to continue."""
         assert self._outcome is not None
-        self._pool.close(LEAVE_S if self._outcome.error is None else 0.0)
+        self._pool.close(STOP_S if self._outcome.error is None else 0.0)
 
     # --- storing and committing: in the commit thread -----------------------------------------------------------------
 

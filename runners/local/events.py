@@ -315,7 +315,7 @@ class FailRun:
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """The workers have been instructed to leave; the run is over. `finished`: the source is read to its end."""
+    """StopWorker was sent to all workers; the run is over. `finished`: the source is read to its end."""
 
     finished: bool
 

@@ -12,7 +12,8 @@ from headrace.connectors.base.commit import JobCommitter
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import StateError
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer, has_run
-from headrace.runners.local.commits import EPOCH_BITS, RunCommitter
+from headrace.runners.local.commit.committer import RunCommitter
+from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.pipeline import PipelineSpec
 

@@ -30,10 +30,10 @@ __all__ = [
     "RescaleRequest",
     "Rescaling",
     "drop_requests",
+    "finish_request",
     "is_requested",
     "read_requests",
     "request_rescale",
-    "settle_request",
     "take_up_request",
     "withdraw_request",
 ]
@@ -97,7 +97,7 @@ def take_up_request(folder: Path) -> RescaleRequest | None:
     return _read(folder / _TAKEN_UP)
 
 
-def settle_request(folder: Path, request: RescaleRequest) -> None:
+def finish_request(folder: Path, request: RescaleRequest) -> None:
     """It is carried out, or of an earlier lifetime of the run. Another one in its place is kept. As `take_up_request`."""
     if take_up_request(folder) == request:
         (folder / _TAKEN_UP).unlink()
@@ -125,7 +125,7 @@ class Rescaling:
         try:
             request = next(iter(read_requests(self._folder)), None)
             if request is not None and (request.workers == self._workers or request in self._passed_over):
-                settle_request(self._folder, request)
+                finish_request(self._folder, request)
                 return False
         except (StateError, OSError) as error:
             self._skip(error)

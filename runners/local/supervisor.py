@@ -81,50 +81,50 @@ def _supervise(
     watch: Callable[[], None],
 ) -> Path | None:
     beginning = RunStart(time.time(), _asked_before(settings.folder))
-    lifetime = _Lifetime(Restarts(settings.restart), watch)
-    with _stopped_by_signals(lifetime):
+    coordinator = CoordinatorProcess(Restarts(settings.restart), watch)
+    with _stopped_by_signals(coordinator):
         while True:
             order = CoordinatorOrder(
-                job, settings, version("headrace"), beginning, lifetime.restarts, lifetime.run, lifetime.restarted
+                job, settings, version("headrace"), beginning, coordinator.restarts, coordinator.run_name, coordinator.restarted
             )
-            outcome = lifetime.live(order, context)
+            outcome = coordinator.run(order, context)
             if outcome.workers is not None:
                 settings = replace(settings, workers=outcome.workers)
                 continue
             if outcome.error is None:
                 return outcome.savepoint
             error = _error_of(outcome)
-            if outcome.is_final or lifetime.stopping.is_set():
+            if outcome.is_final or coordinator.stopping.is_set():
                 raise error
-            decision = lifetime.restarts.failed(time.monotonic(), random.random())  # noqa: S311 - jitter
+            decision = coordinator.restarts.failed(time.monotonic(), random.random())  # noqa: S311 - jitter
             if isinstance(decision, GiveUp):
                 raise RunFailedError(f"{outcome.error}; not restarted: {decision.reason}") from error
             log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)
-            if lifetime.is_stopped_within(decision.delay_s):
+            if coordinator.is_stopped_within(decision.delay_s):
                 raise RunFailedError(f"stopped, without a last checkpoint, while it was to start again after: {outcome.error}")
-            lifetime.restarted += 1
+            coordinator.restarted += 1
 
 
 def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
-    """Requests to rescale of an earlier lifetime: how many workers there are is said now."""
+    """Requests to rescale from before this start, which says itself how many workers there are."""
     try:
         return read_requests(folder)
     except (StateError, OSError):  # which the coordinator meets, too, and names
         return ()
 
 
-class _Lifetime:
+class CoordinatorProcess:
     """The coordinator of now, if there is one. `stop` may be called by a signal handler.
 
-    `restarts`: all failures so far, of coordinators and of their workers. `run`: its name, from when a coordinator has reported
-    it.
+    `restarts`: all failures so far, of coordinators and of their workers. `run_name`: None until a coordinator has reported it.
     `restarted`: how many coordinators have failed.
     """
 
     def __init__(self, restarts: Restarts, watch: Callable[[], None]) -> None:
+        """`watch` is called about once a second while `run` or `is_stopped_within` waits."""
         self.restarts = restarts
         self._watch = watch
-        self.run: str | None = None
+        self.run_name: str | None = None
         self.restarted = 0
         self.stopping = threading.Event()
         self._coordinator: Connection | None = None
@@ -144,7 +144,7 @@ class _Lifetime:
             self._watch()
         return self.stopping.is_set()
 
-    def live(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext) -> RunOutcome:
+    def run(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext) -> RunOutcome:
         """One coordinator, from its start until it and all of its workers are gone."""
         with ExitStack() as until_then:
             try:
@@ -176,7 +176,7 @@ class _Lifetime:
                 if isinstance(said, RunOutcome):
                     return said
                 if isinstance(said, RunBegan):
-                    self.run = said.run
+                    self.run_name = said.run
                     continue
                 assert isinstance(said, Restarts)
                 self.restarts = said
@@ -212,17 +212,17 @@ def _error_of(outcome: RunOutcome) -> HeadraceError:
 
 
 @contextmanager
-def _stopped_by_signals(lifetime: _Lifetime) -> Iterator[None]:
+def _stopped_by_signals(coordinator: CoordinatorProcess) -> Iterator[None]:
     """SIGTERM and Ctrl-C stop with a last checkpoint; the second one ends at once. Only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, _: object) -> None:
-        if lifetime.stopping.is_set():
+        if coordinator.stopping.is_set():
             raise KeyboardInterrupt
         log.warning("%s: stopping with a last checkpoint", signal.Signals(number).name)
-        lifetime.stop()
+        coordinator.stop()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -119,13 +119,13 @@ class _Worker:
         self._reported: dict[int, Mapping[str, SplitState[Any]]] = {}
         self._transactions: dict[str, Transaction[Any]] = {}
         self._begun: Counter[str] = Counter()
-        self._leaving = False
+        self._stopping = False
         self._records_in = self._records_out = 0
 
     def run(self) -> None:
         """Until the coordinator says so."""
         try:
-            while not self._leaving:
+            while not self._stopping:
                 for message in self._stream.received():
                     self._obey(message)
                 batch = self._reader.poll(POLL_S)
@@ -152,8 +152,8 @@ class _Worker:
                 self._snapshot(message.take_snapshot.checkpoint_id)
             case "checkpoint_stored":
                 self._progress.checkpoint_completed(self._reported.pop(message.checkpoint_stored.checkpoint_id, {}))
-            case "leave":
-                self._leaving = True
+            case "stop_worker":
+                self._stopping = True
             case other:
                 raise ValueError(f"{other} is not a message to a worker running")
 
@@ -200,5 +200,5 @@ class _Worker:
         counts = self._records_in, self._records_out
         self._records_in = self._records_out = 0
         report = WorkerSnapshotted(self._order.number, checkpoint_id, states, handles, *counts)
-        self._stream.send(self._messages.snapshotted(report))
+        self._stream.send(self._messages.worker_snapshotted(report))
         log.debug("worker %d: has prepared for checkpoint %d", self._order.number, checkpoint_id)

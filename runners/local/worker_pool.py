@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.checkpoints import WorkerRegistry
-from headrace.runners.local.commits import first_attempt
+from headrace.runners.local.commit.state import first_attempt
 from headrace.runners.local.events import AssignSplits, NotifyCheckpointStored, StopWorker, TakeSnapshot, WorkerDied
 from headrace.runners.local.processes import WorkerProcesses
 from headrace.runners.local.settings import RunSettings
@@ -97,7 +97,7 @@ class WorkerPool:
             case NotifyCheckpointStored(number, checkpoint_id):
                 message = pb.ToWorker(checkpoint_stored=pb.CheckpointStored(checkpoint_id=checkpoint_id))
             case StopWorker(number):
-                message = pb.ToWorker(leave=pb.Leave())
+                message = pb.ToWorker(stop_worker=pb.StopWorker())
         self._server.send(number, message)
 
     def silent(self, numbers: Iterable[int]) -> Iterator[int]:

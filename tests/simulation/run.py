@@ -34,10 +34,13 @@ from headrace.enumerator.events import (
 )
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import DiscoveryResult, SplitBatch
-from headrace.runners.local import commits
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import CheckpointNotStoredError, RunCheckpoint, RunCheckpointSerializer, WorkerRegistry
-from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, PerWorkerCommit, RunCommitter
+from headrace.runners.local.commit import per_worker
+from headrace.runners.local.commit.committer import CLEAN_UP_AGAIN_S, RunCommitter
+from headrace.runners.local.commit.per_worker import PerWorkerCommit
+from headrace.runners.local.commit.strategy import EPOCH_BITS
+from headrace.runners.local.commit.takeover import RunTakeover
 from headrace.runners.local.core import RunCore, RunSchedule
 from headrace.runners.local.events import (
     AssignSplits,
@@ -575,7 +578,7 @@ class RunSimulation:
         self.log.shown = dict(self.log.stored()) if self.log.shown is None else None
 
     def time(self) -> None:
-        self.now_s += SETTLE_S[-1]
+        self.now_s += CLEAN_UP_AGAIN_S[-1]
 
     def keep(self) -> None:
         """Another process copies the folder."""
@@ -695,7 +698,7 @@ class RunSimulation:
 
     def round(self) -> None:
         """Everything that waits happens, and a checkpoint."""
-        self.now_s += SETTLE_S[-1]
+        self.now_s += CLEAN_UP_AGAIN_S[-1]
         self.disk.full = False
         for _ in range(4):
             while self.lifetime.commits or self.lifetime.events:
@@ -732,7 +735,7 @@ class RunSimulation:
 @contextmanager
 def one_by_one() -> Iterator[None]:
     """Transactions of several workers are ended one after the other, so that a schedule is the same each time."""
-    with patch.object(commits, "at_once", lambda act, committers, owned: list(map(act, committers, owned))):
+    with patch.object(per_worker, "at_once", lambda act, committers, owned: list(map(act, committers, owned))):
         yield
 
 
@@ -871,7 +874,7 @@ def living_workers_are_cleaned_up() -> Iterator[None]:
     clean_up = RunCommitter.clean_up
 
     def clean_up_all(self: Any, keep: Any) -> None:
-        self._due_s |= {number: None for number in self._store.registry.not_cleaned_up if number not in self._due_s}
+        self._due_s |= {number: None for number in self._state.store.registry.not_cleaned_up if number not in self._due_s}
         clean_up(self, keep)
 
     with patch.object(RunCommitter, "clean_up", clean_up_all):
@@ -892,7 +895,7 @@ def the_list_is_not_stored() -> Iterator[None]:
 
 @contextmanager
 def an_older_folder_is_taken() -> Iterator[None]:
-    with patch.object(RunCommitter, "_refuse_stale", lambda self, output, seen: None):
+    with patch.object(RunTakeover, "_refuse_stale", lambda self, output, seen: None):
         yield
 
 
@@ -901,7 +904,7 @@ def the_sink_is_not_asked_before_a_commit() -> Iterator[None]:
     record = RunCommitter.record
 
     def alone(self: Any, commits: Any) -> None:
-        with patch.object(self._outputs[0].driver, "record", lambda commits: None):
+        with patch.object(self._state.outputs[0].driver, "record", lambda commits: None):
             record(self, commits)
 
     with patch.object(RunCommitter, "record", alone):
@@ -945,7 +948,9 @@ def the_second_output_is_forgotten_after_a_crash() -> Iterator[None]:
         commits = fence(self)
         if commits is None:
             return None
-        first = [listed for listed in commits.handles if self._sinks.output_of(listed.handle) == self._outputs[0].name]
+        first = [
+            listed for listed in commits.handles if self._state.sinks.output_of(listed.handle) == self._state.outputs[0].name
+        ]
         return replace(commits, handles=tuple(first))
 
     with patch.object(RunCommitter, "fence", of_the_first):
@@ -963,12 +968,12 @@ def aborted_rows_of_the_second_output_are_not_copied() -> Iterator[None]:
 @contextmanager
 def the_first_sink_is_not_told_of_what_is_for_the_others() -> Iterator[None]:
     """So no process decides between two copies of a folder, and both are refused in the end."""
-    told_last = RunCommitter._told_last.fget  # type: ignore[attr-defined]
+    recorded_last = RunCommitter._recorded_last.fget  # type: ignore[attr-defined]
 
     def without(self: Any) -> Any:
-        return [output for output in told_last(self) if self._own(output, self._listed)]
+        return [output for output in recorded_last(self) if self._state.own(output, self._state.listed)]
 
-    with patch.object(RunCommitter, "_told_last", property(without)):
+    with patch.object(RunCommitter, "_recorded_last", property(without)):
         yield
 
 
@@ -977,7 +982,7 @@ def dead_workers_are_cleaned_up_at_the_first_sink_alone() -> Iterator[None]:
     clean_up = RunCommitter.clean_up
 
     def of_the_first(self: Any, keep: Any) -> None:
-        with patch.object(self, "_outputs", self._outputs[:1]):
+        with patch.object(self._state, "outputs", self._state.outputs[:1]):
             clean_up(self, keep)
 
     with patch.object(RunCommitter, "clean_up", of_the_first):
@@ -993,12 +998,12 @@ def copies_are_recorded_under_the_epoch_of_what_was_aborted() -> Iterator[None]:
 
 @contextmanager
 def a_look_at_what_copies_have_replaced_is_news() -> Iterator[None]:
-    tells = PerWorkerCommit.tells
+    is_last = PerWorkerCommit.is_last
 
     def without(self: Any, seen: int, settings: Any) -> bool:
-        return tells(self, seen, replace(settings, replaced=()))
+        return is_last(self, seen, replace(settings, replaced=()))
 
-    with patch.object(PerWorkerCommit, "tells", without):
+    with patch.object(PerWorkerCommit, "is_last", without):
         yield
 
 

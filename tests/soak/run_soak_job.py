@@ -27,7 +27,7 @@ from headrace.connectors.kafka.write.transaction import KafkaTransaction
 from headrace.formats import JsonFormat
 from headrace.kafka import DeadLetters, KafkaSink, KafkaSource
 from headrace.runners.local.checkpoints import CheckpointStore
-from headrace.runners.local.commits import RunCommitter
+from headrace.runners.local.commit.committer import RunCommitter
 from headrace.runners.local.wire.messages import RunMessages
 
 TOLD = json.loads(os.environ["HEADRACE_RUN_SOAK"])

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.chaos.testbed import CLIENT_ID, GROUPS, TRANSACTIONS, Names, Testbed
 from kafka import TopicPartition
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
@@ -14,6 +13,7 @@ from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest, Describ
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_transactions, is_embedded, writes_topic
 from benchmarks.chaos.subject import Subject
+from benchmarks.chaos.testbed import CLIENT_ID, GROUPS, TRANSACTIONS, Names, Testbed
 from headrace.enumerator.errors import RetriableError
 from headrace.runners.waiting import wait_until
 

@@ -8,11 +8,11 @@ from abc import abstractmethod
 from contextlib import suppress
 
 import psutil
-from benchmarks.chaos.testbed import Testbed
 
 from benchmarks.chaos.databases import TableOutput
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, writes_table
 from benchmarks.chaos.subject import Subject
+from benchmarks.chaos.testbed import Testbed
 from headrace.enumerator.errors import UsageError
 
 

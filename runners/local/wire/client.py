@@ -30,7 +30,7 @@ class WorkerStream:
         """To the server at `address`, as worker `number`; a heartbeat every `heartbeat_s` seconds."""
         self._inbox: queue.SimpleQueue[pb.ToWorker] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromWorker | None] = queue.SimpleQueue()
-        self._leaving = threading.Event()
+        self._closing = threading.Event()
         self._closed = threading.Event()
         self._outbox.put(hello(number, version))
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
@@ -53,7 +53,7 @@ class WorkerStream:
 
     def close(self, timeout_s: float) -> None:
         """Send what is left, and wait until the other side has taken note."""
-        self._leaving.set()
+        self._closing.set()
         self._outbox.put(None)
         self._closed.wait(timeout_s)
         self._channel.close()
@@ -65,10 +65,10 @@ class WorkerStream:
         except grpc.RpcError:
             pass  # the coordinator is gone, or has refused us, which it has logged
         self._closed.set()
-        if not self._leaving.is_set():
+        if not self._closing.is_set():
             # At once: without a coordinator nothing that we write will ever be committed, and another may take our place.
             os._exit(ORPHANED)
 
     def _heartbeat(self, heartbeat_s: float) -> None:
-        while not self._leaving.wait(heartbeat_s):
+        while not self._closing.wait(heartbeat_s):
             self._outbox.put(pb.FromWorker(heartbeat=pb.Heartbeat()))

@@ -64,11 +64,11 @@ class RunMessages(Generic[SplitT, HandleT]):
         """What `assign_splits` was given."""
         return [self._splits.deserialize(message.split_version, json.loads(split)) for split in message.splits]
 
-    def snapshotted(self, event: WorkerSnapshotted[SplitT, HandleT]) -> pb.FromWorker:
+    def worker_snapshotted(self, event: WorkerSnapshotted[SplitT, HandleT]) -> pb.FromWorker:
         """A worker's report; its number is the stream's."""
         states = [pb.SplitState(split=self._split(state.split), finished=state.finished) for state in event.states.values()]
         return pb.FromWorker(
-            snapshotted=pb.Snapshotted(
+            worker_snapshotted=pb.WorkerSnapshotted(
                 checkpoint_id=event.checkpoint_id,
                 split_version=self._splits.version,
                 states=states,
@@ -79,8 +79,8 @@ class RunMessages(Generic[SplitT, HandleT]):
             )
         )
 
-    def reported(self, number: int, message: pb.Snapshotted) -> WorkerSnapshotted[SplitT, HandleT]:
-        """What `snapshotted` was given, by the worker of this number."""
+    def reported(self, number: int, message: pb.WorkerSnapshotted) -> WorkerSnapshotted[SplitT, HandleT]:
+        """What `worker_snapshotted` was given, by the worker of this number."""
         states = [
             SplitState(self._splits.deserialize(message.split_version, json.loads(state.split)), bool(state.finished))
             for state in message.states

@@ -7,32 +7,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromWorker(_message.Message):
-    __slots__ = ("hello", "heartbeat", "split_finished", "snapshotted", "failed")
+    __slots__ = ("hello", "heartbeat", "split_finished", "worker_snapshotted", "failed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FINISHED_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOTTED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_SNAPSHOTTED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     split_finished: SplitFinished
-    snapshotted: Snapshotted
+    worker_snapshotted: WorkerSnapshotted
     failed: Failed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., split_finished: _Optional[_Union[SplitFinished, _Mapping]] = ..., snapshotted: _Optional[_Union[Snapshotted, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., split_finished: _Optional[_Union[SplitFinished, _Mapping]] = ..., worker_snapshotted: _Optional[_Union[WorkerSnapshotted, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("welcome", "assign_splits", "take_snapshot", "checkpoint_stored", "leave")
+    __slots__ = ("welcome", "assign_splits", "take_snapshot", "checkpoint_stored", "stop_worker")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_SPLITS_FIELD_NUMBER: _ClassVar[int]
     TAKE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_STORED_FIELD_NUMBER: _ClassVar[int]
-    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    STOP_WORKER_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     assign_splits: AssignSplits
     take_snapshot: TakeSnapshot
     checkpoint_stored: CheckpointStored
-    leave: Leave
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign_splits: _Optional[_Union[AssignSplits, _Mapping]] = ..., take_snapshot: _Optional[_Union[TakeSnapshot, _Mapping]] = ..., checkpoint_stored: _Optional[_Union[CheckpointStored, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    stop_worker: StopWorker
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign_splits: _Optional[_Union[AssignSplits, _Mapping]] = ..., take_snapshot: _Optional[_Union[TakeSnapshot, _Mapping]] = ..., checkpoint_stored: _Optional[_Union[CheckpointStored, _Mapping]] = ..., stop_worker: _Optional[_Union[StopWorker, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "version", "number")
@@ -54,7 +54,7 @@ class SplitFinished(_message.Message):
     split_id: str
     def __init__(self, split_id: _Optional[str] = ...) -> None: ...
 
-class Snapshotted(_message.Message):
+class WorkerSnapshotted(_message.Message):
     __slots__ = ("checkpoint_id", "split_version", "states", "handle_version", "handles", "records_in", "records_out")
     CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]
     SPLIT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,6 @@ class CheckpointStored(_message.Message):
     checkpoint_id: int
     def __init__(self, checkpoint_id: _Optional[int] = ...) -> None: ...
 
-class Leave(_message.Message):
+class StopWorker(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -151,8 +151,8 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
                 pass
             case "split_finished":
                 self._emit(SplitDone(number, message.split_finished.split_id))
-            case "snapshotted":
-                self._emit(self._messages.reported(number, message.snapshotted))
+            case "worker_snapshotted":
+                self._emit(self._messages.reported(number, message.worker_snapshotted))
             case "failed":
                 self._failed(number, message.failed)
             case other:

@@ -40,7 +40,7 @@ from headrace.enumerator.errors import (
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
-from headrace.runners.local.commits import RunCommitter
+from headrace.runners.local.commit.committer import RunCommitter
 from headrace.runners.local.events import WorkerHandle
 from headrace.runners.spark import writers
 from headrace.testing import FakeKafka

@@ -54,7 +54,8 @@ from headrace.runners.local.checkpoints import (
     RunCheckpointSerializer,
     WorkerRegistry,
 )
-from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
+from headrace.runners.local.commit.committer import CLEAN_UP_AGAIN_S, RunCommitter
+from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.coordinator import RunOutcome
 from headrace.runners.local.events import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
@@ -62,10 +63,10 @@ from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals
 from headrace.runners.local.rescale import (
     Rescaling,
     drop_requests,
+    finish_request,
     is_requested,
     read_requests,
     request_rescale,
-    settle_request,
     take_up_request,
     withdraw_request,
 )
@@ -83,7 +84,7 @@ from headrace.runners.local.settings import flink_settings
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.storage.places import run_files
-from headrace.runners.local.supervisor import _asked_before, _Lifetime, supervise
+from headrace.runners.local.supervisor import CoordinatorProcess, _asked_before, supervise
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.runners.local.worker import described, transform_error
@@ -644,7 +645,7 @@ def lifetimes(folder, count, each_s, start_s=0.0):
 
 def test_a_loop_of_short_lives_does_not_pile_up_what_is_to_be_cleaned_up(tmp_path):
     """Each started with all of them again, and none lived for the minute that it takes until they are struck."""
-    settles_s, each_s = SETTLE_S[-1], 5.0
+    settles_s, each_s = CLEAN_UP_AGAIN_S[-1], 5.0
     assert len(lifetimes(tmp_path, 100, each_s).not_cleaned_up) <= 2 * (settles_s / each_s + 2)
 
 
@@ -652,8 +653,8 @@ def test_what_was_cleaned_up_is_struck_a_minute_after_the_first_time_and_not_bef
     first = lifetimes(tmp_path, 1, 5.0)
     assert first.not_cleaned_up == (0, 1)
     assert first.cleaned_up_s == {1: 0.0}
-    assert lifetimes(tmp_path, 1, 5.0, SETTLE_S[-1] - 1).not_cleaned_up == (0, 1, 2, 3)
-    assert lifetimes(tmp_path, 1, 5.0, SETTLE_S[-1] + 1).not_cleaned_up == (0, 2, 3, 4, 5)
+    assert lifetimes(tmp_path, 1, 5.0, CLEAN_UP_AGAIN_S[-1] - 1).not_cleaned_up == (0, 1, 2, 3)
+    assert lifetimes(tmp_path, 1, 5.0, CLEAN_UP_AGAIN_S[-1] + 1).not_cleaned_up == (0, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize("elsewhere", ["another boot", None])
@@ -1071,11 +1072,11 @@ def test_a_request_that_is_taken_up_cannot_be_withdrawn_and_is_there_until_it_is
     request_rescale(tmp_path, 4)  # for the time after it
     (_, later) = read_requests(tmp_path)
     assert read_requests(tmp_path)[0] == take_up_request(tmp_path) == taken
-    settle_request(tmp_path, taken)
+    finish_request(tmp_path, taken)
     assert read_requests(tmp_path) == (later,)
-    settle_request(tmp_path, taken)  # another one has taken its place
+    finish_request(tmp_path, taken)  # another one has taken its place
     assert read_requests(tmp_path) == (later,)
-    settle_request(tmp_path, later)
+    finish_request(tmp_path, later)
     assert not is_requested(tmp_path)
     (tmp_path / "rescale-taken-up.json").write_bytes(b"")
     with pytest.raises(StateError, match=r"rescale-taken-up\.json is not a request to rescale"):
@@ -1123,7 +1124,7 @@ def test_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeyp
         orders.append(order)
         return RunOutcome(error="another run works with these checkpoints", kinds=("FencedError",), is_final=True)
 
-    monkeypatch.setattr("headrace.runners.local.supervisor._Lifetime.live", refused)
+    monkeypatch.setattr("headrace.runners.local.supervisor.CoordinatorProcess.run", refused)
     request_rescale(tmp_path, 3)
     asked = read_requests(tmp_path)
     pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
@@ -1150,7 +1151,7 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
     """Each coordinator had its own count: a worker that fails, and takes its coordinator along, was restarted for ever."""
     lifetimes = []
 
-    def live(self, order, _):
+    def run(self, order, _):
         lifetimes.append(order)
         ours, its = multiprocessing.Pipe()
         restarts = pickle.loads(pickle.dumps(order.restarts))
@@ -1167,7 +1168,7 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
             return RunOutcome(error="injected; not restarted", kinds=("RunFailedError",), is_final=True)
         return self._outcome(ours, Dead())
 
-    monkeypatch.setattr("headrace.runners.local.supervisor._Lifetime.live", live)
+    monkeypatch.setattr("headrace.runners.local.supervisor.CoordinatorProcess.run", run)
     pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
     with pytest.raises(RunFailedError, match="injected; not restarted"):
         supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
@@ -1191,14 +1192,14 @@ def test_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_stra
 
 def test_what_a_coordinator_has_said_before_its_end_is_heard(tmp_path):
     ours, its = multiprocessing.Pipe()
-    lifetime = _Lifetime(Restarts(FixedDelay(1, 0.0)), lambda: None)
+    process = CoordinatorProcess(Restarts(FixedDelay(1, 0.0)), lambda: None)
     received = Restarts(FixedDelay(1, 0.0))
     received.failed(0.0, 0.5)
     its.send(received)
     its.send(RunOutcome(finished=True))
     its.close()
-    assert lifetime._outcome(ours, Dead()) == RunOutcome(finished=True)
-    assert isinstance(lifetime.restarts.failed(0.0, 0.5), GiveUp)
+    assert process._outcome(ours, Dead()) == RunOutcome(finished=True)
+    assert isinstance(process.restarts.failed(0.0, 0.5), GiveUp)
 
 
 def test_a_rescale_that_no_run_takes_up_is_withdrawn(tmp_path, monkeypatch):
@@ -1440,8 +1441,8 @@ def test_splits_and_handles_travel_as_messages():
     states = {"a": SplitState(splits[0], False), "b": SplitState(splits[1], True)}
     for handles in ((), (MemoryHandle(3), MemoryHandle(4))):
         event = WorkerSnapshotted(5, 8, states, handles)
-        said = pb.FromWorker.FromString(messages.snapshotted(event).SerializeToString())
-        assert messages.reported(5, said.snapshotted) == event
+        said = pb.FromWorker.FromString(messages.worker_snapshotted(event).SerializeToString())
+        assert messages.reported(5, said.worker_snapshotted) == event
 
 
 def test_a_worker_of_another_version_is_refused():

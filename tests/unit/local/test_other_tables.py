@@ -17,7 +17,8 @@ from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.iceberg import IcebergSink
 from headrace.runners.local.checkpoints import CheckpointStore
-from headrace.runners.local.commits import RunCommitter, first_attempt
+from headrace.runners.local.commit.committer import RunCommitter
+from headrace.runners.local.commit.state import first_attempt
 from headrace.runners.local.events import WorkerHandle
 from headrace.sinks import Attempt
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_values
@@ -176,7 +177,7 @@ def test_a_coordinator_that_dies_while_its_run_is_removed_leaves_a_folder_that_c
     """What the table has recorded was removed first, and the checkpoints that were left were of a table that knew nothing."""
     run, job = folder.living()
     commit(run, job, 1, wrote(folder, 0, "x"))
-    with patch.object(run._outputs[0].driver, "forget", side_effect=KilledError), pytest.raises(KilledError):
+    with patch.object(run._state.outputs[0].driver, "forget", side_effect=KilledError), pytest.raises(KilledError):
         run.forget()
     assert folder.checkpoints() == []
     folder.store.close()
@@ -189,7 +190,7 @@ def test_a_coordinator_that_dies_while_its_run_is_removed_leaves_a_folder_that_c
 def test_a_table_that_cannot_be_reached_any_more_does_not_fail_a_run_that_is_over(folder, caplog):
     run, _ = folder.living()
     name = folder.store.registry.run
-    with patch.object(run._outputs[0].driver, "forget", side_effect=PeerError("injected: no rights")):
+    with patch.object(run._state.outputs[0].driver, "forget", side_effect=PeerError("injected: no rights")):
         run.forget()
     assert f"recorded of {name} stays there: injected: no rights" in caplog.text
     assert folder.checkpoints() == []

@@ -19,7 +19,9 @@ from headrace.enumerator.ledger import SplitState
 from headrace.kafka import DeadLetters
 from headrace.run import Pipeline
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint, RunCheckpointSerializer
-from headrace.runners.local.commits import EPOCH_BITS, RunCommitter, first_attempt
+from headrace.runners.local.commit.committer import RunCommitter
+from headrace.runners.local.commit.state import first_attempt
+from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.events import WorkerHandle
 from headrace.sinks import FunctionSink
 from headrace.testing import MemoryHandle, MemoryLog, MemorySink, MemorySource, MemorySplit, MemoryTransactionLog

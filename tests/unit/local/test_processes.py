@@ -246,18 +246,18 @@ from pathlib import Path
 
 from headrace import Pipeline
 from headrace.kafka import KafkaSink, KafkaSource
-from headrace.runners.local import commits
+from headrace.runners.local.commit import per_worker
 from tests.helpers.run_jobs import narrow, parted
 
 for method in ("listed", "end_all"):  # of one output; the first one's is through then, the second one's is not
 
-    def dying(self, *arguments, real=getattr(commits.PerWorkerCommit, method), order=Path({1!r}, method)):
+    def dying(self, *arguments, real=getattr(per_worker.PerWorkerCommit, method), order=Path({1!r}, method)):
         if self._driver._job.endswith("odd") and order.exists():
             order.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, *arguments)
 
-    setattr(commits.PerWorkerCommit, method, dying)
+    setattr(per_worker.PerWorkerCommit, method, dying)
 
 pipeline = Pipeline(
     KafkaSource({0!r}, topics=["in"], columns=["key", "value", "partition"]),

@@ -22,7 +22,8 @@ from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import DataLossError, OutageError, PeerError, RetriableError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.runners.local.checkpoints import CheckpointStore
-from headrace.runners.local.commits import RunCommitter, first_attempt
+from headrace.runners.local.commit.committer import RunCommitter
+from headrace.runners.local.commit.state import first_attempt
 from headrace.runners.local.coordinator import _FINAL
 from headrace.runners.local.events import WorkerHandle
 from headrace.testing import MemorySplit
@@ -180,7 +181,7 @@ def test_a_commit_that_has_succeeded_though_it_was_said_to_be_refused_is_not_tak
     with pytest.raises(PeerError, match="injected"):
         commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
     run, job = folder.coordinator()
-    driver = run._outputs[0].driver
+    driver = run._state.outputs[0].driver
     record = driver.record
 
     def recorded_and_refused(commits: Any) -> None:

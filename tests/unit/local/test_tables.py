@@ -25,7 +25,8 @@ from headrace.iceberg import IcebergSink
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import Pipeline
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
-from headrace.runners.local.commits import SETTLE_S, RunCommitter, first_attempt
+from headrace.runners.local.commit.committer import CLEAN_UP_AGAIN_S, RunCommitter
+from headrace.runners.local.commit.state import first_attempt
 from headrace.runners.local.events import WorkerHandle
 from headrace.sinks import TwoPhaseSink
 from headrace.testing import FakeKafka, MemorySplit
@@ -177,7 +178,7 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     assert folder.values() == ["a", "later"]
     assert folder.left_open() == set()
     late = folder.started(2, 1, "a request that was under way")
-    folder.now_s = SETTLE_S[-1]
+    folder.now_s = CLEAN_UP_AGAIN_S[-1]
     commit(run, job, 3)
     with pytest.raises(PeerError, match="given up by a driver"):
         late.prepare()

@@ -1,0 +1,67 @@
+"""Commits at a sink that commits all of a checkpoint in one step, by its list (`capabilities.SingleCommit`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from headrace.connectors.base import capabilities
+from headrace.connectors.base.sink import CommitList, Committer, HandleT, Outcome
+from headrace.runners.local.commit.strategy import CommitStrategy, SinkEpochs
+from headrace.runners.local.events import WorkerHandle
+
+__all__ = ["PerRunCommit"]
+
+
+class PerRunCommit(CommitStrategy[HandleT]):
+    """All workers have the run's job: what the sink records is committed."""
+
+    def __init__(self, driver: Committer[HandleT]) -> None:
+        self._driver = driver
+
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
+        """A checkpoint is completed after the table has recorded it: a table that does not know it is not the one."""
+        return {reported.last} if reported.completed else reported.possible
+
+    def is_last(self, seen: int, reported: SinkEpochs) -> bool:
+        """A table's record is one commit."""
+        return True
+
+    def has_ended(self, recorded: CommitList[HandleT]) -> bool:
+        """An operator may have ended the table's list (`headrace transactions commit`)."""
+        return recorded.completed
+
+    def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
+        """The epoch with all handles."""
+        return CommitList(epoch, tuple(listed.handle for listed in handles), completed=not handles)
+
+    def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
+        """Raise also where the sink would refuse them."""
+        self._driver.check([listed.handle for listed in handles])
+
+    def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
+        """Those of all workers in one step."""
+        return capabilities.end_all(self._driver, [listed.handle for listed in handles])
+
+    def copy(self, handles: Sequence[HandleT]) -> HandleT:
+        """Under the run's job."""
+        return self._driver.copy(handles)
+
+    def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
+        """The worker is a task of the run's job."""
+        capabilities.task_cleanup(self._driver).clean_up_tasks((number,), keep)
+
+    def release(self, number: int) -> None:
+        """Its name has no state."""
+
+    def close(self) -> None:
+        """There is the driver alone."""
+
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
+        """Lists of coordinators that have died while they committed are removed, and so is what no process has listed."""
+        if reported.completed and reported.last:
+            self.completed(reported.last)
+        self._driver.clean_up(listed)
+
+    def completed(self, epoch: int) -> None:
+        """The sink's own list is of no more use."""
+        self._driver.record(CommitList(epoch, (), completed=True))

@@ -1,0 +1,83 @@
+"""How what workers have prepared for one sink is ended."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from headrace.connectors.base.sink import CommitList, HandleT, Outcome
+from headrace.runners.local.events import WorkerHandle
+
+__all__ = ["EPOCH_BITS", "CommitStrategy", "SinkEpochs"]
+
+EPOCH_BITS = 20
+"""The random bits of an epoch; those above them are the checkpoint's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkEpochs:
+    """What the last checkpoint reports about a sink: its epochs, as in `RunCheckpoint`, and whether all is committed."""
+
+    before: int = 0
+    last: int = 0
+    completed: bool = True
+    replaced: Collection[int] = ()
+
+    @property
+    def possible(self) -> Collection[int]:
+        """What the sink may have recorded last, where not all is committed."""
+        return {self.before, self.last, *(epoch for epoch in self.replaced if epoch > self.before)}
+
+
+class CommitStrategy(ABC, Generic[HandleT]):
+    """How what workers have prepared for one sink is ended."""
+
+    @abstractmethod
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
+        """What the sink may have recorded last, if it is the one that the last checkpoint is of."""
+
+    @abstractmethod
+    def is_last(self, seen: int, reported: SinkEpochs) -> bool:
+        """Whether this, looked up without waiting for any process, is what the sink has recorded last."""
+
+    @abstractmethod
+    def has_ended(self, recorded: CommitList[HandleT]) -> bool:
+        """Whether this states that all which the checkpoint of this epoch lists is committed."""
+
+    @abstractmethod
+    def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
+        """What the sink records of a checkpoint."""
+
+    @abstractmethod
+    def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
+        """Raise unless all are still prepared."""
+
+    @abstractmethod
+    def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
+        """The outcomes, in their order."""
+
+    @abstractmethod
+    def copy(self, handles: Sequence[HandleT]) -> HandleT:
+        """As the coordinator's own."""
+
+    @abstractmethod
+    def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
+        """Abort what this worker, which is dead, has left, but these."""
+
+    @abstractmethod
+    def release(self, number: int) -> None:
+        """Nothing will be asked of this worker any more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give connections back, but for the driver's."""
+
+    @abstractmethod
+    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
+        """This coordinator is the sink's driver, and the last checkpoint, which lists these, is recorded. No worker writes."""
+
+    @abstractmethod
+    def completed(self, epoch: int) -> None:
+        """The checkpoint of this epoch is stored as committed."""
