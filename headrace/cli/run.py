@@ -135,7 +135,7 @@ def rescale_command(
     """Have a run running use another number of workers, from a checkpoint that it takes now.
 
     Nothing is written twice or lost; the output is still for as long as a restart takes. Returns when the run has started
-    again with this many; the next start of its own command says again how many there are. Ctrl-C withdraws it, if the run has
+    again with this many; the next start of the run's command sets the number again. Ctrl-C withdraws it, if the run has
     not taken the checkpoint yet.
     """
     from headrace.enumerator.errors import RetriableError

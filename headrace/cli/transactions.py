@@ -239,7 +239,7 @@ def completing_command(job: str, prefix: str, commit_topic: str) -> str:
 
 
 def abort_one(transactions: Transactions, found: TransactionDescription) -> Planned:
-    """Abort it and return the outcome: it may have been ended or taken over since it was described."""
+    """Abort it and return the outcome: it may have been ended or claimed since it was described."""
     from headrace.connectors.kafka.write.transactions import Answer
 
     name = found.producer.transactional_id or ""
@@ -249,7 +249,7 @@ def abort_one(transactions: Transactions, found: TransactionDescription) -> Plan
         case Answer.REFUSED:
             return Planned(name, AbortDecision.REFUSED, "it was ended by another client in the meantime")
         case Answer.UNKNOWN:
-            return Planned(name, AbortDecision.REFUSED, "another producer has taken over its id in the meantime")
+            return Planned(name, AbortDecision.REFUSED, "another producer has claimed its id in the meantime")
 
 
 @transactions_app.command()

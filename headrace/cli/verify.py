@@ -248,14 +248,14 @@ def verify_command(
     given = client.client_properties()
     cluster = client.connect()
     topics = TopicReader(cluster, given)
-    torn = 0
+    partial = 0
     if table is not None and rows_by is not None:
         comparison.read_table(topics, before, table.sink.log().load().batches(rows_by.columns), rows_by)
     elif after is not None:
         comparison.read(topics, before, after)
         topics.note_hidden(after)
-        torn = _report_epochs(cluster, commit_topic, after)
-    _report(comparison, torn)
+        partial = _report_epochs(cluster, commit_topic, after)
+    _report(comparison, partial)
 
 
 def _refuse_rows(by: Identity, columns: str | None) -> None:
@@ -275,7 +275,7 @@ def _row_identity(by: Identity, columns: str | None) -> RowIdentity:
     return RowIdentity(names)
 
 
-def _report(comparison: Comparison, torn: int) -> None:
+def _report(comparison: Comparison, partial: int) -> None:
     """Print what was found. Raises typer.Exit if anything is wrong."""
     for finding, rows in comparison.examples.items():
         show(Listing(finding, finding.capitalize(), ("topic", "partition", "offset", "identity"), rows))
@@ -284,7 +284,7 @@ def _report(comparison: Comparison, torn: int) -> None:
     if counts.repeated:
         note(f"{counts.repeated} input records repeat an identity: such records are counted, not distinguished")
     typer.echo(counts.summary(comparison.lost))
-    if comparison.lost or counts.duplicates or counts.foreign or torn or disorder:
+    if comparison.lost or counts.duplicates or counts.foreign or partial or disorder:
         raise typer.Exit(1)
 
 
@@ -301,11 +301,11 @@ def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) 
             state.job,
             state.epoch,
             *(state.fates.get(fate, 0) for fate in TransactionStatus),
-            "torn" if state.is_torn else "not partially committed",
+            "partially committed" if state.is_torn else "not partially committed",
         )
         for state in states
     ]
-    show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in TransactionStatus), "torn"), rows))
+    show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in TransactionStatus), "partial"), rows))
     for job, reason in lists.unreadable.items():
         note(f"job {job}: the state of its epoch is unknown: {reason}")
     return sum(state.is_torn for state in states)

@@ -345,7 +345,7 @@ def test_a_partially_committed_epoch_is_reported_from_one_that_is_under_way(run,
     eventually(epochs, [["job", "0", "1", "0", "1", "0", "not partially committed"]])
     transactions = Transactions(sink.cluster())
     transactions.end(handles[1].producer, handles[1].protocol, TransactionResult.ABORT)
-    eventually(epochs, [["job", "0", "1", "1", "0", "0", "torn"]])
+    eventually(epochs, [["job", "0", "1", "1", "0", "0", "partially committed"]])
     assert run(*names).status == 1
     run("transactions", "commit", "--job", "job", *where)
     eventually(lambda: read_all(broker.bootstrap, out), ["a", "b"])
