@@ -106,7 +106,7 @@ class Injector(importlib.abc.MetaPathFinder):
 
 
 injected = set()
-if any("pyspark" in argument for argument in sys.orig_argv):
+if any("pyspark" in argument or "spark_processes" in argument for argument in sys.orig_argv):
     sys.meta_path.insert(0, Injector())
     if "HEADRACE_TRACE" in os.environ:
         note("interpreter", time.monotonic(), 0.0)

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 
-if "HEADRACE_KILL" in os.environ and any("pyspark" in argument for argument in sys.orig_argv):
+if "HEADRACE_KILL" in os.environ and any("pyspark" in argument or "spark_processes" in argument for argument in sys.orig_argv):
     kill = json.loads(os.environ["HEADRACE_KILL"])
     owner = getattr(importlib.import_module(kill["module"]), kill["owner"])
     method = getattr(owner, kill["method"])
