@@ -28,7 +28,7 @@ def run(broker, script, *arguments):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("script", "verdict"),
+    ("script", "outcome"),
     [
         ("isolation", "isolation: each record once"),
         ("group_offsets", "group_offsets: they follow the checkpoint"),
