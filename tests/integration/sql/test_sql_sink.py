@@ -249,7 +249,7 @@ def test_what_a_dead_worker_of_a_run_has_prepared_locks_no_process_out(rig, run_
     run, store = run_on(sink, "checkpoints")
     JobCommitter("x", run).recover()
     for number in (1, 2):
-        store.enlist(number)
+        store.add_worker(number)
     prepare(sink, Attempt(store.registry.job(1), 0, 0, 0), [1, 2])
     with pytest.raises(RetriableError):
         prepare(sink, Attempt(store.registry.job(2), 0, 0, 0), [1, 2])
@@ -269,7 +269,7 @@ def test_a_coordinator_that_was_replaced_cleans_up_nothing_of_its_successors_wor
     sink = rig.sink()
     run, store = run_on(sink, "checkpoints")
     JobCommitter("x", run).recover()
-    store.enlist(1)
+    store.add_worker(1)
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "run.json").write_bytes((tmp_path / "checkpoints" / "run.json").read_bytes())
     successor, copied = run_on(sink, "copy")
@@ -320,7 +320,7 @@ def test_a_cleans_up_touches_nothing_of_other_jobs_databases_and_applications(ri
     if rig.is_postgresql:
         names = [f"'{foreign}'", "'another application''s'", f"'{mine}.more'"]
         for name in names:
-            rig.execute(f"Start; INSERT INTO {rig.table}_x VALUES (1); PREPARE TRANSACTION {name}")
+            rig.execute(f"BEGIN; INSERT INTO {rig.table}_x VALUES (1); PREPARE TRANSACTION {name}")
     else:
         gtrid, branch = split_gid(foreign)
         like_ours = f"'{split_gid(mine)[0]}',X'302e302e302eff'"
