@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -45,15 +44,14 @@ from headrace.runners.local.events import WorkerHandle
 from headrace.runners.spark import writers
 from headrace.testing import FakeKafka
 from headrace.testing.memory import MemorySplitSerializer
-from headrace.testing.servers.databases import PASSWORD, Database
+from headrace.testing.servers.databases import PASSWORD
 from tests.helpers import run_into_sql
-from tests.helpers.databases import REQUIRED, mariadb, postgresql, unavailable
+from tests.helpers.databases import REQUIRED, postgresql, unavailable
 from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
 
 pytestmark = pytest.mark.timeout(300)
 
 STEPS = ["fence", "clean_up", "check", "record", "end", "end", "clean_up", "record"]
-SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
 
 # What a task does that is killed: everything but to end by itself.
 WRITER = """
@@ -68,22 +66,6 @@ if step == "prepared":
 print("ready", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Callable[[str], Database]]:
-    """Gives servers by name, each started when it is first asked for."""
-    with ExitStack() as stack:
-        yield functools.cache(lambda name: stack.enter_context(SERVERS[name]()))
-
-
-@pytest.fixture(params=SERVERS)
-def rig(server, request) -> Iterator[SqlRig]:
-    rig = SqlRig(server(request.param).url)
-    yield rig
-    for gid in rig.prepared():
-        rig.roll_back(gid)
-    rig.execute(f"DROP TABLE IF EXISTS {rig.table}")
 
 
 @pytest.fixture
@@ -974,11 +956,6 @@ def test_many_rows(rig, driver):
 
 
 # --- upsert -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=[*SERVERS, "sqlite"])
-def any_rig(server, request, tmp_path: Path) -> SqlRig:
-    return SqlRig(f"sqlite:///{tmp_path / 'some.db'}" if request.param == "sqlite" else server(request.param).url)
 
 
 def test_an_upsert_that_is_replayed_gives_the_same_table(any_rig):
