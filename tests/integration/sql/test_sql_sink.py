@@ -607,6 +607,24 @@ def test_tasks_that_recover_at_the_same_time_wait_for_each_other(rig):
     assert rig.ids() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("rig", ["postgresql"], indirect=True)  # others have no search path
+def test_a_new_schema_in_the_search_path_hides_nothing_that_is_prepared(rig):
+    """Our tables are found where they were, and names of transactions were made of the schema that came first."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    job, sink = rig.job(), rig.sink(lock_timeout_s=1)
+    run_epoch(sink, job, 0, [[1]])
+    prepare(sink, Attempt(job, 1, 0, 0), [2])
+    rig.execute("CREATE SCHEMA writer")  # of the user's name: the first in the default path
+    try:
+        assert sink.left_over() == rig.prepared() != set()
+        run_epoch(sink, job, 1, [[2]])
+        assert rig.ids() == [1, 2]
+        assert not rig.prepared()
+        assert rig.execute("SELECT schemaname FROM pg_tables WHERE tablename = 'headrace_commits'") == [("public",)]
+    finally:
+        rig.execute("DROP SCHEMA writer CASCADE")
+
+
 def test_a_recovery_without_anything_of_the_job_contacts_no_process():
     SqlSink("postgresql://127.0.0.1:1/none", "t").end_left_over("q", frozenset({"headrace.00000000.q0.0.0.0.00c0ffee"}))
 
