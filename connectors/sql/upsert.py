@@ -16,6 +16,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from headrace.connectors.base.capabilities import EpochRecord
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.sql.arrow import Field, check_finite, python_rows, text_rows
@@ -33,7 +34,7 @@ __all__ = ["UpsertCommitter", "UpsertSink"]
 
 
 @dataclass(frozen=True, repr=False)
-class UpsertSink(TableSink):
+class UpsertSink(TableSink, EpochRecord):
     """Inserts rows, or replaces those of the same key. Picklable; its repr hides the password.
 
     url: as SQLAlchemy has it, of PostgreSQL, MariaDB, MySQL or SQLite (`sqlite:////folder/file.db`).
@@ -55,6 +56,11 @@ class UpsertSink(TableSink):
         object.__setattr__(self, "key", tuple(self.key))
         if not self.key or not all(self.key) or len(set(self.key)) != len(self.key):
             raise UsageError(f"the key must name columns, each once; got {list(self.key)}")
+
+    @property
+    def records_all_epochs(self) -> bool:
+        """There are no handles."""
+        return True
 
     def begin(self, attempt: Attempt) -> UpsertTransaction:
         """Connect and look at the table. Raises as `SqlSink.begin`, and UsageError when `key` is not a unique key of the
