@@ -455,7 +455,7 @@ def test_a_driver_of_one_table_cleans_up_and_fences_nothing_of_another(rig, othe
         others.check(handles)
         others.record(CommitList(0, handles))
         assert others.end(handles[0]) is Outcome.COMMITTED
-        run_epoch(rig.sink(), job, 9, [[3]])  # drops what is kept of its own transactions only
+        run_epoch(rig.sink(), job, 9, [[3]])  # drops what is kept of this job at this table
         assert [others.end(handle) for handle in handles] == [Outcome.COMMITTED] * 2
     assert other.ids() == [1, 2]
     assert rig.sink().left_over() == other.sink().left_over() == frozenset()

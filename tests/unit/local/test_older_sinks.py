@@ -28,7 +28,7 @@ from tests.helpers.table_rig import KilledError
 
 
 class Run:
-    """A run of one sink, in lifetimes of its coordinator. Checkpoint n has read n rows, each of its own id."""
+    """A run of one sink, in lifetimes of its coordinator. Checkpoint n has read n rows, with the ids up to n."""
 
     def __init__(self, root: Path, sink: Any) -> None:
         self.folder, self.sink = root / "checkpoints", sink

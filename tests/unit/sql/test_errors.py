@@ -128,6 +128,6 @@ def test_a_file_that_is_locked_is_one(tmp_path):
     with closing(sqlite3.connect(tmp_path / "some.db")) as other:
         sink = UpsertSink(rig.url, rig.table, ("id",), lock_timeout_s=0.1)
         with sink.begin(Attempt("q", 0, 0, 0)) as transaction:
-            other.execute("BEGIN IMMEDIATE")
+            other.execute(f"INSERT INTO {rig.table} VALUES (9, NULL)")
             with pytest.raises(RetriableError, match="locked"):
                 transaction.write(batch([1]))
