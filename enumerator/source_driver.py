@@ -52,7 +52,6 @@ class FailureLog:
 
     @property
     def is_failing(self) -> bool:
-        """Whether a failure is logged, and its end is not."""
         return self._is_failing
 
     def failed(self) -> bool:
@@ -69,7 +68,6 @@ class FailureLog:
 
 
 def can_pass(error: Exception) -> bool:
-    """Whether publishing may succeed later, after this error."""
     return is_retriable(error) or isinstance(error, DeadlineExceededError)
 
 
@@ -135,7 +133,6 @@ class SourceDriver(Generic[SplitT]):
         return self._source.confirm_deleted(splits) if splits else frozenset()
 
     def close(self) -> None:
-        """Release what discovery holds."""
         self._discovery.close()
 
     def _discover(self, find: Callable[[], DiscoveryResult[SplitT]]) -> SplitsDiscovered[SplitT] | DiscoveryFailed:

@@ -177,7 +177,6 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return EncodedTracker(EnumerationTracker(self._format.decode(restriction), bounded=self._bounded), self._format.encode)
 
     def restriction_size(self, element: Element, restriction: bytes) -> float:
-        """Always the same: it says nothing about the amount of data."""
         return 1.0
 
     def restriction_coder(self) -> BytesCoder:
@@ -220,7 +219,6 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return replace(found.checkpoint, splits=left)
 
     def _dealt(self, found: Look[Any]) -> Iterator[Element]:
-        """One element for each reader."""
         known = len(found.checkpoint.splits) - len(found.added)
         for number, restriction in enumerate(deal(found.added, self._readers)):
             work = self._restrictions.encode(restriction)
@@ -263,7 +261,6 @@ class EnumerateBounded(_Enumerate):
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
     ) -> Iterator[Any]:
-        """One discovery round."""
         return self._enumerate(tracker, watermark)
 
 
@@ -273,5 +270,4 @@ class EnumerateUnbounded(EnumerateBounded):
     @beam.DoFn.unbounded_per_element()
     @wraps(EnumerateBounded.process)  # Beam reads the parameters from the signature
     def process(self, *given: Any, **named: Any) -> Iterator[Any]:
-        """One discovery round."""
         return super().process(*given, **named)

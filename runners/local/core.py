@@ -361,7 +361,6 @@ class RunCore(Generic[SplitT, HandleT]):
         return report + self._pause(max(DECLINED_S, self._schedule.min_pause_s))
 
     def _failed(self, checkpoint_id: int, reason: str) -> list[RunCommand[SplitT, HandleT]]:
-        """The handles stay, for the next checkpoint."""
         self.phase = RunPhase.RUNNING
         self._committing = ()
         self._failures += 1

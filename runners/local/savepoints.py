@@ -57,11 +57,9 @@ class Savepoint:
 
     @property
     def name(self) -> str:
-        """Of its file."""
         return f"savepoint-{self.run}-{self.checkpoint_id:012d}.json"
 
     def serialize(self) -> bytes:
-        """In its envelope."""
         return _ENVELOPE.seal({"run": self.run, "checkpoint_id": self.checkpoint_id, "source": self.source})
 
     @classmethod

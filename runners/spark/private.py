@@ -108,7 +108,6 @@ def read_text(spark: SparkSession, stream: Any) -> str:  # noqa: ANN401 - the JV
 
 
 def frame_of(writer: DataStreamWriter) -> DataFrame:
-    """The frame that a writer writes, which only the writer knows."""
     return writer._df
 
 

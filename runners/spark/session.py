@@ -166,7 +166,6 @@ def _builder(kind: type[HeadraceBuilder], spark_format: DataSourceFormat) -> Spa
 
 
 def _hide_secrets(session: SparkSession) -> None:
-    """In its plans. A pattern of the user's own stays."""
     if session.conf.get(REDACTION) == SPARKS_REDACTION:
         session.conf.set(REDACTION, HIDDEN_OPTIONS)
 
@@ -285,7 +284,6 @@ def _quick_launch() -> Iterator[None]:
 
 @contextmanager
 def _environment_kept(*names: str) -> Iterator[None]:
-    """Afterwards these variables are what they were."""
     before = {name: os.environ[name] for name in names if name in os.environ}
     try:
         yield

@@ -89,7 +89,6 @@ class RunCommitter(
             log.warning("what worker %d has left is aborted later: %s", number, error)
 
     def propose(self, positions: Checkpoint[SplitT]) -> None:
-        """The positions that belong to the next new list."""
         self._proposed = positions
 
     # --- taking over --------------------------------------------------------------------------------------------------
@@ -137,7 +136,6 @@ class RunCommitter(
             output.strategy.completed(self._state.epochs(output).last)
 
     def _record(self, checkpoint: RunCheckpoint[SplitT, Any], commits: CommitList[WorkerHandle[Any]]) -> None:
-        """Without handles no sink is notified of it."""
         self._state.write(checkpoint)
         if commits.handles:
             for output in self._recorded_last:
@@ -177,7 +175,6 @@ class RunCommitter(
 
     @property
     def _recorded_last(self) -> list[RunOutput]:
-        """Those that are notified of the last checkpoint with handles."""
         return [
             output
             for output in self._state.outputs
@@ -198,12 +195,10 @@ class RunCommitter(
         return [next(ended[self._state.sinks.output_of(listed.handle)]) for listed in handles]
 
     def copy(self, handles: Sequence[WorkerHandle[Any]]) -> WorkerHandle[Any]:
-        """Of one output."""
         (copied,) = self.copy_all(handles)
         return copied
 
     def copy_all(self, handles: Sequence[WorkerHandle[Any]]) -> Sequence[WorkerHandle[Any]]:
-        """As the coordinator's own, one for each output."""
         state = self._state
         return [
             WorkerHandle(self._number, state.sinks.tagged(output.name, output.strategy.copy([each.handle for each in own])))
@@ -250,7 +245,6 @@ class RunCommitter(
                 log.warning("what %s has recorded of %s stays there: %s", output.of, output.run, error)
 
     def close(self) -> None:
-        """Give connections back."""
         for output in self._state.outputs:
             output.strategy.close()
             output.driver.close()

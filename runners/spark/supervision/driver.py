@@ -112,7 +112,6 @@ class _Driver:
         self._reporting = threading.Lock()
 
     def run(self) -> DriverEnd:
-        """Run the job to its end, which is reported."""
         signal.signal(signal.SIGTERM, self._stop)
         threading.Thread(target=self._heartbeat, daemon=True).start()
         try:
@@ -262,7 +261,6 @@ def _take_orders(orders: int, read: bytes, called: threading.Event) -> None:
 
 
 def _end_with_tree() -> None:
-    """The supervisor is gone. Returns never."""
     try:
         kill_tree(os.environ[TREE_VARIABLE])
     finally:
@@ -270,7 +268,6 @@ def _end_with_tree() -> None:
 
 
 def main() -> None:
-    """See the module."""
     orders, reports = int(sys.argv[1]), int(sys.argv[2])
     for descriptor in (orders, reports):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - as it is defined

@@ -52,7 +52,6 @@ def end_by(error: BaseException) -> DriverEnd:
 
 
 def one_line(text: str) -> str:
-    """The first line that says something, not too long."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 

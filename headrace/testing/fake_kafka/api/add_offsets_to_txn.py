@@ -12,7 +12,6 @@ from headrace.testing.fake_kafka.state.transactions import ProducerIdentity
 
 
 def handle(call: Call) -> Message:
-    """The group's offsets become part of the transaction."""
     call.admit()
     request = call.request
     if not request.group_id:

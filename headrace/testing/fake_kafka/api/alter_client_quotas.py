@@ -10,7 +10,6 @@ _Entry = AlterClientQuotasResponse.EntryData
 
 
 def handle(call: Call) -> Message:
-    """Each entity by itself."""
     return AlterClientQuotasResponse(entries=[_answer(call, entry) for entry in call.request.entries])
 
 

@@ -11,7 +11,6 @@ _Answer = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 
 def handle(call: Call) -> Message:
-    """More partitions, never fewer."""
     return CreatePartitionsResponse(results=[_answer(call, item) for item in call.request.topics])
 
 

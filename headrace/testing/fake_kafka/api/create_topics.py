@@ -14,7 +14,6 @@ _OF_TOPIC, _OF_DEFAULTS = 1, 5  # DescribeConfigsResponse.ConfigSource
 
 
 def handle(call: Call) -> Message:
-    """Each topic by itself."""
     return CreateTopicsResponse(topics=[_answer(call, item) for item in call.request.topics])
 
 

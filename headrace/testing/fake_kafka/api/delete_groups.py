@@ -9,7 +9,6 @@ from headrace.testing.fake_kafka.protocol import DeleteGroupsResponse, Message
 
 
 def handle(call: Call) -> Message:
-    """Groups without members, and their offsets."""
     results = []
     for group_id in call.request.groups_names:
         code: int = ErrorCode.NONE

@@ -11,7 +11,6 @@ _BY_ID = 6
 
 
 def handle(call: Call) -> Message:
-    """Each topic by itself."""
     if call.version >= _BY_ID:
         return DeleteTopicsResponse(responses=[_delete(call, item.name, item.topic_id) for item in call.request.topics])
     return DeleteTopicsResponse(responses=[_delete(call, name, None) for name in call.request.topic_names])

@@ -12,7 +12,6 @@ _EXACT, _ANY = 0, 2  # 1: the default of its type
 
 
 def handle(call: Call) -> Message:
-    """Those that the filter lets through."""
     call.admit()
     found = [item for item in call.state.quotas.values.items() if _is_wanted(call.request, item[0])]
     return DescribeClientQuotasResponse(

@@ -9,7 +9,6 @@ from headrace.testing.fake_kafka.state.brokers import HOST
 
 
 def handle(call: Call) -> Message:
-    """The brokers, as the one that is asked sees them."""
     call.admit()
     return DescribeClusterResponse(
         error_code=ErrorCode.NONE,

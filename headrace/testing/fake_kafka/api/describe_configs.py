@@ -17,7 +17,6 @@ _STRING = 2
 
 
 def handle(call: Call) -> Message:
-    """Of topics and of brokers."""
     return DescribeConfigsResponse(results=[_answer(call, item) for item in call.request.resources])
 
 

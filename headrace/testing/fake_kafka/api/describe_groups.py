@@ -13,7 +13,6 @@ _SAYS_NOT_FOUND = 6
 
 
 def handle(call: Call) -> Message:
-    """Each group, of its coordinator."""
     return DescribeGroupsResponse(groups=[_answer(call, group_id) for group_id in call.request.groups])
 
 

@@ -12,7 +12,6 @@ _PartitionAnswer = _TopicAnswer.PartitionResponse
 
 
 def handle(call: Call) -> Message:
-    """Of the leader only."""
     topics = []
     for topic in call.request.topics:
         items = [_answer(call, topic.name, index) for index in topic.partition_indexes]

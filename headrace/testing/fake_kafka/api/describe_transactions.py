@@ -12,7 +12,6 @@ _Answer = DescribeTransactionsResponse.TransactionState
 
 
 def handle(call: Call) -> Message:
-    """Each transactional id, of its coordinator."""
     return DescribeTransactionsResponse(transaction_states=[_answer(call, each) for each in call.request.transactional_ids])
 
 

@@ -11,7 +11,6 @@ _TopicAnswer = ElectLeadersResponse.ReplicaElectionResult
 
 
 def handle(call: Call) -> Message:
-    """Back to the first replica, where it is in sync."""
     call.admit()
     wanted = call.request.topic_partitions
     if wanted is None:

@@ -13,7 +13,6 @@ _KEY_TYPES = frozenset({0, 1})  # group, transaction
 
 
 def handle(call: Call) -> Message:
-    """Where groups and transactional ids are looked after."""
     if call.version < _MANY:
         found = _answer(call, call.request.key)
         return FindCoordinatorResponse(**{name: getattr(found, name) for name in ("error_code", "node_id", "host", "port")})

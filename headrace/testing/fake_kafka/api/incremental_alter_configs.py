@@ -14,7 +14,6 @@ _LIST = 7
 
 
 def handle(call: Call) -> Message:
-    """Of topics and of brokers."""
     return IncrementalAlterConfigsResponse(responses=[_answer(call, item) for item in call.request.resources])
 
 
@@ -65,7 +64,6 @@ def _changed(config: Message, current: str, kind: int) -> str:
 
 
 def _alter_broker(call: Call, item: Message) -> None:
-    """Every broker has the same settings here."""
     changed = dict(call.state.config)
     for config in item.configs:
         if config.name not in BROKER_DEFAULTS or config.config_operation not in (_SET, _DELETE):

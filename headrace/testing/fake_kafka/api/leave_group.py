@@ -11,7 +11,6 @@ _MANY = 3
 
 
 def handle(call: Call) -> Message:
-    """Members that go."""
     call.admit()
     request = call.request
     call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)

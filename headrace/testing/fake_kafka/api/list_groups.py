@@ -11,7 +11,6 @@ _TYPE = "classic"
 
 
 def handle(call: Call) -> Message:
-    """Those that the filters let through."""
     call.admit()
     states = {state.lower() for state in call.request.states_filter or ()}
     types = {kind.lower() for kind in call.request.types_filter or ()}

@@ -14,7 +14,6 @@ _FIRST_WITH_EMPTY = 1  # before it, an empty list asks for all topics
 
 
 def handle(call: Call) -> Message:
-    """As the broker that is asked sees the cluster."""
     request = call.request
     wants_all = request.topics is None or (call.version < _FIRST_WITH_EMPTY and not request.topics)
     topics = [_one_of_all(call, topic) for topic in call.state.topics_at(call.broker)] if wants_all else []

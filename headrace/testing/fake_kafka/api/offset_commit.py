@@ -17,7 +17,6 @@ _SAYS_NOT_FOUND = 9
 
 
 def handle(call: Call) -> Message:
-    """Where a group is."""
     code: int = ErrorCode.NONE
     try:
         _check(call)

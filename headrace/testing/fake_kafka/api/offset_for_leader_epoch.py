@@ -11,7 +11,6 @@ _PartitionAnswer = _TopicAnswer.EpochEndOffset
 
 
 def handle(call: Call) -> Message:
-    """Of the leader only."""
     topics = [
         _TopicAnswer(topic=topic.topic, partitions=[_answer(call, topic.topic, item) for item in topic.partitions])
         for topic in call.request.topics

@@ -24,7 +24,6 @@ _ALL_ACKS = -1
 
 
 def handle(call: Call) -> Message | Later | None:
-    """Append what may be; nothing is answered to acks=0."""
     request = call.request
     answers = []
     size = 0

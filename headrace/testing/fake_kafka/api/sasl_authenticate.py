@@ -11,7 +11,6 @@ from headrace.testing.fake_kafka.state.users import SaslExchange
 
 
 def handle(call: Call) -> Message:
-    """One message of the exchange that the handshake has started."""
     try:
         call.admit()
         exchange = call.peer.exchange

@@ -9,7 +9,6 @@ from headrace.testing.fake_kafka.state.users import begin_exchange
 
 
 def handle(call: Call) -> Message:
-    """Choose a mechanism."""
     try:
         call.admit()
         if not call.state.users.must_log_in:

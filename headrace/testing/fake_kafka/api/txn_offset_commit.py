@@ -23,7 +23,6 @@ _AS_SAID_HERE: dict[int, int] = {
 
 
 def handle(call: Call) -> Message:
-    """Offsets that count when the transaction commits."""
     code: int = ErrorCode.NONE
     try:
         _join(call)
