@@ -9,34 +9,24 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic
 
+from headrace.enumerator import events as ev
 from headrace.enumerator.errors import DeadlineExceededError, is_retriable
-from headrace.enumerator.events import (
-    DiscoverInitial,
-    DiscoverLater,
-    DiscoveryFailed,
-    ProveGone,
-    PublishPositions,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    SplitsDiscovered,
-    SplitsGone,
-)
 from headrace.enumerator.source import DiscoveryResult, Source, SplitDiscovery
 from headrace.enumerator.split import SplitT
 
 log: logging.Logger = logging.getLogger(__name__)
 
 SourceCommand = (
-    DiscoverInitial
-    | DiscoverLater[SplitT]
-    | PublishPositions[SplitT]
-    | ReportMissing[SplitT]
-    | ProveGone[SplitT]
-    | ReportDiscoveryFailure
+    ev.DiscoverInitial
+    | ev.DiscoverLater[SplitT]
+    | ev.PublishPositions[SplitT]
+    | ev.ReportMissing[SplitT]
+    | ev.ProveGone[SplitT]
+    | ev.ReportDiscoveryFailure
 )
 """A command that is carried out by calling the source."""
 
-SourceAnswer = SplitsDiscovered[SplitT] | DiscoveryFailed | SplitsGone
+SourceAnswer = ev.SplitsDiscovered[SplitT] | ev.DiscoveryFailed | ev.SplitsGone
 """An event that a call of the source results in."""
 
 
@@ -113,18 +103,18 @@ class SourceDriver(Generic[SplitT]):
         Raises what the source raises of missing splits, and of positions that it refuses for good.
         """
         match command:
-            case DiscoverInitial():
+            case ev.DiscoverInitial():
                 return self._discover(self._discovery.initial)
-            case DiscoverLater(known):
+            case ev.DiscoverLater(known):
                 return self._discover(lambda: self._discovery.later(known))
-            case ReportDiscoveryFailure(error):
+            case ev.ReportDiscoveryFailure(error):
                 level = logging.WARNING if self._discovery_failures.failed() else logging.DEBUG
                 log.log(level, "discovery of %s failed and will be tried again: %s", self._source.name, error)
-            case ReportMissing(splits):
+            case ev.ReportMissing(splits):
                 self._source.on_splits_missing(splits)
-            case ProveGone(splits):
-                return SplitsGone(gone) if (gone := self.confirm_gone(splits)) else None
-            case PublishPositions(splits):
+            case ev.ProveGone(splits):
+                return ev.SplitsGone(gone) if (gone := self.confirm_gone(splits)) else None
+            case ev.PublishPositions(splits):
                 self._publisher.publish(splits)
         return None
 
@@ -135,11 +125,11 @@ class SourceDriver(Generic[SplitT]):
     def close(self) -> None:
         self._discovery.close()
 
-    def _discover(self, find: Callable[[], DiscoveryResult[SplitT]]) -> SplitsDiscovered[SplitT] | DiscoveryFailed:
+    def _discover(self, find: Callable[[], DiscoveryResult[SplitT]]) -> ev.SplitsDiscovered[SplitT] | ev.DiscoveryFailed:
         try:
             findings = find()
         except Exception as error:  # noqa: BLE001 - the enumerator decides whether it is transient
-            return DiscoveryFailed(error)
+            return ev.DiscoveryFailed(error)
         if findings.inconclusive is None and self._discovery_failures.worked():
             log.warning("discovery of %s works again", self._source.name)
-        return SplitsDiscovered(findings)
+        return ev.SplitsDiscovered(findings)

@@ -15,22 +15,13 @@ from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorP
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 
+from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.enumerator import (
     EagerEnumerator,
     SplitEnumerator,
     create_enumerator,
     restore_enumerator,
-)
-from headrace.enumerator.events import (
-    Command,
-    DiscoverInitial,
-    DiscoverLater,
-    DiscoveryFailed,
-    Fail,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    SplitsDiscovered,
 )
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
@@ -94,12 +85,12 @@ def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look
     for command in enumerator.start():
         for answer in _discover(command, enumerator, driver):
             match answer:
-                case Fail(error):
+                case ev.Fail(error):
                     raise error
-                case ReportDiscoveryFailure(error):
+                case ev.ReportDiscoveryFailure(error):
                     driver.perform(answer)
                     failure = error
-                case ReportMissing(splits):
+                case ev.ReportMissing(splits):
                     missing += splits
     states = tuple(SplitState(entry.durable, finished=False) for entry in enumerator.ledger)
     added = [state.split for state in states if state.split.split_id not in known]
@@ -114,14 +105,14 @@ def beginning(source: Source[SplitT], earliest: Checkpoint[SplitT] | None) -> Sp
 
 
 def _discover(
-    command: Command[SplitT], enumerator: SplitEnumerator[SplitT], driver: SourceDriver[SplitT]
-) -> list[Command[SplitT]]:
-    if not isinstance(command, DiscoverInitial | DiscoverLater):
+    command: ev.Command[SplitT], enumerator: SplitEnumerator[SplitT], driver: SourceDriver[SplitT]
+) -> list[ev.Command[SplitT]]:
+    if not isinstance(command, ev.DiscoverInitial | ev.DiscoverLater):
         return []
     match driver.perform(command):
-        case SplitsDiscovered(findings):
+        case ev.SplitsDiscovered(findings):
             return enumerator.discovered(findings)
-        case DiscoveryFailed(error):
+        case ev.DiscoveryFailed(error):
             return enumerator.discovery_failed(error)
     return []
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from headrace._extras import needs_extra
 from headrace.connectors.base.commit import JobCommitter
+from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import (
@@ -38,14 +39,6 @@ from headrace.enumerator.errors import (
     RunFailedError,
     StateError,
     UsageError,
-)
-from headrace.enumerator.events import (
-    DiscoverInitial,
-    DiscoverLater,
-    ProveGone,
-    PublishPositions,
-    ReportDiscoveryFailure,
-    ReportMissing,
 )
 from headrace.enumerator.source_driver import SourceCommand, SourceDriver
 from headrace.runners.job_file import PipelineFile
@@ -435,9 +428,9 @@ class _Coordination:
                 self._perform_on_process(command)
             case AssignSplits() | TakeSnapshot() | NotifyCheckpointStored() | StopWorker():
                 self._pool.send(command)
-            case DiscoverInitial() | DiscoverLater() | PublishPositions() | ProveGone():
+            case ev.DiscoverInitial() | ev.DiscoverLater() | ev.PublishPositions() | ev.ProveGone():
                 self._in(self._asking, lambda: self._ask(command))
-            case ReportMissing() | ReportDiscoveryFailure():
+            case ev.ReportMissing() | ev.ReportDiscoveryFailure():
                 self._driver.perform(command)
             case ReportCheckpointFailure(checkpoint_id, reason):
                 log.warning("checkpoint %d has failed: %s; the run continues", checkpoint_id, reason)
