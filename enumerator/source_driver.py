@@ -69,9 +69,20 @@ class PositionPublisher(Generic[SplitT]):
         self._source = source
         self._failures = failures
         self._tolerates = tolerates
+        self._unpublished: Sequence[SplitT] = ()
+
+    @property
+    def has_unpublished(self) -> bool:
+        """Whether the last positions were not published, or not yet."""
+        return bool(self._unpublished)
+
+    def publish_again(self) -> bool:
+        """Another try for the last positions, if they were not published. As `publish`; True where there is nothing to do."""
+        return not self._unpublished or self.publish(self._unpublished)
 
     def publish(self, splits: Sequence[SplitT]) -> bool:
         """Publish these positions. False if that has failed for now. Raises what is not tolerated."""
+        self._unpublished = splits
         try:
             self._source.checkpoint_completed(splits)
         except Exception as error:
@@ -80,6 +91,7 @@ class PositionPublisher(Generic[SplitT]):
             level = logging.WARNING if self._failures.failed() else logging.DEBUG
             log.log(level, "positions of %s could not be published now, later ones will be tried: %s", self._source.name, error)
             return False
+        self._unpublished = ()
         if self._failures.worked():
             log.warning("positions of %s are published again", self._source.name)
         return True
@@ -117,6 +129,15 @@ class SourceDriver(Generic[SplitT]):
             case ev.PublishPositions(splits):
                 self._publisher.publish(splits)
         return None
+
+    @property
+    def has_unpublished(self) -> bool:
+        """Whether the last positions to publish were not published, or not yet."""
+        return self._publisher.has_unpublished
+
+    def publish_again(self) -> bool:
+        """Another try for these, if any. False if that has failed for now. Raises what is not tolerated."""
+        return self._publisher.publish_again()
 
     def confirm_gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
         """Ids of those of these missing splits that can never come back."""

@@ -80,9 +80,15 @@ from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.processes import WorkerProcesses, leave_signals_to_supervisor
 from headrace.runners.local.rescale import RescaleRequest, Rescaling
-from headrace.runners.local.savepoints import begin_with, given_savepoint, started, take_savepoint
+from headrace.runners.local.savepoints import (
+    begin_with,
+    given_savepoint,
+    make_savepoint_folder,
+    started,
+    take_savepoint,
+)
 from headrace.runners.local.settings import Retention, RunSettings
-from headrace.runners.local.storage.places import run_files
+from headrace.runners.local.storage.places import run_files, usable
 from headrace.runners.local.worker_pool import WorkerPool
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import Restarts
@@ -93,6 +99,11 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often the coordinator looks for workers that it has not heard."""
+
+PUBLISH_S = 30.0
+"""The end of a run waits so long for the positions of its last checkpoint to be published."""
+
+PUBLISH_AGAIN_S = 0.5
 
 STOP_S = 10.0
 """A worker that was sent StopWorker, and takes longer, is killed."""
@@ -191,6 +202,8 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
         if order.run is not None and not has_run(files):
             raise _gone(checkpoints, order.run)
         savepoint = given_savepoint(order.settings.savepoint_file, files)  # first: nothing is made for one that is not there
+        if (folder := order.settings.savepoint_folder) is not None:
+            make_savepoint_folder(folder)
         store: CheckpointStore[Any, Any] = CheckpointStore(checkpoints, serializer, order.settings.retained)
     try:
         if order.run not in (None, store.registry.run):
@@ -320,7 +333,8 @@ class _Coordination:
             return replace(outcome, workers=self._rescaling.next_workers())
         settings = self._order.settings
         folder = settings.savepoint_folder
-        path = None if folder is None else take_savepoint(self._store.files, folder)
+        with usable(f"the folder for savepoints {folder}"):
+            path = None if folder is None else take_savepoint(self._store.files, folder)
         if not outcome.finished and settings.retention is Retention.DELETE_ON_CANCELLATION:
             self._committer.forget()
         return replace(outcome, savepoint=path)
@@ -342,9 +356,33 @@ class _Coordination:
         finally:
             self._end_workers()
             if self._is_over(self._outcome):  # else who looks is to see that it starts again
+                if self._outcome.error is None:
+                    self._publish_last()
                 remove_status(self._order.settings.folder)
             with suppress(Exception):  # the outcome is, whatever its cleaning up says
                 self._driver.close()
+
+    def _publish_last(self) -> None:
+        """Later positions, which would be another try, do not come: wait for the last ones, for some time."""
+        deadline_s = time.monotonic() + PUBLISH_S
+
+        def publish() -> None:
+            while not self._driver.publish_again() and time.monotonic() < deadline_s:
+                time.sleep(PUBLISH_AGAIN_S)
+
+        reason = f"not within {PUBLISH_S:g} s"
+        try:
+            self._asking.submit(publish).result(PUBLISH_S)
+        except TimeoutError:
+            pass  # it ends with this process
+        except Exception as error:  # noqa: BLE001 - the run has ended well: its positions are in its checkpoint
+            reason = str(error)
+        if self._driver.has_unpublished:
+            log.warning(
+                "the positions of the last checkpoint are not published (%s): a group shows earlier ones until the run is "
+                "started again; the checkpoint itself is complete",
+                reason,
+            )
 
     def _is_over(self, outcome: RunOutcome | None) -> bool:
         if outcome is None or outcome.error is not None:

@@ -42,7 +42,8 @@ GATHER_S = 10.0
 """The first assignment waits this many seconds for workers that have not joined yet."""
 
 DECLINED_S = 0.1
-"""After a checkpoint that failed the next is tried this many seconds later, or after the minimum pause if that is longer."""
+"""After a checkpoint that failed the next is tried this many seconds later, or, unless the run is to stop, after the minimum
+pause if that is longer."""
 
 
 class CheckpointFailedError(HeadraceError):
@@ -166,8 +167,8 @@ class RunCore(Generic[SplitT, HandleT]):
             case run.CheckpointDue() | run.PauseOver() | run.CheckpointTimedOut() | run.RestartDue() | run.JoinTimeout():
                 return self._timer(event)
             case run.StopRequested():
-                self._stopping = self._wanted = True
-                return []
+                self._stopping = True
+                return self._force()
             case ev.SplitsDiscovered() | ev.SplitsGone() | ev.DiscoveryFailed() | ev.DiscoveryDue():
                 return self._core(event)
             case _:
@@ -294,12 +295,20 @@ class RunCore(Generic[SplitT, HandleT]):
         self._paused = True
         return [run.SetTimer(delay_s, run.PauseOver())]
 
+    def _force(self) -> list[run.RunCommand[SplitT, HandleT]]:
+        """A last checkpoint does not wait for the minimum pause (as Flink's forced checkpoints)."""
+        self._wanted, self._paused = True, False
+        return []
+
+    def _pause_after_failure(self) -> list[run.RunCommand[SplitT, HandleT]]:
+        return self._pause(DECLINED_S if self._stopping else max(DECLINED_S, self._schedule.min_pause_s))
+
     def _declined(self, event: ev.DeclineCheckpoint) -> list[run.RunCommand[SplitT, HandleT]]:
         """A worker was lost meanwhile: no fault of the checkpoint."""
         self.phase = RunPhase.RUNNING
         self._wanted = True
         report: list[run.RunCommand[SplitT, HandleT]] = [run.ReportCheckpointFailure(event.checkpoint_id, event.reason)]
-        return report + self._pause(max(DECLINED_S, self._schedule.min_pause_s))
+        return report + self._pause_after_failure()
 
     def _failed(self, checkpoint_id: int, reason: str) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
@@ -312,7 +321,7 @@ class RunCore(Generic[SplitT, HandleT]):
             )
         self._wanted = self._wanted or self._stopping
         report: list[run.RunCommand[SplitT, HandleT]] = [run.ReportCheckpointFailure(checkpoint_id, reason)]
-        return report + self._pause(max(DECLINED_S, self._schedule.min_pause_s))
+        return report + self._pause_after_failure()
 
     # --- timers -------------------------------------------------------------------------------------------------------
 
@@ -374,8 +383,7 @@ class RunCore(Generic[SplitT, HandleT]):
             case ev.Fail(error):
                 return self._fail(error)
             case ev.SourceFinished():
-                self._wanted = True  # its end becomes durable, and the run ends
-                return []
+                return self._force()  # its end becomes durable, and the run ends
             case ev.NoMoreSplits():
                 return []  # workers stay until the whole source is finished: others' splits may come to them
             case ev.DiscoverInitial() | ev.DiscoverLater() | ev.PublishPositions():
