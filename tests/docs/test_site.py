@@ -11,7 +11,6 @@ import pytest
 
 from tests.docs.documents import ROOT
 
-
 pytestmark = pytest.mark.full
 
 
