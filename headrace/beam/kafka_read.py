@@ -44,7 +44,6 @@ class LogAppendTime:
     """The broker's time of appending; an error for topics that keep the producer's."""
 
     def micros(self, batch: pa.RecordBatch) -> pa.Int64Array:
-        """From the column timestamp."""
         kinds = batch.column("timestampType")
         if not pc.all(pc.equal(kinds, _LOG_APPEND_TIME)).as_py():
             topic = batch.column("topic")[0].as_py()

@@ -346,7 +346,6 @@ def _by_name(positions: dict[StoredPlace, int]) -> dict[StoredPlace, int]:
 
 
 def _other_texts(checkpoint: SparkCheckpoint, number: int | None) -> dict[str, str | None]:
-    """Of sources that are not Kafka's, by source."""
     from headrace.spark.checkpoints.positions import OffsetForm, stored_positions
 
     if number is None and checkpoint.last_planned is None:
@@ -356,7 +355,6 @@ def _other_texts(checkpoint: SparkCheckpoint, number: int | None) -> dict[str, s
 
 
 def _positions(checkpoint: SparkCheckpoint, number: int | None) -> dict[StoredPlace, int]:
-    """By source, topic, its id where it is stored, and partition."""
     from headrace.spark.checkpoints.positions import stored_positions
 
     if number is None and checkpoint.last_planned is None:

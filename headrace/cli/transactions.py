@@ -79,7 +79,6 @@ def transaction_row(transactional_id: str, found: TransactionDescription | None,
 
 
 def list_rows(lists: DurableLists) -> list[Sequence[object]]:
-    """The cells of LIST_COLUMNS for every job."""
     rows: list[Sequence[object]] = [
         (
             parse_key(key).job,
@@ -140,7 +139,6 @@ def list_command(
 
 
 def description_rows(found: TransactionDescription, lists: DurableLists, now_ms: int) -> list[Sequence[object]]:
-    """Name and value of everything known about a transactional id."""
     name = parse_name(found.producer.transactional_id or "")
     rows: list[Sequence[object]] = [
         ("id", found.producer.transactional_id),
@@ -231,7 +229,6 @@ def plan_abort(described: Mapping[str, TransactionDescription | None], lists: Du
 
 
 def completing_command(job: str, prefix: str, commit_topic: str) -> str:
-    """The command that completes a job's list."""
     words = ["headrace transactions commit --job", job]
     words += ["--prefix", prefix] if prefix != DEFAULT_PREFIX else []
     words += ["--commit-topic", commit_topic] if commit_topic != DEFAULT_COMMIT_TOPIC else []

@@ -61,11 +61,9 @@ class Options:
             raise UsageError(f"the option --{name} must be a whole number, not {value!r}") from None
 
     def flag(self, name: str) -> bool:
-        """Given without a value it is true."""
         return str(self._given.get(name, "false")).lower() not in ("false", "none", "0")
 
     def text(self, name: str, default: str) -> str:
-        """In capitals."""
         value = self._given.get(name)
         return default if value is None else str(value).upper()
 

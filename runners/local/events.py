@@ -7,19 +7,8 @@ from dataclasses import dataclass
 from typing import Generic
 
 from headrace.connectors.base.sink import HandleT
+from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.events import (
-    DiscoverInitial,
-    DiscoverLater,
-    DiscoveryDue,
-    DiscoveryFailed,
-    ProveGone,
-    PublishPositions,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    SplitsDiscovered,
-    SplitsGone,
-)
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.split import SplitT
 
@@ -191,7 +180,7 @@ class StopRequested:
     """Stop with a savepoint: take a last checkpoint, commit it, end."""
 
 
-RunTimer = CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout | DiscoveryDue
+RunTimer = CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout | ev.DiscoveryDue
 
 RunEvent = (
     RunStarted
@@ -206,9 +195,9 @@ RunEvent = (
     | CheckpointCommitted
     | RunTimer
     | StopRequested
-    | SplitsDiscovered[SplitT]
-    | SplitsGone
-    | DiscoveryFailed
+    | ev.SplitsDiscovered[SplitT]
+    | ev.SplitsGone
+    | ev.DiscoveryFailed
 )
 
 # --- commands; those to the source are of `headrace.enumerator.events` ----------------------------------------------------
@@ -337,10 +326,10 @@ RunCommand = (
     | ReportWorkerLost
     | FailRun
     | EndRun
-    | DiscoverInitial
-    | DiscoverLater[SplitT]
-    | PublishPositions[SplitT]
-    | ReportMissing[SplitT]
-    | ProveGone[SplitT]
-    | ReportDiscoveryFailure
+    | ev.DiscoverInitial
+    | ev.DiscoverLater[SplitT]
+    | ev.PublishPositions[SplitT]
+    | ev.ReportMissing[SplitT]
+    | ev.ProveGone[SplitT]
+    | ev.ReportDiscoveryFailure
 )

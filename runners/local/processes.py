@@ -201,7 +201,6 @@ def _report(requests: Connection, children: dict[int, BaseProcess]) -> None:
 
 
 def _obey(requests: Connection, children: dict[int, BaseProcess], files: tuple[int, int]) -> bool:
-    """False when the worker processes is to end."""
     request = requests.recv()
     if request is None:
         return False

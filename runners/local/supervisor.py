@@ -132,7 +132,6 @@ class CoordinatorProcess:
         self._coordinator: Connection | None = None
 
     def stop(self) -> None:
-        """Take a last checkpoint, and end."""
         self.stopping.set()
         coordinator = self._coordinator
         if coordinator is not None:

@@ -125,7 +125,6 @@ class _Worker:
         self._records_in = self._records_out = 0
 
     def run(self) -> None:
-        """Until the coordinator says so."""
         try:
             while not self._stopping:
                 for message in self._stream.received():

@@ -76,18 +76,15 @@ class WorkerPool:
         self._processes.watch(ended, broken)
 
     def start(self, number: int, registry: WorkerRegistry) -> None:
-        """A process for this worker, which is in the registry already."""
         first = {name: first_attempt(sink, registry, number, name) for name, sink in self._sinks.items()}
         order = WorkerOrder(self._job, self._server.address, number, first, self._version, self._settings.heartbeat_interval_s)
         self._started_s[number] = time.monotonic()
         self._processes.start(number, work, order)
 
     def kill(self, number: int) -> None:
-        """Which a frozen process cannot outlive."""
         self._processes.kill(number)
 
     def send(self, command: MessageTo) -> None:
-        """To the worker that it names."""
         from headrace.runners.local.wire import run_pb2 as pb
 
         match command:
@@ -126,7 +123,6 @@ class WorkerPool:
         return WorkerDied(number, reason, now_s, chance, last.is_final, last.is_unclassified)
 
     def close(self, timeout_s: float) -> None:
-        """Give all workers so long to end, then kill them."""
         self._processes.close(timeout_s)
         self._server.close()
 

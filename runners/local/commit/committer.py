@@ -89,7 +89,6 @@ class RunCommitter(
             log.warning("what worker %d has left is aborted later: %s", number, error)
 
     def propose(self, positions: Checkpoint[SplitT]) -> None:
-        """The positions that belong to the next new list."""
         self._proposed = positions
 
     # --- taking over --------------------------------------------------------------------------------------------------
@@ -187,7 +186,6 @@ class RunCommitter(
 
     @property
     def _recorded_last(self) -> list[RunOutput]:
-        """Those that are notified of the last checkpoint with handles."""
         return [
             output
             for output in self._state.outputs
@@ -208,12 +206,10 @@ class RunCommitter(
         return [next(ended[self._state.sinks.output_of(listed.handle)]) for listed in handles]
 
     def copy(self, handles: Sequence[WorkerHandle[Any]]) -> WorkerHandle[Any]:
-        """Of one output."""
         (copied,) = self.copy_all(handles)
         return copied
 
     def copy_all(self, handles: Sequence[WorkerHandle[Any]]) -> Sequence[WorkerHandle[Any]]:
-        """As the coordinator's own, one for each output."""
         state = self._state
         return [
             WorkerHandle(self._number, state.sinks.tagged(output.name, output.strategy.copy([each.handle for each in own])))
@@ -260,7 +256,6 @@ class RunCommitter(
                 log.warning("what %s has recorded of %s stays there: %s", output.of, output.run, error)
 
     def close(self) -> None:
-        """Give connections back."""
         for output in self._state.outputs:
             output.strategy.close()
             output.driver.close()

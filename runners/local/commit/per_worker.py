@@ -34,7 +34,6 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         return seen > 0 and seen >> EPOCH_BITS >= reported.before >> EPOCH_BITS and seen not in reported.replaced
 
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
-        """Each transaction shows by itself."""
         return False
 
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
@@ -55,19 +54,15 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         return [next(ended[handle.number]) for handle in handles]
 
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
-        """Under the job of the coordinator's number."""
         return self._of(self._number).copy(handles)
 
     def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
-        """By the worker's job."""
         self._of(number).clean_up(keep)
 
     def release(self, number: int) -> None:
-        """Close its committer."""
         self._writers.pop(number).close()
 
     def close(self) -> None:
-        """Close the workers' committers."""
         for committer in self._writers.values():
             committer.close()
 

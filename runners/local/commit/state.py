@@ -45,7 +45,6 @@ class RunOutput:
 
     @property
     def of(self) -> str:
-        """In messages."""
         return "the sink" if self.name == DEFAULT_OUTPUT else f"the sink of the output {self.name!r}"
 
 
@@ -71,20 +70,16 @@ class CommitState(Generic[SplitT, HandleT]):
 
     @property
     def listed(self) -> Sequence[WorkerHandle[Any]]:
-        """What the last checkpoint lists, and is not committed yet."""
         return () if self.stored is None else self.stored.handles
 
     def epochs(self, output: RunOutput) -> SinkEpochs:
-        """Those of this output's sink."""
         stored = self.stored
         return SinkEpochs() if stored is None else SinkEpochs(*stored.reported(output.name), stored.completed, stored.replaced)
 
     def own(self, output: RunOutput, handles: Collection[WorkerHandle[Any]]) -> list[WorkerHandle[Any]]:
-        """Those of this output, as its sink has given them."""
         own = (listed for listed in handles if self.sinks.output_of(listed.handle) == output.name)
         return [WorkerHandle(listed.number, self.sinks.plain(listed.handle)) for listed in own]
 
     def write(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> None:
-        """Store it: it is the last one from here on."""
         self.store.write(checkpoint)
         self.stored = checkpoint

@@ -197,7 +197,6 @@ class SupervisionCore:
     """One job. Not thread-safe. `wake_at_s`: when to send TimePassed, as of the last event; None when nothing is awaited."""
 
     def __init__(self, strategy: RestartStrategy, limits: SupervisionLimits) -> None:
-        """Nothing has started."""
         self.phase: SupervisionPhase = SupervisionPhase.CREATED
         self.wake_at_s: float | None = None
         self.drivers_started: int = 0

@@ -328,6 +328,43 @@ def test_names_and_metastores_that_are_away_are_outages_though_spark_refuses_a_p
     assert end_by(error).ending is ending
 
 
+def failed_at_start(cause, progress=None):
+    """A query that has failed as Spark reports it, after this progress."""
+    query = supervised_job.Query()
+    query.lastProgress = progress
+    error = RuntimeError("[STREAM_FAILED] Query terminated with exception: requirement failed")
+    error._cause = cause  # as PySpark's
+
+    def fail():
+        raise error
+
+    query.when_awaited = fail
+    return query, error
+
+
+def test_what_spark_refuses_of_a_query_in_its_own_thread_is_wrong_use():
+    query, _ = failed_at_start(IllegalArgumentException("requirement failed: headrace does not support Update mode."))
+    with pytest.raises(UsageError, match=f"Spark refuses query {query.id}: .*does not support Update mode") as refused:
+        WatchedQuery(query).has_ended(0.1)
+    assert end_by(refused.value).ending is Ending.WRONG_USE
+
+
+@pytest.mark.parametrize(
+    ("cause", "progress"),
+    [
+        (None, None),
+        (RuntimeError("disk full"), None),
+        (IllegalArgumentException("java.net.UnknownHostException: namenode"), None),
+        (IllegalArgumentException("requirement failed"), {"batchId": 3}),
+    ],
+)
+def test_a_failure_that_may_pass_or_comes_later_is_no_refusal(cause, progress):
+    query, error = failed_at_start(cause, progress)
+    with pytest.raises(RuntimeError) as raised:
+        WatchedQuery(query).has_ended(0.1)
+    assert raised.value is error
+
+
 def test_an_end_is_reported_in_one_line_that_names_the_error():
     error = RuntimeError(TRACEBACK.format(last="headrace.enumerator.errors.DataLossError: t-0 is gone"))
     assert end_by(error) == DriverEnd(Ending.DATA_LOSS, "DataLossError: t-0 is gone")
