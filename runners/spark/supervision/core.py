@@ -15,7 +15,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import assert_never
 
-from headrace.enumerator.errors import UnclassifiedError, UsageError
+from headrace.enumerator.errors import AuthenticationError, UnclassifiedError, UsageError
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.restarts import GiveUp, Restart, Restarts, RestartStrategy
 
@@ -70,8 +70,8 @@ class DriverEnd:
 
     @property
     def is_unclassified(self) -> bool:
-        """Whether another try may never help (`UnclassifiedError`)."""
-        return self.reason.startswith(f"{UnclassifiedError.__name__}: ")
+        """Whether another try may never help: an error that no table has, a right that was not granted."""
+        return self.reason.startswith(tuple(f"{kind.__name__}: " for kind in (UnclassifiedError, AuthenticationError)))
 
 
 @dataclass(frozen=True, slots=True)
