@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.outputs import Outputs
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.sql.commits import CommitStore
 from headrace.connectors.sql.upsert import UpsertSink
@@ -28,12 +29,12 @@ from tests.helpers.table_rig import KilledError
 
 
 class Run:
-    """A run of one sink, in lifetimes of its coordinator. Checkpoint n has read n rows, with the ids up to n."""
+    """A run of one sink, or of several, in lifetimes of its coordinator. Checkpoint n has read n rows, with the ids up to n."""
 
     def __init__(self, root: Path, sink: Any) -> None:
-        self.folder, self.sink = root / "checkpoints", sink
+        self.folder, self.sink, self.outputs = root / "checkpoints", sink, Outputs(sink)
         self._serializer: RunCheckpointSerializer[Any, Any] = RunCheckpointSerializer(
-            CheckpointSerializer("memory", MemorySplitSerializer()), sink.handles
+            CheckpointSerializer("memory", MemorySplitSerializer()), self.outputs.handles
         )
 
     def lifetime(self, *checkpoints: int, folder: Path | None = None) -> RunCheckpoint[Any, Any] | None:
@@ -50,11 +51,15 @@ class Run:
             job = JobCommitter("x", run)
             job.recover()
             for each in checkpoints:
-                with self.sink.begin(Attempt(store.registry.job(number), each, 0, 0)) as transaction:
-                    transaction.write(batch([each]))
-                    handle = transaction.prepare()
+                handles = []
+                for name, sink in self.outputs.sinks.items():
+                    with sink.begin(Attempt(store.registry.job(number, name), each, 0, 0)) as transaction:
+                        transaction.write(batch([each]))
+                        handle = transaction.prepare()
+                    if handle is not None:
+                        handles.append(WorkerHandle(number, self.outputs.tagged(name, handle)))
                 run.propose(Checkpoint(each, (SplitState(MemorySplit("a", each), finished=False),), False))
-                job.commit(each, () if handle is None else (WorkerHandle(number, handle),))
+                job.commit(each, tuple(handles))
             return store.latest()
 
 
@@ -163,3 +168,23 @@ def test_the_checkpoints_of_an_earlier_version_continue(upsert, rig, monkeypatch
     upsert.lifetime()
     assert upsert.lifetime(3).epoch > 0
     assert rig.ids() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("restored", ["rows", "files"])
+def test_of_two_outputs_the_older_one_is_named(rig, tmp_path, restored):
+    sinks = {"rows": UpsertSink(rig.url, rig.table, ("id",)), "files": FileSink(str(tmp_path / "files"))}
+    run = Run(tmp_path, sinks)
+    run.lifetime(1)
+    copies = {"rows": tmp_path / "backup.db", "files": tmp_path / "backup"}
+    places = {"rows": tmp_path / "some.db", "files": tmp_path / "files"}
+    copied = shutil.copy if restored == "rows" else shutil.copytree
+    copied(places[restored], copies[restored])
+    run.lifetime(2)
+    run.lifetime(3, 4)
+    assert rig.ids() == [1, 2, 3, 4]
+    assert len(list((tmp_path / "files").glob("*.parquet"))) == 4
+    if restored == "files":
+        shutil.rmtree(places["files"])
+    copied(copies[restored], places[restored])
+    with pytest.raises(StateError, match=rf"checkpoint is 4, and the sink of the output '{restored}' knows checkpoint 1"):
+        run.lifetime(5)
