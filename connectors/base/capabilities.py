@@ -234,7 +234,6 @@ class TaskCleanup(Protocol[_ReadHandleT]):
 
 
 def rows_name_targets(sink: TwoPhaseSink[Any]) -> bool:
-    """Whether rows may say themselves where they are written to."""
     return isinstance(sink, RowRouting) and sink.rows_name_targets
 
 

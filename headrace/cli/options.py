@@ -94,10 +94,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def client_properties(
-    bootstrap: str | None,
-    pairs: Sequence[str] | None,
-    file: Path | None,
-    environment: Mapping[str, str] = os.environ,
+    bootstrap: str | None, pairs: Sequence[str] | None, file: Path | None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """All properties, by lower-case name. `bootstrap` overrides the pairs, which override the file; the environment comes last.
 

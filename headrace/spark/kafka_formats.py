@@ -19,12 +19,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from headrace.connectors.formats.by_name import FORMATS, FormatSpec, create_format
 from headrace.connectors.formats.registry.registered import RegisteredFormat
-from headrace.connectors.formats.registry.schemas import (
-    RegisteredSchema,
-    SchemaReference,
-    SubjectStrategy,
-    UnknownSchemaError,
-)
+from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaReference, SubjectStrategy, UnknownSchemaError
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError

@@ -113,7 +113,6 @@ class TypedColumns:
     def _bad_parts(
         self, records: pa.RecordBatch, headers: pa.Array | None, reasons: Mapping[int, Sequence[tuple[str, str]]]
     ) -> dict[int, BadParts]:
-        """What a dead letter reports about each bad record."""
         parts = {part for reported in reasons.values() for part, _ in reported[:1]}
         ids = {part: self.formats[part].schema_ids(records.column(part), headers) for part in parts}
         return {row: BadParts(_told(reported), reported[0][0], ids[reported[0][0]][row]) for row, reported in reasons.items()}

@@ -139,11 +139,7 @@ def test_a_token_endpoint_that_is_away_is_waited_for(kafka, endpoint):
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (
-            401,
-            '{"error": "invalid_client", "error_description": "no such client"}',
-            "401 .*invalid_client no such .*'me'",
-        ),
+        (401, '{"error": "invalid_client", "error_description": "no such client"}', "401 .*invalid_client no such .*'me'"),
         (400, "<html>", "answered 400"),
         (200, "<html>", "without an access_token"),
         (200, '{"access_token": "a\\u0001b"}', "access_token that is none"),

@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from headrace.enumerator.errors import ProtocolViolationError, UsageError
-from headrace.runners.restarts import (
-    RESTART_STRATEGIES,
-    ExponentialDelay,
-    FailureRate,
-    FixedDelay,
-    NoRestart,
-    restart_strategy,
-)
+from headrace.runners.restarts import RESTART_STRATEGIES, ExponentialDelay, FailureRate, FixedDelay, NoRestart, restart_strategy
 from headrace.runners.spark.supervision.core import (
     EXIT_STATUSES,
     SUPERVISION_TRANSITIONS,
