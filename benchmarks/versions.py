@@ -1,9 +1,9 @@
-"""This checkout beside another one: reads, writes, triggers and copies, alternately, on one broker.
+"""This checkout and another one: reads, writes, triggers and copies, alternately, on one broker.
 
     python -m benchmarks.versions ../headrace-before [--rounds 7] [--records 500000]
 
 Each checkout has one process, which imports `headrace` from there by PYTHONPATH (its compiled modules must have been built:
-`python setup.py build_ext --inplace`) and uses public names only. They work in turn, A B A B, the first two rounds being
+`python setup.py build_ext --inplace`) and uses public names only. They alternate, A B A B, the first two rounds being
 warm-ups. A round gives one ratio of seconds, ours over the other's; the result has the median and the range of these.
 Results go to benchmarks/results/versions.json.
 """

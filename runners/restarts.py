@@ -105,12 +105,7 @@ class ExponentialDelay:
 RestartStrategy = NoRestart | FixedDelay | FailureRate | ExponentialDelay
 
 RESTART_STRATEGIES: Mapping[str, type[RestartStrategy]] = MappingProxyType(
-    {
-        "none": NoRestart,
-        "fixed-delay": FixedDelay,
-        "failure-rate": FailureRate,
-        "exponential-delay": ExponentialDelay,
-    }
+    {"none": NoRestart, "fixed-delay": FixedDelay, "failure-rate": FailureRate, "exponential-delay": ExponentialDelay}
 )
 """Flink's name of each. `exponential-delay` is the default of a job with checkpoints."""
 

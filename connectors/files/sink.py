@@ -137,7 +137,6 @@ class FileTransaction(Transaction[FileHandle]):
     """One attempt's file. Raises PeerError, naming the file, for what the filesystem refuses."""
 
     def __init__(self, sink: FileSink, attempt: Attempt) -> None:
-        """Touches nothing yet."""
         self._sink = sink
         self._store = open_store(sink.path, sink.storage_options)
         self._attempt = attempt
@@ -269,7 +268,6 @@ class FileCommitter(Committer[FileHandle]):
             self._store.remove(f"{self._folder}/{name}")
 
     def forget(self) -> None:
-        """Remove the job's list and its unpublished files."""
         for name in self._store.names(self._folder):
             self._store.remove(f"{self._folder}/{name}")
         self._store.remove_folder(self._folder)

@@ -50,17 +50,7 @@ def as_kafka_records(batch: pa.RecordBatch) -> Iterable[KafkaRecord]:
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "timestamp"}
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
     return (
-        KafkaRecord(
-            topic,
-            partition,
-            offset,
-            _millis(micros),
-            key,
-            value,
-            _headers(headers),
-            kind,
-            _TYPE_NAMES[kind],
-        )
+        KafkaRecord(topic, partition, offset, _millis(micros), key, value, _headers(headers), kind, _TYPE_NAMES[kind])
         for topic, partition, offset, micros, key, value, headers, kind in zip(
             columns["topic"],
             columns["partition"],

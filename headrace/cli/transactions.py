@@ -33,16 +33,7 @@ if TYPE_CHECKING:
 
 transactions_app = typer.Typer(no_args_is_help=True, help="Inspect and end the transactions of exactly-once writes.")
 
-STATES = (
-    "Empty",
-    "Ongoing",
-    "PrepareCommit",
-    "PrepareAbort",
-    "CompleteCommit",
-    "CompleteAbort",
-    "Dead",
-    "PrepareEpochFence",
-)
+STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead", "PrepareEpochFence")
 
 
 def parse_state(text: str) -> str:
@@ -67,15 +58,7 @@ def transaction_row(transactional_id: str, found: TransactionDescription | None,
         return (transactional_id, *of_name, "unknown", None, None, None, None)
     age = None if found.started_ms is None else max(0, now_ms - found.started_ms) / 1000
     producer = found.producer
-    return (
-        transactional_id,
-        *of_name,
-        found.state,
-        producer.producer_id,
-        producer.epoch,
-        age,
-        found.timeout_ms / 1000,
-    )
+    return (transactional_id, *of_name, found.state, producer.producer_id, producer.epoch, age, found.timeout_ms / 1000)
 
 
 def list_rows(lists: DurableLists) -> list[Sequence[object]]:

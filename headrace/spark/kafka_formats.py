@@ -19,12 +19,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from headrace.connectors.formats.by_name import FORMATS, FormatSpec, create_format
 from headrace.connectors.formats.registry.registered import RegisteredFormat
-from headrace.connectors.formats.registry.schemas import (
-    RegisteredSchema,
-    SchemaReference,
-    SubjectStrategy,
-    UnknownSchemaError,
-)
+from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaReference, SubjectStrategy, UnknownSchemaError
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
@@ -99,11 +94,9 @@ class TypedFormat(ValueFormat):
         return self.inner.reads_headers
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """As `ValueFormat` says."""
         return self.decode_records(values, None)
 
     def decode_records(self, values: pa.Array, headers: pa.Array | None) -> DecodedValues:
-        """As `ValueFormat` says."""
         decoded, bad = self.inner.decode_records(values, headers)
         if decoded.type == self._type:
             return DecodedValues(decoded, bad)

@@ -17,12 +17,7 @@ from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.enumerator import (
-    EagerEnumerator,
-    SplitEnumerator,
-    create_enumerator,
-    restore_enumerator,
-)
+from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, restore_enumerator
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
 from headrace.enumerator.source import Boundedness, LogSource, Source, SplitDiscovery
@@ -34,14 +29,7 @@ from headrace.runners.beam.event_time import IDLE_LAG, SplitWatermark
 from headrace.runners.beam.flink_placement import Subtasks, placed
 from headrace.runners.beam.reader_restriction import deal
 from headrace.runners.beam.resume_delay import pause
-from headrace.runners.beam.split_restriction import (
-    EncodedTracker,
-    Enumerated,
-    Enumeration,
-    EnumerationTracker,
-    Fresh,
-    HandedOn,
-)
+from headrace.runners.beam.split_restriction import EncodedTracker, Enumerated, Enumeration, EnumerationTracker, Fresh, HandedOn
 
 log = logging.getLogger(__name__)
 

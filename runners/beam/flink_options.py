@@ -84,13 +84,7 @@ RULES = (
         "without one Flink takes no checkpoints: nothing is ever durable, and Beam keeps every bundle in memory",
         "add --checkpointing_interval=10000",
     ),
-    Rule(
-        "streaming",
-        lambda options: not options.streams,
-        "a batch job takes no checkpoints",
-        "add --streaming",
-        _OFFSETS,
-    ),
+    Rule("streaming", lambda options: not options.streams, "a batch job takes no checkpoints", "add --streaming", _OFFSETS),
     Rule(
         "finish_bundle_before_checkpointing",
         lambda options: not options.flag("finish_bundle_before_checkpointing"),

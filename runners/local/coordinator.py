@@ -80,13 +80,7 @@ from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.processes import WorkerProcesses, leave_signals_to_supervisor
 from headrace.runners.local.rescale import RescaleRequest, Rescaling
-from headrace.runners.local.savepoints import (
-    begin_with,
-    given_savepoint,
-    make_savepoint_folder,
-    started,
-    take_savepoint,
-)
+from headrace.runners.local.savepoints import begin_with, given_savepoint, make_savepoint_folder, started, take_savepoint
 from headrace.runners.local.settings import Retention, RunSettings
 from headrace.runners.local.storage.places import run_files, usable
 from headrace.runners.local.worker_pool import WorkerPool
@@ -317,11 +311,7 @@ class _Coordination:
             enumerator = restore_enumerator(BalancedEnumerator, restored.positions, **common)  # type: ignore[arg-type]
         assert isinstance(enumerator, BalancedEnumerator)
         return RunCore(
-            enumerator,
-            settings.schedule,
-            self._order.restarts,
-            next_number=next_number,
-            last_checkpoint_id=self._store.last_id,
+            enumerator, settings.schedule, self._order.restarts, next_number=next_number, last_checkpoint_id=self._store.last_id
         )
 
     def run(self) -> RunOutcome:
@@ -341,8 +331,7 @@ class _Coordination:
 
     def _ran(self) -> RunOutcome:
         self._pool.watch(
-            lambda number, how: self._events.put(_ProcessEnded(number, how)),
-            lambda error: self._events.put(_Broken(error)),
+            lambda number, how: self._events.put(_ProcessEnded(number, how)), lambda error: self._events.put(_Broken(error))
         )
         try:
             self._serve_metrics()
@@ -356,14 +345,15 @@ class _Coordination:
         finally:
             self._end_workers()
             if self._is_over(self._outcome):  # else who looks is to see that it starts again
-                if self._outcome.error is None:
-                    self._publish_last()
+                self._publish_last()
                 remove_status(self._order.settings.folder)
             with suppress(Exception):  # the outcome is, whatever its cleaning up says
                 self._driver.close()
 
     def _publish_last(self) -> None:
-        """Later positions, which would be another try, do not come: wait for the last ones, for some time."""
+        """Wait some time for the last positions of a run that has ended well: no later ones are another try."""
+        if self._outcome is None or self._outcome.error is not None:
+            return
         deadline_s = time.monotonic() + PUBLISH_S
 
         def publish() -> None:

@@ -99,11 +99,7 @@ def children_heed_signals() -> None:
         let_come()
 
     # Held meanwhile: one that comes before the new process heeds it would be lost.
-    os.register_at_fork(
-        before=hold,
-        after_in_parent=let_come,
-        after_in_child=heed,
-    )
+    os.register_at_fork(before=hold, after_in_parent=let_come, after_in_child=heed)
 
 
 class WorkerProcesses:

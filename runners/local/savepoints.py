@@ -24,13 +24,7 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedLogDiscovery
 from headrace.enumerator.source import LogSource, Source
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.checkpoints import (
-    RUN_CHECKPOINT,
-    SAVEPOINT,
-    CheckpointStore,
-    RunCheckpoint,
-    newest_positions,
-)
+from headrace.runners.local.checkpoints import RUN_CHECKPOINT, SAVEPOINT, CheckpointStore, RunCheckpoint, newest_positions
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.places import usable

@@ -75,10 +75,7 @@ def supervise(
 
 
 def _supervise(
-    job: PipelineSpec | PipelineFile,
-    settings: RunSettings,
-    context: ForkContext | ForkServerContext,
-    watch: Callable[[], None],
+    job: PipelineSpec | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext, watch: Callable[[], None]
 ) -> Path | None:
     beginning = RunStart(time.time(), _asked_before(settings.folder))
     coordinator = CoordinatorProcess(Restarts(settings.restart), watch)

@@ -56,9 +56,7 @@ LAUNCHER = "spark-python-"
 PIPELINES = "headrace_pipeline_"
 """What the names of the formats start with that a pipeline registers for itself (pipelines.py)."""
 
-SETTINGS: dict[str, bool | float | int | str | None] = {
-    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
-}
+SETTINGS: dict[str, bool | float | int | str | None] = {"spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false"}
 REDACTION, SPARKS_REDACTION = "spark.sql.redaction.options.regex", "(?i)url"
 HIDDEN_OPTIONS = r"(?i)url|user\.info|jaas\.config|keystore\.key|storageOptions|^catalog$"
 """Options that may hold a secret, and are not to be in plans. What names a secret, a password or a token Spark hides itself."""

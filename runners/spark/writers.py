@@ -107,12 +107,7 @@ class _Recorded:
                 self._sink
             )  # first: what is recorded in between is ended then, not written again
             self._epochs = dict(capabilities.recorded_now(self._sink))
-        return {
-            "_sink": self._sink,
-            "_driver_id": self._driver_id,
-            "_epochs": self._epochs,
-            "_left_over": self._left_over,
-        }
+        return {"_sink": self._sink, "_driver_id": self._driver_id, "_epochs": self._epochs, "_left_over": self._left_over}
 
     def of(self, job: str) -> RecordedEpoch | None:
         """The job's last epoch on its durable list."""

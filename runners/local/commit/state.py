@@ -52,11 +52,7 @@ class CommitState(Generic[SplitT, HandleT]):
     """What a takeover and the commits after it share. Owned by the commit thread."""
 
     def __init__(
-        self,
-        store: CheckpointStore[SplitT, HandleT],
-        sinks: Sinks,
-        stored: RunCheckpoint[SplitT, HandleT] | None,
-        number: int,
+        self, store: CheckpointStore[SplitT, HandleT], sinks: Sinks, stored: RunCheckpoint[SplitT, HandleT] | None, number: int
     ) -> None:
         """`stored`: the last checkpoint. `number`: the coordinator's own."""
         self.store, self.stored = store, stored

@@ -89,10 +89,7 @@ _ONE_STOP_S = 2.0
 
 
 def supervise(
-    order: DriverOrder,
-    new_core: Callable[[], StandbyCore],
-    status: StatusFile | None,
-    lease_store: LeaseStore | None = None,
+    order: DriverOrder, new_core: Callable[[], StandbyCore], status: StatusFile | None, lease_store: LeaseStore | None = None
 ) -> DriverEnd:
     """Run the job to its end, which is returned and logged. Raises UsageError where a supervisor cannot be.
 

@@ -81,9 +81,7 @@ def _join_group_answer(call: Call, group: Group, member: Member) -> Message:
         member_id=member.id,
         members=[
             JoinGroupResponse.JoinGroupResponseMember(
-                member_id=each.id,
-                group_instance_id=each.joining.instance_id,
-                metadata=each.metadata(group.protocol_name or ""),
+                member_id=each.id, group_instance_id=each.joining.instance_id, metadata=each.metadata(group.protocol_name or "")
             )
             for each in reported
         ],

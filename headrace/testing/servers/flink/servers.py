@@ -36,13 +36,7 @@ class FlinkCluster:
     DeadlineExceededError, with what looks wrong, when it takes longer than the seconds given.
     """
 
-    def __init__(
-        self,
-        servers: Mapping[str, ServerProcess],
-        places: Places,
-        slots: int,
-        timeout: Timeouts,
-    ) -> None:
+    def __init__(self, servers: Mapping[str, ServerProcess], places: Places, slots: int, timeout: Timeouts) -> None:
         """Made by `start_flink`; `slots` is how many the TaskManager has."""
         self._servers = servers
         self._places = places
