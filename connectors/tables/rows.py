@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,7 +12,6 @@ from pyarrow import types
 from headrace.enumerator.errors import UsageError
 
 __all__ = [
-    "between",
     "can_partition",
     "check_columns",
     "check_no_twins",
@@ -26,6 +26,7 @@ __all__ = [
 
 _INTEGERS = (types.is_int8, types.is_int16, types.is_int32, types.is_int64)
 _ROW = "__headrace_row"
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 def fitting_schema(rows: pa.Schema, table: pa.Schema, partitioning: Collection[str], where: str) -> pa.Schema:
@@ -94,29 +95,16 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def between(keys: pa.Table) -> pc.Expression:
-    """What every row with one of these keys satisfies, of columns whose least and greatest values a table's log has exactly.
-
-    Decimals are numbers of JSON there, which `deltalake` reads as doubles: they say nothing of a value with many digits.
-    """
-    found = pc.scalar(value=True)
-    for name in keys.column_names:
-        if types.is_decimal(keys[name].type):
-            continue
-        bounds = pc.min_max(keys[name])
-        found = found & (pc.field(name) >= bounds["min"]) & (pc.field(name) <= bounds["max"])
-    return found
-
-
 def new_columns(rows: pa.Schema, table: pa.Schema) -> pa.Schema:
     """The columns of rows that the table does not have, nullable."""
     return pa.schema([field.with_nullable(nullable=True) for field in rows if field.name not in table.names])
 
 
-def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """With the columns of this schema that the rows do not have, which are null."""
-    columns = [rows[field.name] if field.name in rows.schema.names else pa.nulls(len(rows), field.type) for field in schema]
-    return pa.table(columns, schema=schema)
+def completed(rows: _Rows, schema: pa.Schema) -> _Rows:
+    """The columns of this schema; those that the rows do not have are null."""
+    names = frozenset(rows.schema.names)
+    columns = [rows.column(field.name) if field.name in names else pa.nulls(rows.num_rows, field.type) for field in schema]
+    return type(rows).from_arrays(columns, schema=schema)
 
 
 def partitions_of(batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Iterator[tuple[tuple[object, ...], pa.RecordBatch]]:
