@@ -39,7 +39,6 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.io.pyarrow import (
-    ArrowScan,
     MetricModeTypes,
     MetricsMode,
     PyArrowFileIO,
@@ -57,6 +56,7 @@ from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, T
 from pyiceberg.typedef import Record
 
 from headrace.connectors.tables.handles import DataFile
+from headrace.connectors.tables.iceberg_files import read_as_it_is
 from headrace.connectors.tables.iceberg_partitions import TablePartition
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.rows import check_columns
@@ -299,9 +299,7 @@ class _IcebergFile(TableFile):
         self._table, self.task, self._wanted = table, task, wanted
 
     def read(self) -> pa.Table:
-        metadata = self._table.metadata
-        scan = ArrowScan(metadata, self._table.io, self._table.schema(), AlwaysTrue())
-        return scan.to_table([self.task]).cast(self._wanted)
+        return read_as_it_is(self._table, self.task).cast(self._wanted)
 
 
 class _IcebergFiles(FileLayout):
