@@ -111,7 +111,7 @@ class DeltaSink(OpenTableSink):
             with _translated(self.uri):
                 DeltaTable.create(
                     self.uri,
-                    schema=_microseconds(schema),
+                    schema=schema,
                     mode="ignore",
                     partition_by=list(partition_by),
                     storage_options=dict(self.storage_options),
@@ -122,6 +122,9 @@ class DeltaSink(OpenTableSink):
     def log(self) -> TableLog:
         """The table's log, and the store of its files."""
         return _DeltaLog(self.uri, self.storage_options)
+
+    def _own_type(self, kind: pa.DataType) -> pa.DataType | None:
+        return pa.binary() if pa.types.is_fixed_size_binary(kind) else None
 
     def _markers(self) -> dict[str, JobMarker | None]:
         log = self.log()
@@ -249,7 +252,7 @@ class _LoadedDelta(LoadedTable):
 
     def widen(self, columns: pa.Schema) -> None:
         with _translated(self._uri):
-            fields = DeltaSchema.from_arrow(_microseconds(columns)).fields
+            fields = DeltaSchema.from_arrow(columns).fields
             self._table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
 
     def refers_to(self, paths: Collection[str]) -> bool:
@@ -374,14 +377,6 @@ def _partition_value(name: str, value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value) if isinstance(value, bool) else str(value)
-
-
-def _microseconds(schema: pa.Schema) -> pa.Schema:
-    fields = []
-    for column in schema:
-        kind = column.type
-        fields.append(column.with_type(pa.timestamp("us", tz=kind.tz)) if pa.types.is_timestamp(kind) else column)
-    return pa.schema(fields)
 
 
 def _has_codec(name: str) -> bool:

@@ -131,6 +131,9 @@ class IcebergSink(OpenTableSink):
         """The table's log, and the store of its files."""
         return _IcebergLog(self.table, self.catalog)
 
+    def _own_type(self, kind: pa.DataType) -> pa.DataType | None:
+        return pa.time64("us") if pa.types.is_time(kind) else kind
+
     def _markers(self) -> dict[str, JobMarker | None]:
         loaded = _IcebergLog(self.table, self.catalog).load()
         return {job: loaded.marker(job) for job in loaded.jobs()}
