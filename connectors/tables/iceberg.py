@@ -206,8 +206,13 @@ class _LoadedIceberg(LoadedTable):
                     f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is {part.transform} of "
                     f"{partition.kind}"
                 )
-        if sanitize_column_names(schema) != schema:
-            raise UsageError(f"{self._name}: headrace cannot write to this table: Avro does not allow the names of its columns")
+        clean = sanitize_column_names(schema)
+        if clean != schema:
+            found = [repr(name) for name in schema.column_names if name not in clean.column_names]
+            raise UsageError(
+                f"{self._name}: headrace cannot write to this table: Avro does not allow the names of its columns "
+                f"{', '.join(found)}: use letters, digits and underscores"
+            )
         if self._table.metadata.format_version > 2:
             raise UsageError(f"{self._name}: headrace writes to tables of format version 1 and 2, and this one is newer")
 

@@ -149,7 +149,7 @@ def _holds(wanted: pa.DataType, found: pa.DataType) -> bool:
     if isinstance(wanted, pa.UuidType):
         return _is_text(found)
     if types.is_fixed_size_binary(wanted):  # the length is checked value by value
-        return types.is_binary(found) or types.is_large_binary(found)
+        return bool(types.is_binary(found) or types.is_large_binary(found))
     for is_kind in _LIKE:
         if is_kind(wanted):
             return bool(is_kind(found))

@@ -93,7 +93,7 @@ REFUSED = [pa.duration("us"), pa.month_day_nano_interval(), pa.decimal256(50, 2)
 @pytest.mark.parametrize("type_", [*REFUSED, pa.list_(pa.struct([])), pa.struct([("e", pa.struct([]))])], ids=str)
 def test_a_type_that_no_table_has_is_refused_by_name_before_anything_is_made(tmp_path, kind, type_):
     sink = sink_of(kind, tmp_path)
-    with pytest.raises(UsageError, match="column 'c' is .*, which a table of this format cannot have"):
+    with pytest.raises(UsageError, match=r"column 'c' is .*, which a table of this format cannot have"):
         sink.create_table(pa.schema([("id", pa.int64()), ("c", type_)]))
     with pytest.raises(UsageError, match="there is no"):
         sink.check_rows(pa.schema([("id", pa.int64())]))
