@@ -242,7 +242,7 @@ class _LoadedDelta(LoadedTable):
             if low is not None:
                 found = pc.and_(found, pc.fill_null(pc.less_equal(low, wanted["max"]), fill_value=True))
             if high is not None:
-                high = pc.add(high, _MILLISECOND) if pa.types.is_timestamp(high.type) else high  # cut off by most writers
+                high = pc.add(high, _MILLISECOND) if pa.types.is_timestamp(high.type) else high  # most writers truncate it
                 found = pc.and_(found, pc.fill_null(pc.greater_equal(high, wanted["min"]), fill_value=True))
         return frozenset(files["path"].filter(found).to_pylist())
 

@@ -211,7 +211,7 @@ class _LoadedIceberg(LoadedTable):
             found = [repr(name) for name in schema.column_names if name not in clean.column_names]
             raise UsageError(
                 f"{self._name}: headrace cannot write to this table: Avro does not allow the names of its columns "
-                f"{', '.join(found)}: use letters, digits and underscores"
+                f"{', '.join(found)}: rename them to A-Z, a-z, 0-9 and _"
             )
         if self._table.metadata.format_version > 2:
             raise UsageError(f"{self._name}: headrace writes to tables of format version 1 and 2, and this one is newer")

@@ -1,4 +1,4 @@
-"""What a table's log reports about the values in a file, so that readers can pass the file over. What is not certain is
+"""What a table's log reports about the values in a file, so that readers may skip the file. What is not certain is
 left out.
 """
 

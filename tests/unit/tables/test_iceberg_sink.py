@@ -291,7 +291,7 @@ def test_columns_whose_names_cannot_be_written_are_named(folder):
     catalog = load_catalog(**catalog_of(folder))
     catalog.create_namespace_if_not_exists("n")
     catalog.create_table("n.named", schema)
-    with pytest.raises(UsageError, match=r"names of its columns 'first name', 'a-b': use letters"):
+    with pytest.raises(UsageError, match=r"names of its columns 'first name', 'a-b': rename them"):
         IcebergSink("n.named", catalog_of(folder)).check_rows(schema)
 
 
