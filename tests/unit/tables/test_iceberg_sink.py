@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -282,3 +284,32 @@ def test_what_cannot_be_honoured_is_refused_at_once(options, message):
 
 def test_no_secret_is_shown():
     assert "s3cret" not in repr(IcebergSink("a.b", {"uri": "postgresql://user:s3cret@host/db"}))
+
+
+def test_columns_whose_names_cannot_be_written_are_named(folder):
+    schema = pa.schema([("id", pa.int64()), ("first name", pa.string()), ("a-b", pa.string())])
+    catalog = load_catalog(**catalog_of(folder))
+    catalog.create_namespace_if_not_exists("n")
+    catalog.create_table("n.named", schema)
+    with pytest.raises(UsageError, match=r"names of its columns 'first name', 'a-b': rename them"):
+        IcebergSink("n.named", catalog_of(folder)).check_rows(schema)
+
+
+def test_a_location_that_ends_in_a_slash_is_that_without_it(folder):
+    """On an object store two slashes are another name."""
+    catalog = load_catalog(**catalog_of(folder))
+    catalog.create_namespace_if_not_exists("n")
+    schema = pa.schema([("id", pa.int64())])
+    stored = catalog.create_table("n.made", schema, location=f"file://{folder}/made").metadata_location
+    metadata = json.loads(Path(stored.removeprefix("file://")).read_text())
+    Path(stored.removeprefix("file://")).write_text(json.dumps({**metadata, "location": f"file://{folder}/made/"}))
+    catalog.register_table("n.theirs", stored)
+    sink = IcebergSink("n.theirs", catalog_of(folder))
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(pa.record_batch([[1]], schema=schema))
+        handle = transaction.prepare()
+    driver(sink).commit(0, (handle,))
+    table = catalog.load_table("n.theirs")
+    (path,) = (task.file.file_path for task in table.scan().plan_files())
+    assert path.startswith(f"file://{folder}/made/part-")
+    assert table.scan().to_arrow().to_pylist() == [{"id": 1}]

@@ -544,8 +544,22 @@ def test_values_come_back_and_statistics_hold_them(tmp_path):
     (added,) = (action["add"] for action in delta_actions(sink.uri) if "add" in action)
     assert json.loads(added["stats"]) == {
         "numRecords": 2,
-        "minValues": {"text": "x" * 64, "number": 3, "real": -2.0, "day": "2024-02-29", "at": "2024-02-29T23:59:59.123Z"},
-        "maxValues": {"text": "é", "number": 2**40, "real": 1.5, "day": "2024-02-29", "at": "2024-02-29T23:59:59.124Z"},
+        "minValues": {
+            "text": "x" * 64,
+            "number": 3,
+            "real": -2.0,
+            "day": "2024-02-29",
+            "at": "2024-02-29T23:59:59.123Z",
+            "flag": True,
+        },
+        "maxValues": {
+            "text": "é",
+            "number": 2**40,
+            "real": 1.5,
+            "day": "2024-02-29",
+            "at": "2024-02-29T23:59:59.124Z",
+            "flag": True,
+        },
         "nullCount": {"text": 0, "number": 0, "real": 0, "day": 1, "at": 1, "flag": 1, "money": 2},
     }
 
