@@ -546,7 +546,7 @@ def _registered(asked: _Asked, _period: int) -> ValueFormat:
         return make(registry.version(asked.subject_in(registry, asked.record), asked.version))
     if asked.version is not None:
         raise UsageError("give a version of the subject, or a schema, not both")
-    own = registry.compose(str(asked.spec.registry_kind), asked.text, asked.references)
+    own = registry.compose(str(asked.spec.registry_kind), asked.text, asked.references, subject=asked.subject)
     subject = asked.subject_in(registry, make(own).record)  # what is not a schema of the format is not registered
     return make(registry.register(subject, own) if asked.registers else registry.lookup(subject, own))
 
