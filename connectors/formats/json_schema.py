@@ -296,7 +296,7 @@ def _name_of(value: Any) -> str:  # noqa: ANN401 - JSON
 
 def _document(text: str) -> Any:  # noqa: ANN401 - JSON
     try:
-        return json.loads(text)
+        return json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"this is not a JSON Schema: {error}") from error
 

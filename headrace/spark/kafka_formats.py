@@ -365,7 +365,7 @@ def _inline(field: Field, given: Mapping[str, Any]) -> str | None:
         raise UsageError(f"give {field}Schema or {field}SchemaFile, not both")
     path = given[f"{field}SchemaFile"]
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"option '{field}SchemaFile': {path} cannot be read: {error}") from error
 

@@ -186,7 +186,11 @@ class RegisteredFormat(ValueFormat):
         if not isinstance(self.reader.id, int):
             raise UsageError("values can only be written by a schema that has a number in the registry")
         start = pa.scalar(self._prefix(self.reader.id), pa.binary())
-        return pc.binary_join_element_wise(start, self._own.encode(values), pa.scalar(b"", pa.binary()))
+        return pc.binary_join_element_wise(start, self._encoded(values), pa.scalar(b"", pa.binary()))
+
+    def _encoded(self, values: pa.Array) -> pa.Array:
+        """Values by the reader's schema, without anything before them."""
+        return self._own.encode(values)
 
     def _nothing(self, rows: pa.Array) -> _Part:
         return _Part(rows, self._own.decode(pa.nulls(len(rows), pa.binary())).values)
