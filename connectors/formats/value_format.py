@@ -11,7 +11,17 @@ import pyarrow.compute as pc
 
 from headrace.enumerator.errors import HeadraceError, UsageError
 
-__all__ = ["BadValue", "ColumnFullError", "DecodedValues", "ValueFormat", "as_binary", "field_tree", "without"]
+__all__ = [
+    "BadValue",
+    "ColumnFullError",
+    "DecodedValues",
+    "ValueFormat",
+    "as_binary",
+    "field_tree",
+    "is_text",
+    "nullable",
+    "without",
+]
 
 
 class ColumnFullError(HeadraceError):
@@ -85,6 +95,26 @@ def as_binary(values: pa.Array) -> pa.Array:
     if is_text or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
         return values.cast(pa.binary())
     raise UsageError(f"a column to be decoded must be binary or string, and is {kind}")
+
+
+def is_text(value: bytes) -> bool:
+    """Whether it is UTF-8."""
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def nullable(kind: pa.DataType) -> pa.DataType:
+    """The same type with nullable fields everywhere; keys of maps are not."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, nullable(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, nullable(kind.item_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(nullable(kind.value_type))
+    return pa.list_(nullable(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def without(values: pa.Array, rows: Collection[int]) -> pa.Array:

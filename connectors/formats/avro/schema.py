@@ -159,7 +159,7 @@ def parsed_json(
     try:
         from fastavro.schema import SchemaParseException, UnknownType, parse_schema
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[avro]'") from error
+        raise UsageError("fastavro is not installed; run: pip install 'headrace[avro]'") from error
     named: dict[str, Any] = {}
     try:
         for each in [*references.values(), schema]:
