@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -17,11 +18,16 @@ __all__ = [
     "DecodedValues",
     "ValueFormat",
     "as_binary",
+    "field_path",
     "field_tree",
     "is_text",
     "nullable",
+    "quoted_part",
     "without",
 ]
+
+
+_PART = re.compile(r"`((?:[^`]|``)+)`(?=\.|$)|([^.]*)")
 
 
 class ColumnFullError(HeadraceError):
@@ -123,11 +129,28 @@ def without(values: pa.Array, rows: Collection[int]) -> pa.Array:
     return pc.if_else(pa.array([row in chosen for row in range(len(values))]), pa.scalar(None, values.type), values)
 
 
+def field_path(name: str) -> list[str]:
+    """The parts of a dotted name. A part with a dot in it is between backticks, as in Spark: "`service.name`.first"."""
+    parts: list[str] = []
+    at = 0
+    while at <= len(name):
+        found = _PART.match(name, at)
+        assert found is not None  # it may be empty
+        parts.append(found[2] if found[1] is None else found[1].replace("``", "`"))
+        at = found.end() + 1
+    return parts
+
+
+def quoted_part(name: str) -> str:
+    """A field's own name as a part of a dotted one."""
+    return "`" + name.replace("`", "``") + "`" if "." in name or name.startswith("`") else name
+
+
 def field_tree(fields: Sequence[str]) -> dict[str, Any]:
     """Dotted names as a tree: an empty one is all of a field."""
     tree: dict[str, Any] = {}
-    for name in sorted(fields, key=lambda each: each.count(".")):
-        inside, parts = tree, name.split(".")
+    for parts in sorted(map(field_path, fields), key=len):
+        inside = tree
         for depth, part in enumerate(parts):
             is_whole = part in inside and not inside[part]
             inside = inside.setdefault(part, {})

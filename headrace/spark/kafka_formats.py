@@ -25,7 +25,7 @@ from headrace.connectors.formats.registry.schemas import (
     SubjectStrategy,
     UnknownSchemaError,
 )
-from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
+from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, quoted_part
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
 
@@ -348,7 +348,8 @@ def _leaves(kind: DataType, path: str) -> Iterator[str]:
     match kind:
         case StructType():
             for each in kind.fields:
-                inside = f"{path}.{each.name}" if path else each.name
+                part = quoted_part(each.name)
+                inside = f"{path}.{part}" if path else part
                 yield from list(_leaves(each.dataType, inside)) or [inside]
         case ArrayType():
             yield from _leaves(kind.elementType, path)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from headrace.connectors.formats.value_format import field_tree
 from headrace.enumerator.errors import UsageError
 
 MOST_NODES = 10_000
@@ -269,14 +270,10 @@ def only(schema: AvroType, fields: Sequence[str]) -> AvroType:
     """
     if not fields:
         return replace(schema, fields=()) if isinstance(schema, AvroRecord) else schema
-    wanted: dict[str, list[str]] = {}
-    for name in fields:
-        head, dot, rest = name.partition(".")
-        wanted.setdefault(head, []).extend([rest] if dot else [])
-    return _pruned(schema, fields, wanted)
+    return _pruned(schema, fields, field_tree(fields))
 
 
-def _pruned(schema: AvroType, fields: Sequence[str], wanted: Mapping[str, list[str]]) -> AvroType:
+def _pruned(schema: AvroType, fields: Sequence[str], wanted: Mapping[str, Any]) -> AvroType:
     match schema:
         case AvroArray():
             return AvroArray(_pruned(schema.items, fields, wanted))
@@ -296,6 +293,5 @@ def _pruned(schema: AvroType, fields: Sequence[str], wanted: Mapping[str, list[s
     kept = []
     for field in schema.fields:
         if (inner := wanted.get(field.name)) is not None:
-            whole = not inner or field.name in fields
-            kept.append(field if whole else replace(field, type=only(field.type, inner)))
+            kept.append(replace(field, type=_pruned(field.type, list(inner), inner)) if inner else field)
     return replace(schema, fields=tuple(kept))

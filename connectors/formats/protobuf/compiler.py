@@ -62,7 +62,7 @@ package confluent.type;
 message Variant { bytes metadata = 1; bytes value = 2; }
 """,
 }
-"""Files that Confluent's registry has built in, so that no schema names them as references. No package that we need has them."""
+"""Files that Confluent's registry has built in, so that no schema names them as references. No package here has them."""
 
 
 def runtime() -> Any:  # noqa: ANN401 - a module

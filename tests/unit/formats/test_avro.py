@@ -381,7 +381,11 @@ def test_defaults_of_every_type_are_values_of_that_type():
             {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
             "decimal of scale 2; the writer's has decimal of scale 1",
         ),
-        (record(), {**record(), "fields": [{"name": "n", "type": "int", "default": "x"}]}, "must match schema type: int"),
+        (
+            record(),
+            {**record(), "fields": [{"name": "n", "type": "int", "default": "x"}]},
+            "the Avro default at field 'n' is not of type int",
+        ),
     ],
 )
 def test_schemas_that_never_resolve_are_refused_at_once_and_the_field_is_named(writer, reader, words):

@@ -407,8 +407,8 @@ def test_indices_that_are_no_list_of_numbers_are_none(head):
 
 GOOGLES = (
     "any api descriptor duration empty field_mask source_context struct timestamp type wrappers",
-    "calendar_period color date datetime dayofweek decimal expr fraction interval latlng money month phone_number postal_address "
-    "quaternion timeofday",
+    "calendar_period color date datetime dayofweek decimal expr fraction interval latlng money month phone_number "
+    "postal_address quaternion timeofday",
 )
 BUILT_IN = [
     *(f"google/protobuf/{name}.proto" for name in GOOGLES[0].split()),
