@@ -41,17 +41,12 @@ QUICK = Size(3, 1_000_000, 100_000)
 
 def beam_cells(size: Size) -> list[Cell]:
     """A cell for each runner."""
-    return [
-        _read("direct", "Beam's runner in Python", size),
-        _read("flink", "Flink", size),
-    ]
+    return [_read("direct", "Beam's runner in Python", size), _read("flink", "Flink", size)]
 
 
 def _read(runner: Runner, title: str, size: Size) -> Cell:
     work = BeamRead(
-        runner,
-        Shape(size.batched, VALUE_BYTES, partitions=PARTITIONS),
-        Shape(size.single, VALUE_BYTES, partitions=PARTITIONS),
+        runner, Shape(size.batched, VALUE_BYTES, partitions=PARTITIONS), Shape(size.single, VALUE_BYTES, partitions=PARTITIONS)
     )
     return Cell(
         "beam",

@@ -256,10 +256,7 @@ Assignment = Callable[[Ledger[SplitT], Discovery, int, float | None], SplitEnume
 
 
 def create_enumerator(
-    assignment: Assignment[SplitT],
-    *,
-    parallelism: int,
-    discovery_interval_s: float | None = None,
+    assignment: Assignment[SplitT], *, parallelism: int, discovery_interval_s: float | None = None
 ) -> SplitEnumerator[SplitT]:
     """A fresh enumerator, which will discover its splits initially. For a job that has no checkpoint.
 

@@ -105,7 +105,6 @@ def compact(value: object) -> str:
 
 
 def checksum(text: str) -> int:
-    """The CRC-32 of a text of ASCII."""
     return zlib.crc32(text.encode())
 
 

@@ -18,11 +18,9 @@ class ReaderProgress(Generic[SplitT]):
     """
 
     def __init__(self) -> None:
-        """A reader that holds nothing yet."""
         self._states: dict[str, SplitState[SplitT]] = {}
 
     def assigned(self, splits: Iterable[SplitT]) -> None:
-        """The reader was given these."""
         for split in splits:
             self._states[split.split_id] = SplitState(split, finished=False)
 

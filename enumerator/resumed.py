@@ -35,11 +35,9 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
         return DiscoveryResult([*left.values(), *found.added], found.missing, found.complete)
 
     def later(self, known: Mapping[str, SplitT]) -> DiscoveryResult[SplitT]:
-        """As the source's own."""
         return self._discovery.later(known)
 
     def close(self) -> None:
-        """Release connections."""
         self._discovery.close()
 
 
@@ -68,9 +66,7 @@ class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
         return DiscoveryResult(added, found.missing, complete=True)
 
     def later(self, known: Mapping[str, OffsetSplitT]) -> DiscoveryResult[OffsetSplitT]:
-        """As the source's own."""
         return self._discovery.later(known)
 
     def close(self) -> None:
-        """Release connections."""
         self._discovery.close()

@@ -9,34 +9,24 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic
 
+from headrace.enumerator import events as ev
 from headrace.enumerator.errors import DeadlineExceededError, is_retriable
-from headrace.enumerator.events import (
-    DiscoverInitial,
-    DiscoverLater,
-    DiscoveryFailed,
-    ProveGone,
-    PublishPositions,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    SplitsDiscovered,
-    SplitsGone,
-)
 from headrace.enumerator.source import DiscoveryResult, Source, SplitDiscovery
 from headrace.enumerator.split import SplitT
 
 log: logging.Logger = logging.getLogger(__name__)
 
 SourceCommand = (
-    DiscoverInitial
-    | DiscoverLater[SplitT]
-    | PublishPositions[SplitT]
-    | ReportMissing[SplitT]
-    | ProveGone[SplitT]
-    | ReportDiscoveryFailure
+    ev.DiscoverInitial
+    | ev.DiscoverLater[SplitT]
+    | ev.PublishPositions[SplitT]
+    | ev.ReportMissing[SplitT]
+    | ev.ProveGone[SplitT]
+    | ev.ReportDiscoveryFailure
 )
 """A command that is carried out by calling the source."""
 
-SourceAnswer = SplitsDiscovered[SplitT] | DiscoveryFailed | SplitsGone
+SourceAnswer = ev.SplitsDiscovered[SplitT] | ev.DiscoveryFailed | ev.SplitsGone
 """An event that a call of the source results in."""
 
 
@@ -52,7 +42,6 @@ class FailureLog:
 
     @property
     def is_failing(self) -> bool:
-        """Whether a failure is logged, and its end is not."""
         return self._is_failing
 
     def failed(self) -> bool:
@@ -69,7 +58,6 @@ class FailureLog:
 
 
 def can_pass(error: Exception) -> bool:
-    """Whether publishing may succeed later, after this error."""
     return is_retriable(error) or isinstance(error, DeadlineExceededError)
 
 
@@ -81,9 +69,20 @@ class PositionPublisher(Generic[SplitT]):
         self._source = source
         self._failures = failures
         self._tolerates = tolerates
+        self._unpublished: Sequence[SplitT] = ()
+
+    @property
+    def has_unpublished(self) -> bool:
+        """Whether the last positions were not published, or not yet."""
+        return bool(self._unpublished)
+
+    def publish_again(self) -> bool:
+        """Another try for the last positions, if they were not published. As `publish`; True where there is nothing to do."""
+        return not self._unpublished or self.publish(self._unpublished)
 
     def publish(self, splits: Sequence[SplitT]) -> bool:
         """Publish these positions. False if that has failed for now. Raises what is not tolerated."""
+        self._unpublished = splits
         try:
             self._source.checkpoint_completed(splits)
         except Exception as error:
@@ -92,6 +91,7 @@ class PositionPublisher(Generic[SplitT]):
             level = logging.WARNING if self._failures.failed() else logging.DEBUG
             log.log(level, "positions of %s could not be published now, later ones will be tried: %s", self._source.name, error)
             return False
+        self._unpublished = ()
         if self._failures.worked():
             log.warning("positions of %s are published again", self._source.name)
         return True
@@ -115,34 +115,42 @@ class SourceDriver(Generic[SplitT]):
         Raises what the source raises of missing splits, and of positions that it refuses for good.
         """
         match command:
-            case DiscoverInitial():
+            case ev.DiscoverInitial():
                 return self._discover(self._discovery.initial)
-            case DiscoverLater(known):
+            case ev.DiscoverLater(known):
                 return self._discover(lambda: self._discovery.later(known))
-            case ReportDiscoveryFailure(error):
+            case ev.ReportDiscoveryFailure(error):
                 level = logging.WARNING if self._discovery_failures.failed() else logging.DEBUG
                 log.log(level, "discovery of %s failed and will be tried again: %s", self._source.name, error)
-            case ReportMissing(splits):
+            case ev.ReportMissing(splits):
                 self._source.on_splits_missing(splits)
-            case ProveGone(splits):
-                return SplitsGone(gone) if (gone := self.confirm_gone(splits)) else None
-            case PublishPositions(splits):
+            case ev.ProveGone(splits):
+                return ev.SplitsGone(gone) if (gone := self.confirm_gone(splits)) else None
+            case ev.PublishPositions(splits):
                 self._publisher.publish(splits)
         return None
+
+    @property
+    def has_unpublished(self) -> bool:
+        """Whether the last positions to publish were not published, or not yet."""
+        return self._publisher.has_unpublished
+
+    def publish_again(self) -> bool:
+        """Another try for these, if any. False if that has failed for now. Raises what is not tolerated."""
+        return self._publisher.publish_again()
 
     def confirm_gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
         """Ids of those of these missing splits that can never come back."""
         return self._source.confirm_deleted(splits) if splits else frozenset()
 
     def close(self) -> None:
-        """Release what discovery holds."""
         self._discovery.close()
 
-    def _discover(self, find: Callable[[], DiscoveryResult[SplitT]]) -> SplitsDiscovered[SplitT] | DiscoveryFailed:
+    def _discover(self, find: Callable[[], DiscoveryResult[SplitT]]) -> ev.SplitsDiscovered[SplitT] | ev.DiscoveryFailed:
         try:
             findings = find()
         except Exception as error:  # noqa: BLE001 - the enumerator decides whether it is transient
-            return DiscoveryFailed(error)
+            return ev.DiscoveryFailed(error)
         if findings.inconclusive is None and self._discovery_failures.worked():
             log.warning("discovery of %s works again", self._source.name)
-        return SplitsDiscovered(findings)
+        return ev.SplitsDiscovered(findings)

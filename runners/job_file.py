@@ -35,6 +35,8 @@ def load_file(path: Path, name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    if (folder := str(path.parent)) not in sys.path:
+        sys.path.insert(0, folder)  # as `python job.py` does: modules in its folder are found
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

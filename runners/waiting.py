@@ -17,11 +17,7 @@ def wait_until(check: Callable[[], None], what: str, seconds: float = WAIT_S, pa
 
     Raises DeadlineExceededError, beginning with `what`, after `seconds`; and at once whatever else `check` raises.
     """
-    attempts = Retrying(
-        retry=retry_if_exception_type(RetriableError),
-        stop=stop_after_delay(seconds),
-        wait=wait_fixed(pause_s),
-    )
+    attempts = Retrying(retry=retry_if_exception_type(RetriableError), stop=stop_after_delay(seconds), wait=wait_fixed(pause_s))
     try:
         attempts(check)
     except RetryError as error:

@@ -391,7 +391,6 @@ class CommitCore(Generic[HandleT]):
         return [CleanUp((*self.commits.handles, *self._wanted))]
 
     def _take_up(self) -> list[CommitCommand[HandleT]]:
-        """Continue with the request, or be ready."""
         asked = self._asked
         if asked is not None:
             _refuse_skipped(self.job, asked, self._recorded_epoch)

@@ -32,7 +32,6 @@ class ProcessCounters:
     """Sums since they were last taken. Thread-safe; a forked child starts at nothing."""
 
     def __init__(self) -> None:
-        """Nothing has happened."""
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
@@ -41,13 +40,11 @@ class ProcessCounters:
         self._sums: dict[str, float] = defaultdict(float)
 
     def add(self, what: Counted, amount: float = 1) -> None:
-        """So much has happened."""
         if amount:
             with self._lock:
                 self._sums[what.value] += amount
 
     def take(self) -> Mapping[str, float]:
-        """All that has happened since the last call."""
         with self._lock:
             taken, self._sums = dict(self._sums), defaultdict(float)
         return taken

@@ -47,11 +47,9 @@ class Heartbeat:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Of two that lead the one of the higher rank continues."""
         return self.term, self.supervisor
 
     def serialize(self) -> str:
-        """In an envelope."""
         return _HEARTBEAT.seal(asdict(self)).decode()
 
 

@@ -54,12 +54,10 @@ class OutputHandleSerializer(HandleSerializer[OutputHandle]):
     version = 1
 
     def __init__(self, serializers: Mapping[str, HandleSerializer[Any]]) -> None:
-        """By the names of the outputs."""
         self._serializers = serializers
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Their names, sorted."""
         return tuple(sorted(self._serializers))
 
     def serialize(self, handle: OutputHandle) -> dict[str, Any]:
@@ -102,7 +100,6 @@ def is_tagged(made: object) -> TypeGuard[tuple[str, object]]:
 
 
 def known_outputs(names: Mapping[str, Any] | Sequence[str]) -> str:
-    """For messages."""
     return f"the outputs are {', '.join(repr(name) for name in sorted(names))}"
 
 
@@ -124,7 +121,6 @@ class Outputs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of several outputs, sorted; empty for a sole one."""
         return () if self.is_sole else tuple(sorted(self.sinks))
 
     @property
@@ -143,21 +139,17 @@ class Outputs:
 
     @property
     def handles(self) -> HandleSerializer[Any]:
-        """How handles of all of them travel and are stored."""
         if self.is_sole:
             return self.sinks[DEFAULT_OUTPUT].handles
         return OutputHandleSerializer({name: sink.handles for name, sink in self.sinks.items()})
 
     def tagged(self, name: str, handle: Any) -> Any:  # noqa: ANN401 - the sink's own kind
-        """A handle of this output's sink, as the job has it."""
         return handle if self.is_sole else OutputHandle(name, handle)
 
     def output_of(self, handle: Any) -> str:  # noqa: ANN401 - as `tagged` gives
-        """Whose it is."""
         return DEFAULT_OUTPUT if self.is_sole else str(handle.output)
 
     def plain(self, handle: Any) -> Any:  # noqa: ANN401 - as `tagged` gives
-        """As its sink gave it."""
         return handle if self.is_sole else handle.handle
 
 

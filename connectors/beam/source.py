@@ -87,7 +87,6 @@ def schema_of(source: BoundedSource | beam.PTransform[Any, Any]) -> pa.Schema:
 
 
 def _schema_by_type(source: BoundedSource) -> pa.Schema:
-    """What the source itself reports about its records."""
     hint: object = None
     with suppress(NotImplementedError):
         reported = getattr(source, "output_type_hint", None)  # of Beam's text source only
@@ -163,7 +162,6 @@ class BundleDiscovery(SplitDiscovery[BundleSplit]):
         self._source = source
 
     def initial(self) -> DiscoveryResult[BundleSplit]:
-        """Every bundle, each from its start."""
         source, size = self._source.source, self._source.bundle_bytes
         bundles = source.split(Read.get_desired_chunk_size(source.estimate_size()) if size is None else size)
         pickled = (pickler.dumps((bundle.source, bundle.start_position, bundle.stop_position)) for bundle in bundles)
@@ -190,7 +188,6 @@ class BundleReader(SourceReader[BundleSplit]):
         self._open: _OpenBundle | None = None
 
     def add_splits(self, splits: Sequence[BundleSplit]) -> None:
-        """Read these too."""
         self._waiting.extend(splits)
 
     def poll(self, timeout: float) -> SplitBatch[BundleSplit] | None:
@@ -209,7 +206,6 @@ class BundleReader(SourceReader[BundleSplit]):
         return batch
 
     def close(self) -> None:
-        """Close what is open."""
         self._waiting.clear()
         if self._open is not None:
             self._open.close()
@@ -231,7 +227,6 @@ class _OpenBundle:
         self._skip(split.delivered)
 
     def read(self, deadline: float) -> SplitBatch[BundleSplit]:
-        """The next rows."""
         rows: list[object] = []
         finished = False
         while not self._batches and len(rows) < BATCH_ROWS and (not rows or time.monotonic() < deadline):
@@ -253,7 +248,6 @@ class _OpenBundle:
         return SplitBatch(self._split, records, finished)
 
     def close(self) -> None:
-        """Let Beam's source close its files."""
         close = getattr(self._elements, "close", None)
         if close is not None:
             close()
@@ -269,7 +263,6 @@ class _OpenBundle:
         self._batches.extend(batch for batch in wanted.to_batches(BATCH_ROWS) if batch.num_rows)
 
     def _skip(self, rows: int) -> None:
-        """Leave out what was delivered already."""
         left = rows
         while left:
             try:

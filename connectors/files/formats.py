@@ -85,7 +85,6 @@ class _ParquetWriter(RowWriter):
             self._flush()
 
     def close(self) -> None:
-        """The last row group, and the footer."""
         self._flush()
         self._writer.close()
 
@@ -112,7 +111,6 @@ class _JsonLinesWriter(RowWriter):
             raise UsageError(f"a JSON object has each name once; the columns are {schema.names}")
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """One object in one line for each row."""
         _check_schema(self._schema, batch.schema)
         self._file.write(json_lines(batch))
 

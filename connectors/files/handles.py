@@ -45,7 +45,6 @@ class FileHandle:
 
 
 def temporary_name(attempt: Attempt, token: str) -> str:
-    """The name of a file that this attempt writes."""
     return f"{attempt.epoch}.{attempt.task}.{attempt.number}.{token}{OPEN}"
 
 

@@ -97,17 +97,14 @@ class LocalStore(Store):
     """A folder of the operating system. Durable means fsync, of the file and of the folders it is in, where these can be."""
 
     def __init__(self, root: str) -> None:
-        """An absolute path. Made when it is first needed."""
         self._root = root
 
     def make_folder(self, name: str) -> None:
-        """Make it and those above it, unless they are there."""
         os.makedirs(self._path(name), exist_ok=True)
         self._sync(name)
         _sync_folder(os.path.dirname(self._root))
 
     def check_exclusive(self, folder: str) -> None:
-        """Try whether there are hard links here."""
         source, target = (self._path(f"{folder}/.{uuid4().hex}.probe") for _ in range(2))
         try:
             with open(source, "xb"):
@@ -135,11 +132,9 @@ class LocalStore(Store):
         self._sync(os.path.dirname(name))
 
     def open(self, name: str) -> IO[bytes]:
-        """A new file to write."""
         return open(self._path(name), "xb")
 
     def finish(self, name: str, file: IO[bytes]) -> int:
-        """Close it; it and its name survive a loss of power."""
         size = file.tell()
         file.flush()
         os.fsync(file.fileno())
@@ -148,7 +143,6 @@ class LocalStore(Store):
         return size
 
     def read(self, name: str) -> bytes:
-        """A whole file."""
         with open(self._path(name), "rb") as file:
             return file.read()
 
@@ -160,37 +154,30 @@ class LocalStore(Store):
             return None
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder."""
         try:
             return os.listdir(self._path(folder))
         except FileNotFoundError:
             return []
 
     def files(self) -> list[str]:
-        """Every file in the folder and in those below it."""
         found = ((os.path.relpath(folder, self._root), names) for folder, _, names in os.walk(self._root))
         return sorted(os.path.normpath(os.path.join(folder, name)) for folder, names in found for name in names)
 
     def open_to_read(self, name: str) -> IO[bytes]:
-        """A file from its start."""
         return open(self._path(name), "rb")
 
     def modified_s(self, name: str) -> float:
-        """When it was written to last."""
         return os.stat(self._path(name)).st_mtime
 
     def rename(self, old: str, new: str) -> None:
-        """Atomically."""
         os.rename(self._path(old), self._path(new))
         _sync_folder(os.path.dirname(self._path(new)))
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
         with suppress(FileNotFoundError):
             os.unlink(self._path(name))
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder, if it is there and empty."""
         with suppress(OSError):
             os.rmdir(self._path(name))
 
@@ -236,7 +223,6 @@ class FsspecStore(Store):
             pass  # who may write to it need not be allowed to look at it
 
     def check_exclusive(self, folder: str) -> None:
-        """Try to create a file twice."""
         name = f"{folder}/.{uuid4().hex}.probe"
         try:
             self.create(name, b"1", "")
@@ -250,7 +236,6 @@ class FsspecStore(Store):
         raise UsageError(self._not_exclusive("created a file that was there"))
 
     def create(self, name: str, data: bytes, scratch: str) -> None:
-        """By a conditional put."""
         self._filesystem.pipe_file(self._path(name), data, mode="create")
 
     def open(self, name: str) -> IO[bytes]:
@@ -259,13 +244,11 @@ class FsspecStore(Store):
         return file
 
     def finish(self, name: str, file: IO[bytes]) -> int:
-        """Close it, which waits until the store has it."""
         size = file.tell()
         file.close()
         return size
 
     def read(self, name: str) -> bytes:
-        """A whole file."""
         data: bytes = self._filesystem.cat_file(self._path(name))
         return data
 
@@ -297,12 +280,10 @@ class FsspecStore(Store):
         return sorted(path.removeprefix(f"{self._root}/") for path in found if not path.endswith("/"))
 
     def open_to_read(self, name: str) -> IO[bytes]:
-        """A file from its start."""
         file: IO[bytes] = self._filesystem.open(self._path(name), "rb")
         return file
 
     def modified_s(self, name: str) -> float:
-        """As the store says."""
         return float(self._filesystem.modified(self._path(name)).timestamp())
 
     def rename(self, old: str, new: str) -> None:
@@ -312,12 +293,10 @@ class FsspecStore(Store):
         self._filesystem.mv(self._path(old), self._path(new))
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
         with suppress(FileNotFoundError):
             self._filesystem.rm_file(self._path(name))
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder, if the store has folders."""
         with suppress(OSError):
             self._filesystem.rmdir(self._path(name))
 

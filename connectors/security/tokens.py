@@ -60,7 +60,6 @@ class ClientCredentials:
         return kept.get(self, self.renewal, self._ask)
 
     def extensions(self) -> dict[str, str]:
-        """What brokers get alongside the token."""
         return dict(self.sasl_extensions)
 
     def _ask(self) -> tuple[str, float]:
@@ -101,7 +100,6 @@ class ManagedIdentity:
         return kept.get(self, self.renewal, self._ask)
 
     def extensions(self) -> dict[str, str]:
-        """What brokers get alongside the token."""
         return dict(self.sasl_extensions)
 
     def _ask(self) -> tuple[str, float]:
@@ -130,7 +128,6 @@ class FileTokens:
         return checked(data.decode(errors="replace"), f"the file {self.path}")
 
     def extensions(self) -> dict[str, str]:
-        """What brokers get alongside the token."""
         return dict(self.sasl_extensions)
 
 

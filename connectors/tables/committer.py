@@ -149,7 +149,6 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         self._retrying(lambda: self._clean_up(self._work().look().of_tasks(tasks), kept))
 
     def open_tasks(self) -> frozenset[int]:
-        """By the marks in the table's folder."""
         found = self._retrying(self._work().look)
         return frozenset(task_of(place) for place in found.opened | found.cleaned_up)
 
@@ -220,7 +219,6 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         return loaded
 
     def _record(self, commits: CommitList[TableHandle]) -> Merge | None:
-        """Gives the merge that is committed, if there was one."""
         loaded, marker = self._own()
         if commits.epoch is None or commits.epoch < marker.following:
             self._record_claim(loaded, marker, commits.claim)
@@ -241,7 +239,6 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         return merge
 
     def _record_claim(self, loaded: LoadedTable, marker: JobMarker, claim: JobClaim | None) -> None:
-        """In its own commit, if it is news."""
         claimed = marker.with_claim(claim)
         if claimed != marker:
             self._commit(loaded, claimed, ())

@@ -257,7 +257,6 @@ class _DeltaFile(TableFile):
 
     @property
     def path(self) -> str:
-        """As the log has it."""
         return str(self._fragment.path)
 
     def read(self) -> pa.Table:
@@ -273,11 +272,9 @@ class _DeltaFiles(FileLayout):
         return self._partitioning
 
     def keys(self, rows: pa.RecordBatch) -> Sequence[pa.Array]:
-        """The columns as they are."""
         return [rows.column(name) for name in self._partitioning]
 
     def columns(self, schema: pa.Schema) -> pa.Schema:
-        """TablePartition columns are in the log only."""
         return pa.schema([column for column in schema if column.name not in self._partitioning])
 
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
@@ -291,7 +288,6 @@ class _Store(DeltaStorageHandler):
     """deltalake's store takes `bytes` only, and pyarrow gives it buffers."""
 
     def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
-        """A new file; most stores show it when it is closed."""
         return pa.PythonFile(_BytesFile(self._handler.open_output_stream(path, metadata)), mode="w")
 
 
@@ -344,7 +340,6 @@ def _partition_value(name: str, value: object) -> str | None:
 
 
 def _microseconds(schema: pa.Schema) -> pa.Schema:
-    """Delta has no finer ones."""
     fields = []
     for column in schema:
         kind = column.type

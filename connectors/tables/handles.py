@@ -56,7 +56,6 @@ def place_of(attempt: Attempt, token: str) -> str:
 
 
 def task_of(place: str) -> int:
-    """The task that has started the transaction of this name."""
     return int(place.split("-")[1])
 
 

@@ -180,7 +180,6 @@ class _LoadedIceberg(LoadedTable):
 
     @property
     def version(self) -> object:
-        """A new column or another partitioning makes no snapshot."""
         metadata, snapshot = self._table.metadata, self._table.current_snapshot()
         return (None if snapshot is None else snapshot.snapshot_id, metadata.current_schema_id, metadata.default_spec_id)
 
@@ -209,7 +208,6 @@ class _LoadedIceberg(LoadedTable):
         """Position deletes of others are applied, and equality deletes refused, by the library when files are read."""
 
     def jobs(self) -> list[str]:
-        """Those of which there is a marker."""
         ending = ".driver"
         names = [name for name in self._properties if name.startswith(_PREFIX) and name.endswith(ending)]
         return sorted(name.removeprefix(_PREFIX).removesuffix(ending) for name in names)
@@ -310,7 +308,6 @@ class _IcebergFiles(FileLayout):
         return [part.values_of(rows.column(part.column)) for part in self._partitions]
 
     def columns(self, schema: pa.Schema) -> pa.Schema:
-        """All, with their ids."""
         return schema
 
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
@@ -319,7 +316,6 @@ class _IcebergFiles(FileLayout):
         )
 
     def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
-        """Iceberg's bounds leave NaN out, as Parquet's do."""
         found = data_file_statistics_from_parquet_metadata(
             parquet_metadata=footer,
             stats_columns=compute_statistics_plan(self._schema, self._properties),
@@ -357,7 +353,6 @@ def _between(keys: pa.Table) -> BooleanExpression:
 
 
 def _to_json(statistics: Mapping[str, Any]) -> str:
-    """Column ids are keys, and bounds bytes."""
     plain = dict(statistics)
     for name in _BOUNDS:
         plain[name] = {key: base64.b64encode(value).decode() for key, value in (plain.get(name) or {}).items()}

@@ -63,7 +63,6 @@ class TablePartition:
     kind: IcebergType | None = None
 
     def __str__(self) -> str:
-        """As handles have it."""
         return self.column if isinstance(self.transform, IdentityTransform) else f"{self.transform}({self.column})"
 
     @classmethod
@@ -111,7 +110,6 @@ class TablePartition:
 
     @property
     def can_be_written(self) -> bool:
-        """Whether values of this partition can be found here."""
         if isinstance(self.transform, VoidTransform):
             return True
         if isinstance(self.transform, UnknownTransform) or self.kind is None:
@@ -164,7 +162,6 @@ def _transform(name: str, number: int | None) -> Transform[Any, Any] | None:
 
 
 def _internal(value: Any) -> Any:  # noqa: ANN401 - a value of any column
-    """As the library's functions take it."""
     if isinstance(value, datetime):
         return (value - _EPOCH) // _MICROSECOND
     return (value - _EPOCH_DAY).days if isinstance(value, date) else value

@@ -49,11 +49,9 @@ class JobMarker:
 
     @property
     def claimed(self) -> JobClaim | None:
-        """Who owns the job."""
         return JobClaim(self.claim, numbered_content(self.owner)) if self.claim else None
 
     def with_claim(self, claim: JobClaim | None) -> JobMarker:
-        """The same of a job that is this one's."""
         return self if claim is None else replace(self, claim=claim.number, owner=content_number(claim.driver_id))
 
 

@@ -45,7 +45,6 @@ class Merger:
         self._asked_for: set[str] = set()  # merges that a commit was to bring into the table
 
     def last_of(self, changes: tuple[TableHandle, ...]) -> Merge | None:
-        """The last merge, if it is of these changes."""
         return self._last if self._last is not None and self._last.changes == changes else None
 
     def merge(self, loaded: LoadedTable, work: WorkFolder, changes: tuple[TableHandle, ...]) -> Merge:

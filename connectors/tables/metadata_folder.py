@@ -46,7 +46,6 @@ class LeftOver:
     since: Mapping[str, float]
 
     def of_tasks(self, tasks: Collection[int]) -> LeftOver:
-        """The transactions of these tasks alone."""
         both = (self.opened, self.cleaned_up)
         opened, cleaned_up = (frozenset(place for place in places if task_of(place) in tasks) for places in both)
         return LeftOver(opened, cleaned_up, frozenset(), self.since)
@@ -62,59 +61,47 @@ class WorkFolder:
         self._lists = CommitListSerializer(TableHandleSerializer())
 
     def data_path(self, place: str, number: int) -> str:
-        """The path of a transaction's file."""
         return f"{self._data}/{place}/{number:05d}.parquet"
 
     def create(self, path: str) -> pa.NativeFile:
-        """A new data file, to be written and closed."""
         return self._new(path)
 
     def open_data(self, path: str) -> pa.NativeFile:
-        """A data file, to be read and closed."""
         return self._store.open_input_file(path)
 
     def enter(self) -> None:
-        """Say that the job has a marker in the table."""
         self._write(f"{self._folder}{_JOB}", b"")
 
     def leave(self) -> None:
-        """Remove all but data files."""
         for info in _files(self._store, self._folder):
             self._remove(info.path)
         self._remove(f"{self._folder}{_JOB}")
 
     def open(self, place: str) -> None:
-        """From here on the transaction may have files."""
         self._write(f"{self._folder}/{place}{_OPEN}", b"")
 
     def mark_cleaned_up(self, place: str) -> None:
-        """From here on no driver starts to commit it."""
         self._write(f"{self._folder}/{place}{_CLEANED_UP}", b"")
 
     def close(self, place: str) -> None:
-        """Its files are committed, or gone."""
         self._remove(f"{self._folder}/{place}{_OPEN}")
         self._remove(f"{self._folder}/{place}{_CLEANED_UP}")
 
     def is_open(self, place: str) -> bool:
-        """Whether it may still be committed."""
         paths = [f"{self._folder}/{place}{ending}" for ending in (_OPEN, _CLEANED_UP)]
         opened, cleaned_up = (info.type is fs.FileType.File for info in self._store.get_file_info(paths))
         return opened and not cleaned_up
 
     def data_files(self, place: str) -> dict[str, int]:
-        """Path to size of the files that the transaction has now."""
         return {info.path: info.size for info in _files(self._store, f"{self._data}/{place}")}
 
     def remove_data(self, place: str) -> None:
-        """Remove the files of a transaction that is not committed."""
         for path in self.data_files(place):
             self._remove(path)
         with suppress(OSError):  # stores without folders, or a file that came meanwhile
             self._store.delete_dir(f"{self._data}/{place}")
 
     def look(self) -> LeftOver:
-        """What is in the folder now."""
         found = _files(self._store, self._folder)
         names = [info.base_name for info in found]
         return LeftOver(
@@ -125,7 +112,6 @@ class WorkFolder:
         )
 
     def write_list(self, driver: int, commits: CommitList[TableHandle]) -> None:
-        """Store what is about to be committed."""
         assert commits.epoch is not None, "a list of no epoch commits nothing"
         self._write(self._list(commits.epoch, driver), self._lists.serialize(commits))
 
@@ -139,7 +125,6 @@ class WorkFolder:
             return None
 
     def remove_list(self, epoch: int, driver: int) -> None:
-        """If it is there."""
         self._remove(self._list(epoch, driver))
 
     def _list(self, epoch: int, driver: int) -> str:
@@ -163,7 +148,6 @@ class WorkFolder:
 
 
 def jobs_in(store: fs.FileSystem) -> list[str]:
-    """The jobs of which the table may have a marker, sorted."""
     names = (info.base_name for info in store.get_file_info(fs.FileSelector(WORK, allow_not_found=True)))
     return sorted(name.removesuffix(_JOB) for name in names if name.endswith(_JOB))
 

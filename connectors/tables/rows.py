@@ -133,7 +133,6 @@ def partitions_of(batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Iterator[t
 
 
 def row_numbers(count: int) -> pa.Array:
-    """From 0."""
     return pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count)), 1)
 
 

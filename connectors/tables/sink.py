@@ -32,7 +32,6 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
     changes: Changes | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check what can be checked here."""
         if self.target_file_bytes < 1:
             raise UsageError(f"target_file_bytes must be at least 1, not {self.target_file_bytes}")
 
@@ -83,7 +82,6 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
             self.committer("schema").widen(lambda table: self._missing(wanted, table))
 
     def _missing(self, wanted: pa.Schema, table: pa.Schema) -> pa.Schema:
-        """Those that it has are to fit: then nothing is added."""
         fitting_schema(pa.schema([field for field in wanted if field.name in table.names]), table, (), self.where)
         added = new_columns(wanted, table)
         check_no_twins(added.names, table.names, self.where)
@@ -103,7 +101,6 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
         return TableTransaction(self.log(), self._layout, attempt, self.where, self.changes)
 
     def committer(self, job: str) -> TableCommitter:
-        """The one that commits this job's files."""
         return TableCommitter(self.log(), check_job(job), self.where, self._layout)
 
     @property

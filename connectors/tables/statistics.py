@@ -40,7 +40,6 @@ def delta_statistics(footer: pq.FileMetaData, schema: pa.Schema, with_nan: froze
 
 
 def _columns(footer: pq.FileMetaData, schema: pa.Schema) -> list[tuple[pa.Field, int]]:
-    """The columns without parts, and where each is in the file."""
     places = {footer.schema.column(index).path: index for index in range(len(footer.schema))}
     flat = [field for field in schema if not types.is_nested(field.type)]
     return [(field, places[field.name]) for field in flat if field.name in places]

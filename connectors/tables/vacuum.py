@@ -62,7 +62,6 @@ class TableUpkeep:
         self._log, self._where = log, where
 
     def jobs(self) -> list[JobState]:
-        """The jobs that have recorded an epoch, by name."""
         loaded = self._log.load()
         with refused_by_store(self._where):
             store = self._log.store()

@@ -165,7 +165,6 @@ class PartitionedFiles:
         self._begun = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Each row into the file of its partition."""
         for values, rows in partitions_of(batch, self._format.keys(batch)):
             file = self._open.get(values) or self._begin(values)
             self._open.move_to_end(values)
@@ -174,13 +173,11 @@ class PartitionedFiles:
                 self._close(values)
 
     def close(self) -> tuple[DataFile, ...]:
-        """What was written."""
         for values in list(self._open):
             self._close(values)
         return tuple(self._written)
 
     def discard(self) -> None:
-        """Close what is open, without a word about it."""
         for file in self._open.values():
             with suppress(OSError, ValueError, pa.ArrowException):
                 file.close()

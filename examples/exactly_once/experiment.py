@@ -26,11 +26,7 @@ HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[1]
 TIMEOUT_S = 300.0
 POLL_S = 0.1
-NO_COORDINATOR_YET = {
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-}
+NO_COORDINATOR_YET = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 """What a cluster answers to its first question about any group."""
 
 

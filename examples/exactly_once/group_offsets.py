@@ -74,8 +74,7 @@ def experiment(kafka: Kafka, scratch: Path) -> None:
         )
         check(group.look() == RECORDS, f"the group is at the end; it was seen at {', '.join(map(str, group.stages))}")
         check(
-            all(stage % BATCH == 0 for stage in group.stages),
-            "it was never seen within a batch, nor ahead of the checkpoint",
+            all(stage % BATCH == 0 for stage in group.stages), "it was never seen within a batch, nor ahead of the checkpoint"
         )
 
 

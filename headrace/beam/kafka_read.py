@@ -44,7 +44,6 @@ class LogAppendTime:
     """The broker's time of appending; an error for topics that keep the producer's."""
 
     def micros(self, batch: pa.RecordBatch) -> pa.Int64Array:
-        """From the column timestamp."""
         kinds = batch.column("timestampType")
         if not pc.all(pc.equal(kinds, _LOG_APPEND_TIME)).as_py():
             topic = batch.column("topic")[0].as_py()
@@ -144,7 +143,6 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         num_readers: int | None = None,
         start_from_savepoint: str | None = None,
     ) -> None:
-        """See the class."""
         super().__init__()
         _no_java(expansion_service, key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
         _refuse_contradictions(output, with_metadata, columns, (value_format, key_format))

@@ -43,26 +43,14 @@ registry.register_coder(KafkaRecord, RowCoder)
 
 
 def as_pairs(batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None]]:
-    """Key and value of every record."""
     return zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
 
 
 def as_kafka_records(batch: pa.RecordBatch) -> Iterable[KafkaRecord]:
-    """Every record with its metadata."""
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "timestamp"}
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
     return (
-        KafkaRecord(
-            topic,
-            partition,
-            offset,
-            _millis(micros),
-            key,
-            value,
-            _headers(headers),
-            kind,
-            _TYPE_NAMES[kind],
-        )
+        KafkaRecord(topic, partition, offset, _millis(micros), key, value, _headers(headers), kind, _TYPE_NAMES[kind])
         for topic, partition, offset, micros, key, value, headers, kind in zip(
             columns["topic"],
             columns["partition"],

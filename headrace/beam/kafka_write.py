@@ -221,13 +221,11 @@ def _row(element: Any, topic: str) -> dict[str, Any]:
 
 
 def _size(row: Mapping[str, Any]) -> int:
-    """In bytes: what has no bound of its own."""
     headers = row.get("headers") or ()
     return sum(_weight(part) for item in (row, *headers) for part in (item["key"], item["value"]))
 
 
 def _weight(value: Any) -> int:
-    """About the bytes of a value, which may be a tree."""
     if isinstance(value, bytes | str):
         return len(value)
     if isinstance(value, Mapping):

@@ -99,7 +99,6 @@ def _rows(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Iterable[Ro
 
 
 def _values(array: pa.Array) -> Sequence[Any]:
-    """The values of a column as Beam has them."""
     kind = array.type
     if pa.types.is_struct(kind):
         names = [kind.field(i).name for i in range(kind.num_fields)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -45,11 +46,22 @@ def headrace() -> None:
     """Flink's source model for Spark, Beam and plain Python."""
 
 
+def _open_standard_streams() -> None:
+    """Those that the caller has closed (`2>&-`): the next file that is opened would be one of them, and be written to."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
 def main() -> None:
     """Run the command line; an error of headrace becomes one message and exit status 1, wrong use status 2."""
     from headrace._extras import MissingExtraError
     from headrace.enumerator.errors import HeadraceError, UsageError
 
+    _open_standard_streams()
     try:
         app()
     except (HeadraceError, MissingExtraError) as error:

@@ -50,13 +50,7 @@ def opened(location: str) -> SparkCheckpoint:
 
 @checkpoint_app.command(name="show")
 @grouped
-def show_command(
-    location: Location,
-    *,
-    batch: Batch = None,
-    as_json: Json = False,
-    client: ClientOptions,
-) -> None:
+def show_command(location: Location, *, batch: Batch = None, as_json: Json = False, client: ClientOptions) -> None:
     """Print the batches in the logs, and the offsets of one. With --bootstrap also where the partitions end, and the lag.
 
     Plain lines are `query` (id, batches planned, batches committed, operators with state), `batch` (batch, state, planned at,
@@ -90,12 +84,7 @@ def diff_command(
 
 @checkpoint_app.command(name="verify")
 @grouped
-def verify_checkpoint_command(
-    location: Location,
-    *,
-    as_json: Json = False,
-    client: ClientOptions,
-) -> None:
+def verify_checkpoint_command(location: Location, *, as_json: Json = False, client: ClientOptions) -> None:
     """Check whether the query can continue from here. Exit status 1 if not.
 
     Every log has to be readable, and no batch missing; with --bootstrap every topic and offset has to be there, too.
@@ -346,7 +335,6 @@ def _by_name(positions: dict[StoredPlace, int]) -> dict[StoredPlace, int]:
 
 
 def _other_texts(checkpoint: SparkCheckpoint, number: int | None) -> dict[str, str | None]:
-    """Of sources that are not Kafka's, by source."""
     from headrace.spark.checkpoints.positions import OffsetForm, stored_positions
 
     if number is None and checkpoint.last_planned is None:
@@ -356,7 +344,6 @@ def _other_texts(checkpoint: SparkCheckpoint, number: int | None) -> dict[str, s
 
 
 def _positions(checkpoint: SparkCheckpoint, number: int | None) -> dict[StoredPlace, int]:
-    """By source, topic, its id where it is stored, and partition."""
     from headrace.spark.checkpoints.positions import stored_positions
 
     if number is None and checkpoint.last_planned is None:

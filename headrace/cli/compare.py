@@ -48,7 +48,6 @@ class Identity:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that hold the identity."""
         if self.headers:
             return ("headers",)
         return ("partition", "offset") if self.field is RecordField.POSITION else (self.field.value,)
@@ -112,7 +111,6 @@ def identity_hash(parts: tuple[bytes | None, ...]) -> bytes:
 
 
 def header_values(headers: Sequence[Mapping[str, Any]] | None) -> dict[str, bytes | None]:
-    """The last value of each header name."""
     return {item["key"]: item["value"] for item in headers or ()}
 
 
@@ -141,11 +139,9 @@ class TopicCounts:
 
     @property
     def lost(self) -> int:
-        """Input records that are missing from the output."""
         return sum(count for count in self._balance.values() if count > 0)
 
     def add_input(self, hashes: Iterable[bytes]) -> None:
-        """Count up."""
         balance = self._balance
         for item in hashes:
             count = balance.get(item, 0)
@@ -176,7 +172,6 @@ class TopicCounts:
                 yield index
 
     def summary(self, lost: int) -> str:
-        """The last line of the report."""
         return (
             f"{self.records_in} records in, {self.records_out} out, {self.duplicates} duplicates, {lost} lost, "
             f"{self.foreign} foreign"

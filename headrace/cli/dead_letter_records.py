@@ -68,7 +68,6 @@ class DeadLetterFilter:
     until_ms: int | None = None
 
     def takes(self, record: DeadLetterRecord) -> bool:
-        """Whether it is one of them."""
         if self.topics and record.origin.topic not in self.topics:
             return False
         if self.reason is not None and self.reason.lower() not in (record.origin.reason or "").lower():
@@ -106,7 +105,6 @@ class Count:
     last_ms: int | None = None
 
     def add(self, record: DeadLetterRecord) -> None:
-        """One more."""
         self.records += 1
         if record.time_ms is not None:
             self.first_ms = record.time_ms if self.first_ms is None else min(self.first_ms, record.time_ms)
@@ -121,7 +119,6 @@ class DeadLetterCounts:
     others: int = 0
 
     def add(self, batch: pa.RecordBatch, wanted: DeadLetterFilter) -> None:
-        """The dead letters of a batch that the filter takes."""
         found = list(dead_letters_in(batch))
         self.others += batch.num_rows - len(found)
         for record in filter(wanted.takes, found):
@@ -183,7 +180,6 @@ class Replay:
             yield pa.RecordBatch.from_pylist([self._row(record, partitions) for record in due], schema=_ROWS)
 
     def _partitions(self, due: Sequence[DeadLetterRecord]) -> dict[str, int]:
-        """The topics that these go to, with their numbers of partitions."""
         from headrace.connectors.kafka.write.topics import find_topic
 
         partitions = {}

@@ -24,7 +24,6 @@ class DurableLists:
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def incomplete(self) -> dict[str, CommitList[KafkaHandle]]:
-        """The lists whose transactions are not all committed yet."""
         return {key: commits for key, commits in self.lists.items() if not commits.completed}
 
     def unreadable_of(self, name: TransactionName) -> str | None:
@@ -51,7 +50,6 @@ def read_lists(cluster: KafkaCluster, topic: str) -> DurableLists:
 
 
 def parse_lists(topic: str, records: Mapping[str, bytes]) -> DurableLists:
-    """Parse the records of a commit topic, given by key."""
     from headrace.connectors.base.commit_list import CommitListSerializer
     from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
 

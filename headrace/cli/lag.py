@@ -75,12 +75,10 @@ def _ends(
 
 
 def lag_rows(lags: Sequence[PartitionLag]) -> list[Sequence[object]]:
-    """The cells of COLUMNS."""
     return [(item.topic, item.partition, item.committed, item.stable_end, item.high_watermark, item.lag) for item in lags]
 
 
 def total(lags: Sequence[PartitionLag]) -> int:
-    """The sum over the partitions whose lag is known."""
     return sum(item.lag or 0 for item in lags)
 
 

@@ -44,12 +44,10 @@ def cell(value: object) -> str:
 
 
 def plain_line(kind: str, row: Iterable[object]) -> str:
-    """The line for one item."""
     return "\t".join([kind, *map(cell, row)])
 
 
 def rich_table(table: Listing) -> RichTable:
-    """The table for a terminal: numbers right-aligned, long cells folded."""
     from rich.table import Table as RichTable
 
     drawn = RichTable(title=table.title, title_justify="left", show_header=any(table.columns))
@@ -69,7 +67,6 @@ def console() -> Console:
 
 
 def show(table: Listing, to: Console | None = None) -> None:
-    """Print the table; on a terminal an empty table prints nothing."""
     out = console() if to is None else to
     if out.is_terminal:
         if table.rows:
@@ -81,7 +78,6 @@ def show(table: Listing, to: Console | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """Print to stderr: for people, not for scripts."""
     typer.echo(text, err=True)
 
 

@@ -93,8 +93,7 @@ def savepoint_command(
     target: Annotated[Path, typer.Argument(file_okay=False, help="The folder for the savepoint; made if need be.")],
     *,
     pipeline: Annotated[
-        str | None,
-        typer.Option(help="The run's file and variable, job.py:pipeline: finish what a run that has died orphaned."),
+        str | None, typer.Option(help="The run's file and variable, job.py:pipeline: finish what a run that has died orphaned.")
     ] = None,
 ) -> None:
     """Write a run's newest committed checkpoint as a savepoint, and print its file.

@@ -34,11 +34,9 @@ class Rates:
     """Records per second. Counts move with checkpoints, so a rate is what came between the last two of them."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
         self._points: tuple[_Point, ...] = ()
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """A status, each later than the previous one."""
         last = status["checkpoints"]["last"]
         checkpoint_id, at_s = (0, status["since"]) if last is None else (last["id"], last["at"])
         counts = {name: status[name] for name in ("records_in", "records_out")}

@@ -44,8 +44,7 @@ def supervise_command(
     job: Annotated[str, typer.Argument(help="The job's function: path/to/job.py:function or package.module:function.")],
     *,
     session: Annotated[
-        str | None,
-        typer.Option(help="The function that makes the session, named as the job is. Default: headrace's builders."),
+        str | None, typer.Option(help="The function that makes the session, named as the job is. Default: headrace's builders.")
     ] = None,
     conf: Annotated[list[str] | None, typer.Option(help="A setting of the session, name=value. May be repeated.")] = None,
     restart: Annotated[

@@ -113,7 +113,6 @@ LIST_COLUMNS = ("job", "epoch", "state", "to complete", "drivers")
 
 
 def id_of(item: OpenTransaction) -> str:
-    """The id of a transaction, as commands take it."""
     return f"{item.job}/{item.place}"
 
 
@@ -123,19 +122,16 @@ def age_s(item: OpenTransaction, now_s: float) -> float | None:
 
 
 def transaction_row(item: OpenTransaction, now_s: float) -> Sequence[object]:
-    """The cells of TRANSACTION_COLUMNS."""
     epoch, task, attempt, _ = item.place.split("-", 3)
     return (id_of(item), item.job, epoch, task, attempt, item.state.value, item.files, item.size, age_s(item, now_s))
 
 
 def list_row(state: JobState) -> Sequence[object]:
-    """The cells of LIST_COLUMNS."""
     waiting = 0 if state.commits is None else len(state.commits.handles)
     return (state.job, state.epoch, "completed" if state.commits is None else "recorded", waiting, state.drivers)
 
 
 def list_of_table(table: NamedTable) -> None:
-    """Print the open transactions, and the last epoch of each job."""
     now_s = time.time()
     rows = [transaction_row(item, now_s) for item in table.upkeep.transactions()]
     show(Listing("transaction", "Transactions", TRANSACTION_COLUMNS, rows))

@@ -33,16 +33,7 @@ if TYPE_CHECKING:
 
 transactions_app = typer.Typer(no_args_is_help=True, help="Inspect and end the transactions of exactly-once writes.")
 
-STATES = (
-    "Empty",
-    "Ongoing",
-    "PrepareCommit",
-    "PrepareAbort",
-    "CompleteCommit",
-    "CompleteAbort",
-    "Dead",
-    "PrepareEpochFence",
-)
+STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead", "PrepareEpochFence")
 
 
 def parse_state(text: str) -> str:
@@ -67,19 +58,10 @@ def transaction_row(transactional_id: str, found: TransactionDescription | None,
         return (transactional_id, *of_name, "unknown", None, None, None, None)
     age = None if found.started_ms is None else max(0, now_ms - found.started_ms) / 1000
     producer = found.producer
-    return (
-        transactional_id,
-        *of_name,
-        found.state,
-        producer.producer_id,
-        producer.epoch,
-        age,
-        found.timeout_ms / 1000,
-    )
+    return (transactional_id, *of_name, found.state, producer.producer_id, producer.epoch, age, found.timeout_ms / 1000)
 
 
 def list_rows(lists: DurableLists) -> list[Sequence[object]]:
-    """The cells of LIST_COLUMNS for every job."""
     rows: list[Sequence[object]] = [
         (
             parse_key(key).job,
@@ -140,7 +122,6 @@ def list_command(
 
 
 def description_rows(found: TransactionDescription, lists: DurableLists, now_ms: int) -> list[Sequence[object]]:
-    """Name and value of everything known about a transactional id."""
     name = parse_name(found.producer.transactional_id or "")
     rows: list[Sequence[object]] = [
         ("id", found.producer.transactional_id),
@@ -231,7 +212,6 @@ def plan_abort(described: Mapping[str, TransactionDescription | None], lists: Du
 
 
 def completing_command(job: str, prefix: str, commit_topic: str) -> str:
-    """The command that completes a job's list."""
     words = ["headrace transactions commit --job", job]
     words += ["--prefix", prefix] if prefix != DEFAULT_PREFIX else []
     words += ["--commit-topic", commit_topic] if commit_topic != DEFAULT_COMMIT_TOPIC else []

@@ -115,7 +115,6 @@ class TopicReader:
         return sum(stable - first for first, stable, _ in self._ends(topic).values())
 
     def _ends(self, topic: str) -> dict[tuple[str, int], tuple[int, int, int]]:
-        """First offset, last stable offset and high watermark of each partition."""
         from headrace.connectors.kafka.client.positions import Earliest, Latest
         from headrace.connectors.kafka.client.properties import Isolation
 
@@ -289,7 +288,6 @@ def _report(comparison: Comparison, partial: int) -> None:
 
 
 def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) -> int:
-    """Print the recorded epochs; the number of partially committed ones."""
     from headrace.connectors.kafka.log_dump import TransactionStatus
 
     if commit_topic is None:

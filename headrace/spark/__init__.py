@@ -17,15 +17,7 @@ if TYPE_CHECKING:
         with_dead_letters,
     )
 
-__all__ = [
-    "MetricsServer",
-    "metrics",
-    "read_source",
-    "run",
-    "session_builder",
-    "warm_session_builder",
-    "with_dead_letters",
-]
+__all__ = ["MetricsServer", "metrics", "read_source", "run", "session_builder", "warm_session_builder", "with_dead_letters"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has this name

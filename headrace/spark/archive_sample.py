@@ -35,7 +35,6 @@ class Numbers(DataSource):
     """Some numbers, once."""
 
     def schema(self) -> str:
-        """As Spark wants it."""
         return "id bigint"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -47,24 +46,19 @@ class NumbersReader(DataSourceStreamReader):
     """Reads them in two tasks."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Nothing is read."""
         return {"at": 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """All is read."""
         return {"at": ROWS}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Both tasks read the same."""
         return [InputPartition(task) for task in range(2)] if start != end else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task."""
         yield pa.RecordBatch.from_pydict({"id": pa.array(range(ROWS), pa.int64())})
 
 
 def main(directory: Path) -> None:
-    """Do it all, and wait for the JVM."""
     spark: SparkSession = session_builder().config(map=SETTINGS).getOrCreate()
     spark.dataSource.register(Numbers)
     rows, target = spark.readStream.format("Numbers").load(), str(directory / "rows")

@@ -152,7 +152,6 @@ def offset_log(options: Mapping[str, str]) -> OffsetLog | None:
 
 
 def _chosen(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """The connector's name, and the other options."""
     others = {name: value for name, value in options.items() if name.lower() != OPTION}
     name = next((value.strip().lower() for written, value in options.items() if written.lower() == OPTION), KAFKA)
     if name not in _WRITES:

@@ -30,9 +30,7 @@ OPTIONS = OptionTable(
     "the sink",
     (
         Option(
-            "path",
-            text,
-            "the folder, as in `save(path)` and `start(path)`: a local one, or the URL of an fsspec filesystem",
+            "path", text, "the folder, as in `save(path)` and `start(path)`: a local one, or the URL of an fsspec filesystem"
         ),
         Option("fileFormat", choice(SparkFormat), "`parquet` (default) or `json`, one object in each line"),
         Option("compression", text, "compression of Parquet: snappy (default), zstd, gzip, none, ..."),

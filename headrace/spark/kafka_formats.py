@@ -19,12 +19,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from headrace.connectors.formats.by_name import FORMATS, FormatSpec, create_format
 from headrace.connectors.formats.registry.registered import RegisteredFormat
-from headrace.connectors.formats.registry.schemas import (
-    RegisteredSchema,
-    SchemaReference,
-    SubjectStrategy,
-    UnknownSchemaError,
-)
+from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaReference, SubjectStrategy, UnknownSchemaError
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, quoted_part
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
@@ -92,20 +87,16 @@ class TypedFormat(ValueFormat):
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """As Spark wants it."""
         return self._type
 
     @property
     def reads_headers(self) -> bool:
-        """As of the format within."""
         return self.inner.reads_headers
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """As `ValueFormat` says."""
         return self.decode_records(values, None)
 
     def decode_records(self, values: pa.Array, headers: pa.Array | None) -> DecodedValues:
-        """As `ValueFormat` says."""
         decoded, bad = self.inner.decode_records(values, headers)
         if decoded.type == self._type:
             return DecodedValues(decoded, bad)
@@ -115,11 +106,9 @@ class TypedFormat(ValueFormat):
         return DecodedValues(pa.concat_arrays(parts), sorted([*bad, *more]))
 
     def schema_ids(self, values: pa.Array, headers: pa.Array | None) -> list[str | None]:
-        """As of the format within."""
         return self.inner.schema_ids(values, headers)
 
     def encode(self, values: pa.Array) -> pa.Array:
-        """As of the format within."""
         return self.inner.encode(values)
 
     def _cast(self, values: pa.Array, start: int, unfit: list[int]) -> Iterator[pa.Array]:
@@ -140,7 +129,6 @@ class TypedFormat(ValueFormat):
 
 
 def _spark_type(kind: pa.DataType) -> pa.DataType:
-    """The Arrow type in which Spark takes values of this one."""
     try:
         return _as_spark_has(kind)
     except (PySparkException, TypeError, ValueError) as error:  # ValueError: a decimal of more than 38 digits
@@ -233,7 +221,6 @@ def read_formats(
 
 
 def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> None:
-    """That no option means nothing."""
     for field in FIELDS:
         spec: FormatSpec | None = given.get(f"{field}Format")
         for option in (f"{field}Subject", f"{field}SchemaVersion", f"{field}Schema", f"{field}SchemaFile"):
@@ -263,7 +250,6 @@ def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> 
 
 
 def _has_schema(spec: FormatSpec | None) -> bool:
-    """Whether a schema registry has schemas of this format."""
     return spec is not None and spec.registry_kind is not None
 
 
@@ -314,7 +300,6 @@ def _own_arguments(field: Field, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(spec: FormatSpec, field: Field, given: Mapping[str, Any], text: str, fields: Sequence[str] | None) -> ValueFormat:
-    """Values of one schema, without a registry's wire format."""
     return create_format(spec.name, schema=text, fields=fields, **_own_arguments(field, given))
 
 
@@ -393,7 +378,6 @@ def _record(field: Field, given: Mapping[str, Any]) -> str | None:
 
 
 def _check_subject(field: Field, given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> None:
-    """That what names a subject is said once, and is used."""
     said = f"{field}.subject.name.strategy"
     if f"{field}Subject" in given and said in registry_properties:
         raise UsageError(f"give {field}Subject or {REGISTRY_PREFIX}{said}, not both")
@@ -603,7 +587,6 @@ def _schema_id(text: object) -> int:
 
 
 def _narrower(was: Any, now: Any, path: str) -> str | None:  # noqa: ANN401 - JSON
-    """What of a type is gone or has changed."""
     if isinstance(was, dict) and isinstance(now, dict):
         for name, kind in was.items():
             inside = f"{path}.{name}" if path else name

@@ -56,7 +56,6 @@ class KafkaOffsets:
     source: KafkaSource
 
     def to_json(self, offsets: LogOffsets[KafkaSplit]) -> str:
-        """The same text for the same offsets."""
         return offsets_to_json(offsets, {field: each.pinned for field, each in self._formats().items()})
 
     def from_json(self, text: str) -> LogOffsets[KafkaSplit]:
@@ -75,7 +74,6 @@ class KafkaOffsets:
         return {field: each for field, each in found.items() if isinstance(each, TypedFormat)}
 
     def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, KafkaSplit]) -> str:
-        """End offsets as the JVM connector shows them: {"topic": {"0": 123}}."""
         document: PartitionNumbers = {}
         for split in sorted(splits.values(), key=lambda split: (split.topic, split.partition)):
             document.setdefault(split.topic, {})[str(split.partition)] = ends[split.split_id]

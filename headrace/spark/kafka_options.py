@@ -200,9 +200,7 @@ _SCHEMAS: tuple[Option, ...] = (
             Option(f"{field}Subject", text, f"ours: subject of the {field}'s schema. Default: by the topic's name"),
             Option(f"{field}SchemaVersion", integer(1), "ours: version of the subject. Default: the newest at the start"),
             Option(
-                f"{field}Schema",
-                text,
-                f"ours: schema of the {field}: Avro's, a JSON Schema, .proto text; a Spark type's JSON",
+                f"{field}Schema", text, f"ours: schema of the {field}: Avro's, a JSON Schema, .proto text; a Spark type's JSON"
             ),
             Option(f"{field}SchemaFile", text, "ours: path of a file with the schema"),
             Option(f"{field}Message", text, "ours: full name of the Protobuf message type. Default: the schema's first"),
@@ -245,11 +243,7 @@ _SOURCE: tuple[Option, ...] = (
     Option("badTimestamps", _bad_timestamps, "ours: a timestamp beyond 64-bit microseconds: `error` (default), or `null`"),
     Option("badBatches", _bad_batches, "ours: a batch of records that cannot be decoded at all: `error` (default), or `skip`"),
     Option("maxUncompressedBatchBytes", integer(1), "ours: most bytes that a compressed batch may unpack to. Default 256 MiB"),
-    Option(
-        "valueFormat",
-        _format,
-        f"ours: decode `value`: {', '.join(f'`{name}`' for name in RECORD_FORMATS)}",
-    ),
+    Option("valueFormat", _format, f"ours: decode `value`: {', '.join(f'`{name}`' for name in RECORD_FORMATS)}"),
     Option("keyFormat", _format, "ours: the same for `key`"),
     *_SCHEMAS,
     *(

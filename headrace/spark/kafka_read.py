@@ -145,7 +145,6 @@ def log_read(source: KafkaSource, columns: tuple[str, ...], given: Mapping[str, 
 
 
 def _topics(given: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Those that are read, where that is known."""
     return None if "subscribePattern" in given else tuple(given["subscribe"] if "subscribe" in given else given["assign"])
 
 

@@ -81,12 +81,10 @@ def verbatim(option: Option, value: str) -> str:
 
 
 def text(option: Option, value: str) -> str:
-    """The text without blanks around it; not empty."""
     return verbatim(option, value).strip()
 
 
 def boolean(option: Option, value: str) -> bool:
-    """True or false, in any case."""
     if value.strip().lower() not in ("true", "false"):
         raise option.refuse(value, "true or false")
     return value.strip().lower() == "true"
@@ -138,8 +136,6 @@ def _from_json(value: str) -> object:
 
 
 def choice(kind: type[ChoiceT]) -> Parse:
-    """A member of the enum, by its value in any case."""
-
     def parse(option: Option, value: str) -> ChoiceT:
         word = text(option, value).lower()
         if word not in tuple(kind):
@@ -181,7 +177,6 @@ class OptionTable:
         return {option.name.lower(): option for option in self.options}
 
     def option(self, written: str) -> Option | None:
-        """The option of this name, whatever its case."""
         return self._by_name.get(written.lower())
 
     def parse(self, written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -60,7 +60,6 @@ def pipeline_query(
 
 
 def _text(value: object) -> str:
-    """As Spark's own options are written."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -85,7 +85,6 @@ def _sink(given: Mapping[str, Any]) -> TableSink:
 
 
 def _url(given: Mapping[str, Any]) -> str:
-    """The address as SQLAlchemy has it, with the login."""
     written = given["url"]
     try:
         url = make_url(written.removeprefix(_JDBC))

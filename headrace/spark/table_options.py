@@ -18,7 +18,6 @@ DEFAULT_SEQUENCE = "offset"
 
 
 def _parts(option: Option, value: str) -> tuple[str, ...]:
-    """Separated by commas that are in no brackets."""
     return tuple(part.strip() for part in re.split(r",(?![^(]*\))", text(option, value)))
 
 

@@ -76,7 +76,6 @@ class LoggedTransaction:
 
     @property
     def unended(self) -> bool:
-        """Open or prepared."""
         return self.state in (State.OPEN, State.PREPARED)
 
 
@@ -249,7 +248,6 @@ class MemoryTransaction(Transaction[MemoryHandle]):
         return MemoryHandle(self._number)
 
     def abort(self) -> None:
-        """Give up what is not prepared."""
         if self._log.entries[self._number].state is State.OPEN:
             self._log.abort(self._number)
 
@@ -258,13 +256,11 @@ class MemoryCommitter(Committer[MemoryHandle]):
     """Ends a job's transactions."""
 
     def __init__(self, log: MemoryTransactionLog, job: str) -> None:
-        """Of no generation yet."""
         self._log = log
         self._job = job
         self._generation = 0
 
     def fence(self) -> CommitList[MemoryHandle] | None:
-        """Start the next generation, then read the list."""
         self._generation = self._log.fence(self._job)
         data = self._log.stored().get(self._job)
         return None if data is None else _list_in(data, self._job)
@@ -280,7 +276,6 @@ class MemoryCommitter(Committer[MemoryHandle]):
         self._log.store(self._job, self._generation, _LISTS.serialize(commits))
 
     def end(self, handle: MemoryHandle) -> Outcome:
-        """Commit it if it is prepared; what became of it."""
         return self._log.commit(handle.number)
 
     def copy(self, handles: Sequence[MemoryHandle]) -> MemoryHandle:
@@ -299,7 +294,6 @@ class MemoryCommitter(Committer[MemoryHandle]):
                 self._log.abort(entry.number)
 
     def forget(self) -> None:
-        """Remove the list."""
         self._log.remove(self._job)
 
     def close(self) -> None:

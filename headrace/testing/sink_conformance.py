@@ -100,7 +100,6 @@ class _Job:
 
     @property
     def sink(self) -> TwoPhaseSink[Any]:
-        """Recreated each time: nothing may hang on one object."""
         return self._external.create_sink()
 
     def committer(self) -> Committer[Any]:

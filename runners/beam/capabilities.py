@@ -50,10 +50,8 @@ RUNNERS: Mapping[str, Capabilities] = {
 
 
 def name_of(pipeline: Any) -> str:
-    """The name of the class of a pipeline's runner."""
     return type(pipeline.runner).__name__
 
 
 def of_runner(pipeline: Any) -> Capabilities:
-    """What the runner of this pipeline can do."""
     return RUNNERS.get(name_of(pipeline), Capabilities())

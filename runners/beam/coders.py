@@ -28,7 +28,6 @@ class FixedCoder(Coder):
     """A coder without parameters: all of its class are equal, and encode equal values to the same bytes."""
 
     def is_deterministic(self) -> bool:
-        """Yes: a runner may compare encoded values."""
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -42,19 +41,16 @@ class RecordBatchCoder(FixedCoder):
     """An Arrow record batch as one Arrow IPC stream, uncompressed. The same bytes for the same batch."""
 
     def encode(self, value: pa.RecordBatch) -> bytes:
-        """Schema and batch."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, value.schema) as writer:
             writer.write_batch(value)
         return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
     def decode(self, encoded: bytes) -> pa.RecordBatch:
-        """The batch, over the bytes themselves: no column is copied."""
         with pa.ipc.open_stream(encoded) as reader:
             return reader.read_next_batch()
 
     def to_type_hint(self) -> type:
-        """What pipelines name in their type hints."""
         return pa.RecordBatch  # type: ignore[no-any-return]
 
 
@@ -77,11 +73,9 @@ class ElementCoder(FixedCoder):
     """The bytes themselves."""
 
     def encode(self, value: Element) -> bytes:
-        """As they are."""
         return value.state
 
     def decode(self, encoded: bytes) -> Element:
-        """As they are."""
         return Element(encoded)
 
 
@@ -103,7 +97,6 @@ class EnumerationFormat(_StateFormat, Generic[SplitT]):
     """The enumerating stage's restriction. Raises StateError for what is damaged, newer, or of another source."""
 
     def encode(self, value: Enumeration[SplitT]) -> bytes:
-        """Packed."""
         match value:
             case Fresh():
                 return _packed(_LEDGER, {"state": "fresh"})
@@ -133,7 +126,6 @@ class ReaderFormat(_StateFormat, Generic[SplitT]):
     """
 
     def encode(self, value: ReaderRestriction[SplitT]) -> bytes:
-        """Packed."""
         reading = tuple(SplitState(split, finished=False) for split in value.reading)
         unpublished = tuple(SplitState(split, finished=True) for split in value.unpublished)
         checkpoint = Checkpoint(0, reading + unpublished, exhausted=True)
@@ -152,7 +144,6 @@ def _packed(envelope: Envelope, body: Mapping[str, Any]) -> bytes:
 
 
 def _unpacked(envelope: Envelope, data: bytes) -> Mapping[str, Any]:
-    """What was packed. White space may come behind it."""
     unpacking = zlib.decompressobj()
     with envelope.reading(_WHERE):
         try:

@@ -15,23 +15,9 @@ from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorP
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 
+from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.enumerator import (
-    EagerEnumerator,
-    SplitEnumerator,
-    create_enumerator,
-    restore_enumerator,
-)
-from headrace.enumerator.events import (
-    Command,
-    DiscoverInitial,
-    DiscoverLater,
-    DiscoveryFailed,
-    Fail,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    SplitsDiscovered,
-)
+from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, restore_enumerator
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
 from headrace.enumerator.source import Boundedness, LogSource, Source, SplitDiscovery
@@ -43,14 +29,7 @@ from headrace.runners.beam.event_time import IDLE_LAG, SplitWatermark
 from headrace.runners.beam.flink_placement import Subtasks, placed
 from headrace.runners.beam.reader_restriction import deal
 from headrace.runners.beam.resume_delay import pause
-from headrace.runners.beam.split_restriction import (
-    EncodedTracker,
-    Enumerated,
-    Enumeration,
-    EnumerationTracker,
-    Fresh,
-    HandedOn,
-)
+from headrace.runners.beam.split_restriction import EncodedTracker, Enumerated, Enumeration, EnumerationTracker, Fresh, HandedOn
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +73,12 @@ def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look
     for command in enumerator.start():
         for answer in _discover(command, enumerator, driver):
             match answer:
-                case Fail(error):
+                case ev.Fail(error):
                     raise error
-                case ReportDiscoveryFailure(error):
+                case ev.ReportDiscoveryFailure(error):
                     driver.perform(answer)
                     failure = error
-                case ReportMissing(splits):
+                case ev.ReportMissing(splits):
                     missing += splits
     states = tuple(SplitState(entry.durable, finished=False) for entry in enumerator.ledger)
     added = [state.split for state in states if state.split.split_id not in known]
@@ -114,14 +93,14 @@ def beginning(source: Source[SplitT], earliest: Checkpoint[SplitT] | None) -> Sp
 
 
 def _discover(
-    command: Command[SplitT], enumerator: SplitEnumerator[SplitT], driver: SourceDriver[SplitT]
-) -> list[Command[SplitT]]:
-    if not isinstance(command, DiscoverInitial | DiscoverLater):
+    command: ev.Command[SplitT], enumerator: SplitEnumerator[SplitT], driver: SourceDriver[SplitT]
+) -> list[ev.Command[SplitT]]:
+    if not isinstance(command, ev.DiscoverInitial | ev.DiscoverLater):
         return []
     match driver.perform(command):
-        case SplitsDiscovered(findings):
+        case ev.SplitsDiscovered(findings):
             return enumerator.discovered(findings)
-        case DiscoveryFailed(error):
+        case ev.DiscoveryFailed(error):
             return enumerator.discovery_failed(error)
     return []
 
@@ -177,7 +156,6 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return EncodedTracker(EnumerationTracker(self._format.decode(restriction), bounded=self._bounded), self._format.encode)
 
     def restriction_size(self, element: Element, restriction: bytes) -> float:
-        """Always the same: it says nothing about the amount of data."""
         return 1.0
 
     def restriction_coder(self) -> BytesCoder:
@@ -220,7 +198,6 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return replace(found.checkpoint, splits=left)
 
     def _dealt(self, found: Look[Any]) -> Iterator[Element]:
-        """One element for each reader."""
         known = len(found.checkpoint.splits) - len(found.added)
         for number, restriction in enumerate(deal(found.added, self._readers)):
             work = self._restrictions.encode(restriction)
@@ -263,7 +240,6 @@ class EnumerateBounded(_Enumerate):
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
     ) -> Iterator[Any]:
-        """One discovery round."""
         return self._enumerate(tracker, watermark)
 
 
@@ -273,5 +249,4 @@ class EnumerateUnbounded(EnumerateBounded):
     @beam.DoFn.unbounded_per_element()
     @wraps(EnumerateBounded.process)  # Beam reads the parameters from the signature
     def process(self, *given: Any, **named: Any) -> Iterator[Any]:
-        """One discovery round."""
         return super().process(*given, **named)

@@ -42,7 +42,6 @@ class ColumnTime:
 
 
 def bounds(times: pa.Int64Array) -> tuple[Timestamp, Timestamp]:
-    """The earliest and the latest."""
     found = pc.min_max(times).as_py()
     return Timestamp(micros=found["min"]), Timestamp(micros=found["max"])
 
@@ -51,7 +50,6 @@ class SplitWatermark(WatermarkEstimator):
     """A watermark that only moves on, when reported. None before the first move: it then holds everything back."""
 
     def __init__(self, state: Timestamp | None) -> None:
-        """From the state of an earlier call."""
         self._state = state
 
     def advance(self, timestamp: Timestamp) -> None:
@@ -63,9 +61,7 @@ class SplitWatermark(WatermarkEstimator):
         """Outputs are batches, with their earliest record's time, which is not a watermark: see `advance`."""
 
     def current_watermark(self) -> Timestamp | None:  # type: ignore[override] # Beam does know watermarks that are unknown
-        """For the runner."""
         return self._state
 
     def get_estimator_state(self) -> Any:
-        """For the next call."""
         return self._state

@@ -61,11 +61,9 @@ class Options:
             raise UsageError(f"the option --{name} must be a whole number, not {value!r}") from None
 
     def flag(self, name: str) -> bool:
-        """Given without a value it is true."""
         return str(self._given.get(name, "false")).lower() not in ("false", "none", "0")
 
     def text(self, name: str, default: str) -> str:
-        """In capitals."""
         value = self._given.get(name)
         return default if value is None else str(value).upper()
 
@@ -86,13 +84,7 @@ RULES = (
         "without one Flink takes no checkpoints: nothing is ever durable, and Beam keeps every bundle in memory",
         "add --checkpointing_interval=10000",
     ),
-    Rule(
-        "streaming",
-        lambda options: not options.streams,
-        "a batch job takes no checkpoints",
-        "add --streaming",
-        _OFFSETS,
-    ),
+    Rule("streaming", lambda options: not options.streams, "a batch job takes no checkpoints", "add --streaming", _OFFSETS),
     Rule(
         "finish_bundle_before_checkpointing",
         lambda options: not options.flag("finish_bundle_before_checkpointing"),

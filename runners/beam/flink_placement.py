@@ -38,7 +38,6 @@ class Subtasks:
         return cls(parallelism, max_parallelism)
 
     def index_of(self, element: bytes) -> int:
-        """The subtask that Flink gives an element of these bytes."""
         return self.index(len(element), _java_hash(element, 1))
 
     def index(self, length: int, code: int) -> int:
@@ -57,7 +56,6 @@ def placed(element: bytes, subtask: int, subtasks: Subtasks) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """As Beam writes the length of what it does not know."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

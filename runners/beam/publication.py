@@ -96,6 +96,5 @@ class Publication(Generic[PositionT]):
                 self._published = min(self._published, token.proven.number - 1)
 
     def settled(self, position: PositionT) -> bool:
-        """Whether the last position is this one and was published."""
         with self._lock:
             return self._last == position and self._published == self._numbers

@@ -188,7 +188,6 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
 
 def _end_of_part(split: OffsetSplit, end: int) -> int:
-    """Where the split's records end, or this part of it."""
     return end if split.stop_offset is None else min(end, split.stop_offset)
 
 
@@ -202,7 +201,6 @@ class ReadBounded(_Read):
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
     ) -> Iterator[Any]:
-        """Read for a while."""
         return self._read(finalizer, tracker, watermark)
 
 
@@ -212,7 +210,6 @@ class ReadUnbounded(ReadBounded):
     @beam.DoFn.unbounded_per_element()
     @wraps(ReadBounded.process)  # Beam reads the parameters from the signature
     def process(self, *given: Any, **named: Any) -> Iterator[Any]:
-        """Read for a while."""
         return super().process(*given, **named)
 
 
@@ -220,7 +217,6 @@ Rows = Callable[[pa.RecordBatch], Iterable[Any]]
 
 
 def as_dicts(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
-    """A record as a dict of its columns."""
     rows: list[dict[str, Any]] = batch.to_pylist()
     return rows
 

@@ -33,7 +33,6 @@ class HeldReader(Generic[SplitT]):
         """When the latest record happened that each split has delivered, since this reader started."""
 
     def __enter__(self) -> HeldReader[SplitT]:
-        """Itself."""
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
@@ -70,7 +69,6 @@ class HeldReader(Generic[SplitT]):
         self._close()
 
     def happened(self, split_id: str, latest: Timestamp) -> None:
-        """Records of this split up to this time were delivered."""
         self.latest[split_id] = max(latest, self.latest.get(split_id, latest))
 
     def _close(self) -> None:

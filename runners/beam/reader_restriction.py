@@ -63,7 +63,6 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
             self._drop_if_done(split_id)
 
     def current_restriction(self) -> ReaderRestriction[SplitT]:
-        """What is left for this call."""
         reading = tuple(tracker.current_restriction().split for tracker in self._reading.values())
         return ReaderRestriction(reading, tuple(self._unpublished.values()))
 
@@ -98,13 +97,11 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
         return True
 
     def current_progress(self) -> RestrictionProgress:
-        """The sum over the splits."""
         parts = [tracker.current_progress() for tracker in self._reading.values()]
         completed = self._completed + sum(part.completed_work for part in parts)
         return progress_of(completed, sum(part.remaining_work for part in parts))
 
     def is_bounded(self) -> bool:
-        """True when every split has an end."""
         return all(tracker.is_bounded() for tracker in self._reading.values())
 
     def _drop_if_done(self, split_id: str) -> None:

@@ -74,16 +74,13 @@ class ShardState(Generic[HandleT]):
 
     @property
     def handles(self) -> tuple[HandleT, ...]:
-        """Those that are not known to be committed."""
         return tuple(entry.handle for entry in self.entries)
 
     def adding(self, handle: HandleT, *, copied: bool = False) -> ShardState[HandleT]:
-        """With one more."""
         number = self.count + 1
         return replace(self, count=number, entries=(*self.entries, PreparedTransaction(number, handle, copied)))
 
     def without(self, gone: tuple[PreparedTransaction[HandleT], ...]) -> ShardState[HandleT]:
-        """With these less."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry not in gone))
 
 
@@ -166,11 +163,9 @@ class _Slots:
         return self._made - 1
 
     def give_back(self, slot: int) -> None:
-        """Nothing was prepared in it."""
         self._free.append(slot)
 
     def occupy(self, slot: int, number: int) -> None:
-        """The transaction of this number is prepared in it."""
         self._occupied[number] = slot
 
     def release(self, number: int) -> None:
@@ -362,11 +357,9 @@ class ShardStateSerializer(Generic[HandleT]):
     """A shard's state as bytes (`headrace.enumerator.envelope`), version 1."""
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
-        """For such handles."""
         self._handles = handles
 
     def serialize(self, state: ShardState[HandleT]) -> bytes:
-        """The state in its envelope."""
         return _STATE.seal(
             {
                 "handle_version": self._handles.version,

@@ -49,28 +49,22 @@ class EncodedTracker(RestrictionTracker):
         self._encode = encode
 
     def current_restriction(self) -> bytes:
-        """Encoded."""
         return self._encode(self._inner.current_restriction())
 
     def try_claim(self, position: Any) -> bool:
-        """As the tracker inside."""
         return bool(self._inner.try_claim(position))
 
     def try_split(self, fraction_of_remainder: float) -> tuple[bytes, bytes] | None:
-        """Both encoded."""
         parts = self._inner.try_split(fraction_of_remainder)
         return None if parts is None else (self._encode(parts[0]), self._encode(parts[1]))
 
     def check_done(self) -> bool:
-        """As the tracker inside."""
         return bool(self._inner.check_done())
 
     def current_progress(self) -> RestrictionProgress:
-        """As the tracker inside."""
         return self._inner.current_progress()
 
     def is_bounded(self) -> bool:
-        """As the tracker inside."""
         return bool(self._inner.is_bounded())
 
 
@@ -92,7 +86,6 @@ class EnumerationTracker(RestrictionTracker):
         self._bounded = bounded
 
     def current_restriction(self) -> Enumeration[Any]:
-        """What is left for this call."""
         return self._enumeration
 
     def try_claim(self, checkpoint: Checkpoint[Any]) -> bool:
@@ -116,11 +109,9 @@ class EnumerationTracker(RestrictionTracker):
         return True
 
     def current_progress(self) -> RestrictionProgress:
-        """There is no backlog of discovery."""
         return RestrictionProgress(completed=1.0 if self._done else 0.0, remaining=0.0 if self._done else 1.0)
 
     def is_bounded(self) -> bool:
-        """True when discovery ends by itself."""
         return self._bounded
 
     @property
@@ -153,7 +144,6 @@ class SplitTracker(RestrictionTracker, Generic[SplitT]):
         return True
 
     def try_split(self, fraction_of_remainder: float) -> tuple[SplitState[SplitT], SplitState[SplitT]] | None:
-        """Hand the rest on (0)."""
         if fraction_of_remainder > 0 or self._state.finished:
             return None
         rest, self._state = self._state, SplitState(self._state.split, finished=True)
@@ -170,7 +160,6 @@ class SplitTracker(RestrictionTracker, Generic[SplitT]):
         return RestrictionProgress(fraction=1.0 if self._state.finished else 0.5)
 
     def is_bounded(self) -> bool:
-        """True when the split has an end."""
         return self._bounded
 
 
@@ -234,7 +223,6 @@ class OffsetSplitTracker(RestrictionTracker):
         return progress_of(max(0, at - self._start), max(0, (at if end is None else end) - at))
 
     def is_bounded(self) -> bool:
-        """True when there is a stop."""
         return self._stop is not None
 
     @property

@@ -46,7 +46,6 @@ HEARTBEAT = b""
 
 
 def job_of(run: str) -> str:
-    """The name in the table's marker."""
     return f"beam-{run}"
 
 
@@ -70,7 +69,6 @@ class TableWriter(beam.DoFn):
         self._transaction.write(element)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
-        """Prepare."""
         transaction, self._transaction = self._transaction, None
         if transaction is None:
             return

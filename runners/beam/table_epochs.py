@@ -78,16 +78,13 @@ class CommitterState(Generic[HandleT]):
 
     @property
     def count(self) -> int:
-        """The number of the last handle that came."""
         return self.committed + len(self.received)
 
     @property
     def handles(self) -> tuple[HandleT, ...]:
-        """Those that are not known to be committed."""
         return self.handles_to(self.count)
 
     def handles_to(self, number: int) -> tuple[HandleT, ...]:
-        """Those up to this number."""
         return tuple(entry.handle for entry in self.received[: number - self.committed])
 
     def digest_of(self, number: int) -> str:
@@ -95,17 +92,14 @@ class CommitterState(Generic[HandleT]):
         return self.digest if number == self.committed else self.received[number - self.committed - 1].digest
 
     def adding(self, handle: HandleT, stored: object) -> CommitterState[HandleT]:
-        """With one more, whose stored form this is."""
         text = json.dumps(stored, separators=(",", ":"), sort_keys=True)
         return replace(self, received=(*self.received, ReceivedHandle(handle, _digest(self.digest_of(self.count), text))))
 
     def without(self, number: int) -> CommitterState[HandleT]:
-        """When all up to this number are committed."""
         left = self.received[number - self.committed :]
         return replace(self, committed=number, digest=self.digest_of(number), received=left)
 
     def epoch(self, number: int) -> CommitList[HandleT]:
-        """The commit of all up to this number."""
         return CommitList(number, self.handles_to(number), content=self.digest_of(number))
 
     def closing(self, successor: str) -> CommitList[HandleT]:
@@ -153,7 +147,6 @@ class CommitterLifetime(Generic[HandleT]):
     """What one process knows of the committer since it was restored, and a restore does not need. Not thread-safe."""
 
     def __init__(self, state: CommitterState[HandleT]) -> None:
-        """Nothing is known but the state that was found."""
         self._publication: Publication[_Position] = Publication()
         self._position = _Position(state.count, 0)
         self._durable = _Position(0, 0)
@@ -166,7 +159,6 @@ class CommitterLifetime(Generic[HandleT]):
         return self._durable.count
 
     def wants_look(self, now_s: float, every_s: float) -> bool:
-        """Whether it is time to see what is open."""
         return self._suspects is None and (self._looked_s is None or now_s - self._looked_s >= every_s)
 
     def looked(self, open_tasks: frozenset[int], now_s: float) -> None:
@@ -194,7 +186,6 @@ class CommitterLifetime(Generic[HandleT]):
         return self._position
 
     def finalised(self, token: FinalizationToken[_Position]) -> None:
-        """The runner has finalised the bundle of the call."""
         position = self._publication.finalised(token)
         if position is not None:
             self._durable = position
@@ -212,11 +203,9 @@ class CommitterStateSerializer(Generic[HandleT]):
     """A committer's state, and handles on their way to it, as bytes (`headrace.enumerator.envelope`), version 1."""
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
-        """For such handles."""
         self._handles = handles
 
     def serialize(self, state: CommitterState[HandleT]) -> bytes:
-        """The state in its envelope."""
         return _STATE.seal(
             {
                 "handle_version": self._handles.version,
@@ -240,7 +229,6 @@ class CommitterStateSerializer(Generic[HandleT]):
             return CommitterState(run, stored_number(value["committed"]), digest, received)
 
     def pack(self, run: str, handle: HandleT) -> bytes:
-        """A handle on its way from a writer of this run."""
         return _PREPARED.seal({"run": run, "handle_version": self._handles.version, "handle": self._handles.serialize(handle)})
 
     def unpack(self, data: bytes) -> tuple[str, HandleT, object]:

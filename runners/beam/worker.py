@@ -56,7 +56,6 @@ class CachedReaders(Generic[SplitT]):
         self._most = MOST_CACHED
 
     def __len__(self) -> int:
-        """How many are cached."""
         return len(self._cached)
 
     def cache(self, cached: Cached[SplitT]) -> None:
@@ -94,7 +93,6 @@ class CachedReaders(Generic[SplitT]):
         return left
 
     def clean_up_late(self) -> int:
-        """Close those whose turn should have come by now."""
         return self.clean_up(max(CACHED_S, TURN_S * len(self)))
 
 
@@ -138,7 +136,6 @@ class Worker(Generic[SplitT]):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def publication(self, split_id: str) -> Publication[SplitT]:
-        """The split's, made when first asked for."""
         with self._lock:
             return self._publications.setdefault(split_id, Publication(MOST_OUTSTANDING))
 

@@ -82,11 +82,9 @@ class ShardsCoder(FixedCoder):
     """As decimal text."""
 
     def encode(self, value: Shards) -> bytes:
-        """The number."""
         return str(value.count).encode()
 
     def decode(self, encoded: bytes) -> Shards:
-        """The number."""
         return Shards(int(encoded))
 
 
@@ -203,7 +201,6 @@ class _Waiting:
         self.bytes = 0
 
     def fits(self, rows: pa.RecordBatch) -> bool:
-        """Whether they can be of one batch with those that wait."""
         same: bool = self.batches[0].schema.equals(rows.schema)
         return same
 

@@ -28,7 +28,6 @@ class BalancedEnumerator(SplitEnumerator[SplitT]):
         """Nothing to do: the reader has all that there is for it."""
 
     def assignments(self, readers: Sequence[int]) -> list[Assign[SplitT]]:
-        """All waiting splits, for these readers."""
         if not self._released or not readers or not self.ledger.unassigned:
             return []
         loads = [(self.ledger.load(reader), reader) for reader in readers]

@@ -129,7 +129,6 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
         self.outputs = handles.outputs if isinstance(handles, OutputHandleSerializer) else ()
 
     def serialize(self, run: str, checkpoint: RunCheckpoint[SplitT, HandleT]) -> bytes:
-        """The checkpoint in its envelope."""
         return RUN_CHECKPOINT.seal(
             {
                 "run": run,
@@ -231,7 +230,6 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     @property
     def location(self) -> str:
-        """Of the files, as the user has given it."""
         return self.files.location
 
     def close(self) -> None:

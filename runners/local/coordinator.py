@@ -27,6 +27,7 @@ from typing import Any
 
 from headrace._extras import needs_extra
 from headrace.connectors.base.commit import JobCommitter
+from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import (
@@ -38,14 +39,6 @@ from headrace.enumerator.errors import (
     RunFailedError,
     StateError,
     UsageError,
-)
-from headrace.enumerator.events import (
-    DiscoverInitial,
-    DiscoverLater,
-    ProveGone,
-    PublishPositions,
-    ReportDiscoveryFailure,
-    ReportMissing,
 )
 from headrace.enumerator.source_driver import SourceCommand, SourceDriver
 from headrace.runners.job_file import PipelineFile
@@ -87,9 +80,9 @@ from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.processes import WorkerProcesses, leave_signals_to_supervisor
 from headrace.runners.local.rescale import RescaleRequest, Rescaling
-from headrace.runners.local.savepoints import begin_with, given_savepoint, started, take_savepoint
+from headrace.runners.local.savepoints import begin_with, given_savepoint, make_savepoint_folder, started, take_savepoint
 from headrace.runners.local.settings import Retention, RunSettings
-from headrace.runners.local.storage.places import run_files
+from headrace.runners.local.storage.places import run_files, usable
 from headrace.runners.local.worker_pool import WorkerPool
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import Restarts
@@ -100,6 +93,11 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often the coordinator looks for workers that it has not heard."""
+
+PUBLISH_S = 30.0
+"""The end of a run waits so long for the positions of its last checkpoint to be published."""
+
+PUBLISH_AGAIN_S = 0.5
 
 STOP_S = 10.0
 """A worker that was sent StopWorker, and takes longer, is killed."""
@@ -198,6 +196,8 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
         if order.run is not None and not has_run(files):
             raise _gone(checkpoints, order.run)
         savepoint = given_savepoint(order.settings.savepoint_file, files)  # first: nothing is made for one that is not there
+        if (folder := order.settings.savepoint_folder) is not None:
+            make_savepoint_folder(folder)
         store: CheckpointStore[Any, Any] = CheckpointStore(checkpoints, serializer, order.settings.retained)
     try:
         if order.run not in (None, store.registry.run):
@@ -311,11 +311,7 @@ class _Coordination:
             enumerator = restore_enumerator(BalancedEnumerator, restored.positions, **common)  # type: ignore[arg-type]
         assert isinstance(enumerator, BalancedEnumerator)
         return RunCore(
-            enumerator,
-            settings.schedule,
-            self._order.restarts,
-            next_number=next_number,
-            last_checkpoint_id=self._store.last_id,
+            enumerator, settings.schedule, self._order.restarts, next_number=next_number, last_checkpoint_id=self._store.last_id
         )
 
     def run(self) -> RunOutcome:
@@ -327,15 +323,15 @@ class _Coordination:
             return replace(outcome, workers=self._rescaling.next_workers())
         settings = self._order.settings
         folder = settings.savepoint_folder
-        path = None if folder is None else take_savepoint(self._store.files, folder)
+        with usable(f"the folder for savepoints {folder}"):
+            path = None if folder is None else take_savepoint(self._store.files, folder)
         if not outcome.finished and settings.retention is Retention.DELETE_ON_CANCELLATION:
             self._committer.forget()
         return replace(outcome, savepoint=path)
 
     def _ran(self) -> RunOutcome:
         self._pool.watch(
-            lambda number, how: self._events.put(_ProcessEnded(number, how)),
-            lambda error: self._events.put(_Broken(error)),
+            lambda number, how: self._events.put(_ProcessEnded(number, how)), lambda error: self._events.put(_Broken(error))
         )
         try:
             self._serve_metrics()
@@ -349,9 +345,34 @@ class _Coordination:
         finally:
             self._end_workers()
             if self._is_over(self._outcome):  # else who looks is to see that it starts again
+                self._publish_last()
                 remove_status(self._order.settings.folder)
             with suppress(Exception):  # the outcome is, whatever its cleaning up says
                 self._driver.close()
+
+    def _publish_last(self) -> None:
+        """Wait some time for the last positions of a run that has ended well: no later ones are another try."""
+        if self._outcome is None or self._outcome.error is not None:
+            return
+        deadline_s = time.monotonic() + PUBLISH_S
+
+        def publish() -> None:
+            while not self._driver.publish_again() and time.monotonic() < deadline_s:
+                time.sleep(PUBLISH_AGAIN_S)
+
+        reason = f"not within {PUBLISH_S:g} s"
+        try:
+            self._asking.submit(publish).result(PUBLISH_S)
+        except TimeoutError:
+            pass  # it ends with this process
+        except Exception as error:  # noqa: BLE001 - the run has ended well: its positions are in its checkpoint
+            reason = str(error)
+        if self._driver.has_unpublished:
+            log.warning(
+                "the positions of the last checkpoint are not published (%s): a group shows earlier ones until the run is "
+                "started again; the checkpoint itself is complete",
+                reason,
+            )
 
     def _is_over(self, outcome: RunOutcome | None) -> bool:
         if outcome is None or outcome.error is not None:
@@ -435,9 +456,9 @@ class _Coordination:
                 self._perform_on_process(command)
             case AssignSplits() | TakeSnapshot() | NotifyCheckpointStored() | StopWorker():
                 self._pool.send(command)
-            case DiscoverInitial() | DiscoverLater() | PublishPositions() | ProveGone():
+            case ev.DiscoverInitial() | ev.DiscoverLater() | ev.PublishPositions() | ev.ProveGone():
                 self._in(self._asking, lambda: self._ask(command))
-            case ReportMissing() | ReportDiscoveryFailure():
+            case ev.ReportMissing() | ev.ReportDiscoveryFailure():
                 self._driver.perform(command)
             case ReportCheckpointFailure(checkpoint_id, reason):
                 log.warning("checkpoint %d has failed: %s; the run continues", checkpoint_id, reason)

@@ -27,76 +27,13 @@ from enum import Enum, auto
 from typing import Generic, assert_never
 
 from headrace.connectors.base.sink import HandleT
+from headrace.enumerator import events as ev
 from headrace.enumerator.coordinator import Coordinator
 from headrace.enumerator.errors import HeadraceError, RunFailedError
-from headrace.enumerator.events import (
-    Assign,
-    CheckpointAborted,
-    CheckpointCompleted,
-    CheckpointTriggered,
-    Command,
-    DeclineCheckpoint,
-    DiscoverInitial,
-    DiscoverLater,
-    DiscoveryDue,
-    DiscoveryFailed,
-    Event,
-    Fail,
-    NoMoreSplits,
-    PersistCheckpoint,
-    ProveGone,
-    PublishPositions,
-    ReaderLost,
-    ReaderRegistered,
-    ReaderSnapshotted,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    ScheduleDiscovery,
-    SnapshotReader,
-    SourceFinished,
-    SplitFinished,
-    SplitsDiscovered,
-    SplitsGone,
-    Started,
-)
 from headrace.enumerator.split import SplitT
 from headrace.enumerator.transitions import Transitions, allowed_after
+from headrace.runners.local import events as run
 from headrace.runners.local.balanced import BalancedEnumerator
-from headrace.runners.local.events import (
-    AssignSplits,
-    CheckpointCommitted,
-    CheckpointDue,
-    CheckpointIsNotStored,
-    CheckpointStored,
-    CheckpointTimedOut,
-    CommitCheckpoint,
-    EndRun,
-    FailRun,
-    JoinTimeout,
-    KillWorker,
-    NotifyCheckpointStored,
-    PauseOver,
-    Recover,
-    ReportCheckpointFailure,
-    ReportWorkerLost,
-    RestartDue,
-    RetireWorker,
-    RunCommand,
-    RunEvent,
-    RunRecovered,
-    RunStarted,
-    SetTimer,
-    SplitDone,
-    StartWorker,
-    StopRequested,
-    StopWorker,
-    TakeSnapshot,
-    WorkerDied,
-    WorkerHandle,
-    WorkerJoined,
-    WorkerSilent,
-    WorkerSnapshotted,
-)
 from headrace.runners.restarts import GiveUp, Restart, Restarts
 
 __all__ = ["RUN_TRANSITIONS", "CheckpointFailedError", "RunCore", "RunPhase", "RunSchedule"]
@@ -105,7 +42,8 @@ GATHER_S = 10.0
 """The first assignment waits this many seconds for workers that have not joined yet."""
 
 DECLINED_S = 0.1
-"""After a checkpoint that failed the next is tried this many seconds later, or after the minimum pause if that is longer."""
+"""After a checkpoint that failed the next is tried this many seconds later, or, unless the run is to stop, after the minimum
+pause if that is longer."""
 
 
 class CheckpointFailedError(HeadraceError):
@@ -185,8 +123,8 @@ class RunCore(Generic[SplitT, HandleT]):
         self._paused = False
         self._stopping = False
         self._failures = 0
-        self._prepared: list[WorkerHandle[HandleT]] = []
-        self._committing: tuple[WorkerHandle[HandleT], ...] = ()
+        self._prepared: list[run.WorkerHandle[HandleT]] = []
+        self._committing: tuple[run.WorkerHandle[HandleT], ...] = ()
 
     @property
     def workers(self) -> Mapping[int, int]:
@@ -198,7 +136,7 @@ class RunCore(Generic[SplitT, HandleT]):
         """Numbers of the workers that are started now -> how many splits each holds."""
         return {number: self._enumerator.ledger.load(place) for number, place in self.workers.items()}
 
-    def handle(self, event: RunEvent[SplitT, HandleT]) -> list[RunCommand[SplitT, HandleT]]:
+    def handle(self, event: run.RunEvent[SplitT, HandleT]) -> list[run.RunCommand[SplitT, HandleT]]:
         """Take one event, return what is to be done, in this order.
 
         Raises ProtocolViolationError for an event that RUN_TRANSITIONS does not allow now; nothing is changed then.
@@ -211,103 +149,108 @@ class RunCore(Generic[SplitT, HandleT]):
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
         return commands
 
-    def _apply(self, event: RunEvent[SplitT, HandleT]) -> list[RunCommand[SplitT, HandleT]]:
+    def _apply(self, event: run.RunEvent[SplitT, HandleT]) -> list[run.RunCommand[SplitT, HandleT]]:
         match event:
-            case RunStarted():
+            case run.RunStarted():
                 self.phase = RunPhase.RECOVERING
-                return [*(self._start(place) for place in range(len(self._slots))), Recover()]
-            case RunRecovered():
+                return [*(self._start(place) for place in range(len(self._slots))), run.Recover()]
+            case run.RunRecovered():
                 return self._recovered()
-            case WorkerJoined() | WorkerSilent() | WorkerDied() | SplitDone() | WorkerSnapshotted():
+            case run.WorkerJoined() | run.WorkerSilent() | run.WorkerDied() | run.SplitDone() | run.WorkerSnapshotted():
                 return self._of_worker(event)
-            case CheckpointStored():
+            case run.CheckpointStored():
                 return self._stored(event)
-            case CheckpointIsNotStored():
-                return self._core(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, event.reason)
-            case CheckpointCommitted():
+            case run.CheckpointIsNotStored():
+                return self._core(ev.CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, event.reason)
+            case run.CheckpointCommitted():
                 return self._committed()
-            case CheckpointDue() | PauseOver() | CheckpointTimedOut() | RestartDue() | JoinTimeout():
+            case run.CheckpointDue() | run.PauseOver() | run.CheckpointTimedOut() | run.RestartDue() | run.JoinTimeout():
                 return self._timer(event)
-            case StopRequested():
-                self._stopping = self._wanted = True
-                return []
-            case SplitsDiscovered() | SplitsGone() | DiscoveryFailed() | DiscoveryDue():
+            case run.StopRequested():
+                self._stopping = True
+                return self._force()
+            case ev.SplitsDiscovered() | ev.SplitsGone() | ev.DiscoveryFailed() | ev.DiscoveryDue():
                 return self._core(event)
             case _:
                 assert_never(event)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    def _start(self, place: int) -> StartWorker:
+    def _start(self, place: int) -> run.StartWorker:
         number, self._next_number = self._next_number, self._next_number + 1
         self._slots[place] = _Slot(number)
-        return StartWorker(place, number)
+        return run.StartWorker(place, number)
 
     def _of_worker(
-        self, event: WorkerJoined | WorkerSilent | WorkerDied | SplitDone | WorkerSnapshotted[SplitT, HandleT]
-    ) -> list[RunCommand[SplitT, HandleT]]:
+        self,
+        event: run.WorkerJoined | run.WorkerSilent | run.WorkerDied | run.SplitDone | run.WorkerSnapshotted[SplitT, HandleT],
+    ) -> list[run.RunCommand[SplitT, HandleT]]:
         place = self.workers.get(event.number)
         if place is None:
             return []  # of one that is dead
         match event:
-            case WorkerSilent():
-                return [KillWorker(event.number)]
-            case WorkerDied():
+            case run.WorkerSilent():
+                return [run.KillWorker(event.number)]
+            case run.WorkerDied():
                 return self._died(place, event)
-            case WorkerJoined():
+            case run.WorkerJoined():
                 self._slots[place].joined = True
-                return self._gather() if self._gathering else self._core(ReaderRegistered(place))
-            case SplitDone():
-                return self._core(SplitFinished(place, event.split_id))
-            case WorkerSnapshotted():
-                self._prepared += [WorkerHandle(event.number, handle) for handle in event.handles]
-                return self._core(ReaderSnapshotted(place, event.checkpoint_id, event.states))
+                return self._gather() if self._gathering else self._core(ev.ReaderRegistered(place))
+            case run.SplitDone():
+                return self._core(ev.SplitFinished(place, event.split_id))
+            case run.WorkerSnapshotted():
+                self._prepared += [run.WorkerHandle(event.number, handle) for handle in event.handles]
+                return self._core(ev.ReaderSnapshotted(place, event.checkpoint_id, event.states))
             case _:
                 assert_never(event)
 
-    def _died(self, place: int, event: WorkerDied) -> list[RunCommand[SplitT, HandleT]]:
+    def _died(self, place: int, event: run.WorkerDied) -> list[run.RunCommand[SplitT, HandleT]]:
         self._slots[place] = _Slot()
         self._prepared = [prepared for prepared in self._prepared if prepared.number != event.number]
-        commands: list[RunCommand[SplitT, HandleT]] = [RetireWorker(event.number)]
+        commands: list[run.RunCommand[SplitT, HandleT]] = [run.RetireWorker(event.number)]
         if event.is_final:
             return [*commands, *self._fail(RunFailedError(event.reason))]
-        decision = self._restarts.failed(event.now_s, event.chance)
+        failed = self._restarts.failed_unclassified if event.is_unclassified else self._restarts.failed
+        decision = failed(event.now_s, event.chance)
         match decision:
             case GiveUp():
                 return [*commands, *self._fail(RunFailedError(f"{event.reason}; not restarted: {decision.reason}"))]
             case Restart(delay_s):
-                commands += [ReportWorkerLost(event.number, event.reason, delay_s), SetTimer(delay_s, RestartDue(place))]
+                commands += [
+                    run.ReportWorkerLost(event.number, event.reason, delay_s),
+                    run.SetTimer(delay_s, run.RestartDue(place)),
+                ]
             case _:
                 assert_never(decision)
         # While the first workers gather none of them is registered.
-        return commands + (self._gather() if self._gathering else self._core(ReaderLost(place)))
+        return commands + (self._gather() if self._gathering else self._core(ev.ReaderLost(place)))
 
-    def _recovered(self) -> list[RunCommand[SplitT, HandleT]]:
+    def _recovered(self) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
-        commands: list[RunCommand[SplitT, HandleT]] = [
-            SetTimer(GATHER_S, JoinTimeout()),
-            SetTimer(self._schedule.interval_s, CheckpointDue()),
+        commands: list[run.RunCommand[SplitT, HandleT]] = [
+            run.SetTimer(GATHER_S, run.JoinTimeout()),
+            run.SetTimer(self._schedule.interval_s, run.CheckpointDue()),
         ]
-        return commands + self._core(Started()) + self._gather()
+        return commands + self._core(ev.Started()) + self._gather()
 
-    def _gather(self) -> list[RunCommand[SplitT, HandleT]]:
+    def _gather(self) -> list[run.RunCommand[SplitT, HandleT]]:
         """The first workers get their splits when all of them are there, or they would not be shared evenly."""
         if self.phase is RunPhase.RECOVERING or any(slot.number is not None and not slot.joined for slot in self._slots):
             return []
         return self._assemble()
 
-    def _assemble(self) -> list[RunCommand[SplitT, HandleT]]:
+    def _assemble(self) -> list[run.RunCommand[SplitT, HandleT]]:
         if not self._gathering:
             return []
         self._gathering = False
         joined = [place for place, slot in enumerate(self._slots) if slot.joined]
-        commands = [command for place in joined[:-1] for command in self._core(ReaderRegistered(place))]
+        commands = [command for place in joined[:-1] for command in self._core(ev.ReaderRegistered(place))]
         self._enumerator.release()
-        return commands + [command for place in joined[-1:] for command in self._core(ReaderRegistered(place))]
+        return commands + [command for place in joined[-1:] for command in self._core(ev.ReaderRegistered(place))]
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def _trigger_if_due(self) -> list[RunCommand[SplitT, HandleT]]:
+    def _trigger_if_due(self) -> list[run.RunCommand[SplitT, HandleT]]:
         if not self._wanted or self._paused or self.phase is not RunPhase.RUNNING:
             return []
         if not self._enumerator.initialised:
@@ -317,24 +260,24 @@ class RunCore(Generic[SplitT, HandleT]):
         self._checkpoint_id += 1
         self.phase = RunPhase.COLLECTING
         return [
-            SetTimer(self._schedule.timeout_s, CheckpointTimedOut(self._checkpoint_id)),
-            *self._core(CheckpointTriggered(self._checkpoint_id)),
+            run.SetTimer(self._schedule.timeout_s, run.CheckpointTimedOut(self._checkpoint_id)),
+            *self._core(ev.CheckpointTriggered(self._checkpoint_id)),
         ]
 
-    def _stored(self, event: CheckpointStored) -> list[RunCommand[SplitT, HandleT]]:
+    def _stored(self, event: run.CheckpointStored) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.COMMITTING
         stored = set(map(id, self._committing))
         self._prepared = [prepared for prepared in self._prepared if id(prepared) not in stored]
         self._committing = ()
         self._failures = 0
-        reported: list[RunCommand[SplitT, HandleT]] = [
-            NotifyCheckpointStored(slot.number, event.checkpoint_id)
+        reported: list[run.RunCommand[SplitT, HandleT]] = [
+            run.NotifyCheckpointStored(slot.number, event.checkpoint_id)
             for slot in self._slots
             if slot.joined and slot.number is not None
         ]
-        return reported + self._core(CheckpointCompleted(event.checkpoint_id))
+        return reported + self._core(ev.CheckpointCompleted(event.checkpoint_id))
 
-    def _committed(self) -> list[RunCommand[SplitT, HandleT]]:
+    def _committed(self) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
         finished = self._finished()
         if finished or self._stopping:
@@ -347,21 +290,28 @@ class RunCore(Generic[SplitT, HandleT]):
         held = any(enumerator.ledger.load(place) for place in range(len(self._slots)))
         return enumerator.exhausted and enumerator.ledger.all_finished and not held
 
-    def _pause(self, delay_s: float) -> list[RunCommand[SplitT, HandleT]]:
+    def _pause(self, delay_s: float) -> list[run.RunCommand[SplitT, HandleT]]:
         if delay_s <= 0:
             return []
         self._paused = True
-        return [SetTimer(delay_s, PauseOver())]
+        return [run.SetTimer(delay_s, run.PauseOver())]
 
-    def _declined(self, event: DeclineCheckpoint) -> list[RunCommand[SplitT, HandleT]]:
+    def _force(self) -> list[run.RunCommand[SplitT, HandleT]]:
+        """A last checkpoint does not wait for the minimum pause (as Flink's forced checkpoints)."""
+        self._wanted, self._paused = True, False
+        return []
+
+    def _pause_after_failure(self) -> list[run.RunCommand[SplitT, HandleT]]:
+        return self._pause(DECLINED_S if self._stopping else max(DECLINED_S, self._schedule.min_pause_s))
+
+    def _declined(self, event: ev.DeclineCheckpoint) -> list[run.RunCommand[SplitT, HandleT]]:
         """A worker was lost meanwhile: no fault of the checkpoint."""
         self.phase = RunPhase.RUNNING
         self._wanted = True
-        report: list[RunCommand[SplitT, HandleT]] = [ReportCheckpointFailure(event.checkpoint_id, event.reason)]
-        return report + self._pause(max(DECLINED_S, self._schedule.min_pause_s))
+        report: list[run.RunCommand[SplitT, HandleT]] = [run.ReportCheckpointFailure(event.checkpoint_id, event.reason)]
+        return report + self._pause_after_failure()
 
-    def _failed(self, checkpoint_id: int, reason: str) -> list[RunCommand[SplitT, HandleT]]:
-        """The handles stay, for the next checkpoint."""
+    def _failed(self, checkpoint_id: int, reason: str) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
         self._committing = ()
         self._failures += 1
@@ -371,38 +321,38 @@ class RunCore(Generic[SplitT, HandleT]):
                 CheckpointFailedError(f"checkpoint {checkpoint_id} has failed: {reason}; tolerable failed checkpoints: {most}")
             )
         self._wanted = self._wanted or self._stopping
-        report: list[RunCommand[SplitT, HandleT]] = [ReportCheckpointFailure(checkpoint_id, reason)]
-        return report + self._pause(max(DECLINED_S, self._schedule.min_pause_s))
+        report: list[run.RunCommand[SplitT, HandleT]] = [run.ReportCheckpointFailure(checkpoint_id, reason)]
+        return report + self._pause_after_failure()
 
     # --- timers -------------------------------------------------------------------------------------------------------
 
     def _timer(
-        self, event: CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout
-    ) -> list[RunCommand[SplitT, HandleT]]:
+        self, event: run.CheckpointDue | run.PauseOver | run.CheckpointTimedOut | run.RestartDue | run.JoinTimeout
+    ) -> list[run.RunCommand[SplitT, HandleT]]:
         match event:
-            case CheckpointDue():
+            case run.CheckpointDue():
                 self._wanted = True
-                return [SetTimer(self._schedule.interval_s, event)]
-            case PauseOver():
+                return [run.SetTimer(self._schedule.interval_s, event)]
+            case run.PauseOver():
                 self._paused = False
                 return []
-            case CheckpointTimedOut():
+            case run.CheckpointTimedOut():
                 return self._timed_out(event)
-            case RestartDue():
+            case run.RestartDue():
                 return [self._start(event.slot)] if self._slots[event.slot].number is None else []
-            case JoinTimeout():
+            case run.JoinTimeout():
                 return self._assemble()
             case _:
                 assert_never(event)
 
-    def _timed_out(self, event: CheckpointTimedOut) -> list[RunCommand[SplitT, HandleT]]:
+    def _timed_out(self, event: run.CheckpointTimedOut) -> list[run.RunCommand[SplitT, HandleT]]:
         if event.checkpoint_id != self._checkpoint_id:
             return []
         reason = f"it was not complete after {self._schedule.timeout_s:g} s"
         if self.phase is RunPhase.COLLECTING:
             late = ", ".join(f"worker {self._number(reader)}" for reader in self.coordinator.waiting_for)
             reason += f"; {late} did not prepare for it in that time: the transform, a read or a write takes longer, or hangs"
-            return self._core(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, reason)
+            return self._core(ev.CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, reason)
         if self.phase is RunPhase.STORING:
             # It may be stored or not: only the process that reads the store again can tell.
             unknown = (
@@ -414,33 +364,32 @@ class RunCore(Generic[SplitT, HandleT]):
 
     # --- the core ----------------------------------------------------------------------------------------------------
 
-    def _core(self, event: Event[SplitT]) -> list[RunCommand[SplitT, HandleT]]:
+    def _core(self, event: ev.Event[SplitT]) -> list[run.RunCommand[SplitT, HandleT]]:
         return [done for command in self.coordinator.handle(event) for done in self._translated(command)]
 
-    def _translated(self, command: Command[SplitT]) -> list[RunCommand[SplitT, HandleT]]:
+    def _translated(self, command: ev.Command[SplitT]) -> list[run.RunCommand[SplitT, HandleT]]:
         match command:
-            case Assign(reader, splits):
-                return [AssignSplits(self._number(reader), splits)]
-            case SnapshotReader(reader, checkpoint_id):
-                return [TakeSnapshot(self._number(reader), checkpoint_id)]
-            case PersistCheckpoint(checkpoint):
+            case ev.Assign(reader, splits):
+                return [run.AssignSplits(self._number(reader), splits)]
+            case ev.SnapshotReader(reader, checkpoint_id):
+                return [run.TakeSnapshot(self._number(reader), checkpoint_id)]
+            case ev.PersistCheckpoint(checkpoint):
                 self.phase = RunPhase.STORING
                 self._committing = tuple(self._prepared)
-                return [CommitCheckpoint(checkpoint, self._committing)]
-            case DeclineCheckpoint():
+                return [run.CommitCheckpoint(checkpoint, self._committing)]
+            case ev.DeclineCheckpoint():
                 return self._declined(command)
-            case ScheduleDiscovery(delay_s):
-                return [SetTimer(delay_s, DiscoveryDue())]
-            case Fail(error):
+            case ev.ScheduleDiscovery(delay_s):
+                return [run.SetTimer(delay_s, ev.DiscoveryDue())]
+            case ev.Fail(error):
                 return self._fail(error)
-            case SourceFinished():
-                self._wanted = True  # its end becomes durable, and the run ends
-                return []
-            case NoMoreSplits():
+            case ev.SourceFinished():
+                return self._force()  # its end becomes durable, and the run ends
+            case ev.NoMoreSplits():
                 return []  # workers stay until the whole source is finished: others' splits may come to them
-            case DiscoverInitial() | DiscoverLater() | PublishPositions():
+            case ev.DiscoverInitial() | ev.DiscoverLater() | ev.PublishPositions():
                 return [command]
-            case ReportMissing() | ProveGone() | ReportDiscoveryFailure():
+            case ev.ReportMissing() | ev.ProveGone() | ev.ReportDiscoveryFailure():
                 return [command]
             case _:
                 assert_never(command)
@@ -452,66 +401,74 @@ class RunCore(Generic[SplitT, HandleT]):
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _fail(self, error: Exception) -> list[RunCommand[SplitT, HandleT]]:
+    def _fail(self, error: Exception) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.ENDED
-        return [FailRun(error)]
+        return [run.FailRun(error)]
 
-    def _end(self, *, finished: bool) -> list[RunCommand[SplitT, HandleT]]:
+    def _end(self, *, finished: bool) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.ENDED
-        return [*(StopWorker(number) for number in self.workers), EndRun(finished)]
+        return [*(run.StopWorker(number) for number in self.workers), run.EndRun(finished)]
 
 
 _OPEN = (RunPhase.RUNNING, RunPhase.COLLECTING, RunPhase.STORING, RunPhase.COMMITTING)
-_CHECKPOINT_TIMERS = (CheckpointDue, PauseOver, CheckpointTimedOut)
-_OF_WORKERS = (WorkerJoined, WorkerSilent, WorkerDied, SplitDone, WorkerSnapshotted)
+_CHECKPOINT_TIMERS = (run.CheckpointDue, run.PauseOver, run.CheckpointTimedOut)
+_OF_WORKERS = (run.WorkerJoined, run.WorkerSilent, run.WorkerDied, run.SplitDone, run.WorkerSnapshotted)
 _ANSWERS = (
-    *(RunRecovered, CheckpointStored, CheckpointIsNotStored, CheckpointCommitted),
-    *(SplitsDiscovered, SplitsGone, DiscoveryFailed),
+    *(run.RunRecovered, run.CheckpointStored, run.CheckpointIsNotStored, run.CheckpointCommitted),
+    *(ev.SplitsDiscovered, ev.SplitsGone, ev.DiscoveryFailed),
 )
 _TRIGGERED = (RunPhase.COLLECTING, RunPhase.STORING)  # STORING: there is no worker to wait for
 
 RUN_TRANSITIONS: Transitions[RunPhase] = {
-    (RunPhase.CREATED, RunStarted): (RunPhase.RECOVERING,),
+    (RunPhase.CREATED, run.RunStarted): (RunPhase.RECOVERING,),
     # STORING: a source that was finished is so at once
-    (RunPhase.RECOVERING, RunRecovered): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
+    (RunPhase.RECOVERING, run.RunRecovered): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
     **{
         (phase, event): (phase,)
         for phase in (RunPhase.RECOVERING, *_OPEN)
-        for event in (WorkerJoined, WorkerSilent, RestartDue, StopRequested)
+        for event in (run.WorkerJoined, run.WorkerSilent, run.RestartDue, run.StopRequested)
     },
     **{
         (phase, event): (phase,)
         for phase in _OPEN
         for event in (
-            SplitDone,
-            WorkerSnapshotted,
-            SplitsDiscovered,
-            SplitsGone,
-            DiscoveryDue,
+            run.SplitDone,
+            run.WorkerSnapshotted,
+            ev.SplitsDiscovered,
+            ev.SplitsGone,
+            ev.DiscoveryDue,
             *_CHECKPOINT_TIMERS,
-            JoinTimeout,
+            run.JoinTimeout,
         )
     },
     # ENDED: the restart strategy gives up, or there is no first discovery
-    **{(phase, WorkerDied): (phase, RunPhase.ENDED) for phase in (RunPhase.RECOVERING, *_OPEN)},
-    **{(phase, DiscoveryFailed): (phase, RunPhase.ENDED) for phase in _OPEN},
+    **{(phase, run.WorkerDied): (phase, RunPhase.ENDED) for phase in (RunPhase.RECOVERING, *_OPEN)},
+    **{(phase, ev.DiscoveryFailed): (phase, RunPhase.ENDED) for phase in _OPEN},
     # what lets a checkpoint start
     **{
         (RunPhase.RUNNING, event): (RunPhase.RUNNING, *_TRIGGERED)
-        for event in (CheckpointDue, PauseOver, SplitsDiscovered, SplitDone)
+        for event in (run.CheckpointDue, run.PauseOver, ev.SplitsDiscovered, run.SplitDone)
     },
     # ENDED: before the first discovery there is nothing to store
-    (RunPhase.RUNNING, StopRequested): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
-    (RunPhase.RUNNING, WorkerDied): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
-    (RunPhase.COLLECTING, WorkerSnapshotted): (RunPhase.COLLECTING, RunPhase.STORING),
-    (RunPhase.COLLECTING, WorkerDied): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
-    (RunPhase.COLLECTING, CheckpointTimedOut): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
-    (RunPhase.STORING, CheckpointTimedOut): (RunPhase.STORING, RunPhase.ENDED),
-    (RunPhase.STORING, CheckpointStored): (RunPhase.COMMITTING,),
-    (RunPhase.STORING, CheckpointIsNotStored): (RunPhase.RUNNING, RunPhase.ENDED),
-    (RunPhase.COMMITTING, CheckpointCommitted): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
+    (RunPhase.RUNNING, run.StopRequested): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
+    (RunPhase.RUNNING, run.WorkerDied): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
+    (RunPhase.COLLECTING, run.WorkerSnapshotted): (RunPhase.COLLECTING, RunPhase.STORING),
+    (RunPhase.COLLECTING, run.WorkerDied): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
+    (RunPhase.COLLECTING, run.CheckpointTimedOut): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
+    (RunPhase.STORING, run.CheckpointTimedOut): (RunPhase.STORING, RunPhase.ENDED),
+    (RunPhase.STORING, run.CheckpointStored): (RunPhase.COMMITTING,),
+    (RunPhase.STORING, run.CheckpointIsNotStored): (RunPhase.RUNNING, RunPhase.ENDED),
+    (RunPhase.COMMITTING, run.CheckpointCommitted): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
     **{
         (RunPhase.ENDED, event): (RunPhase.ENDED,)
-        for event in (*_OF_WORKERS, *_CHECKPOINT_TIMERS, *_ANSWERS, RestartDue, JoinTimeout, DiscoveryDue, StopRequested)
+        for event in (
+            *_OF_WORKERS,
+            *_CHECKPOINT_TIMERS,
+            *_ANSWERS,
+            run.RestartDue,
+            run.JoinTimeout,
+            ev.DiscoveryDue,
+            run.StopRequested,
+        )
     },
 }

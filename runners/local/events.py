@@ -7,19 +7,8 @@ from dataclasses import dataclass
 from typing import Generic
 
 from headrace.connectors.base.sink import HandleT
+from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.events import (
-    DiscoverInitial,
-    DiscoverLater,
-    DiscoveryDue,
-    DiscoveryFailed,
-    ProveGone,
-    PublishPositions,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    SplitsDiscovered,
-    SplitsGone,
-)
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.split import SplitT
 
@@ -101,6 +90,7 @@ class WorkerDied:
     """The worker's process has ended: that is certain. `now_s`: monotonic; `chance` of [0, 1) varies the delay of a restart.
 
     `is_final`: it has said itself that no other worker would do better (an option that cannot be honoured, a lost record).
+    `is_unclassified`: that another one may never do better (`UnclassifiedError`).
     """
 
     number: int
@@ -108,6 +98,7 @@ class WorkerDied:
     now_s: float
     chance: float
     is_final: bool = False
+    is_unclassified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +180,7 @@ class StopRequested:
     """Stop with a savepoint: take a last checkpoint, commit it, end."""
 
 
-RunTimer = CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout | DiscoveryDue
+RunTimer = CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout | ev.DiscoveryDue
 
 RunEvent = (
     RunStarted
@@ -204,9 +195,9 @@ RunEvent = (
     | CheckpointCommitted
     | RunTimer
     | StopRequested
-    | SplitsDiscovered[SplitT]
-    | SplitsGone
-    | DiscoveryFailed
+    | ev.SplitsDiscovered[SplitT]
+    | ev.SplitsGone
+    | ev.DiscoveryFailed
 )
 
 # --- commands; those to the source are of `headrace.enumerator.events` ----------------------------------------------------
@@ -335,10 +326,10 @@ RunCommand = (
     | ReportWorkerLost
     | FailRun
     | EndRun
-    | DiscoverInitial
-    | DiscoverLater[SplitT]
-    | PublishPositions[SplitT]
-    | ReportMissing[SplitT]
-    | ProveGone[SplitT]
-    | ReportDiscoveryFailure
+    | ev.DiscoverInitial
+    | ev.DiscoverLater[SplitT]
+    | ev.PublishPositions[SplitT]
+    | ev.ReportMissing[SplitT]
+    | ev.ProveGone[SplitT]
+    | ev.ReportDiscoveryFailure
 )

@@ -99,11 +99,7 @@ def children_heed_signals() -> None:
         let_come()
 
     # Held meanwhile: one that comes before the new process heeds it would be lost.
-    os.register_at_fork(
-        before=hold,
-        after_in_parent=let_come,
-        after_in_child=heed,
-    )
+    os.register_at_fork(before=hold, after_in_parent=let_come, after_in_child=heed)
 
 
 class WorkerProcesses:
@@ -201,7 +197,6 @@ def _report(requests: Connection, children: dict[int, BaseProcess]) -> None:
 
 
 def _obey(requests: Connection, children: dict[int, BaseProcess], files: tuple[int, int]) -> bool:
-    """False when the worker processes is to end."""
     request = requests.recv()
     if request is None:
         return False

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
@@ -23,21 +24,17 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedLogDiscovery
 from headrace.enumerator.source import LogSource, Source
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.checkpoints import (
-    RUN_CHECKPOINT,
-    SAVEPOINT,
-    CheckpointStore,
-    RunCheckpoint,
-    newest_positions,
-)
+from headrace.runners.local.checkpoints import RUN_CHECKPOINT, SAVEPOINT, CheckpointStore, RunCheckpoint, newest_positions
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import local_folder, write_whole
+from headrace.runners.local.storage.places import usable
 
 __all__ = [
     "Savepoint",
     "begin_with",
     "fetch_savepoint",
     "given_savepoint",
+    "make_savepoint_folder",
     "read_savepoint",
     "shown",
     "started",
@@ -57,11 +54,9 @@ class Savepoint:
 
     @property
     def name(self) -> str:
-        """Of its file."""
         return f"savepoint-{self.run}-{self.checkpoint_id:012d}.json"
 
     def serialize(self) -> bytes:
-        """In its envelope."""
         return _ENVELOPE.seal({"run": self.run, "checkpoint_id": self.checkpoint_id, "source": self.source})
 
     @classmethod
@@ -81,6 +76,13 @@ class Savepoint:
     def positions(self, serializer: CheckpointSerializer[SplitT]) -> Checkpoint[SplitT]:
         """For a source of the same kind. Raises StateError for another, or a newer version of it."""
         return serializer.deserialize(self.source, f"savepoint {self.name}")
+
+
+def make_savepoint_folder(folder: Path) -> None:
+    """Make it, unless it is there, and write to it. Raises UsageError where that is not possible, OSError for what may pass."""
+    with usable(f"the folder for savepoints {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
 
 
 def take_savepoint(files: RunFiles, target: Path) -> Path:

@@ -152,10 +152,7 @@ _COUNTS: Mapping[str, str] = {
 
 _WHOLE = ("workers", "metrics_port", *_COUNTS.values())
 
-_TEXTS: Mapping[str, str] = {
-    f"{_CHECKPOINTING}savepoint-dir": "savepoints",
-    "execution.state-recovery.path": "from_savepoint",
-}
+_TEXTS: Mapping[str, str] = {f"{_CHECKPOINTING}savepoint-dir": "savepoints", "execution.state-recovery.path": "from_savepoint"}
 _RETENTION = f"{_CHECKPOINTING}externalized-checkpoint-retention"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from headrace._extras import needs_extra
 from headrace.connectors.base.commit import StaleEpochError
 from headrace.enumerator import errors
-from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UsageError
+from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UnclassifiedError, UsageError
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunOutcome, RunStart, coordinate
 from headrace.runners.local.monitoring.status import remove_status
@@ -75,10 +75,7 @@ def supervise(
 
 
 def _supervise(
-    job: PipelineSpec | PipelineFile,
-    settings: RunSettings,
-    context: ForkContext | ForkServerContext,
-    watch: Callable[[], None],
+    job: PipelineSpec | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext, watch: Callable[[], None]
 ) -> Path | None:
     beginning = RunStart(time.time(), _asked_before(settings.folder))
     coordinator = CoordinatorProcess(Restarts(settings.restart), watch)
@@ -96,7 +93,9 @@ def _supervise(
             error = _error_of(outcome)
             if outcome.is_final or coordinator.stopping.is_set():
                 raise error
-            decision = coordinator.restarts.failed(time.monotonic(), random.random())  # noqa: S311 - jitter
+            restarts = coordinator.restarts
+            failed = restarts.failed_unclassified if UnclassifiedError.__name__ in outcome.kinds else restarts.failed
+            decision = failed(time.monotonic(), random.random())  # noqa: S311 - jitter
             if isinstance(decision, GiveUp):
                 raise RunFailedError(f"{outcome.error}; not restarted: {decision.reason}") from error
             log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)
@@ -130,7 +129,6 @@ class CoordinatorProcess:
         self._coordinator: Connection | None = None
 
     def stop(self) -> None:
-        """Take a last checkpoint, and end."""
         self.stopping.set()
         coordinator = self._coordinator
         if coordinator is not None:

@@ -34,10 +34,11 @@ MessageTo = AssignSplits[Any] | TakeSnapshot | NotifyCheckpointStored | StopWork
 
 @dataclass(frozen=True)
 class ExitReport:
-    """Why a worker ends, and whether no other would do better."""
+    """Why a worker ends, and whether no other would do better, or may never do (`WorkerDied`)."""
 
     reason: str
     is_final: bool = False
+    is_unclassified: bool = False
 
 
 class WorkerPool:
@@ -75,18 +76,15 @@ class WorkerPool:
         self._processes.watch(ended, broken)
 
     def start(self, number: int, registry: WorkerRegistry) -> None:
-        """A process for this worker, which is in the registry already."""
         first = {name: first_attempt(sink, registry, number, name) for name, sink in self._sinks.items()}
         order = WorkerOrder(self._job, self._server.address, number, first, self._version, self._settings.heartbeat_interval_s)
         self._started_s[number] = time.monotonic()
         self._processes.start(number, work, order)
 
     def kill(self, number: int) -> None:
-        """Which a frozen process cannot outlive."""
         self._processes.kill(number)
 
     def send(self, command: MessageTo) -> None:
-        """To the worker that it names."""
         from headrace.runners.local.wire import run_pb2 as pb
 
         match command:
@@ -121,12 +119,12 @@ class WorkerPool:
         self._server.forget(number, _LAST_MESSAGES_S)
         last = self._reports.pop(number, ExitReport(how))
         chance = random.random()  # noqa: S311 - jitter
-        return WorkerDied(number, f"worker {number}: {last.reason}", time.monotonic(), chance, last.is_final)
+        reason, now_s = f"worker {number}: {last.reason}", time.monotonic()
+        return WorkerDied(number, reason, now_s, chance, last.is_final, last.is_unclassified)
 
     def close(self, timeout_s: float) -> None:
-        """Give all workers so long to end, then kill them."""
         self._processes.close(timeout_s)
         self._server.close()
 
     def _note_failure(self, number: int, failed: Any) -> None:  # noqa: ANN401 - a message of run.proto
-        self._reports[number] = ExitReport(failed.error, is_final=failed.final)
+        self._reports[number] = ExitReport(failed.error, is_final=failed.final, is_unclassified=failed.unclassified)

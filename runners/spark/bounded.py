@@ -80,15 +80,12 @@ class BoundedSourceFormat(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What it is registered as: another name for another source."""
         return f"headrace_source_{hashlib.sha256(cls.PICKLED).hexdigest()[:16]}"
 
     def schema(self) -> StructType:
-        """The source's columns."""
         return spark_types(self._source())
 
     def reader(self, schema: StructType) -> BoundedReader:
-        """The source's reader."""
         return BoundedReader(self._source(), to_arrow_schema(schema, timezone="UTC"))
 
     def _source(self) -> Source[Any]:

@@ -95,7 +95,6 @@ class LogRead(Generic[OffsetSplitT]):
     savepoint: str | None = None
 
     def tasks_of(self, ranges: Sequence[OffsetRange]) -> list[list[OffsetRange]]:
-        """The tasks for these ranges, by the numbers above."""
         return plan_tasks(
             ranges, min_tasks=self.min_tasks, max_task_records=self.max_task_offsets, parallelism=self.parallelism
         )

@@ -97,15 +97,12 @@ class PipelineSourceFormat(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What it is registered as: another name for another source."""
         return _name("source", cls.PICKLED)
 
     def schema(self) -> StructType:
-        """The source's columns."""
         return spark_types(self._read().source)
 
     def streamReader(self, schema: StructType) -> PipelineReader:  # noqa: N802 - Spark's name
-        """The source's reader."""
         return PipelineReader(self._read(), schema)
 
     def _read(self) -> LogRead[Any]:
@@ -129,11 +126,9 @@ class PipelineSinkFormat(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What it is registered as."""
         return _name("sink", cls.PICKLED)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PipelineWriter:  # noqa: FBT001, N802 - Spark's
-        """The sink's writer."""
         del schema, overwrite  # as `PipelineQuery.start` has it
         return PipelineWriter(cast("PipelineWrite", _loaded(self.PICKLED)), driver_id_of(self.options))
 
@@ -168,7 +163,6 @@ def source_format(read: LogRead[Any]) -> type[PipelineSourceFormat]:
 
 
 def sink_format(write: PipelineWrite) -> type[PipelineSinkFormat]:
-    """The format of this write."""
     return type("RegisteredPipelineSink", (PipelineSinkFormat,), {"PICKLED": pickled(write)})
 
 

@@ -83,7 +83,6 @@ def plan_tasks(
 
 
 def _headroom(total: int, parallelism: int | None) -> int:
-    """How many records are packed into one task."""
     share = LEAST_TASK_RECORDS if parallelism is None else math.ceil(total / parallelism)
     return min(max(share, LEAST_TASK_RECORDS), TASK_RECORDS)
 
@@ -100,7 +99,6 @@ def _split_to_count(pieces: list[OffsetRange], count: int) -> list[OffsetRange]:
 
 
 def _cut(item: OffsetRange, parts: int) -> list[OffsetRange]:
-    """Even parts: the sizes differ by at most one."""
     edges = [item.start + item.size * part // parts for part in range(parts + 1)]
     return [replace(item, start=start, stop=stop) for start, stop in pairwise(edges)]
 

@@ -21,6 +21,7 @@ __all__ = [
     "active_context",
     "builder_options",
     "call_jvm",
+    "cause_of",
     "finish_after_batch",
     "frame_of",
     "hadoop_path",
@@ -108,7 +109,6 @@ def read_text(spark: SparkSession, stream: Any) -> str:  # noqa: ANN401 - the JV
 
 
 def frame_of(writer: DataStreamWriter) -> DataFrame:
-    """The frame that a writer writes, which only the writer knows."""
     return writer._df
 
 
@@ -117,6 +117,11 @@ def start_unwatched(writer: DataStreamWriter) -> StreamingQuery:
     from pyspark.sql.streaming.query import StreamingQuery
 
     return StreamingQuery(writer._jwrite.start())
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """What the JVM gives as the cause of an error that came from it. PySpark shows its text alone."""
+    return getattr(error, "_cause", None)
 
 
 def finish_after_batch(query: Any) -> None:  # noqa: ANN401 - StreamingQuery, or what tests have in its place

@@ -75,7 +75,6 @@ class _Outbox:
 
 
 def _sent(name: str, data: bytes) -> bool:
-    """False where no process listens, or its queue is full."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
             ours.setblocking(False)  # noqa: FBT003 - as it is defined
@@ -106,7 +105,6 @@ class ReportListener:
         self._thread.start()
 
     def close(self) -> None:
-        """End it."""
         self._is_closing = True
         self._socket.shutdown(socket.SHUT_RD)
         self._thread.join()

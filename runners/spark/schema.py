@@ -17,7 +17,6 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def default_schema(read: LogRead[OffsetSplitT]) -> StructType:
-    """The columns of a user who asks for none."""
     return spark_schema(pa.schema([read.source.schema.field(name) for name in read.columns]))
 
 

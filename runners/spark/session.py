@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pyspark
 from pyspark import SparkContext
@@ -40,6 +41,7 @@ from headrace.runners.user_cache import cache_directory
 log = logging.getLogger(__name__)
 
 WORKERS, DRIVER, GATEWAY = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT"
+MASTER, DEFAULT_MASTER = "spark.master", "local[*]"
 SPARK_HOME, LAUNCHER_OPTIONS = "SPARK_HOME", "SPARK_LAUNCHER_OPTS"
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 FORKING = "spark.headrace.python.fork"
@@ -48,19 +50,20 @@ FORKING = "spark.headrace.python.fork"
 PROBE_S = 60.0
 DAEMON = "headrace.runners.spark_processes.daemon"
 ZYGOTE = "headrace.runners.spark_processes.zygote"
+LAUNCHER = "spark-python-"
+"""What the name of the file starts with that Spark runs as its Python in a warm session."""
+
 PIPELINES = "headrace_pipeline_"
 """What the names of the formats start with that a pipeline registers for itself (pipelines.py)."""
 
-SETTINGS: dict[str, bool | float | int | str | None] = {
-    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
-}
+SETTINGS: dict[str, bool | float | int | str | None] = {"spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false"}
 REDACTION, SPARKS_REDACTION = "spark.sql.redaction.options.regex", "(?i)url"
 HIDDEN_OPTIONS = r"(?i)url|user\.info|jaas\.config|keystore\.key|storageOptions|^catalog$"
 """Options that may hold a secret, and are not to be in plans. What names a secret, a password or a token Spark hides itself."""
 
 
 class HeadraceBuilder(SparkSession.Builder):
-    """Spark's own builder of sessions, for one that finds headrace; a warm one where the master is known to be `local`."""
+    """Spark's own builder of sessions, for one that finds headrace; a warm one where the master is `local`, Spark's default."""
 
     def __init__(self, spark_format: DataSourceFormat, *, registers: bool) -> None:
         """See `session_builder`. `registers`: the JVM would start a Python without headrace."""
@@ -70,7 +73,7 @@ class HeadraceBuilder(SparkSession.Builder):
 
     def getOrCreate(self) -> SparkSession:  # noqa: N802 - Spark's name
         """The session. Raises UsageError for a warm one on a cluster, and what Spark raises."""
-        master = private.builder_options(self).get("spark.master")
+        master = expected_master(private.builder_options(self))
         if master is not None:
             self._check(master)
             _tell_parallelism(os.environ, _local_cores(master))
@@ -87,6 +90,8 @@ class HeadraceBuilder(SparkSession.Builder):
             return session  # of Spark Connect
         try:
             self._check(str(context.master))
+            if launcher is not None and not is_local(str(context.master)):
+                raise UsageError(f"the session's master is {context.master}, by other means than the builder's: name it there")
         except UsageError:
             session.stop()
             raise
@@ -166,7 +171,6 @@ def _builder(kind: type[HeadraceBuilder], spark_format: DataSourceFormat) -> Spa
 
 
 def _hide_secrets(session: SparkSession) -> None:
-    """In its plans. A pattern of the user's own stays."""
     if session.conf.get(REDACTION) == SPARKS_REDACTION:
         session.conf.set(REDACTION, HIDDEN_OPTIONS)
 
@@ -224,6 +228,39 @@ def told_parallelism_of(session: SparkSession) -> int | None:
         return None
     reported = _was_told(context)
     return int(reported) if reported and reported.isdecimal() else None
+
+
+def expected_master(options: Mapping[str, Any]) -> str | None:
+    """The master of a session with these options; None where it is decided elsewhere, or there is a session.
+
+    Spark takes the option, else spark-submit's, else its configuration's, else the variable MASTER, else `local[*]`.
+    """
+    if (given := options.get(MASTER)) is not None:
+        return str(given)
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    is_submitted = GATEWAY in os.environ or any(word in arguments for word in ("master", "remote", "properties-file"))
+    is_remote = "spark.remote" in options or "SPARK_REMOTE" in os.environ
+    if is_submitted or is_remote or _has_configuration() or private.active_context() is not None:
+        return None
+    return os.environ.get("MASTER", DEFAULT_MASTER)
+
+
+def _has_configuration() -> bool:
+    """Whether Spark has files that may set a master. PySpark's own package has none."""
+    home = os.environ.get(SPARK_HOME) or Path(pyspark.__file__).parent
+    folder = Path(os.environ.get("SPARK_CONF_DIR") or Path(home, "conf"))
+    return any((folder / name).is_file() for name in ("spark-defaults.conf", "spark-env.sh"))
+
+
+def why_cold(session: object) -> str | None:
+    """Why a takeover in this session waits for Python processes that Spark starts then; None for a warm session."""
+    context = private.active_context()
+    if context is None or not isinstance(session, SparkSession):
+        return "it is a session of Spark Connect"
+    if Path(context.pythonExec).name.startswith(LAUNCHER):
+        return None
+    master = str(context.master)
+    return f"its master is {master}" if not is_local(master) else "Spark starts its Python processes in its own way"
 
 
 def is_local(master: str) -> bool:
@@ -285,7 +322,6 @@ def _quick_launch() -> Iterator[None]:
 
 @contextmanager
 def _environment_kept(*names: str) -> Iterator[None]:
-    """Afterwards these variables are what they were."""
     before = {name: os.environ[name] for name in names if name in os.environ}
     try:
         yield
@@ -317,7 +353,7 @@ def _launcher(python: str) -> Path:
     Raises OSError where it cannot be written, or not be run.
     """
     text = _LAUNCHER.format(python=shlex.quote(python), daemon=DAEMON)
-    launcher = cache_directory() / f"spark-python-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    launcher = cache_directory() / f"{LAUNCHER}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if not launcher.is_file() or launcher.read_text() != text:
         launcher.parent.mkdir(parents=True, exist_ok=True)
         made = launcher.with_name(f"{launcher.name}.{os.getpid()}")

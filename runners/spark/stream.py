@@ -43,7 +43,6 @@ class Backlog(Generic[OffsetSplitT]):
 
     @property
     def ends(self) -> Mapping[str, int]:
-        """Where each split ends."""
         return {split_id: split.next_offset for split_id, split in self.at_end.items()}
 
     @property
@@ -53,7 +52,6 @@ class Backlog(Generic[OffsetSplitT]):
 
     @property
     def size(self) -> int:
-        """Offsets not read yet."""
         return sum(max(0, self.at_end[split_id].next_offset - split.next_offset) for split_id, split in self.splits.items())
 
 
@@ -136,7 +134,6 @@ class StreamPlanner(Generic[OffsetSplitT]):
         ]
 
     def committed(self, end: str) -> None:
-        """Spark has committed the batch that ends here."""
         self._publish(self._parse(end))
 
     def pin_end(self) -> None:
@@ -148,7 +145,6 @@ class StreamPlanner(Generic[OffsetSplitT]):
         return None if self._seen is None else self._format.ends_to_json(self._seen.ends, self._seen.splits)
 
     def close(self) -> None:
-        """Release connections. Nothing depends on its being called."""
         self._discovery.close()
 
     def _started(self, offsets: LogOffsets[OffsetSplitT]) -> LogOffsets[OffsetSplitT]:
@@ -162,7 +158,6 @@ class StreamPlanner(Generic[OffsetSplitT]):
         return replace(offsets, splits=self._initial)
 
     def _beginning(self) -> SplitDiscovery[OffsetSplitT]:
-        """Who says where a query without a checkpoint starts."""
         source, location = self._source, self._read.savepoint
         if location is None:
             return self._discovery
@@ -303,7 +298,6 @@ class StreamPlanner(Generic[OffsetSplitT]):
 
 
 def _is_tolerated(error: Exception) -> bool:
-    """No failure to publish stops the query, but for a bug."""
     return isinstance(error, HeadraceError | OSError)
 
 

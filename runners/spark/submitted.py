@@ -69,7 +69,6 @@ def _environment(properties: str) -> Iterator[None]:
 
 
 def properties_text(settings: Mapping[str, str]) -> str:
-    """As Java's Properties read them."""
     return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in settings.items())
 
 

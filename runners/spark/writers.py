@@ -107,12 +107,7 @@ class _Recorded:
                 self._sink
             )  # first: what is recorded in between is ended then, not written again
             self._epochs = dict(capabilities.recorded_now(self._sink))
-        return {
-            "_sink": self._sink,
-            "_driver_id": self._driver_id,
-            "_epochs": self._epochs,
-            "_left_over": self._left_over,
-        }
+        return {"_sink": self._sink, "_driver_id": self._driver_id, "_epochs": self._epochs, "_left_over": self._left_over}
 
     def of(self, job: str) -> RecordedEpoch | None:
         """The job's last epoch on its durable list."""
@@ -144,7 +139,6 @@ class _Recorded:
 def _prepare(
     sink: TwoPhaseSink[HandleT], recorded: _Recorded, attempt: Attempt, rows: Iterable[pa.RecordBatch]
 ) -> PreparedMessage[HandleT]:
-    """One task's part of an epoch."""
     capabilities.reached(sink)  # where `recorded` was made
     recorded.refuse(attempt.job, attempt.epoch, None)  # the driver knows the content
     last = recorded.of(attempt.job)
@@ -193,7 +187,6 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
 
     @property
     def sink(self) -> TwoPhaseSink[HandleT]:
-        """What is written to."""
         return self._sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
@@ -210,7 +203,6 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             report(job)
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What is written of a frame's batches."""
         return (batch.select(self._columns) for batch in batches)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -341,7 +333,6 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         self._recorded = _Recorded(sink)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
-        """In a task."""
         context = _context()
         rows = (batch.select(self._columns) for batch in iterator)
         prepared = _prepare(self._sink, self._recorded, _attempt(context, self._job, self._epoch), rows)
@@ -399,7 +390,6 @@ def _skipped(prepared: Sequence[PreparedMessage[Any]]) -> bool:
 
 
 def _content(offsets: OffsetLog | None, batch: int) -> str | None:
-    """What the batch is made from, if that can be determined."""
     return None if offsets is None else offsets.digest(batch)
 
 

@@ -77,6 +77,7 @@ class TestPostgreSql(OnSql):
     product = "postgresql"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 class TestMariaDb(OnSql):
     product = "mariadb"

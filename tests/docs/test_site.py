@@ -11,6 +11,8 @@ import pytest
 
 from tests.docs.documents import ROOT
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -43,11 +43,7 @@ _JUDGED_EVERY = 64
 
 _NOISE = 24
 _SETTINGS = hypothesis.settings(
-    max_examples=CASES,
-    phases=[Phase.generate],
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
+    max_examples=CASES, phases=[Phase.generate], database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 Decode = Callable[[AvroFormat, pa.Array], DecodedValues]

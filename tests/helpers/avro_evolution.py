@@ -168,12 +168,7 @@ CHANGES: dict[str, Change] = {
     "an enum loses a symbol": typed(enum("A", "B"), enum("A"), ["A", "B"], ["A"], backward=Lost((1,), NO_SYMBOL)),
     "an enum's symbols change places": typed(enum("A", "B"), enum("B", "A"), ["A", "B"], ["A", "B"]),
     "an enum is renamed": typed(
-        enum("A"),
-        {**enum("A"), "name": "G"},
-        ["A"],
-        ["A"],
-        backward=wants("G", "E"),
-        forward=wants("E", "G"),
+        enum("A"), {**enum("A"), "name": "G"}, ["A"], ["A"], backward=wants("G", "E"), forward=wants("E", "G")
     ),
     "an enum is renamed, with an alias": typed(
         enum("A"), {**enum("A"), "name": "G", "aliases": ["E"]}, ["A"], ["A"], forward=wants("E", "G")
@@ -191,11 +186,7 @@ CHANGES: dict[str, Change] = {
         forward=wants("F of 2 bytes", "F of 3 bytes"),
     ),
     "an array's items are promoted": typed(
-        {"type": "array", "items": "int"},
-        {"type": "array", "items": "long"},
-        [[1, 2]],
-        [[3]],
-        forward=wants("array", "array"),
+        {"type": "array", "items": "int"}, {"type": "array", "items": "long"}, [[1, 2]], [[3]], forward=wants("array", "array")
     ),
     "a map's values are promoted": typed(
         {"type": "map", "values": "int"}, {"type": "map", "values": "long"}, [{"k": 1}], [{"k": 1}], forward=wants("map", "map")
@@ -218,11 +209,7 @@ CHANGES: dict[str, Change] = {
         forward=Refused("wants A; the writer's has B"),
     ),
     "a record is renamed, with an alias": Change(
-        record(ID, name="A"),
-        record(ID, name="B", aliases=["A"]),
-        ONE,
-        ONE,
-        forward=Refused("wants A; the writer's has B"),
+        record(ID, name="A"), record(ID, name="B", aliases=["A"]), ONE, ONE, forward=Refused("wants A; the writer's has B")
     ),
     "a record moves to another namespace": Change(record(ID, name="old.R"), record(ID, name="new.R"), ONE, ONE),
     "a record within a record gets a field": typed(record(ID, name="I"), record(ID, ("x", "int", 7), name="I"), ONE, BOTH),

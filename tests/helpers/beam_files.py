@@ -15,11 +15,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 LINES = [f"line {number} é" for number in range(300)]
 
 _AVRO = parse_schema(
-    {
-        "type": "record",
-        "name": "row",
-        "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}],
-    }
+    {"type": "record", "name": "row", "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}]}
 )
 
 

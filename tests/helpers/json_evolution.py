@@ -88,8 +88,6 @@ SCHEDULES: dict[str, History] = {
         transitive(FORWARD),
     ),
     "another type": History(
-        (schema(a="integer"), schema(a="string"), schema(a="boolean")),
-        ({"a": 1}, {"a": "a"}, {"a": True}),
-        frozenset(),
+        (schema(a="integer"), schema(a="string"), schema(a="boolean")), ({"a": 1}, {"a": "a"}, {"a": True}), frozenset()
     ),
 }

@@ -688,11 +688,7 @@ def fetch_sessions(rig: Rig) -> Facts:
     facts += [rig.facts(ask(session, 2, {0: 1})), rig.facts(ask(session, 3, {}))]
     rig.written(topic, b"b")
     facts += [rig.facts(ask(session, 4, {})), rig.facts(ask(session, 4, {})), rig.facts(ask(session, 7, {}))]
-    facts += [
-        rig.facts(ask(session, 5, {0: 2}, (1,))),
-        rig.facts(ask(session, 6, {1: 0})),
-        rig.facts(ask(session, 7, {0: 99})),
-    ]
+    facts += [rig.facts(ask(session, 5, {0: 2}, (1,))), rig.facts(ask(session, 6, {1: 0})), rig.facts(ask(session, 7, {0: 99}))]
     facts += [rig.facts(ask(session, 8, {})), rig.facts(ask(session + 1, 3, {})), rig.facts(ask(0, -1, {0: 0}))]
     again = ask(session, 0, {0: 0})
     facts += [again.session_id not in {0, session}, rig.facts(again), rig.facts(ask(session, 9, {}))]
@@ -877,10 +873,7 @@ def offsets_of_groups(rig: Rig) -> Facts:
     group("LeaveGroup", 4, members=[{"member_id": joined.member_id}])
     deleted = [{"name": topic, "partitions": [{"partition_index": 0}, {"partition_index": 9}]}]
     facts.append(rig.facts(group("OffsetDelete", 0, topics=deleted)))
-    facts += [
-        fetched(topics=None),
-        rig.facts(rig.raw("OffsetDelete", 0, group_id=rig.name("no group"), topics=deleted)),
-    ]
+    facts += [fetched(topics=None), rig.facts(rig.raw("OffsetDelete", 0, group_id=rig.name("no group"), topics=deleted))]
     old = {"group_id": group.id, "topics": [{"name": topic, "partition_indexes": [0]}]}
     facts.append(rig.facts(rig.raw("OffsetFetch", 5, **old)))
     return facts
@@ -997,10 +990,7 @@ def deleting_records(rig: Rig) -> Facts:
     for offset in (0, 1, 3, 2, 9, -2, -1):
         parts = [{"partition_index": 0, "offset": offset}]
         facts.append(
-            [
-                offset,
-                rig.facts(rig.raw("DeleteRecords", 2, topics=[{"name": topic, "partitions": parts}], timeout_ms=5000)),
-            ]
+            [offset, rig.facts(rig.raw("DeleteRecords", 2, topics=[{"name": topic, "partitions": parts}], timeout_ms=5000))]
         )
         facts.append(_offsets(rig, topic)[1])
         facts.append(rig.facts(rig.fetch(topic, 0)))

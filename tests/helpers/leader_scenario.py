@@ -40,10 +40,7 @@ def leaders_that_move(cluster: ThreeBrokers) -> Facts:
         rig.until(lambda: _partition(raw, topic).isr_nodes == [FOLLOWER])
         epoch = _partition(raw, topic).leader_epoch
         rig.until(lambda: _write(follower, topic) == 0)
-        facts += [
-            ["new leader", *_asked(rig, follower, topic, epoch)],
-            ["stranger", *_asked(rig, raw, topic, epoch)],
-        ]
+        facts += [["new leader", *_asked(rig, follower, topic, epoch)], ["stranger", *_asked(rig, raw, topic, epoch)]]
         facts.append(["metadata", epoch > 0, _described(raw, topic, epoch)])
         cluster.restart(LEADER)
         rig.until(lambda: sorted(_partition(raw, topic).isr_nodes) == [LEADER, FOLLOWER])

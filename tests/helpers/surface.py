@@ -56,7 +56,7 @@ def _of_value(name: str, value: Any) -> Iterator[str]:
         return
     if not issubclass(value, BaseException) or "__init__" in vars(value):
         yield f"    {name}{_signature(value)}".removesuffix(" -> None")
-    for member, owner in sorted(_members(value).items()):
+    for member, owner in sorted(members(value).items()):
         yield f"    {_of_member(member, vars(owner)[member])}"
 
 
@@ -97,7 +97,7 @@ def _default(default: Any) -> Any:
     return default
 
 
-def _members(kind: type) -> dict[str, type]:
+def members(kind: type) -> dict[str, type]:
     """Public attributes that a user may call or read, with the class that has them: ours, and none of a library's."""
     ours = [base for base in reversed(kind.__mro__) if base.__module__.startswith("headrace.")]
     found = {name: base for base in ours for name in vars(base) if not name.startswith("_")}

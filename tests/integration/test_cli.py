@@ -22,15 +22,7 @@ from headrace.connectors.kafka.write.transactions import TransactionResult, Tran
 from headrace.testing import DyingCommitter, Killed
 from headrace.testing.servers.kafka import create_topic, start_broker
 from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
-from tests.helpers.sink_rig import (
-    committer,
-    eventually,
-    kafka_sink,
-    prepared,
-    read_all,
-    rows,
-    set_transaction_version,
-)
+from tests.helpers.sink_rig import committer, eventually, kafka_sink, prepared, read_all, rows, set_transaction_version
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -108,10 +100,7 @@ def test_transactions_are_listed_whatever_became_of_them(run, sink, where):
     transaction.write(pa.RecordBatch.from_pydict({"value": pa.array([b"b"])}))
     transaction.abort()
     (still,) = prepared(sink, "open", 2, ["c"])
-    ids = {
-        sink.names("done").task(0, 0, 0): "CompleteCommit",
-        sink.names("gone").task(1, 5, 0): "CompleteAbort",
-    }
+    ids = {sink.names("done").task(0, 0, 0): "CompleteCommit", sink.names("gone").task(1, 5, 0): "CompleteAbort"}
     for name, state in ids.items():
         eventually(lambda name=name: state_of(sink, name), state)
 

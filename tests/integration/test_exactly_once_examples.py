@@ -29,10 +29,7 @@ def run(broker, script, *arguments):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "outcome"),
-    [
-        ("isolation", "isolation: each record once"),
-        ("group_offsets", "group_offsets: they follow the checkpoint"),
-    ],
+    [("isolation", "isolation: each record once"), ("group_offsets", "group_offsets: they follow the checkpoint")],
 )
 def test_the_experiment_comes_out_as_it_should(broker, script, outcome):
     done = run(broker, script)

@@ -21,16 +21,7 @@ from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import ErrorCode, Refuse
 from headrace.testing.servers.kafka import create_topic
 from tests.helpers.record_batches import HEADER
-from tests.helpers.sink_rig import (
-    committer,
-    eventually,
-    kafka_sink,
-    ongoing,
-    prepared,
-    read_all,
-    rows,
-    take_over,
-)
+from tests.helpers.sink_rig import committer, eventually, kafka_sink, ongoing, prepared, read_all, rows, take_over
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -259,11 +250,7 @@ def test_librdkafka_1_9_shows_when_the_bug_is_injected(fake, monkeypatch):
 
 def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out):
     sink = kafka_sink(
-        bootstrap,
-        out,
-        "commits",
-        transactional_id_prefix=f"regression-{uuid.uuid4().hex[:8]}",
-        transaction_timeout_ms=3000,
+        bootstrap, out, "commits", transactional_id_prefix=f"regression-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=3000
     )
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
     transaction.write(rows([str(number) * 1000 for number in range(6000)]))  # more than one request

@@ -112,10 +112,7 @@ class Soak:
             batches
             | beam.Map(identities).with_output_types(pa.RecordBatch)
             | WriteToKafka(
-                {"bootstrap.servers": self.bootstrap},
-                self.target,
-                delivery="exactly-once",
-                transactional_id_prefix=self.prefix,
+                {"bootstrap.servers": self.bootstrap}, self.target, delivery="exactly-once", transactional_id_prefix=self.prefix
             )
         )
 
@@ -188,12 +185,7 @@ def main() -> int:
     parser.add_argument("--result", type=Path)
     arguments = parser.parse_args()
     started_s = time.monotonic()
-    with (
-        start_broker() as broker,
-        flink_cluster() as flink,
-        tempfile.TemporaryDirectory() as directory,
-        Progress() as bar,
-    ):
+    with start_broker() as broker, flink_cluster() as flink, tempfile.TemporaryDirectory() as directory, Progress() as bar:
         soak = Soak(flink, broker.bootstrap, Path(directory), random.Random(arguments.seed))
         with job(flink, soak.build, checkpoint_ms=CHECKPOINT_MS) as job_id:
             eventually(lambda: len(soak.published()) == PARTITIONS, TIMEOUT_S)

@@ -332,12 +332,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--result", type=Path)
     options = parser.parse_args()
-    document: dict[str, Any] = {
-        "kafka": KAFKA_VERSION,
-        "engine": options.engine,
-        "seed": options.seed,
-        "protocols": {},
-    }
+    document: dict[str, Any] = {"kafka": KAFKA_VERSION, "engine": options.engine, "seed": options.seed, "protocols": {}}
     with (
         tempfile.TemporaryDirectory() as scratch,
         start_broker(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster,

@@ -10,15 +10,7 @@ import pyarrow.compute as pc
 
 from headrace.connectors.formats.avro import encode as kernel
 from headrace.connectors.formats.avro.program import arrow_type, nullable
-from headrace.connectors.formats.avro.schema import (
-    AvroArray,
-    AvroEnum,
-    AvroMap,
-    AvroPrimitive,
-    AvroRecord,
-    AvroType,
-    AvroUnion,
-)
+from headrace.connectors.formats.avro.schema import AvroArray, AvroEnum, AvroMap, AvroPrimitive, AvroRecord, AvroType, AvroUnion
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["encode"]

@@ -412,14 +412,7 @@ def _exchange(
     """Status and body. urllib3's timeout is for each read, so an answer that trickles is held to it here."""
     ends, data = time.monotonic() + timeout_s, bytearray()
     response = pool.request(
-        method,
-        address,
-        body=body,
-        headers=headers,
-        timeout=timeout_s,
-        retries=False,
-        redirect=False,
-        preload_content=False,
+        method, address, body=body, headers=headers, timeout=timeout_s, retries=False, redirect=False, preload_content=False
     )
     try:
         while part := response.read1(_CHUNK):

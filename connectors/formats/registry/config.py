@@ -27,12 +27,7 @@ _BEARER_ENDPOINT, _BEARER_ID, _BEARER_SECRET, _BEARER_SCOPE = (
     "bearer.auth.scope",
 )
 _BEARER_CLUSTER, _BEARER_POOL = "bearer.auth.logical.cluster", "bearer.auth.identity.pool.id"
-_CA, _CERTIFICATE, _KEY, _KEY_PASSWORD = (
-    "ssl.ca.location",
-    "ssl.certificate.location",
-    "ssl.key.location",
-    "ssl.key.password",
-)
+_CA, _CERTIFICATE, _KEY, _KEY_PASSWORD = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.key.password")
 _STORES: tuple[str, ...] = (
     *("ssl.truststore.location", "ssl.truststore.type", "ssl.truststore.password"),
     *("ssl.keystore.location", "ssl.keystore.type", "ssl.keystore.password"),

@@ -31,7 +31,6 @@ class Versions:
 
     @property
     def limits(self) -> dict[str, int]:
-        """As arguments of a request."""
         return {"min_version": self.lowest, "max_version": self.highest}
 
 

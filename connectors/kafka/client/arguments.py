@@ -13,11 +13,7 @@ __all__ = ["client_config"]
 
 
 def client_config(
-    bootstrap: str,
-    properties: Mapping[str, str],
-    arguments: Mapping[str, tuple[str, object]],
-    *,
-    sasl: SaslConfig | None,
+    bootstrap: str, properties: Mapping[str, str], arguments: Mapping[str, tuple[str, object]], *, sasl: SaslConfig | None
 ) -> ClientConfig:
     """The configuration that `properties` (the Java client's names, any case) and the arguments make. Does no I/O.
 

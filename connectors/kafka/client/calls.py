@@ -31,15 +31,12 @@ class Calls:
 
     @property
     def brokers(self) -> tuple[Broker, ...]:
-        """The live brokers, as last learned."""
         return tuple(self._brokers.values())
 
     def broker(self, node_id: int) -> Broker | None:
-        """A broker by its id, as last learned."""
         return self._brokers.get(node_id)
 
     def contact(self) -> Contact:
-        """So far."""
         if self._has_answered:
             return Contact.ANSWERED
         return Contact.VOUCHED if self._is_vouched_for else Contact.NONE
@@ -49,7 +46,6 @@ class Calls:
         self._is_vouched_for = True
 
     def learn(self, brokers: Iterable[Broker]) -> None:
-        """These are the live brokers now."""
         self._brokers = {broker.node_id: broker for broker in brokers}
 
     def call(self, broker: Broker, message: Message, timeout_s: float | None = None) -> Message:

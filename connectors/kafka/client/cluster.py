@@ -65,15 +65,12 @@ class KafkaCluster:
         weakref.finalize(self, self._pool.close)  # no one need close a cluster that the whole process shares
 
     def __reduce__(self) -> tuple[type[KafkaCluster], tuple[ClientConfig]]:
-        """Only the configuration travels."""
         return type(self), (self.config,)
 
     def __enter__(self) -> KafkaCluster:
-        """The cluster itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close."""
         self.close()
 
     def close(self) -> None:
@@ -132,11 +129,9 @@ class KafkaCluster:
         return self._metadata.topic_id(topic)
 
     def broker(self, node_id: int) -> Broker | None:
-        """A broker by its id, as the last metadata said."""
         return self._calls.broker(node_id)
 
     def brokers(self) -> tuple[Broker, ...]:
-        """All live brokers, asked now."""
         return self._metadata.brokers()
 
     def warm(self, topics: set[str]) -> None:
@@ -150,9 +145,7 @@ class KafkaCluster:
     # --- offsets and groups --------------------------------------------------------------------------------------------
 
     def list_offsets(
-        self,
-        positions: Mapping[TopicPartition, Symbol],
-        isolation: Isolation | None = None,
+        self, positions: Mapping[TopicPartition, Symbol], isolation: Isolation | None = None
     ) -> dict[TopicPartition, OffsetAnswer]:
         """Turn symbolic positions into offsets, one request per leader (KIP-79, KIP-98).
 

@@ -85,6 +85,5 @@ class Coordinators:
             self._known.pop((kind, key), None)
 
     def forget_broker(self, broker: Broker) -> None:
-        """Forget all that this broker coordinates: it could not be reached."""
         with self._lock:
             self._known = {key: known for key, known in self._known.items() if known != broker}

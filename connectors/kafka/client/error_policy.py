@@ -68,7 +68,7 @@ _GROUP: Mapping[ErrorAction, tuple[Code, ...]] = {
         Code.FENCED_INSTANCE_ID,
         Code.STALE_MEMBER_EPOCH,
         Code.FENCED_MEMBER_EPOCH,
-    ),
+    )
 }
 _TRANSACTION: Mapping[ErrorAction, tuple[Code, ...]] = {
     _RETRY: (Code.CONCURRENT_TRANSACTIONS,),
@@ -85,10 +85,7 @@ DECISIONS: Mapping[str, Mapping[Code, ErrorAction]] = {
     "Metadata": _table(
         _ANYWHERE,
         _LEADER,
-        {
-            _ANSWER: (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE),
-            _REFRESH: (Code.REBOOTSTRAP_REQUIRED,),
-        },
+        {_ANSWER: (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE), _REFRESH: (Code.REBOOTSTRAP_REQUIRED,)},
     ),
     "FindCoordinator": _table(
         _ANYWHERE,
@@ -172,7 +169,7 @@ DECISIONS: Mapping[str, Mapping[Code, ErrorAction]] = {
                 Code.PRODUCER_FENCED,
                 Code.INVALID_PRODUCER_ID_MAPPING,
                 Code.INVALID_TXN_STATE,
-            ),
+            )
         },
     ),
     "DescribeTransactions": _table(_ANYWHERE, _COORDINATOR, _TRANSACTION, {_ANSWER: (Code.TRANSACTIONAL_ID_NOT_FOUND,)}),

@@ -233,10 +233,7 @@ _KINDS: dict[type[BrokerError], tuple[ErrorCode, ...]] = {
         ErrorCode.PRODUCER_FENCED,
         ErrorCode.FENCED_MEMBER_EPOCH,
     ),
-    CorruptAtBrokerError: (
-        ErrorCode.CORRUPT_MESSAGE,
-        ErrorCode.INVALID_RECORD,
-    ),
+    CorruptAtBrokerError: (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD),
     InvalidForBrokerError: (
         ErrorCode.MESSAGE_TOO_LARGE,
         ErrorCode.OFFSET_METADATA_TOO_LARGE,

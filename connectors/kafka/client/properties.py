@@ -36,7 +36,6 @@ class Isolation(StrEnum):
 
     @property
     def wire_value(self) -> int:
-        """As Fetch and ListOffsets write it."""
         return 1 if self is Isolation.READ_COMMITTED else 0
 
 
@@ -126,7 +125,6 @@ class ClientConfig:
 
     @property
     def bootstrap_servers(self) -> tuple[tuple[str, int], ...]:
-        """The bootstrap addresses as (host, port)."""
         return _parse_addresses(self.bootstrap)
 
     @property

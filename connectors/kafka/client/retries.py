@@ -73,7 +73,6 @@ class Refusals(_Streak):
     """How long, up to 60 s, a broker has answered what is not an outage: it is there, and a wait may have no end."""
 
     def __init__(self) -> None:
-        """Nothing was answered yet."""
         super().__init__(_LONGEST_CALL_S, lambda error: getattr(error, "code", None) in _NO_OUTAGE)
 
 
@@ -92,7 +91,6 @@ class _Fruitless:
         )
 
     def ends_with(self, error: BaseException | None) -> bool:
-        """Whether it is enough with this error, the last so far."""
         ends = [kind.ends_with(error) for kind in self._kinds]  # every one has to hear of it
         return any(ends)
 
@@ -104,7 +102,6 @@ class Outage:
     """
 
     def __init__(self) -> None:
-        """No process waits."""
         self.start_afresh()
 
     def start_afresh(self) -> None:
@@ -126,7 +123,6 @@ class Outage:
             log.warning("%s: waiting for %.0f s, and trying on%s. The last error was: %s", what, waited, hint, error)
 
     def over(self, waiter: object) -> None:
-        """It waits no more: it was answered."""
         if self._leave(waiter):
             log.warning("the brokers answer again, after %.0f s", time.monotonic() - self._began)
 

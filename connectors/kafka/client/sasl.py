@@ -11,13 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from headrace.connectors.security.endpoint import Http
 from headrace.connectors.security.renewal import Renewal
-from headrace.connectors.security.tokens import (
-    AZURE_IMDS,
-    ClientCredentials,
-    FileTokens,
-    ManagedIdentity,
-    MskTokens,
-)
+from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, FileTokens, ManagedIdentity, MskTokens
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["SASL_PROPERTIES", "SaslConfig", "login", "parse_jaas"]
@@ -205,7 +199,6 @@ def _check_retriever(given: Mapping[str, str]) -> None:
 
 
 def _local_path(url: str) -> str:
-    """Of a file: URL, as Java reads it."""
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise UsageError(f"{_URL} must be like file:///path/of/the/token, not {url!r}")
@@ -295,7 +288,6 @@ _STORE, _STORE_TYPE = "ssl.truststore.location", "ssl.truststore.type"
 
 
 def _pairs(text: str, option: str) -> dict[str, str]:
-    """librdkafka's way: name=value, several separated by commas."""
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     if not all(name and equals for name, equals, _ in pairs):
         raise UsageError(f"{option} must be name=value, several separated by commas")

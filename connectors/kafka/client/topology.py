@@ -39,7 +39,6 @@ class Broker:
     rack: str | None = None
 
     def __str__(self) -> str:
-        """As error messages name it."""
         return f"broker {self.node_id} ({self.host}:{self.port})"
 
 
@@ -95,11 +94,9 @@ class TopicViews:
                 raise self.failures[name]
 
     def known(self, name: str) -> list[TopicMetadata]:
-        """The topic as each broker knows it that does."""
         return [topic for _, answer in self.answers if (topic := answer.get(name)) is not None]
 
     def denials(self, name: str) -> int:
-        """How many brokers do not know the topic."""
         return sum(name in answer and answer[name] is None for _, answer in self.answers)
 
     def ids(self, name: str) -> set[UUID]:

@@ -71,7 +71,6 @@ class BatchSpan:
 
     @property
     def last_epoch(self) -> int | None:
-        """The leader epoch of the last batch."""
         return self.epochs[-1][1] if self.epochs else None
 
 

@@ -69,7 +69,6 @@ class BadBatchError(CorruptDataError):
         super().__init__(f"{place}, record batch at offset {base_offset}: {reason}")
 
     def __reduce__(self) -> tuple[type[BadBatchError], tuple[str, int, str], dict[str, Any]]:
-        """Errors travel from worker processes to the driver, with their notes."""
         return type(self), self._arguments, vars(self)
 
 

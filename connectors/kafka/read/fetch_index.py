@@ -106,11 +106,9 @@ class FetchIndex(Generic[P]):
         return sorted(self._ready.get(broker, ()), key=lambda partition: partition.order)
 
     def unresolved(self) -> list[P]:
-        """Those whose offset may be out of range."""
         return list(self._disputes)
 
     def lookups(self, now: float) -> list[P]:
-        """Those whose leader is to be looked up by now."""
         due = []
         while self._lookups and self._lookups[0][0] <= now:
             entry = heapq.heappop(self._lookups)
@@ -121,17 +119,14 @@ class FetchIndex(Generic[P]):
         return [partition for _, _, partition in due]
 
     def next_lookup(self) -> float | None:
-        """When the next leader is to be looked up."""
         while self._lookups and not self._is_current(self._lookups[0]):
             heapq.heappop(self._lookups)
         return self._lookups[0][0] if self._lookups else None
 
     def brokers(self) -> set[Broker]:
-        """Those that partitions belong to."""
         return set(self._homes)
 
     def belongs(self, broker: Broker) -> bool:
-        """Whether any partition belongs to this broker."""
         return broker in self._homes
 
     @staticmethod

@@ -67,7 +67,6 @@ class FetchFrom:
 
     @property
     def key(self) -> TopicPartition:
-        """(topic, partition)."""
         return self.topic, self.partition
 
 
@@ -148,7 +147,6 @@ class _Partition:
         return self.ready_at if self.state is _State.LEADERLESS else self.known_until
 
     def stands(self) -> Place:
-        """Where it is, for the index."""
         return Place(self.replica, self.state is _State.READY, self.state is _State.IN_DISPUTE, self.lookup_at)
 
     @property
@@ -186,7 +184,6 @@ class FetchPlan:
         self.outages = Outages()
 
     def __len__(self) -> int:
-        """The number of partitions that have not ended."""
         return len(self._partitions)
 
     def add(self, source: FetchFrom) -> None:
@@ -200,7 +197,6 @@ class FetchPlan:
             self._index.put(partition, partition.stands())
 
     def remove(self, key: TopicPartition) -> None:
-        """Stop a partition; unknown ones are ignored."""
         partition = self._partitions.pop(key, None)
         if partition is not None:
             self._index.put(partition, Place())
@@ -211,7 +207,6 @@ class FetchPlan:
         return self._index.changed()
 
     def _settle(self, partition: _Partition) -> None:
-        """The partition was changed."""
         if self._partitions.get(partition.source.key) is partition:
             self._index.put(partition, partition.stands())
 
@@ -275,7 +270,6 @@ class FetchPlan:
         return None if partition is None else self._failed(partition, error, now)
 
     def is_ready(self, source: FetchFrom) -> bool:
-        """True when the partition has found its leader."""
         partition = self._current(source)
         return partition is not None and partition.state in (_State.READY, _State.IN_FLIGHT)
 
@@ -302,11 +296,9 @@ class FetchPlan:
         return min((partition.ready_at for partition in self._index.ready(broker)), default=None)
 
     def replicas(self) -> set[Broker]:
-        """The brokers that partitions are fetched from."""
         return self._index.brokers()
 
     def fetches_from(self, broker: Broker) -> bool:
-        """Whether any partition is fetched from this broker."""
         return self._index.belongs(broker)
 
     def _ask(self, partition: _Partition, share: int, now: float) -> Asked:
@@ -518,7 +510,6 @@ class FetchPlan:
 
 
 def _claimed_size(records: memoryview) -> int:
-    """Of the batch that starts there, as its header says."""
     return AFTER_LENGTH + int.from_bytes(records[AFTER_LENGTH - 4 : AFTER_LENGTH])
 
 

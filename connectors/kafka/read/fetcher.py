@@ -49,7 +49,6 @@ class Fetcher:
     """
 
     def __init__(self, cluster: KafkaCluster, sources: Iterable[FetchFrom], *, budget_bytes: int = _BUDGET_BYTES) -> None:
-        """Start fetching."""
         self._cluster, self._config = cluster, cluster.config
         self._budget = budget_bytes
         self._plan = FetchPlan(cluster.config, shared_densities(cluster.config))
@@ -72,11 +71,9 @@ class Fetcher:
             self._start(Work.LOOKUPS)
 
     def __enter__(self) -> Fetcher:
-        """Leaving closes."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close."""
         self.close()
 
     # --- for the reader ------------------------------------------------------------------------------------------------
@@ -180,7 +177,6 @@ class Fetcher:
                 self._wakes[worker].notify_all()
 
     def _wake_starved(self) -> None:
-        """There is more space."""
         starved, self._starved = self._starved, set()
         for broker in starved & self._wakes.keys():
             self._wakes[broker].notify_all()

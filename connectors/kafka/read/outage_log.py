@@ -16,21 +16,18 @@ class Outages:
     """What fails, since when, and what was said of it. The fetcher guards it with its lock."""
 
     def __init__(self) -> None:
-        """Nothing fails."""
         self._failing: set[TopicPartition] = set()
         self._since = 0.0
         self._log = FailureLog()
         self._error: HeadraceError | None = None
 
     def failed(self, key: TopicPartition, error: HeadraceError, now: float) -> None:
-        """This partition could not be fetched; it will be tried again."""
         self._error = error
         if not self._failing and not self._log.is_failing:
             self._since = now
         self._failing.add(key)
 
     def over(self, key: TopicPartition) -> None:
-        """It was fetched, or is wanted no more."""
         self._failing.discard(key)
 
     def news(self, now: float) -> str | None:

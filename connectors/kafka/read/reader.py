@@ -128,7 +128,6 @@ class KafkaReader(SourceReader[KafkaSplit]):
             self._fetcher = None
 
     def _fetch(self, timeout: float) -> bool:
-        """Wait for what comes next; True when something did."""
         if self._fetcher is None or not self._splits:
             self._closed.wait(timeout)  # there is nothing to wait for, and a caller in a loop must not be kept busy
             return False

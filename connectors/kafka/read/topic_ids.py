@@ -46,11 +46,7 @@ def is_same(topic: str, topic_id: UUID | None, answers: Answers) -> bool:
 
 
 def range_outcome(
-    topic: str,
-    partition: int,
-    offset: int,
-    stop: int | None,
-    bounds: tuple[int | None, int | None],
+    topic: str, partition: int, offset: int, stop: int | None, bounds: tuple[int | None, int | None]
 ) -> HeadraceError:
     """What it means that an offset was refused, now that the leader has said which offsets it has (earliest, next)."""
     earliest, latest = bounds

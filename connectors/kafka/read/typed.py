@@ -115,7 +115,6 @@ class TypedColumns:
     def _bad_parts(
         self, records: pa.RecordBatch, headers: pa.Array | None, reasons: Mapping[int, Sequence[tuple[str, str]]]
     ) -> dict[int, BadParts]:
-        """What a dead letter reports about each bad record."""
         parts = {part for reported in reasons.values() for part, _ in reported[:1]}
         ids = {part: self.formats[part].schema_ids(records.column(part), headers) for part in parts}
         return {row: BadParts(_told(reported), reported[0][0], ids[reported[0][0]][row]) for row, reported in reasons.items()}
@@ -165,7 +164,6 @@ class TypedReader(SourceReader[KafkaSplit]):
         self._rest: deque[SplitBatch[KafkaSplit]] = deque()  # parts of a batch that is too large, decoded
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
-        """As `SourceReader` says."""
         self._reader.add_splits(splits)
 
     def poll(self, timeout: float) -> SplitBatch[KafkaSplit] | None:
@@ -196,7 +194,6 @@ class TypedReader(SourceReader[KafkaSplit]):
                 return replace(batch, records=records)
 
     def close(self) -> None:
-        """As `SourceReader` says."""
         self._reader.close()
 
     def _note(self, bad: int) -> None:

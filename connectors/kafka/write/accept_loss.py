@@ -55,29 +55,22 @@ class LossAccepting(Committer[KafkaHandle], Confirmation[KafkaHandle]):
         return self._inner.copy([self._kept[handle] for handle in handles])
 
     def fence(self) -> CommitList[KafkaHandle] | None:
-        """As the inner one, like all that follows."""
         return self._inner.fence()
 
     def check(self, handles: Sequence[KafkaHandle]) -> None:
-        """See above."""
         self._inner.check(handles)
 
     def record(self, commits: CommitList[KafkaHandle]) -> None:
-        """See above."""
         self._inner.record(commits)
 
     def clean_up(self, keep: Collection[KafkaHandle]) -> None:
-        """See above."""
         self._inner.clean_up(keep)
 
     def confirm(self, handles: Sequence[KafkaHandle]) -> None:
-        """See above."""
         confirm(self._inner, handles)
 
     def forget(self) -> None:
-        """See above."""
         self._inner.forget()
 
     def close(self) -> None:
-        """See above."""
         self._inner.close()

@@ -59,12 +59,7 @@ _CONFIGS = {
 class CommitLog:
     """Reads and creates the topic, and remembers what it has read. Thread-safe; does no I/O before a method is called."""
 
-    def __init__(
-        self,
-        cluster: KafkaCluster,
-        topic: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, cluster: KafkaCluster, topic: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`topic` holds the lists of all jobs that name it. `clock`: in s."""
         self.cluster: KafkaCluster = cluster
         self.topic: str = topic
@@ -334,7 +329,6 @@ class CommitLog:
         return True
 
     def _take(self, answer: PartitionAnswer, found: Sequence[StoredBatch], end: int) -> int:
-        """Take in what one Fetch brought; the position after it."""
         position = self._position or 0
         if answer.error or not found:
             raise PeerError(f"{self.topic}-{_PARTITION} ends at offset {end}, and nothing could be read at {position}")

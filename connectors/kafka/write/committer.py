@@ -208,7 +208,6 @@ class KafkaCommitter(Committer[KafkaHandle], GroupedEnd[KafkaHandle], Confirmati
             in_parallel(lambda found: self._transactions.abort(found.producer, protocol, found.timeout_ms), losers)
 
     def forget(self) -> None:
-        """A tombstone in the commit topic."""
         self._log.remove()
 
     def start_over(self) -> None:
@@ -225,6 +224,5 @@ def _topics(handles: Sequence[KafkaHandle]) -> tuple[str, ...]:
 
 
 def _is_of_attempt(transactional_id: str) -> bool:
-    """Not the driver's, which is in use."""
     name = parse_name(transactional_id)
     return name is not None and name.role is not Role.DRIVER

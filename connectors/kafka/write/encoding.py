@@ -49,11 +49,7 @@ class TopicRows:
     """Rows on their way to record batches: an encoder for each topic, all for one producer."""
 
     def __init__(
-        self,
-        cluster: KafkaCluster,
-        topic: str | None,
-        encoder: Callable[[int], RecordEncoder],
-        commit_topic: str | None = None,
+        self, cluster: KafkaCluster, topic: str | None, encoder: Callable[[int], RecordEncoder], commit_topic: str | None = None
     ) -> None:
         """`encoder` makes one for this many partitions. No row may name the `commit_topic`."""
         self._cluster, self._topic, self._encoder, self._commit_topic = cluster, topic, encoder, commit_topic
@@ -72,7 +68,6 @@ class TopicRows:
             sender.send(topic, self._out(topic, self._encoders[topic].append(part, now_ms)))
 
     def flush(self, sender: BatchSender) -> None:
-        """Send the rest, and wait for every acknowledgement."""
         for topic, encoder in self._encoders.items():
             sender.send(topic, self._out(topic, encoder.flush()))
         sender.flush()
@@ -98,7 +93,6 @@ class TopicRows:
 
 
 def _each_to_its_own(rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
-    """The rows by the topic that they name."""
     names = rows.column(TOPIC_COLUMN)
     if names.null_count:
         raise UsageError(f"null topic present in the data: {names.null_count} of {rows.num_rows} rows have none")

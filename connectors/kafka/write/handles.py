@@ -27,7 +27,6 @@ class WrittenRange:
     records: int
 
     def __str__(self) -> str:
-        """As error messages name it."""
         return f"{self.topic}-{self.partition} offsets {self.first} to {self.last} ({self.records} records)"
 
 
@@ -47,13 +46,11 @@ class KafkaHandle:
 
     @property
     def transactional_id(self) -> str:
-        """The id that it was written under."""
         assert self.producer.transactional_id is not None
         return self.producer.transactional_id
 
     @property
     def records(self) -> int:
-        """How many there are in all partitions."""
         return sum(item.records for item in self.ranges)
 
 

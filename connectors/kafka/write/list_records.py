@@ -38,12 +38,10 @@ def split(key: str, value: bytes | None, before: Collection[str]) -> dict[str, b
 
 
 def whole_lists(records: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The lists, each whole, by their keys."""
     return {key: whole(key, records) for key in records if SEPARATOR not in key}
 
 
 def list_of(key: str, records: Mapping[str, bytes]) -> bytes | None:
-    """The list under this key, whole."""
     return whole(key, records) if key in records else None
 
 

@@ -65,7 +65,6 @@ class JobNames:
 
     @property
     def key(self) -> str:
-        """The key of its list of committables."""
         return f"{self.of_job}{digest_of(self.destination)}"
 
     @property
@@ -75,21 +74,17 @@ class JobNames:
 
     @property
     def beginning(self) -> str:
-        """What all of them start with."""
         return f"{self.key}."
 
     def task(self, epoch: int, task: int, attempt: int) -> str:
-        """The id of one attempt at one task of an epoch."""
         return f"{self.beginning}{epoch % _SLOTS}.{task}.{attempt}"
 
     @property
     def driver(self) -> str:
-        """The driver's own id, by which an older driver is fenced."""
         return self.beginning + Role.DRIVER
 
     @property
     def repair(self) -> str:
-        """The id under which a driver copies."""
         return self.beginning + Role.REPAIR
 
 
@@ -145,7 +140,6 @@ class ListKey:
 
 
 def parse_key(key: str) -> ListKey:
-    """What the key of a record in the commit topic says."""
     match key.split("."):
         case [prefix, job, digest]:
             return ListKey(job, prefix, digest)

@@ -122,7 +122,6 @@ class BatchSender:
 
     @property
     def written(self) -> Mapping[TopicPartition, Written]:
-        """What is acknowledged so far."""
         return self._written
 
     def send(self, topic: str, batches: Iterable[OutBatch]) -> None:
@@ -161,7 +160,6 @@ class BatchSender:
             self._pump(0)
 
     def close(self) -> None:
-        """Give connections back; those with requests in flight are closed."""
         for channel in self._channels.values():
             self._cluster.give_back(channel.connection)
         self._channels.clear()
@@ -440,5 +438,4 @@ def transactional_sender(
 
 
 def idempotent_sender(cluster: KafkaCluster) -> BatchSender:
-    """A sender without transactions."""
     return BatchSender(cluster, transactional_id=None, max_version=None, before_first=lambda _: None)

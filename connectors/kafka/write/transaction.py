@@ -88,7 +88,6 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             topics.write(rows, sender, dead)
 
     def prepare(self) -> KafkaHandle | None:
-        """All acknowledged by all in-sync replicas."""
         if self._producer is None or self._sender is None or self._rows is None:
             return None
         try:
@@ -180,7 +179,6 @@ class KafkaTransaction(Transaction[KafkaHandle]):
 
 
 def timeout_advice(timeout_ms: int) -> str:
-    """For messages about a transaction that took too long."""
     return (
         f"From the first row to the commit, outages included, it may take {timeout_ms / 1000:g} s here "
         "(transaction.timeout.ms); the most that brokers allow is their transaction.max.timeout.ms, by default 15 minutes"
@@ -188,7 +186,6 @@ def timeout_advice(timeout_ms: int) -> str:
 
 
 def written_ranges(cluster: KafkaCluster, sender: BatchSender) -> tuple[WrittenRange, ...]:
-    """What the sender has written to each partition."""
     topics = {topic for topic, _ in sender.written}
     ids = {topic: cluster.retrying("looking up topics", functools.partial(cluster.topic_id, topic)) for topic in topics}
     return tuple(

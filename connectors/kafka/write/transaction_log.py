@@ -56,8 +56,6 @@ def outcome_of(cluster: KafkaCluster, handle: KafkaHandle) -> Outcome:
 
 
 def _is_there(cluster: KafkaCluster, written: WrittenRange) -> bool:
-    """Whether the topic is still the one that was written to."""
-
     def is_it(found: TopicMetadata) -> bool:
         return _same(written.topic_id, found.topic_id) and written.partition in found.partitions
 

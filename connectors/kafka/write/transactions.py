@@ -190,7 +190,6 @@ class Transactions:
     """
 
     def __init__(self, cluster: KafkaCluster) -> None:
-        """On this cluster."""
         self._cluster = cluster
 
     def protocol(self) -> TransactionProtocol:
@@ -216,8 +215,6 @@ class Transactions:
         return self._init(_InitProducer(producer.transactional_id, timeout_ms, producer.producer_id, producer.epoch))
 
     def init_idempotent(self) -> Producer:
-        """A producer without transactions."""
-
         def ask() -> Producer:
             response = self._cluster.call_any(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=_INT32_MAX))
             if response.error_code != ErrorCode.NONE:

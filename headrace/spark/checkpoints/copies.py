@@ -186,7 +186,6 @@ def _refuse_linked_folders(location: str) -> None:
 
 
 def _followed(path: str) -> str:
-    """Where a local path leads, whatever links are in it."""
     return os.path.realpath(path) if is_local(path) else path
 
 

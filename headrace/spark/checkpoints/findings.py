@@ -26,7 +26,6 @@ class FindingKind(Enum):
 
     @property
     def prevents_restore(self) -> bool:
-        """Whether the query cannot continue from here now."""
         return self is not FindingKind.NOTE
 
 
@@ -100,7 +99,6 @@ class PartitionState:
 
     @property
     def is_of_another_topic(self) -> bool:
-        """Whether the topic was deleted and created again since."""
         return None not in (self.split.topic_id, self.topic_id) and self.split.topic_id != self.topic_id
 
     @property

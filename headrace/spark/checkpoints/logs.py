@@ -97,12 +97,10 @@ class SparkCheckpoint:
 
     @property
     def last_planned(self) -> int | None:
-        """The last batch of the offset log."""
         return max(self.planned, default=None)
 
     @property
     def last_committed(self) -> int | None:
-        """The last batch of the commit log."""
         return max(self.committed, default=None)
 
     def batch(self, number: int | None) -> PlannedBatch:

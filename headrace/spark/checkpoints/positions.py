@@ -36,7 +36,6 @@ class StoredPositions:
     formats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[KafkaSplit]:
-        """By topic and partition."""
         return iter(sorted(self.offsets.splits.values(), key=lambda split: (split.topic, str(split.topic_id), split.partition)))
 
     def changed(self, splits: Mapping[str, KafkaSplit]) -> StoredPositions:

@@ -68,7 +68,6 @@ def savepoint_of(checkpoint: SparkCheckpoint, cluster: KafkaCluster | None) -> S
 
 
 def _identified(positions: StoredPositions, cluster: KafkaCluster | None) -> Sequence[KafkaSplit]:
-    """The splits with their topics' ids."""
     if positions.form is OffsetForm.HEADRACE:
         return list(positions)
     if cluster is None:

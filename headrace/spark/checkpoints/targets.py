@@ -30,12 +30,10 @@ class CopyTarget(ABC):
     """When it was started, by the clock of its store."""
 
     def take(self, source: Store, name: str) -> None:
-        """Copy one file."""
         with closing(source.open_to_read(name)) as data, closing(self.new_file(name)) as made:
             shutil.copyfileobj(data, made)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write one file."""
         with closing(self.new_file(name)) as made:
             made.write(content)
 

@@ -59,12 +59,10 @@ class Call:
 
     @property
     def version(self) -> int:
-        """Of the request."""
         return self.header.version
 
     @property
     def client_id(self) -> str:
-        """Empty where the client gave none."""
         return self.header.client_id or ""
 
     @property

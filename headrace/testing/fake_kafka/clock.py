@@ -37,7 +37,6 @@ class Clock:
             listener()
 
     def on_advance(self, listener: Callable[[], None]) -> None:
-        """Call this after each jump."""
         self._listeners.append(listener)
 
     def _base_ms(self) -> int:

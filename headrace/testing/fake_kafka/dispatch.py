@@ -125,7 +125,6 @@ class Dispatcher:
             raise HangUpError("the SASL session has ended")
 
     def pause(self, seconds: float, lifetime: Lifetime) -> None:
-        """Wait so long in real time, or until the broker stops."""
         end = time.monotonic() + seconds
         with self.changed:
             while not lifetime.is_over and time.monotonic() < end:

@@ -118,20 +118,16 @@ class Fault:
     must_fire: bool = field(default=True)
 
     def optional(self) -> Fault:
-        """It need not happen. Returns itself."""
         self.must_fire = False
         return self
 
     def stop(self) -> None:
-        """It happens no more."""
         self.times = 0
 
     def count(self) -> None:
-        """It has happened."""
         self.fired += 1
 
     def chooses(self, call: Call) -> bool:
-        """Whether this request is hit; counts it."""
         if self.key not in (None, call.header.key) or self.broker not in (None, call.broker.id):
             return False
         if self.when is not None and not self.when(call.request):
@@ -144,7 +140,6 @@ class Script:
     """The faults of one cluster, in the order in which they were written."""
 
     def __init__(self) -> None:
-        """No faults."""
         self.faults: list[Fault] = []
 
     def add(self, fault: Fault) -> Fault:
@@ -155,7 +150,6 @@ class Script:
         return fault
 
     def choose(self, call: Call) -> list[Fault]:
-        """Those that hit this request."""
         return [fault for fault in self.faults if fault.chooses(call)]
 
     def check_fired(self) -> None:
@@ -167,7 +161,6 @@ class Script:
 
 
 def describe(fault: Fault) -> str:
-    """For messages."""
     api = "any request" if fault.key is None else APIS[fault.key].name
     where = "" if fault.broker is None else f" at broker {fault.broker}"
     return f"{fault.action} on {api}{where}, from number {fault.nth} on"

@@ -30,7 +30,6 @@ class BrokerServer:
         threading.Thread(target=self._accept, name=f"fake-kafka-{broker.id}", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop listening, and cut every connection."""
         with self._lock:
             self.is_over = True
             open_now = list(self._connections)

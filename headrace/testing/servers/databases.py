@@ -287,7 +287,6 @@ def _postgresql_process(stack: ExitStack, settings: Sequence[str]) -> Database:
 
 
 def _initdbs() -> Iterator[Path]:
-    """Those of this machine, the best first."""
     debians = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parents[1].name))
     yield from reversed(debians)
     if in_path := shutil.which("initdb"):
@@ -343,7 +342,6 @@ class _Place:
             self._options |= {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
 
     def own(self) -> None:
-        """Give the directory to the user."""
         if self._user is not None:
             for path in (self.home, *self.home.rglob("*")):
                 os.chown(path, self._user.pw_uid, self._user.pw_gid)
@@ -366,7 +364,6 @@ class _Place:
     def server(
         self, command: Sequence[str | Path], pid_file: Path, stop_signal: signal.Signals = signal.SIGTERM
     ) -> _ProcessTree:
-        """In the guardian's process group; its output is logged. Not started."""
         return _ProcessTree(command, self._log, self._group, pid_file, stop_signal, self._options)
 
 

@@ -52,7 +52,6 @@ class Bundle:
 
     @property
     def main_jar(self) -> str:
-        """The file name of the program itself."""
         _, artifact, version = self.modules[0].split(":")
         return f"{artifact}-{version}.jar"
 

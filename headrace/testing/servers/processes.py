@@ -106,7 +106,6 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def log_tail(self, lines: int) -> str:
-        """The last lines of what it wrote."""
         return tail(self._log, lines)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -89,7 +89,6 @@ class RunCommitter(
             log.warning("what worker %d has left is aborted later: %s", number, error)
 
     def propose(self, positions: Checkpoint[SplitT]) -> None:
-        """The positions that belong to the next new list."""
         self._proposed = positions
 
     # --- taking over --------------------------------------------------------------------------------------------------
@@ -104,7 +103,8 @@ class RunCommitter(
             self._fenced = True
         if self._state.stored is None:
             return None
-        return CommitList(self._state.stored.positions.checkpoint_id, self._state.stored.handles, self._state.stored.completed)
+        stored = self._state.stored
+        return CommitList(stored.positions.checkpoint_id, stored.handles, stored.completed or not stored.handles)
 
     # --- committing ---------------------------------------------------------------------------------------------------
 
@@ -125,40 +125,49 @@ class RunCommitter(
         positions, stored = self._proposed, self._state.stored
         if positions is not None and positions.checkpoint_id == commits.epoch:
             self._proposed = None
-            self._record(self._next(positions, commits), commits)
+            following = self._next(positions, commits)
+            self._record(following)
             self._is_stored(commits.epoch)
+            if not following.completed and not following.handles:  # the sinks have recorded it, and there is nothing to end
+                self._state.write(replace(following, completed=True))
             return
         assert stored is not None
         if commits.handles:
-            self._record(self._with_copies(stored, commits.handles), commits)
+            self._record(self._with_copies(stored, commits.handles))
             return
         self._state.write(replace(stored, handles=(), completed=True))
         for output in self._recorded_last:
             output.strategy.completed(self._state.epochs(output).last)
 
-    def _record(self, checkpoint: RunCheckpoint[SplitT, Any], commits: CommitList[WorkerHandle[Any]]) -> None:
-        """Without handles no sink is notified of it."""
+    def _record(self, checkpoint: RunCheckpoint[SplitT, Any]) -> None:
+        """One that is completed has nothing of which a sink is to be notified."""
         self._state.write(checkpoint)
-        if commits.handles:
+        if not checkpoint.completed:
             for output in self._recorded_last:
-                output.driver.record(output.strategy.listed(self._state.epoch, self._state.own(output, commits.handles)))
+                output.driver.record(output.strategy.listed(self._state.epoch, self._state.own(output, checkpoint.handles)))
 
     def _next(self, positions: Checkpoint[SplitT], commits: CommitList[WorkerHandle[Any]]) -> RunCheckpoint[SplitT, Any]:
         """The checkpoint to be stored. Its epoch is in the lower half of its number's: those of copies come behind it."""
         assert commits.epoch is not None, "a run's lists are its checkpoints"
         before = self._state.epoch
         first = commits.epoch << EPOCH_BITS
-        epoch = max(first + self._draw() % (1 << EPOCH_BITS - 1), before + 1) if commits.handles else before
+        stored = self._state.stored
+        has_moved = stored is None or stored.positions.splits != positions.splits
+        recording = {output.name for output in self._state.outputs if output.records_all_epochs and has_moved}
+        is_reported = bool(commits.handles or recording)
+        epoch = max(first + self._draw() % (1 << EPOCH_BITS - 1), before + 1) if is_reported else before
         by_output = {}
         for place, output in enumerate(self._state.outputs):
             last = self._state.epochs(output).last
-            is_notified = commits.handles and (place == 0 or self._state.own(output, commits.handles))
+            is_notified = output.name in recording or (
+                commits.handles and (place == 0 or self._state.own(output, commits.handles))
+            )
             by_output[output.name] = (last, epoch if is_notified else last)
         numbers = {each >> EPOCH_BITS for reported in by_output.values() for each in reported}
         by_output.pop(DEFAULT_OUTPUT, None)
-        replaced = () if self._state.stored is None else self._state.stored.replaced
+        replaced = () if stored is None else stored.replaced
         still = tuple(each for each in replaced if each >> EPOCH_BITS in numbers)
-        return RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output, still)
+        return RunCheckpoint(positions, commits.handles, not is_reported, epoch, before, by_output, still)
 
     def _with_copies(
         self, stored: RunCheckpoint[SplitT, HandleT], copies: Sequence[WorkerHandle[Any]]
@@ -177,7 +186,6 @@ class RunCommitter(
 
     @property
     def _recorded_last(self) -> list[RunOutput]:
-        """Those that are notified of the last checkpoint with handles."""
         return [
             output
             for output in self._state.outputs
@@ -198,12 +206,10 @@ class RunCommitter(
         return [next(ended[self._state.sinks.output_of(listed.handle)]) for listed in handles]
 
     def copy(self, handles: Sequence[WorkerHandle[Any]]) -> WorkerHandle[Any]:
-        """Of one output."""
         (copied,) = self.copy_all(handles)
         return copied
 
     def copy_all(self, handles: Sequence[WorkerHandle[Any]]) -> Sequence[WorkerHandle[Any]]:
-        """As the coordinator's own, one for each output."""
         state = self._state
         return [
             WorkerHandle(self._number, state.sinks.tagged(output.name, output.strategy.copy([each.handle for each in own])))
@@ -250,7 +256,6 @@ class RunCommitter(
                 log.warning("what %s has recorded of %s stays there: %s", output.of, output.run, error)
 
     def close(self) -> None:
-        """Give connections back."""
         for output in self._state.outputs:
             output.strategy.close()
             output.driver.close()

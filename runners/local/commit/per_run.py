@@ -23,7 +23,6 @@ class PerRunCommit(CommitStrategy[HandleT]):
         return {reported.last} if reported.completed else reported.possible
 
     def is_last(self, seen: int, reported: SinkEpochs) -> bool:
-        """A table's record is one commit."""
         return True
 
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
@@ -31,7 +30,6 @@ class PerRunCommit(CommitStrategy[HandleT]):
         return recorded.completed
 
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
-        """The epoch with all handles."""
         return CommitList(epoch, tuple(listed.handle for listed in handles), completed=not handles)
 
     def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
@@ -39,15 +37,12 @@ class PerRunCommit(CommitStrategy[HandleT]):
         self._driver.check([listed.handle for listed in handles])
 
     def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
-        """Those of all workers in one step."""
         return capabilities.end_all(self._driver, [listed.handle for listed in handles])
 
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
-        """Under the run's job."""
         return self._driver.copy(handles)
 
     def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
-        """The worker is a task of the run's job."""
         capabilities.task_cleanup(self._driver).clean_up_tasks((number,), keep)
 
     def release(self, number: int) -> None:
@@ -63,5 +58,4 @@ class PerRunCommit(CommitStrategy[HandleT]):
         self._driver.clean_up(listed)
 
     def completed(self, epoch: int) -> None:
-        """The sink's own list is of no more use."""
         self._driver.record(CommitList(epoch, (), completed=True))

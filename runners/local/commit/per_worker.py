@@ -12,7 +12,7 @@ from headrace.enumerator.errors import DeadlineExceededError, RetriableError, St
 from headrace.runners.local.commit.strategy import EPOCH_BITS, CommitStrategy, SinkEpochs
 from headrace.runners.local.events import WorkerHandle
 
-__all__ = ["PerWorkerCommit"]
+__all__ = ["PerWorkerCommit", "RecordedCommit"]
 
 _Result = TypeVar("_Result")
 
@@ -34,7 +34,6 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         return seen > 0 and seen >> EPOCH_BITS >= reported.before >> EPOCH_BITS and seen not in reported.replaced
 
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
-        """Each transaction shows by itself."""
         return False
 
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
@@ -55,19 +54,15 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         return [next(ended[handle.number]) for handle in handles]
 
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
-        """Under the job of the coordinator's number."""
         return self._of(self._number).copy(handles)
 
     def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
-        """By the worker's job."""
         self._of(number).clean_up(keep)
 
     def release(self, number: int) -> None:
-        """Close its committer."""
         self._writers.pop(number).close()
 
     def close(self) -> None:
-        """Close the workers' committers."""
         for committer in self._writers.values():
             committer.close()
 
@@ -91,6 +86,18 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         for listed in handles:
             own.setdefault(listed.number, []).append(listed.handle)
         return dict(zip(own, at_once(act, [self._of(number) for number in own], list(own.values())), strict=True))
+
+
+class RecordedCommit(PerWorkerCommit[HandleT]):
+    """What is recorded in the sink is in the same place as the rows (`capabilities.EpochRecord`)."""
+
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
+        """A checkpoint is completed after the sink has recorded it: one that does not know it is another one, or an older."""
+        return {reported.last} if reported.completed else reported.possible
+
+    def is_last(self, seen: int, reported: SinkEpochs) -> bool:
+        """What is read is what is recorded; of a list that cannot be read nothing is known."""
+        return seen > 0
 
 
 def at_once(

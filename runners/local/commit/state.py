@@ -11,7 +11,7 @@ from headrace.connectors.base.sink import Attempt, HandleT, TwoPhaseSink
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint, WorkerRegistry
 from headrace.runners.local.commit.per_run import PerRunCommit
-from headrace.runners.local.commit.per_worker import PerWorkerCommit
+from headrace.runners.local.commit.per_worker import PerWorkerCommit, RecordedCommit
 from headrace.runners.local.commit.strategy import CommitStrategy, SinkEpochs
 from headrace.runners.local.events import WorkerHandle
 
@@ -35,15 +35,16 @@ class RunOutput:
         self.name, self.sink = name, sink
         self.run = registry().run_at(name)
         self.driver = sink.committer(self.run)
+        self.records_all_epochs = capabilities.records_all_epochs(sink)
+        per_worker = RecordedCommit if isinstance(sink, capabilities.EpochRecord) else PerWorkerCommit
         self.strategy: CommitStrategy[Any] = (
             PerRunCommit(self.driver)
             if isinstance(sink, capabilities.SingleCommit)
-            else PerWorkerCommit(sink, lambda writer: registry().job(writer, name), number, self.driver)
+            else per_worker(sink, lambda writer: registry().job(writer, name), number, self.driver)
         )
 
     @property
     def of(self) -> str:
-        """In messages."""
         return "the sink" if self.name == DEFAULT_OUTPUT else f"the sink of the output {self.name!r}"
 
 
@@ -51,11 +52,7 @@ class CommitState(Generic[SplitT, HandleT]):
     """What a takeover and the commits after it share. Owned by the commit thread."""
 
     def __init__(
-        self,
-        store: CheckpointStore[SplitT, HandleT],
-        sinks: Sinks,
-        stored: RunCheckpoint[SplitT, HandleT] | None,
-        number: int,
+        self, store: CheckpointStore[SplitT, HandleT], sinks: Sinks, stored: RunCheckpoint[SplitT, HandleT] | None, number: int
     ) -> None:
         """`stored`: the last checkpoint. `number`: the coordinator's own."""
         self.store, self.stored = store, stored
@@ -69,20 +66,16 @@ class CommitState(Generic[SplitT, HandleT]):
 
     @property
     def listed(self) -> Sequence[WorkerHandle[Any]]:
-        """What the last checkpoint lists, and is not committed yet."""
         return () if self.stored is None else self.stored.handles
 
     def epochs(self, output: RunOutput) -> SinkEpochs:
-        """Those of this output's sink."""
         stored = self.stored
         return SinkEpochs() if stored is None else SinkEpochs(*stored.reported(output.name), stored.completed, stored.replaced)
 
     def own(self, output: RunOutput, handles: Collection[WorkerHandle[Any]]) -> list[WorkerHandle[Any]]:
-        """Those of this output, as its sink has given them."""
         own = (listed for listed in handles if self.sinks.output_of(listed.handle) == output.name)
         return [WorkerHandle(listed.number, self.sinks.plain(listed.handle)) for listed in own]
 
     def write(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> None:
-        """Store it: it is the last one from here on."""
         self.store.write(checkpoint)
         self.stored = checkpoint

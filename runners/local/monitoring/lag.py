@@ -33,7 +33,6 @@ class RunLag:
 
     @property
     def records(self) -> int:
-        """Of all splits."""
         return sum(self.splits.values())
 
 
@@ -64,7 +63,6 @@ class LagWatch:
         """None while it is not known: before the first checkpoint, or when the source did not answer the last time."""
 
     def moved(self, checkpoint: Checkpoint[Any]) -> None:
-        """These are the positions now: all workers have just reported them."""
         self._positions = _unfinished(checkpoint)
         if self._source is not None and not self._positions:
             self.lag = RunLag(self._wall_clock(), {})

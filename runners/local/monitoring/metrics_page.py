@@ -62,7 +62,6 @@ class RunPage(Collector):
         Thread(target=server.serve_forever, daemon=True).start()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; none before the run has started."""
         status = self._read()
         if not status:
             return
@@ -97,7 +96,6 @@ class RunPage(Collector):
 
 
 def _family(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-    """A metric of the table, with its values by their labels."""
     spec = METRICS[name]
     made = CounterMetricFamily if spec.type is MetricType.COUNTER else GaugeMetricFamily
     family = made(spec.name, spec.help, labels=spec.labels)

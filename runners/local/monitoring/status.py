@@ -82,7 +82,6 @@ class RunStatus:
         self.shown: Mapping[str, Any] = {}
 
     def record_event(self, event: object) -> None:
-        """An event of the core's."""
         match event:
             case WorkerSnapshotted():
                 self._records_in += event.records_in
@@ -98,7 +97,6 @@ class RunStatus:
                 pass
 
     def record_command(self, command: object) -> None:
-        """A command of the core's."""
         match command:
             case TakeSnapshot(_, checkpoint_id):
                 self._begin(checkpoint_id)

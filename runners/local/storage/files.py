@@ -60,5 +60,4 @@ class RunFiles(ABC):
         """It is of no more use, and does no harm where it stays."""
 
     def where(self, name: str) -> str:
-        """A file, for messages."""
         return f"{self.location.rstrip('/')}/{name}"

@@ -21,7 +21,6 @@ class FolderFiles(RunFiles):
     """JSON files of a folder, which may hold others. Its lock is another process's (`headrace.runners.local.storage.lock`)."""
 
     def __init__(self, folder: Path) -> None:
-        """It need not be there."""
         self.location = str(folder)
         self._folder = folder
 
@@ -30,7 +29,6 @@ class FolderFiles(RunFiles):
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
-        """Of all files with the suffix."""
         if not self._folder.is_dir():
             return []
         return [name for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
@@ -44,7 +42,6 @@ class FolderFiles(RunFiles):
         return data
 
     def size(self, name: str) -> int | None:
-        """As the filesystem says."""
         try:
             return (self._folder / name).stat().st_size
         except OSError:
@@ -55,7 +52,6 @@ class FolderFiles(RunFiles):
         return (self._folder / name).stat().st_mtime
 
     def write(self, name: str, data: bytes) -> None:
-        """As the module says."""
         path = self._folder / name
         scratch = path.with_suffix(_SCRATCH)
         try:
@@ -66,7 +62,6 @@ class FolderFiles(RunFiles):
         _sync(self._folder)
 
     def remove(self, names: Collection[str]) -> None:
-        """The files' names."""
         for name in names:
             self.discard(name)
         _sync(self._folder)

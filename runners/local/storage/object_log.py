@@ -228,7 +228,6 @@ class ObjectLog(RunFiles):
         raise RetriableError(f"{self.location}: another run writes there all the time, so its checkpoints cannot be claimed")
 
     def write(self, name: str, data: bytes) -> None:
-        """A new entry, in place of one of the same name."""
         crc32 = zlib.crc32(data)
         with self._lock, self._alone():
             entry = self._append({"kind": _FILE, "name": name, "size": len(data), "crc32": crc32}, data)
@@ -236,20 +235,17 @@ class ObjectLog(RunFiles):
             self._delete(number for number in self._of(name) if number != entry.number)
 
     def remove(self, names: Collection[str]) -> None:
-        """By a manifest that does not name them."""
         with self._lock, self._alone():
             self._entries = {name: entry for name, entry in self._entries.items() if name not in names}
             self._write_manifest()
 
     def discard(self, name: str) -> None:
-        """Deleted, or left out of the next manifest."""
         with self._lock:
             self._entries.pop(name, None)
             self._delete(self._of(name))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """A change by who has claimed the log."""
         if self._dispute is not None:
             raise RetriableError(f"{self.location}: whether an earlier change was stored is not known: {self._dispute}")
         try:
@@ -295,7 +291,6 @@ class ObjectLog(RunFiles):
                 raise _TakenError from None
 
     def _of(self, name: str) -> list[int]:
-        """All objects of this file, the first one first."""
         return sorted(number for number, of in self._objects.items() if of == name)
 
     def _delete(self, numbers: Iterable[int]) -> None:
@@ -315,7 +310,6 @@ class ObjectLog(RunFiles):
             del self._objects[number]
 
     def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - as `ask`
-        """What the store answers, within its timeout."""
         attempts = Retrying(
             retry=retry_if_exception_type(_StoreError),
             stop=stop_after_delay(TIMEOUT_S),
@@ -337,7 +331,6 @@ class ObjectLog(RunFiles):
             ) from error.__cause__
 
     def _taken_by(self) -> str:
-        """Who has claimed the log, for messages."""
         try:
             for number in sorted(self._listed(), reverse=True):
                 with suppress(FileNotFoundError):  # its maker continues

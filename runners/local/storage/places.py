@@ -75,14 +75,12 @@ def usable(place: str) -> Iterator[None]:
 
 
 def _is_url(checkpoints: str) -> bool:
-    """Of a store, and not of a folder."""
     if not isinstance(checkpoints, str) or not checkpoints:  # what a caller gives has no type yet
         raise UsageError(f"checkpoints must be a folder's path, a file: URL, or a URL that fsspec knows, not {checkpoints!r}")
     return "://" in checkpoints and not checkpoints.startswith("file:")
 
 
 def _normal(checkpoints: str) -> str:
-    """The same for every URL of one place."""
     from headrace.connectors.files.store import normal_path
 
     try:

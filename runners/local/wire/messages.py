@@ -56,7 +56,6 @@ class RunMessages(Generic[SplitT, HandleT]):
         self._handles = handles
 
     def assign_splits(self, splits: Sequence[SplitT]) -> pb.ToWorker:
-        """For one worker."""
         encoded = [self._split(split) for split in splits]
         return pb.ToWorker(assign_splits=pb.AssignSplits(split_version=self._splits.version, splits=encoded))
 
@@ -65,7 +64,6 @@ class RunMessages(Generic[SplitT, HandleT]):
         return [self._splits.deserialize(message.split_version, json.loads(split)) for split in message.splits]
 
     def worker_snapshotted(self, event: WorkerSnapshotted[SplitT, HandleT]) -> pb.FromWorker:
-        """A worker's report; its number is the stream's."""
         states = [pb.SplitState(split=self._split(state.split), finished=state.finished) for state in event.states.values()]
         return pb.FromWorker(
             worker_snapshotted=pb.WorkerSnapshotted(

@@ -123,7 +123,6 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
             stream.outbox.put(None)
 
     def close(self) -> None:
-        """End all streams of workers, after what was sent."""
         deadline_s = time.monotonic() + _STOP_S
         with self._lock:
             streams = list(self._streams.values())

@@ -19,7 +19,6 @@ class Instruments:
     """Those of one session. Asked by the threads of the provider's readers, until it is closed."""
 
     def __init__(self, source: MetricSource, provider: MeterProvider) -> None:
-        """Make them."""
         self._source: MetricSource | None = source
         meter = provider.get_meter("headrace")
         for kind in SPARK_METRICS:
@@ -27,7 +26,6 @@ class Instruments:
             make(kind.name, callbacks=[self._observer(kind)], description=kind.help)
 
     def close(self) -> None:
-        """Let go of the session."""
         self._source = None
 
     def _observer(self, kind: MetricSpec) -> Callable[[CallbackOptions], Iterable[Observation]]:

@@ -37,7 +37,6 @@ class SessionCollector(Collector):
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        """All process trees, each with its samples."""
         families = {kind.name: _family(kind) for kind in SPARK_METRICS}
         for sample in self._source.read():
             families[sample.kind.name].add_metric(list(sample.labels), sample.value)

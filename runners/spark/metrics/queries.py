@@ -40,7 +40,6 @@ class PartitionProgress:
 
     @property
     def lag_records(self) -> int | None:
-        """Offsets between the two."""
         return None if self.end is None else max(0, self.end - self.position)
 
 
@@ -85,7 +84,6 @@ class KnownQueries:
         self.throttled_s = 0.0
 
     def started(self, query_id: str, run: str, name: str | None) -> None:
-        """A run of the query has started."""
         with self._lock:
             query = self._known(query_id, name, starts=0)
             query.run, query.is_active = run, True
@@ -170,7 +168,6 @@ def _take(query: QueryFacts, progress: Mapping[str, Any]) -> None:
 
 
 def _take_offsets(query: QueryFacts, sources: Iterable[Mapping[str, Any]], now_s: float) -> None:
-    """Partitions that are there no more are dropped with it."""
     partitions: dict[Partition, PartitionProgress] = {}
     for number, source in enumerate(sources):
         ends = dict(_offsets(source.get("latestOffset")))

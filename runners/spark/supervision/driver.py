@@ -31,9 +31,11 @@ from headrace.runners.spark.private import active_context, call_jvm
 from headrace.runners.spark.session import (
     REDACTION,
     end_processes,
+    expected_master,
     is_local,
     session_builder,
     warm_session_builder,
+    why_cold,
 )
 from headrace.runners.spark.supervision.core import EXIT_STATUSES, DriverEnd, Ending
 from headrace.runners.spark.supervision.dry_run import KEEP_WARM_S, DryRun, dry_run_folder
@@ -57,7 +59,6 @@ HEARTBEAT_S = 0.5
 CLEAN_UP_S = 5.0
 SPARE_DESCRIPTORS = 4
 """Kept for the end: a driver that may open no more files still has to look for its processes."""
-MASTER = "spark.master"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,6 @@ class _Driver:
         self._reporting = threading.Lock()
 
     def run(self) -> DriverEnd:
-        """Run the job to its end, which is reported."""
         signal.signal(signal.SIGTERM, self._stop)
         threading.Thread(target=self._heartbeat, daemon=True).start()
         try:
@@ -128,6 +128,8 @@ class _Driver:
         session = load(own)() if own is not None else _session(self._format, self._order.conf)
         if self._order.has_peers:
             refuse_connect(session)
+        if (cold := why_cold(session)) is not None:
+            self._report(cold=cold)
         dry_run = DryRun(dry_run_folder(self._tree), self._format.data_source, self._called)
         on_stage = partial(job, stage_of(session)) if isinstance(session, SparkSession) else None
         self._wait_for_call(dry_run, on_stage)
@@ -241,7 +243,7 @@ def refuse_connect(session: object) -> None:
 
 def _session(spark_format: DataSourceFormat, conf: Mapping[str, str]) -> SparkSession:
     """A session of headrace's builders: a warm one where the settings say that all is on this machine."""
-    new_builder = warm_session_builder if is_local(conf.get(MASTER, "")) else session_builder
+    new_builder = warm_session_builder if is_local(expected_master(conf) or "") else session_builder
     return new_builder(spark_format).config(map=dict(conf)).getOrCreate()
 
 
@@ -262,7 +264,6 @@ def _take_orders(orders: int, read: bytes, called: threading.Event) -> None:
 
 
 def _end_with_tree() -> None:
-    """The supervisor is gone. Returns never."""
     try:
         kill_tree(os.environ[TREE_VARIABLE])
     finally:
@@ -270,7 +271,6 @@ def _end_with_tree() -> None:
 
 
 def main() -> None:
-    """See the module."""
     orders, reports = int(sys.argv[1]), int(sys.argv[2])
     for descriptor in (orders, reports):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - as it is defined

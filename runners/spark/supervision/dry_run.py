@@ -64,7 +64,6 @@ class DryRun:
     """
 
     def __init__(self, folder: Path, data_source: type[DataSource], called: threading.Event) -> None:
-        """Nothing is made or started."""
         self._folder = folder
         self._data_source = data_source
         self._called = called

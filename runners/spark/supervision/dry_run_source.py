@@ -41,7 +41,6 @@ def under_way() -> Iterator[None]:
 
 
 def is_under_way() -> bool:
-    """Whether what is called now is called for a dry run."""
     return _under_way
 
 
@@ -64,12 +63,10 @@ class DryRunWriter(DataSourceStreamArrowWriter):
         self._sink = sink
 
     def __getstate__(self) -> dict[str, Any]:
-        """In the process that plans."""
         looked(capabilities.warm_driver, self._sink)
         return {"_sink": self._sink}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task."""
         looked(capabilities.warm, self._sink)
         for _ in iterator:
             pass

@@ -6,9 +6,10 @@ import importlib
 import re
 
 from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError, StateError, UsageError
+from headrace.runners.spark.private import cause_of
 from headrace.runners.spark.supervision.core import DriverEnd, Ending
 
-__all__ = ["end_by", "one_line"]
+__all__ = ["end_by", "one_line", "refusal_behind"]
 
 LONGEST = 400
 
@@ -46,13 +47,24 @@ def end_by(error: BaseException) -> DriverEnd:
     reason = _named(type(error).__name__, str(error))
     if _ANOTHER_DRIVER in str(error):
         return DriverEnd(Ending.FENCED, reason)
+    return DriverEnd(Ending.WRONG_USE if _is_refused(error) else Ending.FAILED, reason)
+
+
+def refusal_behind(error: BaseException) -> str | None:
+    """What Spark refuses of a query whose first batch has failed with this error; None for what may pass.
+
+    Spark plans and checks much of a query in the query's own thread, and reports it as a failure of the running query.
+    """
+    cause = cause_of(error)
+    return None if cause is None or not _is_refused(cause) else _named(type(cause).__name__, str(cause))
+
+
+def _is_refused(error: BaseException) -> bool:
     is_refusal = any(base.__name__ in _REFUSED_BY_SPARK for base in type(error).__mro__)
-    refused = is_refusal and _AROUND_SPARK.search(str(error)) is None
-    return DriverEnd(Ending.WRONG_USE if refused else Ending.FAILED, reason)
+    return is_refusal and _AROUND_SPARK.search(str(error)) is None
 
 
 def one_line(text: str) -> str:
-    """The first line that says something, not too long."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 

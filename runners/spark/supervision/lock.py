@@ -54,16 +54,7 @@ _NO_LOCKS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 """What a file system states that has no locks. All other errors may pass."""
 
 _NO_PLACE = frozenset(
-    {
-        errno.EACCES,
-        errno.EPERM,
-        errno.EROFS,
-        errno.ELOOP,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.EEXIST,
-        errno.ENAMETOOLONG,
-    }
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
 )
 """What is said of a place at which no file can be, now or later. All other errors may pass."""
 

@@ -59,7 +59,6 @@ class Process:
 
     @classmethod
     def lifetimes(cls, pid: int) -> bool:
-        """Whether any process has this pid, and has not ended."""
         try:
             cls.of(pid)
         except OSError:
@@ -68,7 +67,6 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
         try:
             return Process.of(self.pid) == self
         except OSError:
@@ -111,7 +109,6 @@ def new_tree() -> str:
 
 
 def supervisor_of(tree: str) -> Supervisor:
-    """The process that has started this process tree."""
     pid, started, namespace, _ = tree.split("-")
     return Supervisor(Process(int(pid), int(started)), int(namespace))
 

@@ -57,16 +57,13 @@ class DriverProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that the others come from."""
         return self._child.pid
 
     def call(self) -> None:
-        """Have it run the job. Nothing happens where it has ended."""
         with suppress(BrokenPipeError):
             os.write(self._orders, CALL)
 
     def stop(self) -> None:
-        """Have it end after the batch under way."""
         self._child.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -110,7 +107,6 @@ def _pipe(undo: ExitStack) -> tuple[int, int]:
 
 
 def _unsaid(status: int) -> DriverEnd:
-    """The end of a driver that could not say it."""
     if status == -signal.SIGTERM:  # before it could take note of it
         return DriverEnd(Ending.STOPPED, "it was stopped before its job had started")
     if status < 0:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.private import finish_after_batch
+from headrace.runners.spark.supervision.exit_causes import refusal_behind
 
 log = logging.getLogger(__name__)
 
@@ -103,13 +104,18 @@ class WatchedQuery:
             self.query.stop()
 
     def has_ended(self, wait_s: float) -> bool:
-        """Whether it has, within this many seconds. Raises what it has failed with.
+        """Whether it has, within this many seconds. Raises what it has failed with, and UsageError for what Spark refuses.
 
         Once it is instructed to end, Spark states that it is no longer active though a batch is under way; what is true then is
         whether a trigger is. `stop()` follows between batches (it may wait for its next trigger), and returns when its thread
         is gone.
         """
-        is_inactive = bool(self.query.awaitTermination(wait_s))
+        try:
+            is_inactive = bool(self.query.awaitTermination(wait_s))
+        except Exception as error:
+            if self.query.lastProgress is None and (refusal := refusal_behind(error)) is not None:
+                raise UsageError(f"Spark refuses query {self.query.id}: {refusal}") from error
+            raise
         if not self.is_told:
             return is_inactive
         if self.query.status["isTriggerActive"]:

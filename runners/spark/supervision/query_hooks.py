@@ -132,7 +132,6 @@ def _noted(writer: Any) -> StartedQuery:  # noqa: ANN401 - PySpark's
 
 
 def _text(value: object) -> str:
-    """As PySpark writes an option's value."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -133,14 +133,12 @@ class DriverLifetime:
     """One driver. `is_silent`: more looks in a row have heard nothing of it than may be. Not thread-safe."""
 
     def __init__(self) -> None:
-        """It was started."""
         self.phase: DriverPhase = DriverPhase.WARMING
         self._missed = 0
         self._may_miss = FIRST_LOOKS
 
     @property
     def is_silent(self) -> bool:
-        """See the class."""
         return self._missed > self._may_miss
 
     def handle(self, event: LifetimeEvent) -> None:
@@ -299,7 +297,6 @@ class StandbyCore:
 
     @property
     def standbys(self) -> Mapping[int, DriverLifetime]:
-        """The drivers that are not called."""
         return {number: driver for number, driver in self.drivers.items() if number != self.called}
 
     def handle(self, event: StandbyEvent) -> list[StandbyCommand]:
@@ -428,7 +425,6 @@ class StandbyCore:
                 assert_never(command)
 
     def _call(self) -> list[StandbyCommand]:
-        """The driver that is nearest to running the job."""
         assert self.called is None, "a driver is called while another one is"
         armed = self._of(DriverPhase.ARMED)
         self._has_waited = bool(armed)

@@ -89,10 +89,7 @@ _ONE_STOP_S = 2.0
 
 
 def supervise(
-    order: DriverOrder,
-    new_core: Callable[[], StandbyCore],
-    status: StatusFile | None,
-    lease_store: LeaseStore | None = None,
+    order: DriverOrder, new_core: Callable[[], StandbyCore], status: StatusFile | None, lease_store: LeaseStore | None = None
 ) -> DriverEnd:
     """Run the job to its end, which is returned and logged. Raises UsageError where a supervisor cannot be.
 
@@ -138,6 +135,7 @@ class _Supervisor:
         self._lease = None if lease_store is None else LeaseCore(uuid.uuid4().hex, socket.gethostname(), lease_store.timeout_s)
         self._lease_store = None if lease_store is None else LeaseStoreThread(lease_store)
         self._trouble: str | None = None
+        self._cold: str | None = None
         self._is_suspect = False
         self._waiting: int | None = None  # the driver of which was said last that it may not be called yet
         if self._lease_store is not None:
@@ -329,11 +327,20 @@ class _Supervisor:
             report = _report(said)
             if self._lease is not None and number == self._lease.waiting and report is DriverReport.ALIVE:
                 report = DriverReport.PROGRESSED  # it has nothing to do: no progress is not a fault of its own
+            self._say_it_is_cold(said.get("cold"))
             self._shown[number] |= {name: what for name, what in said.items() if name != "armed"}
             self._tell(DriverReported(number, time.monotonic(), report))
             self._tell_of_driver(number, DriverHeard(time.monotonic()))
         if driver.is_silent:
             self._ready.unregister(driver.reports)
+
+    def _say_it_is_cold(self, reason: str | None) -> None:
+        if reason not in (None, self._cold):
+            log.warning(
+                "the session is not a warm one, so that a takeover or restart also waits for Spark's Python processes: %s",
+                reason,
+            )
+            self._cold = reason
 
     def _take_end(self, number: int) -> None:
         driver = self._drivers[number]

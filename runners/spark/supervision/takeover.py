@@ -57,7 +57,6 @@ class Takeover:
     """
 
     def __init__(self, tree: str, data_source: type[DataSource], standbys: int, *, has_peers: bool = False) -> None:
-        """Takes nothing."""
         self._tree = tree
         self._data_source = data_source
         self._standbys = standbys
@@ -68,7 +67,6 @@ class Takeover:
         self._has_waited = False
 
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
-        """As the job wants it."""
         return load()
 
     def write(self, what: str) -> None:
@@ -85,7 +83,6 @@ class Takeover:
         self._has_waited = True
 
     def listen(self, add: Callable[[], None]) -> None:
-        """As the job wants it."""
         add()
 
     def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:

@@ -15,10 +15,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def real():
     """One of its own: scenarios move the cluster's transaction.version."""
-    config = {
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",
-        "group.initial.rebalance.delay.ms": "0",
-    }
+    config = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "100", "group.initial.rebalance.delay.ms": "0"}
     with start_broker(config=config) as cluster:
         yield cluster.bootstrap
 

@@ -369,11 +369,7 @@ def test_keys_values_and_headers_that_are_null_empty_or_repeated(bootstrap, topi
     name = topic()
     create_topic(bootstrap, name)
     headers = [("same", b"1"), ("same", b"2"), ("null", None), ("empty", b""), ("żółć", b"\xff")]
-    records = [
-        {"key": b"k", "value": b"v", "headers": headers},
-        {"key": None, "value": None},
-        {"key": b"", "value": b""},
-    ]
+    records = [{"key": b"k", "value": b"v", "headers": headers}, {"key": None, "value": None}, {"key": b"", "value": b""}]
     write_records(bootstrap, name, records)
     columns = ("headers", "key", "value", "offset")
     source = KafkaSource(bootstrap, topics=[name], stop=Latest(), columns=columns)

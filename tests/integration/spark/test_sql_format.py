@@ -118,10 +118,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("columns", "complaint"),
         [
-            (
-                "id BIGINT, nmae STRING",
-                r"'nmae' \(string\) is not in the table.*have id int64, nmae string; the table has id",
-            ),
+            ("id BIGINT, nmae STRING", r"'nmae' \(string\) is not in the table.*have id int64, nmae string; the table has id"),
             ("id STRING", r"column 'id': string does not go into BIGINT"),
             ("id ARRAY<BIGINT>", "no counterpart in a table"),
         ],

@@ -80,10 +80,7 @@ retriable_errors_are_final = _instead(
 )
 
 small_fetches_stay_small = _instead(
-    "_note_empty",
-    lambda self, *_: None,
-    "small_fetches_stay_small",
-    "A batch larger than a partition's share never comes.",
+    "_note_empty", lambda self, *_: None, "small_fetches_stay_small", "A batch larger than a partition's share never comes."
 )
 
 lost_requests_are_forgotten = _instead(

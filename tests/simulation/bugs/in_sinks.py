@@ -15,16 +15,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.base import capabilities
-from headrace.sinks import (
-    Attempt,
-    CommitList,
-    Committer,
-    HandleSerializer,
-    Outcome,
-    RecordedEpoch,
-    Transaction,
-    TwoPhaseSink,
-)
+from headrace.sinks import Attempt, CommitList, Committer, HandleSerializer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
 from headrace.testing import SinkConformance
 
 

@@ -303,11 +303,7 @@ new_partitions_are_not_looked_for = _instead(
 )
 
 one_look_at_the_end = _instead(
-    source_module,
-    "END_LOOKS",
-    1,
-    "one_look_at_the_end",
-    "SPARK-26267, KAFKA-7703: an end too low for a moment is believed.",
+    source_module, "END_LOOKS", 1, "one_look_at_the_end", "SPARK-26267, KAFKA-7703: an end too low for a moment is believed."
 )
 
 

@@ -635,10 +635,7 @@ def test_before_any_call_a_job_is_not_known_to_be_new():
 @pytest.mark.parametrize(
     ("driver_id", "said"),
     [
-        (
-            "mine",
-            "job 'job' is another driver's, his (claim 2): this one has stopped, and has changed nothing",
-        ),
+        ("mine", "job 'job' is another driver's, his (claim 2): this one has stopped, and has changed nothing"),
         (
             None,
             "job 'job' is that of a supervised driver, his (claim 2), and this query is not supervised: which of the two is "

@@ -93,12 +93,7 @@ def test_a_snapshot_has_every_split_once():
     ledger.finish("c", 0)
     ledger.make_durable({"c": finished("c", 4)})
     ledger.assign("d", 1)
-    assert ledger.snapshot({"a": reading("a", 9)}) == [
-        reading("a", 9),
-        reading("b", 0),
-        finished("c", 4),
-        reading("d", 0, 4),
-    ]
+    assert ledger.snapshot({"a": reading("a", 9)}) == [reading("a", 9), reading("b", 0), finished("c", 4), reading("d", 0, 4)]
 
 
 def test_a_reported_position_is_durable_only_once_it_is_said_to_be():

@@ -20,12 +20,7 @@ from tests.helpers.schema_registry import FakeRegistry
 
 INTEGER: dict[str, Any] = {"type": "integer"}
 STRING: dict[str, Any] = {"type": "string"}
-LEG = {
-    "$id": "https://air/leg.json",
-    "type": "object",
-    "properties": {"to": STRING, "km": INTEGER},
-    "required": ["to"],
-}
+LEG = {"$id": "https://air/leg.json", "type": "object", "properties": {"to": STRING, "km": INTEGER}, "required": ["to"]}
 FLIGHT = {
     "$schema": "http://json-schema.org/draft-07/schema#",
     "title": "Flight",

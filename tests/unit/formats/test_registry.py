@@ -607,11 +607,7 @@ def test_a_token_is_sent(served):
         ("http://a", {"basic.auth.credentials.source": "URL", "basic.auth.user.info": "u:hidden"}, "USER_INFO"),
         ("http://a", {"bearer.auth.credentials.source": "CUSTOM"}, "may be STATIC_TOKEN or OAUTHBEARER"),
         ("http://a", {"bearer.auth.credentials.source": "OAUTHBEARER"}, "'bearer.auth.issuer.endpoint.url' is missing"),
-        (
-            "http://a",
-            {"bearer.auth.client.secret": "hidden"},
-            "'bearer.auth.client.secret' needs bearer.auth",
-        ),
+        ("http://a", {"bearer.auth.client.secret": "hidden"}, "'bearer.auth.client.secret' needs bearer.auth"),
         ("http://u:hidden@a", OAUTH | {"bearer.auth.issuer.endpoint.url": "http://b"}, "or a user in the url, not both"),
         ("http://a", OAUTH | {"bearer.auth.token": "hidden"}, "or bearer.auth.token, not both"),
         ("http://a", OAUTH | {"bearer.auth.issuer.endpoint.url": "me:hidden@b"}, "must be like https://host/path"),
@@ -626,11 +622,7 @@ def test_a_token_is_sent(served):
         ("http://a", {"config.providers.env.class": "hidden"}, "'config.providers.env.class' is not supported"),
         ("http://a", {"config.providers": "vault"}, r"config\.providers\.vault\.class must be"),
         ("http://u:${env:P}@a", PROVIDERS, "takes no reference to a secret"),
-        (
-            "http://a",
-            {"value.subject.name.strategy": "com.example.Own"},
-            "must be TopicNameStrategy, RecordName",
-        ),
+        ("http://a", {"value.subject.name.strategy": "com.example.Own"}, "must be TopicNameStrategy, RecordName"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name_and_nothing_secret_is_shown(url, properties, words):

@@ -527,10 +527,7 @@ def test_a_decompression_bomb_is_refused_and_does_not_take_the_memory(records: M
     number, compress = CODECS[codec]
     body, _ = payload([Record(value=bytes(4 << 20))])
     data = seal(compress(body), count=1, last=0, codec=number)
-    with pytest.raises(
-        CorruptDataError,
-        match=rf"decompression into at most {1 << 20} bytes \(the limit is \w+\) failed",
-    ):
+    with pytest.raises(CorruptDataError, match=rf"decompression into at most {1 << 20} bytes \(the limit is \w+\) failed"):
         run(records, data, max_uncompressed_bytes=1 << 20)
     assert len(column(run(records, data), "value")[0]) == 4 << 20
 

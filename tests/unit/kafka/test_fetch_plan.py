@@ -592,10 +592,7 @@ def test_a_failure_is_waited_for_though_the_leader_is_known_again():
 
 @pytest.mark.parametrize(
     ("config", "waits"),
-    [
-        (CONFIG, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]),
-        (replace(CONFIG, retry_backoff_ms=300, retry_backoff_max_ms=200), [0.3, 0.3]),
-    ],
+    [(CONFIG, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]), (replace(CONFIG, retry_backoff_ms=300, retry_backoff_max_ms=200), [0.3, 0.3])],
 )
 def test_each_failure_in_a_row_waits_twice_as_long_up_to_a_limit_and_a_success_starts_over(config, waits):
     source = FetchFrom("t", 0, 10)
@@ -816,12 +813,7 @@ def test_what_was_written_before_the_stop_after_the_read_was_planned_is_data_los
 
 @pytest.mark.parametrize(
     ("base", "source"),
-    [
-        (10, {"stop": 20, "stop_epoch": 4}),
-        (20, {"stop": 20, "stop_epoch": 3}),
-        (10, {"stop": 20}),
-        (10, {"stop_epoch": 3}),
-    ],
+    [(10, {"stop": 20, "stop_epoch": 4}), (20, {"stop": 20, "stop_epoch": 3}), (10, {"stop": 20}), (10, {"stop_epoch": 3})],
 )
 def test_no_other_epoch_is_a_loss(base, source):
     assert isinstance(rewritten(bytes(batches(base, 5, epoch=4)), **source), FetchedData)

@@ -125,7 +125,7 @@ def test_where_the_endpoint_is_away_after_a_refusal_it_is_waited_for(kafka, endp
 
 def test_a_token_endpoint_that_is_away_is_waited_for(kafka, endpoint):
     endpoint.status, endpoint.body = 503, "busy"
-    properties = by_token(endpoint.url) | JAVA | {"default.api.timeout.ms": "200"}
+    properties = by_token(endpoint.url) | JAVA | {"default.api.timeout.ms": "2000"}
     with (
         KafkaCluster(config_of(properties, kafka.bootstrap)) as cluster,
         pytest.raises(DeadlineExceededError, match=r"token endpoint .* answered 503"),
@@ -139,11 +139,7 @@ def test_a_token_endpoint_that_is_away_is_waited_for(kafka, endpoint):
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (
-            401,
-            '{"error": "invalid_client", "error_description": "no such client"}',
-            "401 .*invalid_client no such .*'me'",
-        ),
+        (401, '{"error": "invalid_client", "error_description": "no such client"}', "401 .*invalid_client no such .*'me'"),
         (400, "<html>", "answered 400"),
         (200, "<html>", "without an access_token"),
         (200, '{"access_token": "a\\u0001b"}', "access_token that is none"),

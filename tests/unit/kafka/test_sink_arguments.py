@@ -59,10 +59,7 @@ REFUSED = {
         r"^delivery.timeout.ms \(29999\) must not be shorter than request.timeout.ms \(30000\)",
     ),
     "no properties": ({"properties": None}, "^properties must be a mapping .* not NoneType$"),
-    "properties that have no names": (
-        {"properties": {1: "2"}},
-        "^the names of properties are strings, not 1$",
-    ),
+    "properties that have no names": ({"properties": {1: "2"}}, "^the names of properties are strings, not 1$"),
     "a topic without a name": ({"topic": ""}, "^topic must be a topic's name"),
     "a topic that no broker takes": ({"topic": "a b"}, "^topic must be a topic's name"),
     "several topics": (

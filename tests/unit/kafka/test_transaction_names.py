@@ -9,15 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.connectors.kafka.write.names import (
-    JobNames,
-    ListKey,
-    Role,
-    TransactionName,
-    digest_of,
-    parse_key,
-    parse_name,
-)
+from headrace.connectors.kafka.write.names import JobNames, ListKey, Role, TransactionName, digest_of, parse_key, parse_name
 from headrace.kafka import KafkaSink
 
 JOBS = st.text("abcXYZ019-_", min_size=1, max_size=20)

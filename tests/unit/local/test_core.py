@@ -142,6 +142,33 @@ def test_execution_checkpointing_min_pause_starts_when_a_checkpoint_ends():
     assert TakeSnapshot(5, 9) in run.handle(PauseOver())
 
 
+def paused_for_an_hour():
+    run, assigned = running(RunSchedule(1.0, min_pause_s=3600.0), complete=True)
+    run.handle(CheckpointDue())
+    collected(run, assigned, 8)
+    run.handle(CheckpointStored(8))
+    assert run.handle(CheckpointCommitted(8)) == [SetTimer(3600.0, PauseOver())]
+    return run, assigned
+
+
+def test_a_stop_does_not_wait_for_the_minimum_pause():
+    run, _ = paused_for_an_hour()
+    assert TakeSnapshot(5, 9) in run.handle(StopRequested())
+
+
+def test_the_end_of_the_source_does_not_wait_for_the_minimum_pause():
+    run, assigned = paused_for_an_hour()
+    commands = [run.handle(SplitDone(number, split.split_id)) for number, splits in assigned.items() for split in splits]
+    assert [TakeSnapshot(5, 9) in each for each in commands] == [False, False, False, True]
+
+
+def test_the_last_checkpoint_of_a_stop_is_tried_again_soon_where_it_fails():
+    run, _ = running(RunSchedule(1.0, min_pause_s=3600.0, tolerable_failed_checkpoints=1))
+    run.handle(StopRequested())
+    assert SetTimer(0.1, PauseOver()) in run.handle(CheckpointTimedOut(8))
+    assert TakeSnapshot(5, 9) in run.handle(PauseOver())
+
+
 def test_execution_checkpointing_timeout_fails_a_checkpoint_and_its_handles_go_to_the_next():
     run, assigned = running(RunSchedule(1.0, timeout_s=30.0, tolerable_failed_checkpoints=1))
     assert SetTimer(30.0, CheckpointTimedOut(8)) in run.handle(CheckpointDue())

@@ -653,11 +653,7 @@ INJECTED = (
 )
 
 
-@pytest.mark.parametrize(
-    "injected",
-    INJECTED,
-    ids=lambda bug: bug.__name__,
-)
+@pytest.mark.parametrize("injected", INJECTED, ids=lambda bug: bug.__name__)
 def test_the_histories_find_a_injected_bug(injected):
     with injected(), pytest.raises((AssertionError, StateError)):
         play_all()

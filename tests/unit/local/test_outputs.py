@@ -79,12 +79,7 @@ def checkpoint(checkpoint_id, *handles, **facts):
 class TestWhatGoesWhere:
     @pytest.mark.parametrize(
         "given",
-        [
-            ("good", BATCH),
-            {"good": BATCH},
-            [("good", BATCH)],
-            (pair for pair in [("good", BATCH)]),
-        ],
+        [("good", BATCH), {"good": BATCH}, [("good", BATCH)], (pair for pair in [("good", BATCH)])],
         ids=["pair", "dict", "list", "generator"],
     )
     def test_a_transform_gives_pairs_or_a_dict(self, given):

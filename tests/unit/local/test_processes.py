@@ -139,15 +139,7 @@ class Run:
             "restart-strategy.fixed-delay.attempts": "200",
             "restart-strategy.fixed-delay.delay": "100 ms",
         }
-        command = [
-            sys.executable,
-            "-c",
-            program,
-            "run",
-            f"{file}:pipeline",
-            "--workers",
-            str(workers),
-        ]
+        command = [sys.executable, "-c", program, "run", f"{file}:pipeline", "--workers", str(workers)]
         command += ["--checkpoints", checkpoints or str(folder / "checkpoints"), *options]
         for name, value in settings.items():
             command += ["--config", f"{name}={value}"]

@@ -188,10 +188,7 @@ def test_a_commit_that_has_succeeded_though_it_was_said_to_be_refused_is_not_tak
         record(commits)
         raise PeerError("injected: the answer is a refusal")
 
-    with (
-        patch.object(driver, "record", recorded_and_refused),
-        pytest.raises(PeerError, match="the answer is a refusal"),
-    ):
+    with patch.object(driver, "record", recorded_and_refused), pytest.raises(PeerError, match="the answer is a refusal"):
         job.recover()
     assert folder.checkpoints() == [(1, True), (2, False)]
     folder.living()

@@ -937,10 +937,7 @@ def test_a_rewind_is_to_a_batch_or_to_a_time(checkpoint, tmp_path, options):
 
 def test_a_copy_goes_into_a_new_folder(checkpoint, tmp_path):
     found = read_checkpoint(str(checkpoint))
-    for to, why in (
-        (tmp_path, "is there already"),
-        (checkpoint / "x", "within the checkpoint"),
-    ):
+    for to, why in ((tmp_path, "is there already"), (checkpoint / "x", "within the checkpoint")):
         with pytest.raises(UsageError, match=why):
             write_copy(found, str(to), fork(found))
 

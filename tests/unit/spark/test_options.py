@@ -93,10 +93,7 @@ def test_subscriptions(options, attribute, value):
         ),
         ({"startingOffsets": "group", "kafka.group.id": "g"}, Committed("g", Earliest())),
         ({"startingOffsets": "group", "commitOffsetsToGroup": "g"}, Committed("g", Earliest())),
-        (
-            {"startingOffsets": "group", "kafka.group.id": "old", "commitOffsetsToGroup": "new"},
-            Committed("old", Earliest()),
-        ),
+        ({"startingOffsets": "group", "kafka.group.id": "old", "commitOffsetsToGroup": "new"}, Committed("old", Earliest())),
         (
             {"startingOffsets": "group", "kafka.group.id": "g", "startingOffsetsWithoutCommit": "latest"},
             Committed("g", Latest()),

@@ -161,12 +161,43 @@ class TestForking:
         assert sparks.started == [(str(launcher), None)]
         assert python() == (sys.executable, None)
 
-    @pytest.mark.parametrize("master", [None, "yarn", "spark://host:7077", "local-cluster[2,1,1024]"])
+    def test_is_done_without_a_master_as_sparks_own_default_is_local(self, cache, sparks):
+        session_builder().getOrCreate()
+        (launcher,) = cache.iterdir()
+        assert sparks.started == [(str(launcher), None)]
+
+    @pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "local-cluster[2,1,1024]"])
     def test_is_not_where_it_is_not_or_may_not_be(self, cache, sparks, master):
-        builder = session_builder()
-        (builder if master is None else builder.master(master)).getOrCreate()
+        session_builder().master(master).getOrCreate()
         assert sparks.started == [(sys.executable, None)]
         assert not cache.exists()
+
+    @pytest.mark.parametrize(
+        ("variable", "value"),
+        [
+            (SUBMIT_ARGUMENTS, "--master yarn pyspark-shell"),
+            (SUBMIT_ARGUMENTS, "--conf spark.master=yarn pyspark-shell"),
+            (SUBMIT_ARGUMENTS, "--properties-file mine.conf pyspark-shell"),
+            ("SPARK_REMOTE", "sc://host"),
+            ("MASTER", "yarn"),
+        ],
+    )
+    def test_is_not_where_the_environment_may_name_another_master(self, cache, sparks, monkeypatch, variable, value):
+        monkeypatch.setenv(variable, value)
+        session_builder().getOrCreate()
+        assert sparks.started == [(sys.executable, None)]
+
+    @pytest.mark.parametrize("name", ["spark-defaults.conf", "spark-env.sh"])
+    def test_is_not_where_sparks_configuration_may_name_another_master(self, cache, sparks, monkeypatch, tmp_path, name):
+        (tmp_path / name).touch()
+        monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+        session_builder().getOrCreate()
+        assert sparks.started == [(sys.executable, None)]
+
+    def test_for_a_master_that_turns_out_to_be_another_one_is_refused(self, sparks):
+        sparks.default_master = "spark://host:7077"
+        with pytest.raises(UsageError, match=r"spark://host:7077, by other means.*name it there"):
+            session_builder().getOrCreate()
 
     def test_is_not_where_another_master_is_submitted(self, sparks, monkeypatch):
         monkeypatch.setenv(SUBMIT_ARGUMENTS, "--master yarn pyspark-shell")
@@ -224,13 +255,29 @@ class TestWarm:
         assert {**before, WORKERS: sys.executable} == dict(os.environ)
 
     @pytest.mark.parametrize(
-        ("master", "is_warm"), [("local[2]", True), ("local-cluster[2,1,1024]", False), ("spark://host:7077", False)]
+        ("conf", "cold"),
+        [
+            ({}, None),
+            ({"spark.master": "local[2]"}, None),
+            ({"spark.master": "local-cluster[2,1,1024]"}, "its master is local-cluster[2,1,1024]"),
+            ({"spark.master": "spark://host:7077"}, "its master is spark://host:7077"),
+        ],
     )
-    def test_a_supervised_drivers_session_is_a_warm_one_where_it_may_be(self, master, is_warm, sparks):
-        """That of a `local-cluster` was refused."""
-        driver._session(headrace_format(), {"spark.master": master})
+    def test_a_supervised_drivers_session_is_a_warm_one_where_it_may_be(self, conf, cold, sparks, monkeypatch):
+        """That of a `local-cluster` was refused, and without a master it was not a warm one."""
+        made = driver._session(headrace_format(), conf)
+        monkeypatch.setattr(session, "SparkSession", type(made))
+        assert session.why_cold(made) == cold
         ((python, _),) = sparks.started
-        assert (python != sys.executable) == is_warm
+        assert (python != sys.executable) == (cold is None)
+
+    def test_a_session_of_connect_is_not_a_warm_one(self, sparks):
+        assert session.why_cold(object()) == "it is a session of Spark Connect"
+
+    def test_a_session_whose_fork_is_turned_off_is_not_a_warm_one(self, sparks, monkeypatch):
+        made = session_builder().config("spark.headrace.python.fork", "false").getOrCreate()
+        monkeypatch.setattr(session, "SparkSession", type(made))
+        assert session.why_cold(made) == "Spark starts its Python processes in its own way"
 
     def test_sparks_python_is_a_launcher_that_nothing_takes_away(self, cache, sparks):
         warm_session_builder().master("local[2]").getOrCreate()
@@ -270,6 +317,7 @@ class FakeSparks:
     def __init__(self):
         self.started, self.registered = [], []
         self.fails = False
+        self.default_master = "local[*]"
         self.conf = {"spark.sql.redaction.options.regex": "(?i)url"}
         self.jvms_environment = None
         self.context = self._active_spark_context = None
@@ -281,10 +329,10 @@ class FakeSparks:
         if self.jvms_environment is None:
             self.jvms_environment = dict(os.environ)
         self.context = self._active_spark_context = SimpleNamespace(
-            master=builder._options.get("spark.master", "local[*]"),
+            master=builder._options.get("spark.master", self.default_master),
             environment={},
             defaultParallelism=3,
-            pythonExec=sys.executable,
+            pythonExec=python()[0],
             _jvm=SimpleNamespace(
                 java=SimpleNamespace(lang=SimpleNamespace(System=SimpleNamespace(getenv=self.jvms_environment.get)))
             ),
@@ -340,7 +388,13 @@ class TestParallelism:
         session_builder().master("local[8]").getOrCreate()
         assert (sparks.settings, len(sparks.registered)) == ("8", 1)
 
-    def test_of_a_master_that_is_known_only_afterwards_is_reported_too(self, sparks):
+    def test_of_sparks_default_master_is_reported_as_well(self, sparks):
+        session_builder().getOrCreate()
+        assert (sparks.settings, sparks.registered) == (str(os.cpu_count()), [])
+
+    def test_of_a_master_that_is_known_only_afterwards_is_reported_too(self, sparks, monkeypatch, tmp_path):
+        (tmp_path / "spark-defaults.conf").touch()
+        monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
         session_builder().getOrCreate()
         assert (sparks.settings, len(sparks.registered)) == (str(os.cpu_count()), 1)
 

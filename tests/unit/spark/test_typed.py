@@ -545,8 +545,7 @@ def test_a_frame_is_written_without_a_registry_too(kafka):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "subject"),
-    [("RecordNameStrategy", "air.Flight"), ("TopicRecordNameStrategy", "flights-air.Flight")],
+    ("strategy", "subject"), [("RecordNameStrategy", "air.Flight"), ("TopicRecordNameStrategy", "flights-air.Flight")]
 )
 def test_subjects_are_named_by_a_strategy_in_writing_and_in_reading(kafka, registry, strategy, subject):
     schema = {**SIMPLE, "name": "air.Flight"}
@@ -652,10 +651,7 @@ BY_RECORD = {
         ({"valueFormat": "csv"}, "'valueFormat' must be avro or json or json-schema or protobuf or string"),
         ({"valueFormat": "avro", "valueMessage": "M"}, "'valueMessage' means nothing without valueFormat=protobuf"),
         ({"valueFormat": "protobuf", "valueSchema": "nonsense"}, "this is not a Protobuf schema: line 1:1"),
-        (
-            {"schemaRegistryUrl": "http://a"},
-            "'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro",
-        ),
+        ({"schemaRegistryUrl": "http://a"}, "'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro"),
         ({"valueSubject": "s"}, "'valueSubject' means nothing without valueFormat of another kind than string"),
         ({"keyFormat": "json", "keySchemaFile": "f"}, "'keySchemaFile' means nothing with keyFormat=json"),
         ({"onBadRecord": "skip"}, "'onBadRecord' means nothing without valueFormat or keyFormat"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from importlib import import_module
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace._extras import needs_extra
-from tests.helpers.surface import MODULES, names_of, surface
+from tests.helpers.surface import MODULES, members, names_of, surface
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINT = str(ROOT / "tests" / "unit" / "golden" / "spark_checkpoint")
@@ -45,6 +46,16 @@ def test_every_public_name_is_there_and_documented(module):
         value = getattr(import_module(module), name)
         if isinstance(value, type) or callable(value):
             assert value.__doc__, name
+        if isinstance(value, type):
+            undocumented = [member for member in members(value) if not _doc(value, member)]
+            assert undocumented == [], name
+
+
+def _doc(kind: type, member: str) -> str | None:
+    """The docstring of a method, or of the one that it overrides; attributes are described by their class."""
+    value = inspect.getattr_static(kind, member)
+    is_code = isinstance(value, (property, classmethod, staticmethod)) or callable(value)
+    return inspect.getdoc(getattr(kind, member)) if is_code else kind.__doc__
 
 
 def test_public_modules_export_all_that_they_import_of_ours():

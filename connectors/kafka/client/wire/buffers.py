@@ -18,7 +18,6 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
-        """Empty; allocates when buffers are taken."""
         self._buffers: list[bytearray] = []
 
     def take(self, size: int) -> memoryview:

@@ -72,7 +72,6 @@ class Connection:
         """When to replace this connection, on `time.monotonic`'s clock: 85 % of the SASL session's lifetime. None: never."""
 
     def __repr__(self) -> str:
-        """As error messages name it."""
         return f"<Connection to {self.address}{'' if self._alive else ' (closed)'}>"
 
     @property
@@ -90,7 +89,6 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests sent whose responses were not yet received."""
         return len(self._in_flight)
 
     def version_of(self, request: Message) -> int:

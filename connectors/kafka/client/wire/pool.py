@@ -35,7 +35,6 @@ class ConnectionPool:
     """
 
     def __init__(self, config: ClientConfig) -> None:
-        """Empty; contacts nothing."""
         self._config = config
         self._closed = threading.Event()
         self.throttles = Throttles()
@@ -62,7 +61,6 @@ class ConnectionPool:
         return self._lend(self._connect(address))
 
     def is_failing(self, address: Address) -> bool:
-        """The last try to connect there failed."""
         return address in self._failures
 
     def give_back(self, connection: Connection) -> None:

@@ -24,12 +24,7 @@ from kafka.protocol.consumer import (
     OffsetForLeaderEpochRequest,
 )
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.producer import (
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-    ProduceRequest,
-)
+from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
 from headrace.connectors.kafka.client.api_versions import API_VERSIONS, Versions
 

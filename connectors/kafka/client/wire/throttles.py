@@ -28,7 +28,6 @@ class Throttles:
 
     @property
     def milliseconds(self) -> Mapping[str, int]:
-        """What each broker, by its address, has asked for in all."""
         return dict(self._milliseconds)
 
     def note(self, address: str, milliseconds: int) -> None:

@@ -37,7 +37,6 @@ def api(offered: Callable[[], Mapping[int, Api]]) -> Api:
 
 
 def versions(offered: Mapping[int, Api]) -> list[Message]:
-    """The range of each API key."""
     return [
         ApiVersionsResponse.ApiVersion(api_key=each.key, min_version=each.oldest, max_version=each.newest)
         for each in sorted(offered.values())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.testing.fake_kafka.api.describing import node_endpoints
+from headrace.testing.fake_kafka.api.cluster import node_endpoints
 from headrace.testing.fake_kafka.calls import Api, Call, Later
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import FetchResponse, Message
@@ -226,4 +226,4 @@ def _by_topic(answers: list[_Answer]) -> Iterator[Message]:
         yield _TopicAnswer(topic=name, topic_id=topic_id, partitions=items)
 
 
-API = Api(1, "Fetch", 4, 18, FetchResponse, handle)
+FETCH = Api(1, "Fetch", 4, 18, FetchResponse, handle)

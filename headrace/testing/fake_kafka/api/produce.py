@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.connectors.kafka.format.record_batch import StoredBatch
-from headrace.testing.fake_kafka.api.describing import node_endpoints
+from headrace.testing.fake_kafka.api.cluster import node_endpoints
 from headrace.testing.fake_kafka.calls import Api, Call, Later
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, ProduceResponse
@@ -24,7 +24,6 @@ _ALL_ACKS = -1
 
 
 def handle(call: Call) -> Message | Later | None:
-    """Append what may be; nothing is answered to acks=0."""
     request = call.request
     answers = []
     size = 0
@@ -154,4 +153,4 @@ def _as_produce_says(code: int, version: int) -> int:
     return code
 
 
-API = Api(0, "Produce", 0, 13, ProduceResponse, handle)
+PRODUCE = Api(0, "Produce", 0, 13, ProduceResponse, handle)

@@ -35,7 +35,6 @@ class BrokerState:
 
     @property
     def is_member(self) -> bool:
-        """Whether the controller sees it."""
         return self.is_running and self.isolation is None
 
 

@@ -68,7 +68,6 @@ class ClusterState:
         return self.brokers[number]
 
     def members(self) -> list[BrokerState]:
-        """The brokers that the controller sees."""
         return [broker for broker in self.brokers.values() if broker.is_member]
 
     @property
@@ -77,11 +76,9 @@ class ClusterState:
         return next((broker.id for broker in self.members()), -1)
 
     def topics_at(self, broker: BrokerState) -> TopicTable:
-        """As this broker sees them."""
         return self.topics if broker.isolation is None else broker.isolation.topics
 
     def brokers_at(self, broker: BrokerState) -> Sequence[BrokerState]:
-        """The brokers that this one shows clients of."""
         return self.members() if broker.isolation is None else broker.isolation.brokers
 
     def isolate(self, broker: BrokerState) -> None:
@@ -97,7 +94,6 @@ class ClusterState:
         self.elect()
 
     def elect(self) -> None:
-        """Leaders and in-sync replicas by the brokers that are there."""
         members = {broker.id for broker in self.members()}
         for partition in self.topics.partitions():
             elect(partition, members)
@@ -151,7 +147,6 @@ class ClusterState:
         return [placed(topic, index, brokers, replicas) for index in range(first, first + count)]
 
     def delete_topic(self, topic: Topic) -> None:
-        """With its records, and what groups have committed of it."""
         del self.topics.by_name[topic.name]
         for group in self.groups.by_id.values():
             for index in range(len(topic.partitions)):
@@ -180,7 +175,6 @@ class ClusterState:
     # --- the end of transactions ----------------------------------------------------------------------------------------
 
     def write(self, transaction: TransactionMetadata, producer: ProducerIdentity, *, commit: bool) -> None:
-        """Write the markers of a decided transaction (WriteTxnMarkers, 27)."""
         for name, index in sorted(transaction.partitions):
             if name == OFFSETS_TOPIC:
                 self._end_offsets(index, producer.id, commit=commit)

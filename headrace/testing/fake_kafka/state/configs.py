@@ -94,5 +94,4 @@ def _is_valid(name: str, setting: Setting, value: str) -> bool:
 
 
 def topic_setting(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> str:
-    """The value in force: the topic's own, else the broker's."""
     return topic.get(name, broker[TOPIC_CONFIGS[name].broker_name])

@@ -57,7 +57,6 @@ class Member:
         return self.seen_ms + self.joining.session_timeout_ms
 
     def metadata(self, protocol: str) -> bytes:
-        """Empty for a protocol that it does not have."""
         return next((data for name, data in self.joining.protocols if name == protocol), b"")
 
 
@@ -65,7 +64,6 @@ class Group:
     """One group: its members and its offsets."""
 
     def __init__(self, group_id: str) -> None:
-        """Empty."""
         self.id = group_id
         self.state: GroupState = GroupState.EMPTY
         self.generation: int = 0
@@ -210,7 +208,6 @@ class Group:
         return member
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now_ms: int) -> None:
-        """Heartbeat (12)."""
         member = self.check(member_id, instance_id, generation)
         member.seen_ms = now_ms
         if self.state is GroupState.PREPARING:

@@ -35,7 +35,6 @@ class GroupOffsets:
         self.committed.update(offsets)
 
     def commit_in_transaction(self, producer_id: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """With the producer's transaction."""
         self._pending.setdefault(producer_id, {}).update(offsets)
 
     def take_pending(self, producer_id: int) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -47,7 +46,6 @@ class GroupOffsets:
         return any(partition in offsets for offsets in self._pending.values())
 
     def forget(self, partition: TopicPartition) -> None:
-        """OffsetDelete, or the topic is gone."""
         self.committed.pop(partition, None)
 
 

@@ -52,7 +52,6 @@ class FetchSession:
     partitions: dict[WantedKey, _Remembered] = field(default_factory=dict)
 
     def want(self, key: WantedKey, wanted: Wanted) -> None:
-        """Add a partition, or change what is wanted of it."""
         known = self.partitions.get(key)
         if known is None:
             self.partitions[key] = _Remembered(wanted)
@@ -60,11 +59,9 @@ class FetchSession:
             known.wanted = wanted
 
     def forget(self, key: WantedKey) -> None:
-        """Of the request's forgotten topics."""
         self.partitions.pop(key, None)
 
     def advance(self) -> None:
-        """A request was taken."""
         self.epoch = 1 if self.epoch == _MOST_EPOCH else self.epoch + 1
 
     def has_news(self, key: WantedKey, high_watermark: int, log_start_offset: int) -> bool:
@@ -88,7 +85,6 @@ class FetchSessions:
         self._random = random.Random(0)  # noqa: S311  ids need to be different, not secret
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._sessions)
 
     def find(self, session_id: int, epoch: int, now_ms: int) -> FetchSession:

@@ -30,7 +30,6 @@ class Partition:
     log: Log = field(default_factory=Log)
 
     def lead(self, broker: int) -> None:
-        """A new leader, or none at all, under the next epoch."""
         self.leader = broker
         self.epoch += 1
         if broker != NO_LEADER:
@@ -71,7 +70,6 @@ class TopicTable:
         return iter([self.by_name[name] for name in sorted(self.by_name)])
 
     def partitions(self) -> Iterator[Partition]:
-        """Of every topic."""
         return (partition for topic in self for partition in topic.partitions)
 
     def add(self, topic: Topic) -> None:
@@ -120,6 +118,5 @@ def check_name(name: str) -> None:
 
 
 def placed(topic: str, index: int, brokers: Sequence[int], replicas: int) -> Partition:
-    """A new partition, its replicas placed round the brokers."""
     chosen = [brokers[(index + step) % len(brokers)] for step in range(replicas)]
     return Partition(topic, index, chosen, list(chosen), chosen[0])

@@ -98,7 +98,6 @@ class TransactionCoordinator:
     # --- producer ids ---------------------------------------------------------------------------------------------------
 
     def new_producer_id(self) -> int:
-        """One that no process had."""
         self._next_producer_id += 1
         return self._next_producer_id - 1
 
@@ -243,7 +242,6 @@ class TransactionCoordinator:
         self._held = True
 
     def release_markers(self) -> None:
-        """Write the markers that were held."""
         self._held = False
         for known in self.by_id.values():
             if known.state in _PREPARED:

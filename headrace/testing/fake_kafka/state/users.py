@@ -26,12 +26,10 @@ class Users:
 
     @property
     def must_log_in(self) -> bool:
-        """Whether a connection starts with SASL."""
         return bool(self.passwords or self.tokens)
 
     @property
     def mechanisms(self) -> list[str]:
-        """Those that are offered."""
         return ["PLAIN", *_SCRAM, *(["OAUTHBEARER"] if self.tokens else [])]
 
 
@@ -39,7 +37,6 @@ class SaslExchange:
     """One client's authentication, message by message; `user` is set once it is through."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
-        """Against these passwords by user name."""
         self.users = users
         self.user: str | None = None
 

@@ -64,11 +64,9 @@ class Programs:
         self._configuration = configuration
 
     def job_manager(self) -> Command:
-        """Flink's JobManager."""
         return [*self._java, *JOB_MANAGER_OPTIONS, JOB_MANAGER, "--configDir", self._configuration]
 
     def task_manager(self, options: Sequence[str]) -> Command:
-        """One of Flink's TaskManagers, with these options of its JVM."""
         return [*self._java, *options, TASK_MANAGER, "--configDir", self._configuration]
 
     def job_server(self, host: str, port: int, rest: str, artifacts: Path) -> Command:

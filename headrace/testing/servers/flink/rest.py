@@ -51,7 +51,6 @@ class JobView:
 
     @property
     def is_running(self) -> bool:
-        """Whether the job and every task of it run."""
         return self.state == "RUNNING" and all(state in ("RUNNING", "FINISHED") for state in self.tasks.values())
 
 
@@ -62,7 +61,6 @@ class FlinkRest:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        """The address of the JobManager's REST interface."""
         self.address = f"{host}:{port}"
 
     def task_managers(self) -> frozenset[str]:
@@ -88,7 +86,6 @@ class FlinkRest:
         return {job["jid"]: job["name"] for job in sorted(jobs, key=lambda job: -job["start-time"])}
 
     def job(self, job_id: str) -> JobView:
-        """One look at a job."""
         details = self._ask("GET", f"/jobs/{job_id}")
         checkpoints = self._ask("GET", f"/jobs/{job_id}/checkpoints", absent={})
         config = self._ask("GET", f"/jobs/{job_id}/checkpoints/config", absent={})
@@ -138,7 +135,6 @@ class FlinkRest:
         return str(operation["location"])
 
     def cancel(self, job_id: str) -> None:
-        """Ask for the job's end; its retained checkpoints stay."""
         self._ask("PATCH", f"/jobs/{job_id}?mode=cancel")
 
     def _ask(self, method: str, path: str, body: object = None, absent: Any = None) -> Any:
@@ -177,6 +173,5 @@ def _failure(entry: dict[str, Any]) -> tuple[int, str]:
 
 
 def _shortened(text: str) -> str:
-    """Less Java's own frames: what Beam's worker wrote is among them."""
     lines = [line for line in text.replace("\\n", "\n").replace("\\t", "\t").splitlines() if not line.startswith("\tat ")]
     return "\n".join(lines[:FAILURE_LINES])

@@ -36,13 +36,7 @@ class FlinkCluster:
     DeadlineExceededError, with what looks wrong, when it takes longer than the seconds given.
     """
 
-    def __init__(
-        self,
-        servers: Mapping[str, ServerProcess],
-        places: Places,
-        slots: int,
-        timeout: Timeouts,
-    ) -> None:
+    def __init__(self, servers: Mapping[str, ServerProcess], places: Places, slots: int, timeout: Timeouts) -> None:
         """Made by `start_flink`; `slots` is how many the TaskManager has."""
         self._servers = servers
         self._places = places
@@ -101,11 +95,9 @@ class FlinkCluster:
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def job(self, job_id: str) -> JobView:
-        """One look at a job."""
         return self.rest.job(job_id)
 
     def wait_running(self, job_id: str, seconds: float = WAIT_S) -> JobView:
-        """Wait until every task of the job runs."""
         return self._wait(job_id, lambda view: view if view.is_running else None, "is not running", seconds)
 
     def wait_checkpoint(self, job_id: str, seconds: float = WAIT_S) -> FlinkCheckpoint:
@@ -159,7 +151,6 @@ class FlinkCluster:
         return f"{finding.text}. The end of the workers' log:\n{self.log_tail(WORKERS)}"
 
     def watch(self) -> Watch:
-        """A new watch, with this cluster's timeout, for one job."""
         return Watch(self.timeout)
 
     def _wait(self, job_id: str, wanted: Callable[[JobView], T | None], what: str, seconds: float) -> T:

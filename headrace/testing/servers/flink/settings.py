@@ -36,7 +36,6 @@ class TaskManagerMemory:
     overhead: int
 
     def settings(self) -> dict[str, str]:
-        """For config.yaml."""
         memory = {
             "taskmanager.memory.task.heap.size": self.heap,
             "taskmanager.memory.framework.heap.size": self.framework_heap,
@@ -52,7 +51,6 @@ class TaskManagerMemory:
         return {"taskmanager.cpu.cores": "1.0", **{name: f"{size}m" for name, size in memory.items()}}
 
     def java_options(self) -> tuple[str, ...]:
-        """For the command line."""
         return (
             f"-Xmx{self.heap + self.framework_heap}m",
             f"-XX:MaxDirectMemorySize={self.off_heap + self.framework_off_heap + self.network}m",

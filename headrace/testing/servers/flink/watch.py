@@ -42,7 +42,6 @@ class Watch:
     """Looks at one job. Each finding is given once, and again only after it had passed. Not thread-safe."""
 
     def __init__(self, timeout: Timeouts) -> None:
-        """A watch that has seen nothing yet."""
         self._timeout = timeout
         self._initialising: dict[str, float] = {}
         self._progress: tuple[tuple[int, str], float] | None = None

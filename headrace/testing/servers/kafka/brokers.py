@@ -98,7 +98,6 @@ class BrokerCluster:
         return self._node(node).pid
 
     def log_tail(self, node: int) -> str:
-        """The last 40 lines of the broker's log."""
         return self._node(node).log_tail(LOG_LINES)
 
     def start(self) -> None:

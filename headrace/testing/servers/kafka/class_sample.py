@@ -22,7 +22,6 @@ READ_S = 30
 
 
 def main(file: str) -> None:
-    """Do it all, and wait for the JVM."""
     with start_broker(jvm_options=("-Xmx512m", f"{MAKES_ARCHIVE}{file}", QUIET)) as cluster:
         create_topic(cluster.bootstrap, TOPIC)
         producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id=TOPIC)

@@ -76,7 +76,6 @@ class ContainerNode:
         return int(self._docker.attrs["State"]["Pid"])
 
     def start(self) -> None:
-        """Create the container, or start it again."""
         if self._is_created:
             self._docker.start()
             return
@@ -97,21 +96,17 @@ class ContainerNode:
             self._docker.stop(timeout=int(STOP_S))
 
     def pause(self) -> None:
-        """Docker's pause: the freezer."""
         if self._status() == "running":
             self._docker.pause()
 
     def resume(self) -> None:
-        """Docker's unpause."""
         if self._status() == "paused":
             self._docker.unpause()
 
     def is_running(self) -> bool:
-        """Whether the container runs or is paused."""
         return self._status() in ("running", "paused")
 
     def log_tail(self, lines: int) -> str:
-        """The last lines of what the broker wrote."""
         return str(self._docker.logs(tail=lines).decode(errors="replace")) if self._is_created else ""
 
     @property
@@ -135,7 +130,6 @@ class ContainerLauncher:
         self._stack = stack
 
     def format(self, directory: Path, arguments: list[str]) -> None:
-        """Run the StorageTool."""
         with _docker_errors("formatting"), self._container(["kafka.tools.StorageTool", *arguments]) as container:
             if status := container.wait():
                 output = b"".join(container.get_logs()).decode(errors="replace")

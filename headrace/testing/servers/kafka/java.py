@@ -29,7 +29,6 @@ class JavaLauncher:
         self._group = group
 
     def format(self, directory: Path, arguments: list[str]) -> None:
-        """Run the StorageTool."""
         command: list[str | Path] = [*self._java, *TOOL_OPTIONS, "kafka.tools.StorageTool", *arguments]
         done = subprocess.run(  # noqa: S603 - our own command
             command,

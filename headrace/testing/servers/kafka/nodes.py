@@ -71,9 +71,7 @@ class ExternalNode:
         return None
 
     def is_running(self) -> bool:
-        """Assumed: readiness is asked of the broker itself."""
         return True
 
     def log_tail(self, lines: int) -> str:
-        """Nothing: its log is elsewhere."""
         return f"(the log of {self._bootstrap} is not ours; {lines} lines asked for)"

@@ -40,7 +40,6 @@ class Security:
     certificates: Certificates | None
 
     def properties(self, listeners: Iterable[str]) -> dict[str, str]:
-        """The broker settings of these listeners."""
         found: dict[str, str] = {}
         for listener in listeners:
             if listener.startswith("SASL_"):

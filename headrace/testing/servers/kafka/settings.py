@@ -29,7 +29,6 @@ def server_properties(
 
 
 def write_properties(path: Path, properties: Mapping[str, str]) -> None:
-    """Write a Java properties file."""
     lines = (f"{name}={value}".replace("\\", "\\\\").replace("\n", "\\n") for name, value in properties.items())
     path.write_text("\n".join(lines) + "\n")
 

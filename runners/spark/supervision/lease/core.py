@@ -247,17 +247,14 @@ class LeaseCore:
 
     @property
     def term(self) -> int:
-        """See the class."""
         return self._own.term
 
     @property
     def is_suspect(self) -> bool:
-        """See the class."""
         return self.phase is LeasePhase.LEADING and self._now_s - self._written_at_s >= self._timeout_s
 
     @property
     def waiting(self) -> int | None:
-        """See the class."""
         return self._waiting if self.phase is LeasePhase.LEADING else None
 
     def handle(self, event: LeaseEvent) -> list[LeaseCommand]:
@@ -444,7 +441,6 @@ class LeaseCore:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _is_above(self, found: Heartbeat) -> bool:
-        """Whether this one continues alongside who has written that."""
         return found.rank <= self._own.rank
 
     def _is_over(self, found: Heartbeat) -> bool:

@@ -121,7 +121,6 @@ def stamped(batch: StoredBatch, base_offset: int, leader_epoch: int, append_time
 
 
 def record_batch(records: Sequence[NewRecord], now_ms: int, shape: BatchShape | None = None) -> bytearray:
-    """An uncompressed batch of these records, its base offset 0."""
     times = [now_ms if record.timestamp_ms is None else record.timestamp_ms for record in records]
     spans = [Span(at, time, record) for at, (time, record) in enumerate(zip(times, records, strict=True))]
     return rewritten_batch(spans, 0, len(records) - 1, shape or BatchShape())

@@ -71,7 +71,6 @@ def _rewritten(batch: StoredBatch, wanted: list[Span]) -> StoredBatch:
 
 
 def spans(batch: StoredBatch) -> Iterator[Span]:
-    """The records of a data batch, decompressed."""
     if not batch.records:
         return
     for decoded in decode(batch.data, topic="", partition=0, start=batch.base_offset, columns=_COLUMNS):

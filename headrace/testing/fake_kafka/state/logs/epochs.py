@@ -11,7 +11,6 @@ class LeaderEpochs:
     """(epoch, first offset), ascending in both."""
 
     def __init__(self) -> None:
-        """Epoch 0 from offset 0."""
         self._entries: list[tuple[int, int]] = [(0, 0)]
         self.latest: int = 0
 
@@ -42,12 +41,10 @@ class LeaderEpochs:
         return self._entries[later - 1][0], self._entries[later][1]
 
     def drop_before(self, start_offset: int) -> None:
-        """Retention: the epoch that holds the log's start starts there now."""
         earlier = [(epoch, start) for epoch, start in self._entries if start <= start_offset]
         later = [(epoch, start) for epoch, start in self._entries if start > start_offset]
         self._entries = [(earlier[-1][0], start_offset), *later] if earlier else later
 
     def drop_from(self, end_offset: int) -> None:
-        """Truncation."""
         self._entries = [(epoch, start) for epoch, start in self._entries if start < end_offset] or [(self.latest, end_offset)]
         self.latest = self._entries[-1][0]

@@ -34,7 +34,6 @@ class Log:
     """Offsets are of records; `end_offset` is the next one to be written."""
 
     def __init__(self) -> None:
-        """Empty, in leader epoch 0."""
         self.batches: list[StoredBatch] = []
         self.start_offset: int = 0
         self.end_offset: int = 0
@@ -44,7 +43,6 @@ class Log:
 
     @property
     def high_watermark(self) -> int:
-        """What is replicated and may be read."""
         return self.end_offset if self._held_high_watermark is None else min(self._held_high_watermark, self.end_offset)
 
     @property
@@ -55,7 +53,6 @@ class Log:
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return sum(len(batch.data) for batch in self.batches)
 
     def hold_high_watermark(self) -> None:
@@ -63,7 +60,6 @@ class Log:
         self._held_high_watermark = self.high_watermark
 
     def release_high_watermark(self) -> None:
-        """All is replicated again."""
         self._held_high_watermark = None
 
     def append(self, batch: StoredBatch, append_time_ms: int | None = None) -> int:

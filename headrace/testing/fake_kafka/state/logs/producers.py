@@ -81,7 +81,6 @@ class Producers:
             raise RefusedError(ErrorCode.INVALID_TXN_STATE, "a write outside the producer's open transaction")
 
     def note(self, batch: StoredBatch) -> None:
-        """Take over what a stored data batch says."""
         if batch.producer_id < 0:
             return
         state = self.states.setdefault(batch.producer_id, ProducerState(batch.producer_epoch))
@@ -95,7 +94,6 @@ class Producers:
             state.transaction_start = batch.base_offset
 
     def note_marker(self, marker: StoredBatch, *, commit: bool) -> None:
-        """Take over what a stored marker says: the transaction is ended."""
         state = self.states.setdefault(marker.producer_id, ProducerState(marker.producer_epoch))
         if state.epoch != marker.producer_epoch:
             state.recent.clear()

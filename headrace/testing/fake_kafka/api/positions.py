@@ -1,4 +1,4 @@
-"""API key 2, ListOffsets: KIP-79 (by timestamp), KIP-98 (isolation), KIP-320 (epochs), KIP-405, KIP-734 (max timestamp)."""
+"""Offsets in the log: by time, and by leader epoch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import ListOffsetsResponse, Message
+from headrace.testing.fake_kafka.protocol import ListOffsetsResponse, Message, OffsetForLeaderEpochResponse
 from headrace.testing.fake_kafka.state.logs.cleaning import spans
 from headrace.testing.fake_kafka.state.logs.log import Log
 
-_TopicAnswer = ListOffsetsResponse.ListOffsetsTopicResponse
-_PartitionAnswer = _TopicAnswer.ListOffsetsPartitionResponse
+_ListOffsetsTopicAnswer = ListOffsetsResponse.ListOffsetsTopicResponse
+_ListOffsetsPartitionAnswer = _ListOffsetsTopicAnswer.ListOffsetsPartitionResponse
 _READ_COMMITTED = 1
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
 _OLDEST_WITH = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
@@ -26,16 +26,19 @@ class _Found(NamedTuple):
 _NOTHING = _Found(-1, -1, -1)
 
 
-def handle(call: Call) -> Message:
-    """Of the leader only; a timestamp after every record's answers -1."""
+def _list_offsets(call: Call) -> Message:
+    """Of the leader only; a timestamp after every record's answers -1.
+
+    KIP-79 (by timestamp), KIP-98 (isolation), KIP-320 (epochs), KIP-405, KIP-734 (max timestamp).
+    """
     topics = []
     for topic in call.request.topics:
-        items = [_answer(call, topic.name, item) for item in topic.partitions]
-        topics.append(_TopicAnswer(name=topic.name, partitions=items))
+        items = [_list_offsets_answer(call, topic.name, item) for item in topic.partitions]
+        topics.append(_ListOffsetsTopicAnswer(name=topic.name, partitions=items))
     return ListOffsetsResponse(topics=topics)
 
 
-def _answer(call: Call, topic: str, item: Message) -> Message:
+def _list_offsets_answer(call: Call, topic: str, item: Message) -> Message:
     code: int = ErrorCode.NONE
     found = _NOTHING
     try:
@@ -47,7 +50,7 @@ def _answer(call: Call, topic: str, item: Message) -> Message:
         found = _find(partition.log, item.timestamp, until)
     except RefusedError as error:
         code = error.code
-    return _PartitionAnswer(
+    return _ListOffsetsPartitionAnswer(
         partition_index=item.partition_index,
         error_code=code,
         timestamp=found.timestamp,
@@ -94,4 +97,36 @@ def _first_from(log: Log, timestamp: int, until: int) -> _Found:
     return _NOTHING
 
 
-API = Api(2, "ListOffsets", 1, 11, ListOffsetsResponse, handle)
+LIST_OFFSETS = Api(2, "ListOffsets", 1, 11, ListOffsetsResponse, _list_offsets)
+
+
+_OffsetForLeaderEpochTopicAnswer = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+_OffsetForLeaderEpochPartitionAnswer = _OffsetForLeaderEpochTopicAnswer.EpochEndOffset
+
+
+def _offset_for_leader_epoch(call: Call) -> Message:
+    """KIP-101, KIP-279, KIP-320: by this a client finds out that the log was truncated."""
+    topics = [
+        _OffsetForLeaderEpochTopicAnswer(
+            topic=topic.topic,
+            partitions=[_offset_for_leader_epoch_answer(call, topic.topic, item) for item in topic.partitions],
+        )
+        for topic in call.request.topics
+    ]
+    return OffsetForLeaderEpochResponse(topics=topics)
+
+
+def _offset_for_leader_epoch_answer(call: Call, topic: str, item: Message) -> Message:
+    try:
+        partition = call.led_partition(topic, item.partition, item.current_leader_epoch)
+        epoch, end_offset = partition.log.epochs.end_of(item.leader_epoch, partition.log.high_watermark)
+    except RefusedError as error:
+        return _OffsetForLeaderEpochPartitionAnswer(
+            partition=item.partition, error_code=error.code, leader_epoch=-1, end_offset=-1
+        )
+    return _OffsetForLeaderEpochPartitionAnswer(
+        partition=item.partition, error_code=ErrorCode.NONE, leader_epoch=epoch, end_offset=end_offset
+    )
+
+
+OFFSET_FOR_LEADER_EPOCH = Api(23, "OffsetForLeaderEpoch", 2, 4, OffsetForLeaderEpochResponse, _offset_for_leader_epoch)

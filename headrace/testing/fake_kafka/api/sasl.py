@@ -1,17 +1,30 @@
-"""API key 36, SaslAuthenticate: KIP-152, KIP-368 (sessions as `connections.max.reauth.ms` says; tokens have no lifetime
-here).
-"""
+"""Logins by SASL."""
 
 from __future__ import annotations
 
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import Message, SaslAuthenticateResponse
-from headrace.testing.fake_kafka.state.users import SaslExchange
+from headrace.testing.fake_kafka.protocol import Message, SaslAuthenticateResponse, SaslHandshakeResponse
+from headrace.testing.fake_kafka.state.users import SaslExchange, begin_exchange
 
 
-def handle(call: Call) -> Message:
-    """One message of the exchange that the handshake has started."""
+def _sasl_handshake(call: Call) -> Message:
+    """KIP-43, KIP-152 (version 1: the rest of the exchange is of Kafka's own requests)."""
+    try:
+        call.admit()
+        if not call.state.users.must_log_in:
+            raise RefusedError(ErrorCode.ILLEGAL_SASL_STATE)
+        call.peer.exchange = begin_exchange(call.request.mechanism, call.state.users)
+    except RefusedError as error:
+        return SaslHandshakeResponse(error_code=error.code, mechanisms=call.state.users.mechanisms)
+    return SaslHandshakeResponse(error_code=ErrorCode.NONE, mechanisms=call.state.users.mechanisms)
+
+
+SASL_HANDSHAKE = Api(17, "SaslHandshake", 1, 1, SaslHandshakeResponse, _sasl_handshake)
+
+
+def _sasl_authenticate(call: Call) -> Message:
+    """KIP-152, KIP-368 (sessions as `connections.max.reauth.ms` says; tokens have no lifetime here)."""
     try:
         call.admit()
         exchange = call.peer.exchange
@@ -49,4 +62,4 @@ def _answer(call: Call, message: bytes) -> bytes:
         raise exchange.refuse() from error
 
 
-API = Api(36, "SaslAuthenticate", 0, 2, SaslAuthenticateResponse, handle)
+SASL_AUTHENTICATE = Api(36, "SaslAuthenticate", 0, 2, SaslAuthenticateResponse, _sasl_authenticate)

@@ -1,0 +1,191 @@
+"""The cluster: brokers, metadata, coordinators, features."""
+
+from __future__ import annotations
+
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
+from headrace.testing.fake_kafka.calls import Api, Call
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.protocol import (
+    DescribeClusterResponse,
+    FindCoordinatorResponse,
+    Message,
+    MetadataResponse,
+    UpdateFeaturesResponse,
+)
+from headrace.testing.fake_kafka.state.brokers import HOST
+from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topic, check_name
+
+
+def node_endpoints(call: Call, response: Message) -> list[Message]:
+    """KIP-951: with the news of another leader comes where to find it."""
+    brokers = call.state.brokers_at(call.broker)
+    return [response.NodeEndpoint(node_id=broker.id, host=HOST, port=broker.port, rack=None) for broker in brokers]
+
+
+_TopicAnswer = MetadataResponse.MetadataResponseTopic
+_PartitionAnswer = _TopicAnswer.MetadataResponsePartition
+_FIRST_WITH_EMPTY = 1  # before it, an empty list asks for all topics
+
+
+def _metadata(call: Call) -> Message:
+    """KIP-4, KIP-112 (offline replicas), KIP-320 (epochs), KIP-516 (topic ids)."""
+    request = call.request
+    wants_all = request.topics is None or (call.version < _FIRST_WITH_EMPTY and not request.topics)
+    topics = [_one_of_all(call, topic) for topic in call.state.topics_at(call.broker)] if wants_all else []
+    topics += [_wanted(call, item) for item in (request.topics or ())]
+    return MetadataResponse(
+        brokers=[
+            MetadataResponse.MetadataResponseBroker(node_id=broker.id, host=HOST, port=broker.port, rack=None)
+            for broker in call.state.brokers_at(call.broker)
+        ],
+        cluster_id=call.state.id,
+        controller_id=call.state.controller,
+        topics=topics,
+        error_code=ErrorCode.NONE,
+    )
+
+
+def _one_of_all(call: Call, topic: Topic) -> Message:
+    try:
+        call.admit(topic.name)
+    except RefusedError as error:
+        return _TopicAnswer(error_code=error.code, name=topic.name, topic_id=topic.id, is_internal=False, partitions=[])
+    return _described(call, topic)
+
+
+def _wanted(call: Call, item: Message) -> Message:
+    try:
+        call.admit(item.name)
+        by_id = item.topic_id if item.topic_id is not None and item.topic_id.int else None
+        if by_id is None:
+            check_name(item.name)
+        return _described(call, call.topic(item.name, by_id))
+    except RefusedError as error:
+        if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return _created(call, item)
+        return _refused(item, error.code)
+
+
+def _created(call: Call, item: Message) -> Message:
+    """KIP-487: a client may ask for the topics that it writes to, where the broker's auto.create.topics.enable allows."""
+    state = call.state
+    if not call.request.allow_auto_topic_creation or state.config["auto.create.topics.enable"] != "true":
+        return _refused(item, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    try:
+        count, replicas = int(state.config["num.partitions"]), int(state.config["default.replication.factor"])
+        partitions = state.place(item.name, 0, count, replicas)
+        return _described(call, state.create_topic(Topic(item.name, partitions, {})))
+    except RefusedError as error:
+        return _refused(item, error.code)
+
+
+def _refused(item: Message, code: int) -> Message:
+    return _TopicAnswer(error_code=code, name=item.name, topic_id=item.topic_id, is_internal=False, partitions=[])
+
+
+def _described(call: Call, topic: Topic) -> Message:
+    return _TopicAnswer(
+        error_code=ErrorCode.NONE,
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.is_internal,
+        partitions=[_partition(call, partition) for partition in topic.partitions],
+    )
+
+
+def _partition(call: Call, partition: Partition) -> Message:
+    present = {broker.id for broker in call.state.brokers_at(call.broker)}
+    lost = partition.leader == NO_LEADER
+    return _PartitionAnswer(
+        error_code=ErrorCode.LEADER_NOT_AVAILABLE if lost else ErrorCode.NONE,
+        partition_index=partition.index,
+        leader_id=partition.leader,
+        leader_epoch=partition.epoch,
+        replica_nodes=list(partition.replicas),
+        isr_nodes=list(partition.isr),
+        offline_replicas=[replica for replica in partition.replicas if replica not in present],
+    )
+
+
+METADATA = Api(3, "Metadata", 0, 13, MetadataResponse, _metadata)
+
+
+def _describe_cluster(call: Call) -> Message:
+    """KIP-700."""
+    call.admit()
+    return DescribeClusterResponse(
+        error_code=ErrorCode.NONE,
+        cluster_id=call.state.id,
+        controller_id=call.state.controller,
+        brokers=[
+            DescribeClusterResponse.DescribeClusterBroker(broker_id=broker.id, host=HOST, port=broker.port, rack=None)
+            for broker in call.state.brokers_at(call.broker)
+        ],
+    )
+
+
+DESCRIBE_CLUSTER = Api(60, "DescribeCluster", 0, 2, DescribeClusterResponse, _describe_cluster)
+
+
+_MANY = 4
+_KEY_TYPES = frozenset({0, 1})  # group, transaction
+
+
+def _find_coordinator(call: Call) -> Message:
+    """KIP-98 (of transactional ids), KIP-699 (many keys at once)."""
+    if call.version < _MANY:
+        found = _find_coordinator_answer(call, call.request.key)
+        return FindCoordinatorResponse(**{name: getattr(found, name) for name in ("error_code", "node_id", "host", "port")})
+    return FindCoordinatorResponse(coordinators=[_find_coordinator_answer(call, key) for key in call.request.coordinator_keys])
+
+
+def _find_coordinator_answer(call: Call, key: str) -> Message:
+    try:
+        call.admit()
+        if call.request.key_type not in _KEY_TYPES:
+            raise RefusedError(ErrorCode.INVALID_REQUEST)
+        if call.broker.isolation is not None:
+            raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        broker = call.state.coordinator(CoordinatorKind(call.request.key_type), key)
+    except RefusedError as error:
+        said = {"error_code": error.code, "error_message": error.message}
+        return FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, **said)
+    return FindCoordinatorResponse.Coordinator(
+        key=key, node_id=broker.id, host=HOST, port=broker.port, error_code=ErrorCode.NONE, error_message=""
+    )
+
+
+FIND_COORDINATOR = Api(10, "FindCoordinator", 0, 6, FindCoordinatorResponse, _find_coordinator)
+
+
+_Answer = UpdateFeaturesResponse.UpdatableFeatureResult
+_ONE_ERROR_FOR_ALL = 2
+
+
+def _update_features(call: Call) -> Message:
+    """All or none from version 2 on. KIP-584, KIP-1022; moves `transaction.version` between the versions of the protocol."""
+    call.admit()
+    updates = call.request.feature_updates
+    if call.version >= _ONE_ERROR_FOR_ALL:
+        for update in updates:
+            _update(call, update)
+        return UpdateFeaturesResponse(error_code=ErrorCode.NONE, results=[])
+    return UpdateFeaturesResponse(
+        error_code=ErrorCode.NONE, results=[_update_features_answer(call, update) for update in updates]
+    )
+
+
+def _update_features_answer(call: Call, update: Message) -> Message:
+    try:
+        _update(call, update)
+    except RefusedError as error:
+        return _Answer(feature=update.feature, error_code=error.code, error_message=error.message)
+    return _Answer(feature=update.feature, error_code=ErrorCode.NONE, error_message=None)
+
+
+def _update(call: Call, update: Message) -> None:
+    if not call.request.validate_only:
+        call.state.update_feature(update.feature, update.max_version_level)
+
+
+UPDATE_FEATURES = Api(57, "UpdateFeatures", 0, 2, UpdateFeaturesResponse, _update_features)

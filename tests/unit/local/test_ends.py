@@ -1,0 +1,119 @@
+"""How a run of `headrace run` ends: its last checkpoint, group offsets and savepoint, and what its terminal is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from headrace.kafka import At, KafkaSink, KafkaSource, Latest
+from headrace.run import Pipeline
+from headrace.testing import FakeKafka
+from headrace.testing.fake_kafka import Refuse
+from tests.helpers.python_path import python_path
+from tests.unit.local.test_processes import COMMAND, Run, produce, seen
+
+pytestmark = pytest.mark.timeout(120)
+
+COORDINATOR_LOAD_IN_PROGRESS = 14
+
+JOB = """
+from headrace import Pipeline
+from headrace.kafka import KafkaSink, KafkaSource, Latest
+{0}
+source = KafkaSource({1!r}, topics=["in"], columns=["key", "value"], group="g", stop={2})
+pipeline = Pipeline(source, KafkaSink({1!r}, topic="out"))
+"""
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka() as cluster:
+        for topic in ("in", "out"):
+            cluster.create_topic(topic, partitions=3)
+        produce(cluster, 0, 30)
+        yield cluster
+
+
+def job(kafka, imports="", stop="Latest()"):
+    return JOB.format(imports, kafka.bootstrap, stop)
+
+
+def ended(run):
+    return run.process.wait(100), run.log.read_text()
+
+
+def test_a_run_that_ends_waits_until_its_group_has_the_last_positions(kafka, tmp_path):
+    """The coordinator of a group is being loaded: the run is over, and the only try for its last positions fails."""
+    refused = kafka.fault("OffsetCommit", Refuse(COORDINATOR_LOAD_IN_PROGRESS), times=8)
+    status, log = ended(Run(kafka, tmp_path, workers=1, job=job(kafka)))
+    assert refused.fired == 8
+    assert (status, log) == (0, "")
+    assert kafka.committed("g") == {("in", each): 10 for each in range(3)}
+
+
+def test_a_run_that_ends_says_which_positions_its_group_does_not_have(kafka, tmp_path):
+    refused = kafka.fault("OffsetCommit", Refuse(30), times=1000)
+    status, log = ended(Run(kafka, tmp_path, workers=1, job=job(kafka)))
+    assert refused.fired
+    assert status == 0
+    assert "the positions of the last checkpoint are not published" in log
+    assert seen(kafka) == Counter(range(30))
+
+
+def test_a_stop_takes_its_checkpoint_at_once_whatever_the_minimum_pause(kafka, tmp_path):
+    """Flink's savepoints are forced checkpoints: `execution.checkpointing.min-pause` is not for them."""
+    run = Run(kafka, tmp_path, "--config", "execution.checkpointing.min-pause=1 h", workers=1, job=job(kafka, stop="None"))
+    run.wait(lambda: seen(kafka) == Counter(range(30)), "the first checkpoint")
+    produce(kafka, 30, 3)
+    run.stop()
+    assert not run.log.read_text().count("failed")
+
+
+@pytest.mark.parametrize("place", ["file", "file/in"])
+def test_a_savepoint_folder_that_cannot_be_one_is_refused_before_anything_is_read(kafka, tmp_path, place):
+    (tmp_path / "file").touch()
+    status, log = ended(Run(kafka, tmp_path, "--savepoints", str(tmp_path / place), workers=1, job=job(kafka)))
+    assert status == 2
+    assert f"the folder for savepoints {tmp_path / place} cannot be used" in log
+    assert not kafka.records("out")
+
+
+def test_a_savepoint_folder_that_is_gone_for_good_at_the_end_is_an_error_and_no_restart(kafka, tmp_path):
+    folder = tmp_path / "savepoints"
+    run = Run(kafka, tmp_path, "--savepoints", str(folder), workers=1, job=job(kafka, stop="None"))
+    run.wait(lambda: seen(kafka) == Counter(range(30)), "the first checkpoint")
+    folder.rmdir()
+    folder.touch()
+    run.process.terminate()
+    status, log = ended(run)
+    assert (status, "cannot be used" in log, "starts again" in log) == (2, True, False)
+
+
+def test_a_module_in_the_folder_of_the_job_is_found_as_it_is_by_python(kafka, tmp_path):
+    (tmp_path / "module_of_this_job.py").write_text("")
+    status, log = ended(Run(kafka, tmp_path, workers=2, job=job(kafka, "import module_of_this_job")))
+    assert (status, log) == (0, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_run_without_standard_streams_is_as_any_other(kafka, tmp_path, closed):
+    """What is opened next gets the number of a stream that is closed, and everything that is logged."""
+    file = tmp_path / "job_of_this_test.py"
+    file.write_text(job(kafka))
+    command = f'exec {sys.executable} -c "{COMMAND}" run {file}:pipeline --checkpoints {tmp_path}/checkpoints {closed}'
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    done = subprocess.run(["/bin/sh", "-c", command], env=environment, check=False, timeout=100)
+    assert done.returncode == 0
+    assert seen(kafka) == Counter(range(30))
+
+
+def test_a_run_in_a_script_ends_with_its_groups_positions_too(kafka, tmp_path):
+    refused = kafka.fault("OffsetCommit", Refuse(COORDINATOR_LOAD_IN_PROGRESS), times=8)
+    source = KafkaSource(kafka.bootstrap, topics=["in"], columns=["key", "value"], group="g", stop=Latest(), start=At(0))
+    Pipeline(source, KafkaSink(kafka.bootstrap, topic="out")).run(checkpoints=str(tmp_path))
+    assert refused.fired == 8
+    assert set(kafka.committed("g").values()) == {10}
