@@ -31,7 +31,7 @@ _WINDOW = 256  # values that are looked through at once for bad ones
 _ONE_IN, _SOON = 32, 8  # values: with more bad ones than that, or one so soon, each value is parsed
 _NOT_UTF8 = "text is not UTF-8"
 _CONSTANTS = r"(?:^|[:,\[])[ \t\r\n]*-?(?:NaN|Inf(?:inity)?)[ \t\r\n]*(?:[,\]}]|$)"
-"""Where NaN or Infinity may be a number: Arrow's reader takes them for such, and they are no JSON. Strings may have it too."""
+"""Where NaN or Infinity may be a number: Arrow's reader takes them for such, and JSON has none. Strings may have it too."""
 _Check: TypeAlias = Callable[[Any], str | None]
 """Why a value that Python has parsed does not fit a type; None where it does, or where only Arrow knows."""
 _REOPENS = r'\][ \t\r\n]*,[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*\['
@@ -262,8 +262,8 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 def _loaded(text: str) -> Any:  # noqa: ANN401 - JSON
     """As `json.loads`, whose search for blanks around a value costs as much as a small value. Raises ValueError."""
     try:
-        parsed, end = _DECODER.scan_once(text, 0)
-    except StopIteration:
+        parsed, end = _DECODER.raw_decode(text)
+    except json.JSONDecodeError:
         return _DECODER.decode(text)
     return parsed if end == len(text) else _DECODER.decode(text)
 

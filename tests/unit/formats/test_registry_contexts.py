@@ -1,4 +1,4 @@
-"""Subjects in a registry's context, where ids and the subjects of references count anew: `:.plant:readings-value`."""
+"""Subjects in a registry's context, which has separate ids and subjects: `:.plant:readings-value`."""
 
 from __future__ import annotations
 
