@@ -185,3 +185,23 @@ def test_a_reference_is_found_by_the_own_id_of_a_schema_too():
     schema = obj(leg={"$ref": "https://air/leg.json#/properties/to"})
     there = create_format("json-schema", schema=json.dumps(schema), references={"leg": json.dumps(LEG)})
     assert str(there.arrow_type) == "struct<leg: string>"
+
+
+def test_a_property_with_a_dot_in_its_name_is_asked_for_between_backticks():
+    inner = {"type": "object", "properties": {"b.c": {"type": "integer"}, "d": {"type": "string"}}}
+    names = {"service.name": {"type": "string"}, "ok": {"type": "integer"}, "a": inner, "x`.y": inner}
+    schema = json.dumps({"type": "object", "properties": names})
+    asked = JsonSchemaFormat(schema, fields=["`service.name`", "a.`b.c`", "`x``.y`.d", "`ok`"])
+    assert asked.arrow_type == pa.struct(
+        [
+            ("service.name", pa.string()),
+            ("ok", pa.int64()),
+            ("a", pa.struct([("b.c", pa.int64())])),
+            ("x`.y", pa.struct([("d", pa.string())])),
+        ]
+    )
+    column, bad = asked.decode(pa.array([b'{"service.name": "s", "a": {"b.c": 1}}']))
+    assert column.to_pylist() == [{"service.name": "s", "ok": None, "a": {"b.c": 1}, "x`.y": None}]
+    assert not bad
+    with pytest.raises(UsageError, match="asked for: 'service'"):
+        JsonSchemaFormat(schema, fields=["service.name"])

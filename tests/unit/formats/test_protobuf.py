@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import math
 import pickle
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -400,3 +401,31 @@ def test_indices_of_message_types_are_read_as_they_are_written(indices, more):
 @pytest.mark.parametrize("head", [b"", b"\x02", b"\x01", b"\x80", b"\x02\x01", b"\xff\xff\xff\xff\xff\x01", b"\x04\x00"])
 def test_indices_that_are_no_list_of_numbers_are_none(head):
     assert read_indices(head) == ((), 0)
+
+
+# --- imports that a registry has built in
+
+GOOGLES = (
+    "any api descriptor duration empty field_mask source_context struct timestamp type wrappers",
+    "calendar_period color date datetime dayofweek decimal expr fraction interval latlng money month phone_number "
+    "postal_address quaternion timeofday",
+)
+BUILT_IN = [
+    *(f"google/protobuf/{name}.proto" for name in GOOGLES[0].split()),
+    *(f"google/type/{name}.proto" for name in GOOGLES[1].split()),
+    *(f"confluent/{name}.proto" for name in ("meta", "type/decimal", "type/variant")),
+]
+
+
+@pytest.mark.parametrize("is_serialized", [False, True])
+def test_all_that_confluents_registry_has_built_in_is_known(is_serialized: bool):
+    imports = "".join(f'import "{name}";' for name in BUILT_IN)
+    text = f"""syntax = "proto3"; {imports} message M {{
+        int32 a = 1 [(confluent.field_meta).params = {{ key: "connect.type", value: "int16" }}];
+        confluent.type.Decimal price = 2; google.type.Color color = 3; confluent.type.Variant v = 4; }}"""
+    schema = text
+    if is_serialized:  # as a registry has it for some clients: the file alone, without those that it imports
+        schema = base64.b64encode(FileDescriptorSet.FromString(descriptor_set(text)).file[-1].SerializeToString()).decode()
+    format_ = ProtobufFormat(schema, fields=["a", "price", "v"])
+    row = {"a": 5, "price": {"value": b"\1", "precision": 3, "scale": 2}, "v": {"metadata": b"", "value": b"x"}}
+    assert format_.decode(format_.encode(pa.array([row], format_.arrow_type))).values.to_pylist() == [row]

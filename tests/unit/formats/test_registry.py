@@ -132,6 +132,21 @@ def test_what_is_written_here_confluents_deserializer_reads(served, theirs):
     assert [None if each is None else read(each, VALUE) for each in encoded.to_pylist()] == rows
 
 
+@pytest.mark.parametrize("schema", ['"bytes"', '{"type": "bytes"}'])
+def test_a_schema_of_bytes_is_raw_bytes_both_ways_as_in_confluents_client(served, theirs, schema: str):
+    rows = [b"{}", b"\x06abc-and-more", b"x" * 300, b"\x80"]
+    write, read = AvroSerializer(theirs, schema), AvroDeserializer(theirs)
+    values = binary([*(write(each, VALUE) for each in rows), b"\0\0\0\0\1", None])
+    format_ = reading(served)
+    assert format_.decode(values) == (binary([*rows, b"", None]), [])
+    assert format_.encode(binary([*rows, b"", None])).equals(values)
+    assert [read(each, VALUE) for each in format_.encode(binary(rows)).to_pylist()] == rows
+    served.register("flights-value", ["null", "string"])
+    column, bad = reading(served).decode(values)
+    assert column.to_pylist() == ["{}", "\x06abc-and-more", "x" * 300, None, "", None]
+    assert [each.row for each in bad] == [3]
+
+
 def test_a_schema_that_confluents_serializer_names_in_a_header_is_found_there(served, theirs):
     write = AvroSerializer(theirs, json.dumps(FLIGHT), conf={"schema.id.serializer": header_schema_id_serializer})
     headers: list[tuple[str, bytes]] = [("trace", b"x")]
