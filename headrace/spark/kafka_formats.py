@@ -94,11 +94,9 @@ class TypedFormat(ValueFormat):
         return self.inner.reads_headers
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """As `ValueFormat` says."""
         return self.decode_records(values, None)
 
     def decode_records(self, values: pa.Array, headers: pa.Array | None) -> DecodedValues:
-        """As `ValueFormat` says."""
         decoded, bad = self.inner.decode_records(values, headers)
         if decoded.type == self._type:
             return DecodedValues(decoded, bad)

@@ -345,14 +345,15 @@ class _Coordination:
         finally:
             self._end_workers()
             if self._is_over(self._outcome):  # else who looks is to see that it starts again
-                if self._outcome.error is None:
-                    self._publish_last()
+                self._publish_last()
                 remove_status(self._order.settings.folder)
             with suppress(Exception):  # the outcome is, whatever its cleaning up says
                 self._driver.close()
 
     def _publish_last(self) -> None:
-        """Later positions, which would be another try, do not come: wait for the last ones, for some time."""
+        """Wait some time for the last positions of a run that has ended well: no later ones are another try."""
+        if self._outcome is None or self._outcome.error is not None:
+            return
         deadline_s = time.monotonic() + PUBLISH_S
 
         def publish() -> None:

@@ -162,7 +162,6 @@ class TypedReader(SourceReader[KafkaSplit]):
         self._rest: deque[SplitBatch[KafkaSplit]] = deque()  # parts of a batch that is too large, decoded
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
-        """As `SourceReader` says."""
         self._reader.add_splits(splits)
 
     def poll(self, timeout: float) -> SplitBatch[KafkaSplit] | None:
@@ -193,7 +192,6 @@ class TypedReader(SourceReader[KafkaSplit]):
                 return replace(batch, records=records)
 
     def close(self) -> None:
-        """As `SourceReader` says."""
         self._reader.close()
 
     def _note(self, bad: int) -> None:

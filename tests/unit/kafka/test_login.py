@@ -125,7 +125,7 @@ def test_where_the_endpoint_is_away_after_a_refusal_it_is_waited_for(kafka, endp
 
 def test_a_token_endpoint_that_is_away_is_waited_for(kafka, endpoint):
     endpoint.status, endpoint.body = 503, "busy"
-    properties = by_token(endpoint.url) | JAVA | {"default.api.timeout.ms": "200"}
+    properties = by_token(endpoint.url) | JAVA | {"default.api.timeout.ms": "2000"}
     with (
         KafkaCluster(config_of(properties, kafka.bootstrap)) as cluster,
         pytest.raises(DeadlineExceededError, match=r"token endpoint .* answered 503"),
