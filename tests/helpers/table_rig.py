@@ -51,7 +51,7 @@ class Death:
 
 
 def answer_lost(*, is_applied: bool) -> Callable[[int, Callable[[], None]], None]:
-    """The second commit says that the table is a newer one, before or after it is applied."""
+    """The second commit fails for a newer version of the table, before or after it is applied."""
 
     def around(number: int, commit: Callable[[], None]) -> None:
         if number != 2 or is_applied:
