@@ -8,8 +8,6 @@ import json
 import math
 import pickle
 import random
-import subprocess
-import sys
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +26,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.formats import AvroFormat
 from tests.helpers.avro_cases import RefusedError, StrictReader, evolved, expected, plain, read, said, schemas, values, written
 from tests.helpers.decode_twin import load
+from tests.helpers.python_path import printed
 
 EXAMPLES = 40
 
@@ -223,8 +222,7 @@ def test_the_modules_under_test_are_compiled(module):
 
 def test_running_compiled_imports_neither_cython_nor_fastavro():
     code = "import sys, headrace.formats; print([m for m in ('cython', 'Cython', 'fastavro') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert out.stdout.strip() == "[]"
+    assert printed(code, Path(__file__).parent) == "[]"
 
 
 # --- logical types ---
@@ -513,8 +511,7 @@ def test_a_value_is_bad_by_its_recursive_field_whatever_types_its_neighbours_hav
     symbol = {"type": "enum", "name": "E", "symbols": ["A"]}
     duration = {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"}
     schema = record(("e", symbol), ("u", ["int", "string"]), ("d", duration), ("tree", ["null", TREE]))
-    good = {"e": "A", "u": "x", "d": b"\1" + b"\0" * 11, "tree": {"n": 1, "next": None, "after": "x"}}
-    value = written(schema, good)
+    value = written(schema, {"e": "A", "u": "x", "d": b"\1" + b"\0" * 11, "tree": {"n": 1, "next": None, "after": "x"}})
     made = AvroFormat(json.dumps(schema), recursive="json")
     column, bad = made.decode(pa.array([value[:-1] + b"\xff", value, None]))
     column.validate(full=True)

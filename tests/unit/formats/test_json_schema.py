@@ -54,8 +54,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
     monkeypatch.setattr(client, "_PAUSES_S", ())
     with FakeRegistry() as registry:
         registry.register("leg", LEG, kind="JSON")
-        references = [{"name": "leg.json", "subject": "leg", "version": 1}]
-        registry.register("flights-value", FLIGHT, references, "JSON")
+        registry.register("flights-value", FLIGHT, [{"name": "leg.json", "subject": "leg", "version": 1}], "JSON")
         yield registry
 
 
@@ -155,8 +154,7 @@ def test_nulls_are_left_out_where_the_schema_does_not_allow_them_and_refused_whe
 def test_what_confluents_serializer_writes_is_read_and_the_other_way_round(registry):
     confluent = SchemaRegistryClient({"url": registry.url})
     conf = {"auto.register.schemas": False, "use.latest.version": True}
-    write = JSONSerializer(confluent.get_latest_version("flights-value").schema, confluent, conf=conf)
-    theirs = write(ROW, CONTEXT)
+    theirs = JSONSerializer(confluent.get_latest_version("flights-value").schema, confluent, conf=conf)(ROW, CONTEXT)
     there = pickle.loads(pickle.dumps(RegisteredJsonFormat.of_subject(SchemaRegistry(registry.url), "flights-value")))
     asked = len(registry.asked)
     values, bad = there.decode(pa.array([theirs, None, theirs[:-1]]))

@@ -308,8 +308,7 @@ def test_text_of_proto2_that_is_not_utf8_is_bad():
 
 
 def test_only_the_fields_that_are_asked_for_are_columns_and_the_format_is_pickled_with_them():
-    made = ProtobufFormat(PROTO3, fields=["n.x", "mi.y", "rn", "i", "self"])
-    there = pickle.loads(pickle.dumps(made))
+    there = pickle.loads(pickle.dumps(ProtobufFormat(PROTO3, fields=["n.x", "mi.y", "rn", "i", "self"])))
     inner_type = "struct<x: int32, y: string, z: string, a: int32, b: int64>"
     assert str(there.arrow_type) == (
         f"struct<i: int32, n: struct<x: int32>, rn: list<item: {inner_type}>, mi: map<int64, struct<y: string>>, self: binary>"
@@ -388,8 +387,7 @@ def test_references_are_files_that_the_schema_imports_and_a_set_of_descriptors_i
     )
     made = create_format("protobuf", schema=text, references={"d/o.proto": other})
     assert str(made.arrow_type) == "struct<x: struct<a: int32>, d: date32[day]>"
-    files = descriptor_set(text, {"d/o.proto": other})
-    assert str(ProtobufFormat(files, message="o.X").arrow_type) == "struct<a: int32>"
+    assert str(ProtobufFormat(descriptor_set(text, {"d/o.proto": other}), message="o.X").arrow_type) == "struct<a: int32>"
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5), st.binary(max_size=3))

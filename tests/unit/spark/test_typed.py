@@ -552,8 +552,7 @@ def test_subjects_are_named_by_a_strategy_in_writing_and_in_reading(kafka, regis
     options = typed(registry, **{"schema.registry.value.subject.name.strategy": strategy})
     rows = [{"value": {"carrier": "UA", "delay": 5}}]
     Output(kafka, registerSchemas="true", valueSchema=json.dumps(schema), **options).write(rows, value=STRUCT)
-    theirs = SchemaRegistryClient({"url": registry.url})
-    assert theirs.get_subjects() == [subject]
+    assert SchemaRegistryClient({"url": registry.url}).get_subjects() == [subject]
     Output(kafka, valueRecord="air.Flight", **options).write(rows, value=STRUCT)
     assert Frame(kafka, valueRecord="air.Flight", **options).column("value") == [rows[0]["value"]] * 2
     with pytest.raises(UsageError, match=f"option 'valueRecord' is missing: {strategy} names the subject after the record"):

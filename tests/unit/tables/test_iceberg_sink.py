@@ -47,10 +47,8 @@ def append(folder: str, value: str) -> None:
 
 
 def test_an_epoch_is_one_snapshot(sink, folder):
-    committing = driver(sink)
-    committing.commit(0, (prepared(sink, 0, 0, ["a"]), prepared(sink, 0, 1, ["b"])))
-    added = [int(shot.summary["added-data-files"] or 0) for shot in iceberg_table(folder).metadata.snapshots]
-    assert added == [0, 2]
+    driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]), prepared(sink, 0, 1, ["b"])))
+    assert [int(shot.summary["added-data-files"] or 0) for shot in iceberg_table(folder).metadata.snapshots] == [0, 2]
     assert iceberg_values(folder) == ["a", "b"]
 
 
@@ -229,8 +227,7 @@ def test_partitions_by_a_transform_are_those_that_the_library_finds(folder, tran
     function = field.transform.transform(table.schema().find_type(field.source_id))
     for task in table.scan().plan_files():
         values = pq.read_table(task.file.file_path.removeprefix("file://"))[table.schema().find_column_name(field.source_id)]
-        wanted = {function(internal(value)) for value in values.to_pylist()}
-        assert wanted == {task.file.partition[0]}
+        assert {function(internal(value)) for value in values.to_pylist()} == {task.file.partition[0]}
     found = table.scan(row_filter=TRANSFORMS[transform]).to_arrow()
     everything = table.scan().to_arrow()
     assert found.num_rows == 1

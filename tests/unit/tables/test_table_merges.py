@@ -216,8 +216,7 @@ def test_a_check_refuses_files_that_do_not_fit_a_table_that_was_altered(tmp_path
     sink = DeltaSink(f"{tmp_path}/table", changes=changes)
     sink.create_table(IDS)
     handle = prepared(sink, 0, 0, [{"id": 1, "name": "a"}], IDS)
-    others = pa.table({"id": [1], "name": [2]})
-    write_deltalake(sink.uri, others, mode="overwrite", schema_mode="overwrite")
+    write_deltalake(sink.uri, pa.table({"id": [1], "name": [2]}), mode="overwrite", schema_mode="overwrite")
     with pytest.raises(PeerError, match=r"the table has changed since the files were written \(name\)"):
         checked(sink, handle)
 
