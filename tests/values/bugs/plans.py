@@ -1,0 +1,92 @@
+"""Injected bugs of reads on Spark: formats that are wrong in one way, and a bench on which views are planned anew.
+
+A format is a class that a session registers: what is patched in this process is not patched in Spark's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from pyspark.sql.datasource import EqualTo, Filter, InputPartition
+from pyspark.sql.types import StructField, StructType
+
+from headrace.runners.spark.readers import BatchReader, SplitsPartition
+from headrace.spark.data_source import DefaultSource
+from tests.values.plans import Bench
+
+
+class _PruningReader(BatchReader[Any]):
+    _partitions: frozenset[int] | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
+        for each in filters:
+            if isinstance(each, EqualTo) and each.attribute == ("partition",):
+                self._partitions = frozenset([each.value])
+        return filters
+
+    def partitions(self) -> list[InputPartition]:
+        """Spark keeps these in the data source object, which all scans of a frame share."""
+        wanted = self._partitions
+        return _changed(super().partitions(), lambda split: wanted is None or split.partition in wanted)
+
+
+class _CutReader(BatchReader[Any]):
+    def partitions(self) -> list[InputPartition]:
+        return [
+            SplitsPartition([split.between(split.next_offset, max(split.next_offset, split.stop_offset - 1)) for split in task.splits])
+            for task in super().partitions()
+            if isinstance(task, SplitsPartition)
+        ]
+
+
+def _changed(tasks: list[InputPartition], wanted: Any) -> list[InputPartition]:
+    return [SplitsPartition([split for split in task.splits if wanted(split)]) for task in tasks if isinstance(task, SplitsPartition)]
+
+
+class PrunedScans(DefaultSource):
+    """A pushed filter prunes the scan of all other uses of the frame."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "pruned_scans"
+
+    def reader(self, schema: StructType) -> BatchReader[Any]:
+        return _PruningReader(super().reader(schema)._job, schema)
+
+
+class CutRanges(DefaultSource):
+    """Each range ends one offset too soon."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "cut_ranges"
+
+    def reader(self, schema: StructType) -> BatchReader[Any]:
+        return _CutReader(super().reader(schema)._job, schema)
+
+
+class NeverNull(DefaultSource):
+    """A column that has nulls is called never null."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "never_null"
+
+    def schema(self) -> StructType:
+        return StructType([StructField(f.name, f.dataType, f.nullable and f.name != "timestamp") for f in super().schema()])
+
+    def reader(self, schema: StructType) -> BatchReader[Any]:
+        return super().reader(StructType([StructField(field.name, field.dataType) for field in schema]))
+
+
+FORMATS = (PrunedScans, CutRanges, NeverNull)
+
+
+@contextmanager
+def planned_for_each_use() -> Iterator[None]:
+    """A view's ends are looked up anew for each use with a filter, while its topic grows."""
+    with patch.object(Bench, "pushes", lambda *_: True):
+        yield
