@@ -16,10 +16,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ TIMES = (0, 1, 1_700_000_000_000, 1_700_000_000_001, 253_402_300_800_000, 2**63 
 TOPICS = {"a": (17, 9, 0), "b": (23,)}
 """Topics that stay as they are: how many records their partitions have."""
 GROWING = "g"
+GROWING_SPLIT = (GROWING, 0)
 GROWTH = 3
 ROW_TYPE = pa.schema(
     [
@@ -84,7 +85,7 @@ LITERALS = {
     "offset": ("-1", "0", "4", "8", "16", "22", "9223372036854775807"),
     "timestamp": ("TIMESTAMP'1970-01-01'", "TIMESTAMP'2023-11-14 22:13:20'", "TIMESTAMP'9999-12-31 23:59:59.999999'"),
     "timestampType": ("0", "1"),
-    "headers": ("array(named_struct('key', 'h', 'value', X'01'))", "filter(array(named_struct('key', '', 'value', X'')), i -> false)"),
+    "headers": ("array(named_struct('key', 'h', 'value', X'01'))", "array(named_struct('key', '', 'value', X'78'))"),
 }
 COMPARISONS = (
     "{c} = {l}",
@@ -151,7 +152,7 @@ class Drawn:
     def __init__(self, draw: st.DrawFn) -> None:
         self._draw = draw
 
-    def pick(self, options: Sequence[Any]) -> Any:  # noqa: ANN401 - one of the options
+    def pick(self, options: Sequence[Any]) -> Any:
         return self._draw(st.sampled_from(options))
 
     def some(self, options: Sequence[str], most: int = 3) -> list[str]:
@@ -199,7 +200,7 @@ class Drawn:
                 return f"SELECT DISTINCT * FROM {inner}"
 
     def plan(self) -> str:
-        rows = f"({self.records(self.pick((0, 1, 1, 2)))})"
+        rows = f"({self.records(self.pick((0, 1, 1, 1, 2)))})"
         match self.pick(("records", "project", "project", "aggregate", "aggregate", "join", "join", "window")):
             case "records":
                 return f"SELECT * FROM {rows}"
@@ -210,7 +211,7 @@ class Drawn:
                 return self.pick((f"SELECT {found} FROM {rows}", f"SELECT {by}, {found} FROM {rows} GROUP BY {by}"))
             case "join":
                 how, other = self.pick(("JOIN", "JOIN", "LEFT JOIN", "FULL JOIN")), self.records(self.pick((0, 1)))
-                columns = ", ".join(f"x.{a}, y.{b} AS {b}2" for a, b in zip(self.some(COLUMNS, 1), self.some(COLUMNS, 1)))
+                columns = ", ".join(f"x.{a}, y.{b} AS {b}2" for a, b in [(self.pick(COLUMNS), self.pick(COLUMNS))])
                 return f"SELECT x.offset, {columns} FROM {rows} x {how} ({other}) y ON {SAME_RECORD}"
             case _:
                 by = self.pick(("topic", "key", "partition", "timestamp"))
@@ -218,11 +219,16 @@ class Drawn:
 
     def reading(self) -> Reading:
         starts = {name: [self.pick((0, 0, min(1, size), size // 2, size)) for size in sizes] for name, sizes in TOPICS.items()}
-        sizes = {name: [self.pick((size, size, max(start, size - 1))) for start, size in zip(starts[name], counts)]
-                 for name, counts in TOPICS.items()}
+        sizes = {
+            name: [self.pick((size, size, max(start, size - 1))) for start, size in zip(starts[name], counts, strict=True)]
+            for name, counts in TOPICS.items()
+        }
         chosen = self.pick((("a", "b"), ("a", "b"), ("a",), ("b",)))
-        ranges = {(name, number): (start, end) for name in chosen
-                  for number, (start, end) in enumerate(zip(starts[name], sizes[name]))}
+        ranges = {
+            (name, number): (start, end)
+            for name in chosen
+            for number, (start, end) in enumerate(zip(starts[name], sizes[name], strict=True))
+        }
         return Reading(ranges, self.pick(({}, {}, {"minPartitions": "3"}, {"maxRecordsPerPartition": "5"})))
 
 
@@ -264,8 +270,8 @@ def cases(draw: st.DrawFn, most_plans: int = 12) -> Case:
     how = drawn.pick(("view",) * 12 + ("sql", "sql", "cached", "cached", "batches", "stream"))
     actions = 1 if how in ("batches", "stream") else drawn.pick((1, 2, 3))
     plans = [[drawn.plan() for _ in range(max(1, most_plans // actions))] for _ in range(actions)]
-    grows = how == "view" and drawn.pick((True, False, False))
-    return Case(drawn.pick((True, True, False)), how, drawn.reading(), drawn.reading(), grows, plans, _stream(drawn))
+    grows = how == "view" and drawn.pick((False, False, True))
+    return Case(drawn.pick((False, True, True)), how, drawn.reading(), drawn.reading(), grows, plans, _stream(drawn))
 
 
 def _stream(drawn: Drawn) -> Stream:
@@ -308,9 +314,11 @@ class Bench:
         self.spark, self.format = spark, name
         self.counts: Counter[str] = Counter()
         self._kafka, self._numbers = kafka, count()
-        rows = [row for topic, sizes in TOPICS.items() for number, size in enumerate(sizes) for row in self._fill(topic, number, size)]
-        table = pa.Table.from_pylist(rows, schema=ROW_TYPE)
-        spark.createDataFrame(table).createOrReplaceTempView("everything")
+        self._rows = {
+            (topic, number): self._fill(topic, number, size)
+            for topic, sizes in TOPICS.items()
+            for number, size in enumerate(sizes)
+        }
         kafka.create_topic(GROWING)
 
     def pushes(self, case: Case) -> bool:
@@ -322,7 +330,7 @@ class Bench:
         self.counts["cases"] += 1
         self.counts[case.how] += 1
         self.spark.conf.set(PUSHDOWN, str(self.pushes(case)).lower())
-        grown = (GROWING, 0), (self._end(), self._end() + GROWTH)
+        grown = GROWING_SPLIT, (self._end(), self._end() + GROWTH)
         v = Reading(case.v.ranges | dict([grown]), case.v.options) if case.grows else case.v
         if case.grows:
             self._grow()
@@ -338,7 +346,7 @@ class Bench:
                 self._batch("v", v, case.how)
                 for number, plans in enumerate(case.actions):
                     # What is first asked plans the view: records that come later are in none of its uses.
-                    asked = ["SELECT topic, partition, count(*) FROM @v GROUP BY topic, partition", *plans] if number == 0 else plans
+                    asked = ["SELECT topic, partition, count(*) FROM @v GROUP BY 1, 2", *plans] if number == 0 else plans
                     self._compare(self.spark, asked)
                     if case.grows and number == 0:
                         self._grow()
@@ -366,14 +374,10 @@ class Bench:
         self._kafka.append(GROWING, *(NewRecord(b"g", None, (), 1000) for _ in range(GROWTH)))
 
     def _oracle(self, spark: SparkSession, name: str, ranges: dict[tuple[str, int], tuple[int, int]]) -> None:
-        within = [f"(topic = '{topic}' AND partition = {number} AND offset >= {start} AND offset < {end})"
-                  for (topic, number), (start, end) in ranges.items()]
-        text = f"SELECT * FROM everything WHERE {' OR '.join(within) or 'false'}"
-        if (GROWING, 0) in ranges:
-            start, end = ranges[GROWING, 0]
-            made = "CAST(NULL AS BINARY), X'67', 'g', 0, id, TIMESTAMP'1970-01-01 00:00:01', 0, NULL"
-            text += f" UNION ALL SELECT {made} FROM range({start}, {end})"
-        spark.sql(text).createOrReplaceTempView(name)
+        rows = [row for split, (start, end) in ranges.items() if split != GROWING_SPLIT for row in self._rows[split][start:end]]
+        for offset in range(*ranges.get(GROWING_SPLIT, (0, 0))):
+            rows.append(dict(zip(COLUMNS, (None, b"g", GROWING, 0, offset, 1_000_000, 0, None), strict=True)))
+        spark.createDataFrame(pa.Table.from_pylist(rows, schema=ROW_TYPE)).createOrReplaceTempView(name)
 
     def _options(self, reading: Reading, *, stream: bool = False) -> dict[str, str]:
         def named(which: int) -> str:
@@ -435,7 +439,10 @@ class Bench:
         self._stream_frame(case).createOrReplaceTempView("v")
         self._oracle(self.spark, "ov", self._to_end(case.v))
         stream, name = case.stream, f"out{next(self._numbers)}"
-        frame, distinct = self.spark.sql(re.sub(r"\boffset\b", "`offset`", stream.sql.replace("@", ""))), stream.sql.replace("@", "o")
+        frame, distinct = (
+            self.spark.sql(re.sub(r"\boffset\b", "`offset`", stream.sql.replace("@", ""))),
+            stream.sql.replace("@", "o"),
+        )
         if stream.distinct:
             frame = frame.withWatermark("timestamp", "36500 days").dropDuplicates(stream.distinct)
             distinct = f"SELECT DISTINCT * FROM ({distinct})"
@@ -515,51 +522,71 @@ def search(play: Callable[[Case], object], number: int, examples: int, most_plan
 
 # --- the long run --------------------------------------------------------------------------------------------------------
 
-CASES = 50
+SEED_CASES = 40
+TURN_S = 600.0
 
 
 def main() -> None:
+    """Goes on from what the results have: seeds, counts, and whose turn it is."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--plans", type=int, default=20_000)
-    parser.add_argument("--minutes", type=float, default=float(os.environ.get("HEADRACE_VALUES_MINUTES", "60")))
-    parser.add_argument("--seed", type=int, default=0, help=f"of the first {CASES} cases; as many have the next one, and so on")
+    parser.add_argument("--plans", type=int, default=20_000, help="in all, those of the results included")
+    parser.add_argument("--minutes", type=float, default=float(os.environ.get("HEADRACE_VALUES_MINUTES", "600")))
     arguments = parser.parse_args()
-    end = time.monotonic() + arguments.minutes * 60
-    total: Counter[str] = Counter()
-    found: list[str] = []
-    seeds = count(arguments.seed)
-    for part, start in enumerate((start_session, start_plain_session), 1):
-        part_end = (time.monotonic() + end) / 2 if part == 1 else end
-        session = start()
+    end, run = time.monotonic() + arguments.minutes * 60, LongRun(arguments.plans)
+    for kind in cycle(SESSIONS):
+        if run.done or time.monotonic() > end:
+            break
+        run.turn(kind, min(end, time.monotonic() + TURN_S))
+    raise SystemExit(bool(run.found))
+
+
+SESSIONS = {"builder": start_session, "plain": start_plain_session}
+
+
+class LongRun:
+    """Counts of the results file, and more of them."""
+
+    def __init__(self, plans: int) -> None:
+        kept = self._kept().get("plans", {"counts": {}, "found": [], "next_seed": 0})
+        self.counts: Counter[str] = Counter(kept["counts"])
+        self.found: list[str] = kept["found"]
+        self._seed, self._plans = kept["next_seed"], plans
+
+    @property
+    def done(self) -> bool:
+        return self.counts["plans"] >= self._plans
+
+    def turn(self, kind: str, end: float) -> None:
+        """With a session of this kind, until this time at the latest."""
+        session = SESSIONS[kind]()
         with FakeKafka() as kafka:
             bench = Bench(session, kafka)
 
-            def done() -> bool:
-                plans = total["plans"] + bench.counts["plans"]  # noqa: B023 - called in this turn only
-                return time.monotonic() > part_end or plans >= arguments.plans * part / 2  # noqa: B023
-
             def play(case: Case) -> None:
-                if not done():  # noqa: B023
-                    bench.play(case)  # noqa: B023
-                    _write(total + bench.counts, found)  # noqa: B023
+                if not self.done and time.monotonic() < end:
+                    bench.counts.clear()
+                    bench.play(case)
+                    self.counts += bench.counts
+                    self.counts[f"plans of {kind} sessions"] += bench.counts["plans"]
+                    self.counts[f"plans with pushdown {'on' if bench.pushes(case) else 'off'}"] += bench.counts["plans"]
+                    self._write()
 
-            while not done():
+            while not self.done and time.monotonic() < end:
+                self._seed += 1
                 try:
-                    search(play, next(seeds), CASES, 20)
-                except Exception as error:
-                    found.append(str(error)[:2000])
-                    print(error, flush=True)
-            total += bench.counts
+                    search(play, self._seed, SEED_CASES, 20)
+                except Exception as error:  # noqa: BLE001 - whatever a plan ends with
+                    self.found.append(f"seed {self._seed}: {error}"[:2000])
+                    self._write()
         stop_session(session)
-    _write(total, found)
-    raise SystemExit(bool(found))
 
+    def _write(self) -> None:
+        kept = self._kept()
+        kept["plans"] = {"counts": self.counts, "found": self.found, "next_seed": self._seed}
+        RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
-def _write(counts: Counter[str], found: list[str]) -> None:
-    print(dict(counts), flush=True)
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    kept["plans"] = {**counts, "differences": len(found), "first": found[:5]}
-    RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    def _kept(self) -> dict[str, Any]:
+        return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
 if __name__ == "__main__":

@@ -29,21 +29,18 @@ class _PruningReader(BatchReader[Any]):
 
     def partitions(self) -> list[InputPartition]:
         """Spark keeps these in the data source object, which all scans of a frame share."""
-        wanted = self._partitions
-        return _changed(super().partitions(), lambda split: wanted is None or split.partition in wanted)
+        wanted, tasks = self._partitions, super().partitions()
+        return [
+            SplitsPartition([split for split in task.splits if wanted is None or split.partition in wanted]) for task in tasks
+        ]
 
 
 class _CutReader(BatchReader[Any]):
     def partitions(self) -> list[InputPartition]:
-        return [
-            SplitsPartition([split.between(split.next_offset, max(split.next_offset, split.stop_offset - 1)) for split in task.splits])
-            for task in super().partitions()
-            if isinstance(task, SplitsPartition)
-        ]
+        def cut(split: Any) -> Any:
+            return split.between(split.next_offset, max(split.next_offset, split.stop_offset - 1))
 
-
-def _changed(tasks: list[InputPartition], wanted: Any) -> list[InputPartition]:
-    return [SplitsPartition([split for split in task.splits if wanted(split)]) for task in tasks if isinstance(task, SplitsPartition)]
+        return [SplitsPartition([cut(split) for split in task.splits]) for task in super().partitions()]
 
 
 class PrunedScans(DefaultSource):
