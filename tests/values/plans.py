@@ -54,7 +54,7 @@ KEYS = (None, b"", b"k0", b"k1", b"k2", b"\0\xff", "\u05d0\U0001f600".encode())
 VALUES = (b"1", None, b"22", b"", b"-3", b"x" * 64, b"null", b"\0")
 HEADERS: tuple[list[tuple[str, bytes | None]], ...] = ([], [("h", b"\1")], [("h", None), ("h", b"")], [("", b"x"), ("i", None)])
 PAST_END = 2**60
-"""Milliseconds that are no time of Spark's: null, by `badTimestamps=null`."""
+"""Milliseconds beyond Spark's timestamps: null, by `badTimestamps=null`."""
 TIMES = (0, 1, 1_700_000_000_000, 1_700_000_000_001, 253_402_300_800_000, 2**63 // 1000 - 1, PAST_END)
 TOPICS = {"a": (17, 9, 0), "b": (23,)}
 """Topics that stay as they are: how many records their partitions have."""
@@ -88,6 +88,8 @@ LITERALS = {
     "headers": ("array(named_struct('key', 'h', 'value', X'01'))", "array(named_struct('key', '', 'value', X'78'))"),
 }
 COMPARISONS = (
+    "{c} = {l}",
+    "{c} = {l}",
     "{c} = {l}",
     "{c} = {l}",
     "{c} <=> {l}",
@@ -159,7 +161,7 @@ class Drawn:
         return self._draw(st.lists(st.sampled_from(options), min_size=1, max_size=most, unique=True))
 
     def condition(self) -> str:
-        column = self.pick(COLUMNS)
+        column = self.pick((*COLUMNS, "topic", "partition", "offset"))
         one = self.pick(COMPARISONS).format(c=column, l=self.pick(LITERALS[column]), m=self.pick(LITERALS[column]))
         match self.pick(("", "", "AND", "OR", "other")):
             case "":
@@ -322,7 +324,7 @@ class Bench:
         kafka.create_topic(GROWING)
 
     def pushes(self, case: Case) -> bool:
-        """Not where a topic grows: with that setting Spark plans each use with a filter anew, so its end is a later one."""
+        """Not where a topic grows: with that setting Spark plans each use with a filter again, with later ends."""
         return case.pushdown and not case.grows
 
     def play(self, case: Case) -> None:
@@ -424,7 +426,7 @@ class Bench:
             for split, (start, end) in ranges.items():
                 whole[split] = (whole.get(split, (start, end))[0], end)
                 if start != (before := done.get(split, start)):
-                    raise DifferenceError(f"batch {batch} begins at {split} {start}, the one before ended at {before}")
+                    raise DifferenceError(f"batch {batch} starts at {split} {start}, the last one ended at {before}")
                 done[split] = end
             self._oracle(spark, "ov", ranges)
             self._compare(spark, case.actions[0])
@@ -527,7 +529,7 @@ TURN_S = 600.0
 
 
 def main() -> None:
-    """Goes on from what the results have: seeds, counts, and whose turn it is."""
+    """Continue from the results: their seed and their counts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--plans", type=int, default=20_000, help="in all, those of the results included")
     parser.add_argument("--minutes", type=float, default=float(os.environ.get("HEADRACE_VALUES_MINUTES", "600")))

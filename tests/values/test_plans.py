@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("pyspark")
@@ -39,10 +41,13 @@ def test_plans_give_what_they_give_over_a_table(spark, kafka):
 
 @pytest.mark.parametrize("made", bugs.FORMATS)
 def test_a_format_with_a_bug_is_found(spark, kafka, made):
+    """Their batch readers have the bugs; with pushdown on, as Spark refuses a reader that takes filters where it is off."""
+    bench = Bench(spark, kafka, made.name())
     with pytest.raises(DifferenceError):
-        search(Bench(spark, kafka, made.name()).play, SEED, CASES, PLANS)
+        search(lambda case: bench.play(replace(case, how="view", pushdown=True, grows=False)), SEED, CASES, PLANS)
 
 
 def test_a_view_that_is_planned_for_each_use_is_found(spark, kafka):
+    bench = Bench(spark, kafka)
     with bugs.planned_for_each_use(), pytest.raises(DifferenceError):
-        search(Bench(spark, kafka).play, SEED, CASES, PLANS)
+        search(lambda case: bench.play(replace(case, how="view", grows=True)), SEED, CASES, PLANS)

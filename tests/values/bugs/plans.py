@@ -1,4 +1,4 @@
-"""Injected bugs of reads on Spark: formats that are wrong in one way, and a bench on which views are planned anew.
+"""Injected bugs of reads on Spark: formats that are wrong in one way, and a bench on which views are planned for each use.
 
 A format is a class that a session registers: what is patched in this process is not patched in Spark's.
 """
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 from pyspark.sql.datasource import EqualTo, Filter, InputPartition
 from pyspark.sql.types import StructField, StructType
 
@@ -19,20 +20,23 @@ from tests.values.plans import Bench
 
 
 class _PruningReader(BatchReader[Any]):
-    _partitions: frozenset[int] | None = None
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._asked: dict[str, Any] = {}
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
         for each in filters:
-            if isinstance(each, EqualTo) and each.attribute == ("partition",):
-                self._partitions = frozenset([each.value])
+            if isinstance(each, EqualTo) and each.attribute in (("partition",), ("topic",)):
+                self._asked[each.attribute[0]] = each.value
         return filters
 
     def partitions(self) -> list[InputPartition]:
         """Spark keeps these in the data source object, which all scans of a frame share."""
-        wanted, tasks = self._partitions, super().partitions()
-        return [
-            SplitsPartition([split for split in task.splits if wanted is None or split.partition in wanted]) for task in tasks
-        ]
+
+        def kept(task: Any) -> list[Any]:
+            return [split for split in task.splits if all(getattr(split, name) == value for name, value in self._asked.items())]
+
+        return [SplitsPartition(kept(task)) for task in super().partitions()]
 
 
 class _CutReader(BatchReader[Any]):
@@ -41,6 +45,13 @@ class _CutReader(BatchReader[Any]):
             return split.between(split.next_offset, max(split.next_offset, split.stop_offset - 1))
 
         return [SplitsPartition([cut(split) for split in task.splits]) for task in super().partitions()]
+
+
+class _NeverNullReader(BatchReader[Any]):
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        for batch in super().read(partition):
+            fields = [field.with_nullable(field.name != "timestamp") for field in batch.schema]
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
 
 
 class PrunedScans(DefaultSource):
@@ -76,7 +87,8 @@ class NeverNull(DefaultSource):
         return StructType([StructField(f.name, f.dataType, f.nullable and f.name != "timestamp") for f in super().schema()])
 
     def reader(self, schema: StructType) -> BatchReader[Any]:
-        return super().reader(StructType([StructField(field.name, field.dataType) for field in schema]))
+        nullable = StructType([StructField(field.name, field.dataType) for field in schema])
+        return _NeverNullReader(super().reader(nullable)._job, nullable)
 
 
 FORMATS = (PrunedScans, CutRanges, NeverNull)
@@ -84,6 +96,6 @@ FORMATS = (PrunedScans, CutRanges, NeverNull)
 
 @contextmanager
 def planned_for_each_use() -> Iterator[None]:
-    """A view's ends are looked up anew for each use with a filter, while its topic grows."""
+    """A view's ends are looked up for each use with a filter, while its topic grows."""
     with patch.object(Bench, "pushes", lambda *_: True):
         yield
