@@ -59,6 +59,7 @@ TIMES = (0, 1, 1_700_000_000_000, 1_700_000_000_001, 253_402_300_800_000, 2**63 
 TOPICS = {"a": (17, 9, 0), "b": (23,)}
 """Topics that stay as they are: how many records their partitions have."""
 GROWING = "g"
+FOR_EVER = {"retention.ms": "-1"}
 GROWING_SPLIT = (GROWING, 0)
 GROWTH = 3
 ROW_TYPE = pa.schema(
@@ -104,6 +105,8 @@ COMPARISONS = (
     "NOT ({c} = {l})",
 )
 CONDITIONS = (
+    "timestamp IS NOT NULL",
+    "timestamp IS NULL",
     "topic LIKE 'a%'",
     "length(value) > 1",
     "try_cast(CAST(value AS STRING) AS INT) > 0",
@@ -321,7 +324,7 @@ class Bench:
             for topic, sizes in TOPICS.items()
             for number, size in enumerate(sizes)
         }
-        kafka.create_topic(GROWING)
+        kafka.create_topic(GROWING, configs=FOR_EVER)
 
     def pushes(self, case: Case) -> bool:
         """Not where a topic grows: with that setting Spark plans each use with a filter again, with later ends."""
@@ -357,7 +360,7 @@ class Bench:
 
     def _fill(self, topic: str, partition: int, size: int) -> list[dict[str, Any]]:
         if partition == 0:
-            self._kafka.create_topic(topic, partitions=len(TOPICS[topic]))
+            self._kafka.create_topic(topic, partitions=len(TOPICS[topic]), configs=FOR_EVER)
         rows = []
         for offset in range(size):
             number = offset * 3 + partition + len(topic)

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import pyarrow as pa
-from pyspark.sql.datasource import EqualTo, Filter, InputPartition
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.datasource import EqualTo, Filter, InputPartition, IsNotNull
+from pyspark.sql.types import StructType
 
 from headrace.runners.spark.readers import BatchReader, SplitsPartition
 from headrace.spark.data_source import DefaultSource
@@ -48,10 +47,8 @@ class _CutReader(BatchReader[Any]):
 
 
 class _NeverNullReader(BatchReader[Any]):
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        for batch in super().read(partition):
-            fields = [field.with_nullable(field.name != "timestamp") for field in batch.schema]
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
+        return [each for each in filters if not (isinstance(each, IsNotNull) and each.attribute == ("timestamp",))]
 
 
 class PrunedScans(DefaultSource):
@@ -77,18 +74,14 @@ class CutRanges(DefaultSource):
 
 
 class NeverNull(DefaultSource):
-    """A column that has nulls is called never null."""
+    """A column that may be null is called never null: Spark need not ask for `timestamp IS NOT NULL`."""
 
     @classmethod
     def name(cls) -> str:
         return "never_null"
 
-    def schema(self) -> StructType:
-        return StructType([StructField(f.name, f.dataType, f.nullable and f.name != "timestamp") for f in super().schema()])
-
     def reader(self, schema: StructType) -> BatchReader[Any]:
-        nullable = StructType([StructField(field.name, field.dataType) for field in schema])
-        return _NeverNullReader(super().reader(nullable)._job, nullable)
+        return _NeverNullReader(super().reader(schema)._job, schema)
 
 
 FORMATS = (PrunedScans, CutRanges, NeverNull)
