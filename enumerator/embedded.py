@@ -94,6 +94,7 @@ class EmbeddedRun(Generic[SplitT]):
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
@@ -217,7 +218,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._handed = None
 
     def _carry_on(self) -> None:
-        """Carry out what an interruption has left, then start readers anew that it has left behind."""
+        """Carry out what an interruption has left, then replace readers that it has left behind."""
         self._carry_out_commands()
         if self._readers_are_behind:
             for slot in self._slots.values():

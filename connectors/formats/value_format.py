@@ -130,7 +130,7 @@ def without(values: pa.Array, rows: Collection[int]) -> pa.Array:
 
 
 def field_path(name: str) -> list[str]:
-    """The parts of a dotted name. A part with a dot in it is between backticks, as in Spark: "`service.name`.first"."""
+    """The parts of a dotted name. A part with a dot in it is between backticks: "`service.name`.first"."""
     parts: list[str] = []
     at = 0
     while at <= len(name):
