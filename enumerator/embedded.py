@@ -218,7 +218,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._handed = None
 
     def _carry_on(self) -> None:
-        """Carry out what an interruption has left, then replace readers that it has left behind."""
+        """Carry out what an interruption has left, then replace the readers that lost a batch by it."""
         self._carry_out_commands()
         if self._readers_are_behind:
             for slot in self._slots.values():

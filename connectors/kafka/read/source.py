@@ -452,7 +452,7 @@ def _fate(split: KafkaSplit, topic: TopicMetadata | None) -> str:
 
 
 def _with_own_end(source: KafkaSource, positions: Checkpoint[KafkaSplit]) -> Checkpoint[KafkaSplit]:
-    """These positions, up to where this source ends: the end of whoever has taken the checkpoint is in them."""
+    """These positions, up to where this source ends. In them is where the reading before was to end."""
     if source.stop is not None:
         return resumed(source, positions)
     endless = (SplitState(state.split.between(state.split.next_offset, None), finished=False) for state in positions.splits)
