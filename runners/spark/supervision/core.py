@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, auto, unique
 from types import MappingProxyType
 from typing import assert_never
 
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.transitions import Transitions, allowed_after
-from headrace.runners.restarts import GiveUp, Restart, Restarts, RestartStrategy
+from headrace.runners.restarts import GiveUp, Restarts, RestartStrategy
 
 __all__ = [
     "EXIT_STATUSES",
@@ -30,16 +30,20 @@ __all__ = [
 ]
 
 
+@unique
 class Ending(Enum):
-    """How a driver, or the whole job, has ended."""
+    """How a driver, or the whole job, has ended, with the status that the supervisor ends with then.
 
-    COMPLETED = auto()
-    STOPPED = auto()
-    FAILED = auto()
-    WRONG_USE = auto()
-    DATA_LOSS = auto()
-    BAD_CHECKPOINT = auto()
-    FENCED = auto()
+    0 is a job that has nothing left to do, and no other; 143 is 128 + SIGTERM.
+    """
+
+    COMPLETED = 0
+    STOPPED = 143
+    FAILED = 1
+    WRONG_USE = 2
+    DATA_LOSS = 65
+    BAD_CHECKPOINT = 66
+    FENCED = 67
 
     @property
     def is_final(self) -> bool:
@@ -47,18 +51,7 @@ class Ending(Enum):
         return self is not Ending.FAILED
 
 
-EXIT_STATUSES: Mapping[Ending, int] = MappingProxyType(
-    {
-        Ending.COMPLETED: 0,
-        Ending.FAILED: 1,
-        Ending.WRONG_USE: 2,
-        Ending.DATA_LOSS: 65,
-        Ending.BAD_CHECKPOINT: 66,
-        Ending.FENCED: 67,
-        Ending.STOPPED: 143,
-    }
-)
-"""What the supervisor ends with. 0 is a job that has nothing left to do, and no other; 143 is 128 + SIGTERM."""
+EXIT_STATUSES: Mapping[Ending, int] = MappingProxyType({ending: ending.value for ending in Ending})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +74,6 @@ class SupervisionLimits:
     stop_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         if self.progress_s is not None and not self.progress_s > 0:
             raise UsageError(f"the time without progress must be more than 0 s, not {self.progress_s}")
         if not self.stop_s >= 0:
@@ -92,55 +84,45 @@ class SupervisionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisionStarted:
+class Timed:
+    """An event, at `now_s`."""
+
+    now_s: float
+
+
+class SupervisionStarted(Timed):
     """Begin."""
 
-    now_s: float
 
-
-@dataclass(frozen=True, slots=True)
-class DriverProgressed:
+class DriverProgressed(Timed):
     """A batch of the driver has ended, or it has nothing to do."""
 
-    now_s: float
-
 
 @dataclass(frozen=True, slots=True)
-class DriverEnded:
+class DriverEnded(Timed):
     """The last process of the driver is dead. `chance`: of [0, 1), for jitter."""
 
-    now_s: float
     end: DriverEnd
     chance: float
 
 
-@dataclass(frozen=True, slots=True)
-class JobStopRequested:
+class JobStopRequested(Timed):
     """End the job after the batch under way; the second time at once."""
 
-    now_s: float
 
-
-@dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimePassed(Timed):
     """The time that was asked for has come, or another."""
 
-    now_s: float
-
 
 @dataclass(frozen=True, slots=True)
-class DriverSilent:
+class DriverSilent(Timed):
     """The driver has not been heard for too long, though it has to say that it is alive. `reason`: in one line."""
 
-    now_s: float
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StandbyReady:
+class StandbyReady(Timed):
     """A standby waits for the job: no delay is needed."""
-
-    now_s: float
 
 
 SupervisionEvent = (
@@ -213,7 +195,7 @@ class SupervisionCore:
 
     def _apply(self, event: SupervisionEvent) -> list[SupervisionCommand]:
         match event:
-            case SupervisionStarted(now_s):
+            case SupervisionStarted(now_s) | StandbyReady(now_s):
                 return self._start(now_s)
             case DriverProgressed(now_s):
                 return self._progressed(now_s)
@@ -225,8 +207,6 @@ class SupervisionCore:
                 return self._time_passed(now_s)
             case DriverSilent(reason=reason):
                 return [] if self.phase is SupervisionPhase.KILLING else self._kill(reason)
-            case StandbyReady(now_s):
-                return self._start(now_s)
             case _:
                 assert_never(event)
 
@@ -279,15 +259,11 @@ class SupervisionCore:
         if end.ending.is_final or self._is_to_stop:
             return self._finish(end)
         decision = self._restarts.failed(now_s, chance)
-        match decision:
-            case Restart(delay_s):
-                self.phase = SupervisionPhase.RESTARTING
-                self.wake_at_s = now_s + delay_s
-                return []
-            case GiveUp(why):
-                return self._finish(DriverEnd(Ending.FAILED, f"{end.reason} (not restarted: {why})"))
-            case _:
-                assert_never(decision)
+        if isinstance(decision, GiveUp):
+            return self._finish(DriverEnd(Ending.FAILED, f"{end.reason} (not restarted: {decision.reason})"))
+        self.phase = SupervisionPhase.RESTARTING
+        self.wake_at_s = now_s + decision.delay_s
+        return []
 
     def _finish(self, end: DriverEnd) -> list[SupervisionCommand]:
         self.phase = SupervisionPhase.OVER
@@ -321,6 +297,4 @@ SUPERVISION_TRANSITIONS: Transitions[SupervisionPhase] = MappingProxyType(
         (_KILLING, DriverEnded): (_RESTARTING, _OVER),
     }
 )
-"""What is legal. No arrow leads from OVER, and none from RESTARTING to a driver that is still alive: DriverEnded comes
-first.
-"""
+"""What is legal. No arrow leads from OVER, and none from RESTARTING to a driver still alive: DriverEnded comes first."""
