@@ -17,8 +17,6 @@ __all__ = ["OPTIONS", "delta_write"]
 
 
 OPTIONS = OptionTable(
-    "the sink",
-    "the sink",
     table_options(
         Option(
             "path",
@@ -32,7 +30,7 @@ OPTIONS = OptionTable(
         ),
         "columns",
         "compression of Parquet: snappy (default), zstd, gzip, none, ...",
-    ),
+    )
 )
 """Every option of the sink."""
 

@@ -26,8 +26,6 @@ _FORMATS = {SparkFormat.PARQUET: FileFormat.PARQUET, SparkFormat.JSON: FileForma
 
 
 OPTIONS = OptionTable(
-    "the sink",
-    "the sink",
     (
         Option(
             "path", text, "the folder, as in `save(path)` and `start(path)`: a local one, or the URL of an fsspec filesystem"
@@ -40,7 +38,7 @@ OPTIONS = OptionTable(
             "a JSON object of fsspec's options for a filesystem that is not local",
         ),
         *REPEATED_WRITE,
-    ),
+    )
 )
 """Every option of the sink."""
 

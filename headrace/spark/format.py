@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.runners.spark.format import DataSourceFormat
+from headrace.runners.spark.session import DataSourceFormat
 from headrace.spark.data_source import DefaultSource
 from headrace.spark.preload import preload
 

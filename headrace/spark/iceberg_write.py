@@ -14,8 +14,6 @@ __all__ = ["OPTIONS", "iceberg_write"]
 
 
 OPTIONS = OptionTable(
-    "the sink",
-    "the sink",
     table_options(
         Option("table", text, "`namespace.table`"),
         (
@@ -26,7 +24,7 @@ OPTIONS = OptionTable(
         "columns, or `bucket(n, column)`, `truncate(n, column)`, `year(column)`, `month(column)`, `day(column)`, "
         "`hour(column)`, `void(column)`,",
         "compression of Parquet: zstd (default), snappy, gzip, lz4, brotli or none",
-    ),
+    )
 )
 """Every option of the sink."""
 

@@ -22,8 +22,7 @@ from headrace.runners.spark.log_read import Limits, LogRead
 from headrace.spark.jvm_checkpoint import JvmCheckpoint
 from headrace.spark.kafka_formats import REGISTRY_PREFIX, read_formats
 from headrace.spark.kafka_offsets import KafkaOffsets
-from headrace.spark.kafka_options import SOURCE_OPTIONS
-from headrace.spark.kafka_properties import check_properties
+from headrace.spark.kafka_options import SOURCE_OPTIONS, check_properties
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -42,11 +41,7 @@ class Mode(Enum):
 
 _STRATEGIES = ("subscribe", "subscribePattern", "assign")
 _STREAM_ONLY = (
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "commitOffsetsToGroup",
-    "jvmCheckpoint",
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsetsToGroup", "jvmCheckpoint"),
     "startingOffsetsOfNewPartitions",
 )
 _STARTS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
@@ -72,13 +67,12 @@ def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None
 def any_read(options: Mapping[str, str]) -> LogRead[KafkaSplit]:
     """What these options mean in whatever kind of query they fit. Raises UsageError if they fit none."""
     given, properties = _parsed(options)
-    mode = Mode.STREAM
     try:
         _check_stream(given)
     except UsageError:
         _check_batch(given)
-        mode = Mode.BATCH
-    return _read(given, properties, mode, None)
+        return _read(given, properties, Mode.BATCH, None)
+    return _read(given, properties, Mode.STREAM, None)
 
 
 def _parsed(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -86,8 +80,7 @@ def _parsed(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]
     given, properties = SOURCE_OPTIONS.parse(options)
     chosen = [name for name in _STRATEGIES if name in given]
     if len(chosen) != 1:
-        how_many = "Only one" if chosen else "One"
-        verb = "can" if chosen else "must"
+        how_many, verb = ("Only one", "can") if chosen else ("One", "must")
         raise UsageError(
             f"{how_many} of the following options {verb} be specified for Kafka source: "
             f"{', '.join(_STRATEGIES)}. See the docs for more details."
@@ -198,15 +191,12 @@ def _check_range(starts: object, ends: object, what: str) -> None:
     if not isinstance(starts, Mapping) or not isinstance(ends, Mapping):
         return
     if starts.keys() != ends.keys():
-        raise UsageError(f"the starting and the ending {what}s must name the same partitions: {_only(starts, ends)}")
+        only = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(starts.keys() ^ ends.keys()))
+        raise UsageError(f"the starting and the ending {what}s must name the same partitions: {only} is in one only")
     for (topic, partition), start in starts.items():
         low, high = _number(start), _number(ends[topic, partition])
         if low is not None and high is not None and low > high:
             raise UsageError(f"the starting {what} {low} of {topic}-{partition} is greater than its ending {what} {high}")
-
-
-def _only(starts: Mapping[Any, Any], ends: Mapping[Any, Any]) -> str:
-    return ", ".join(f"{topic}-{partition}" for topic, partition in sorted(starts.keys() ^ ends.keys())) + " is in one only"
 
 
 def _number(position: object) -> int | None:

@@ -17,8 +17,7 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.writers import check_columns
 from headrace.spark.kafka_formats import REGISTRY_PREFIX, write_formats
-from headrace.spark.kafka_options import SINK_OPTIONS, Delivery
-from headrace.spark.kafka_properties import check_properties
+from headrace.spark.kafka_options import SINK_OPTIONS, Delivery, check_properties
 from headrace.spark.options import SinkWrite, sink_write, warn_once
 
 __all__ = ["kafka_columns", "kafka_write"]

@@ -108,7 +108,7 @@ def json_object(example: str) -> Parse:
     """A JSON object, which may hold secrets: the error shows this example, and neither the text nor the cause, which has it."""
 
     def parse(option: Option, value: str) -> dict[str, Any]:
-        found = _from_json(value)
+        found = as_json(value)
         if not isinstance(found, dict):
             raise UsageError(f"option '{option.name}' must be JSON like {example}")
         return found
@@ -120,7 +120,7 @@ def json_texts(example: str) -> Parse:
     """As `json_object`, of texts only."""
 
     def parse(option: Option, value: str) -> dict[str, str]:
-        found = _from_json(value)
+        found = as_json(value)
         if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
             raise UsageError(f"option '{option.name}' must be JSON like {example}, with texts as values")
         return found
@@ -128,11 +128,22 @@ def json_texts(example: str) -> Parse:
     return parse
 
 
-def _from_json(value: str) -> object:
+def as_json(value: str) -> object:
+    """None for what is no JSON."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
         return None
+
+
+def one_of(*words: str) -> Parse:
+    def parse(option: Option, value: str) -> str:
+        word = value.strip().lower()
+        if word not in words:
+            raise option.refuse(value, " or ".join(words))
+        return word
+
+    return parse
 
 
 def choice(kind: type[ChoiceT]) -> Parse:
@@ -158,9 +169,9 @@ class OptionTable:
     both, as Spark's own connector allows. A warning names each.
     """
 
-    known_to: str
-    owner: str
     options: Sequence[Option]
+    known_to: str = "the sink"
+    owner: str = "the sink"
     prefix: str = ""
     ignored: frozenset[str] = frozenset()
     groups: Sequence[str] = ()
@@ -176,9 +187,6 @@ class OptionTable:
     def _by_name(self) -> Mapping[str, Option]:
         return {option.name.lower(): option for option in self.options}
 
-    def option(self, written: str) -> Option | None:
-        return self._by_name.get(written.lower())
-
     def parse(self, written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
         """Values by documented name, and properties by name in lower case without the prefix.
 
@@ -187,7 +195,7 @@ class OptionTable:
         given: dict[str, Any] = {}
         properties: dict[str, str] = {}
         for name, value in written.items():
-            option = self.option(name)
+            option = self._by_name.get(name.lower())
             if self.prefix and name.lower().startswith(self.prefix):
                 properties[name.lower().removeprefix(self.prefix)] = value
             elif option is not None:

@@ -31,9 +31,9 @@ _OF_QUERIES = (
 )
 
 QUERY_OPTIONS = OptionTable(
-    "a pipeline's query",
-    "a pipeline's query",
     [option for option in SOURCE_OPTIONS if option.name in _OF_QUERIES],
+    "a pipeline's query",
+    "a pipeline's query",
     nothing_alike=f"there are: {', '.join(_OF_QUERIES)}; everything else is said by the pipeline's source and sink",
 )
 """What `Pipeline.start_on_spark` takes alongside what the source says."""

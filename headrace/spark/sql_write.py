@@ -46,8 +46,6 @@ def _names(option: Option, value: str) -> tuple[str, ...]:
 
 
 OPTIONS = OptionTable(
-    "the sink",
-    "the sink",
     (
         Option(
             "url",
@@ -61,7 +59,7 @@ OPTIONS = OptionTable(
         Option("upsertKeys", _names, "with `upsert`: columns of a unique key of the table, separated by commas"),
         Option("lockTimeout", _seconds, "seconds to wait for a lock that another transaction holds (default 30)"),
         *REPEATED_WRITE,
-    ),
+    )
 )
 """Every option of the sink."""
 

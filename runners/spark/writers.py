@@ -95,9 +95,8 @@ class _Recorded:
 
     def __getstate__(self) -> dict[str, Any]:
         if self._epochs is None:
-            self._left_over = capabilities.left_over(
-                self._sink
-            )  # first: what is recorded in between is ended then, not written again
+            # first: what is recorded in between is ended then, not written again
+            self._left_over = capabilities.left_over(self._sink)
             self._epochs = dict(capabilities.recorded_now(self._sink))
         return {"_sink": self._sink, "_driver_id": self._driver_id, "_epochs": self._epochs, "_left_over": self._left_over}
 
@@ -106,8 +105,7 @@ class _Recorded:
         return None if self._epochs is None else self._epochs.get(job)
 
     def refuse(self, job: str, epoch: int, content: str | None) -> None:
-        """Raise StaleEpochError if that was an epoch of another plan already, before anything of the process that wrote it is
-        fenced.
+        """Raise StaleEpochError if that was an epoch of another plan, before anything of the process that wrote it is fenced.
 
         SupersededError where another driver has claimed the job from this one since: its checkpoint is no older copy.
         """
@@ -206,8 +204,8 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         prepared = _of_tasks(messages)
         if not prepared:
             return
-        job, handles, content = prepared[0].job, _handles(prepared), _content(self._offsets, batchId)
-        asked = commits.CommitRequested(batchId, handles, content, _skipped(prepared))
+        job, content = prepared[0].job, _content(self._offsets, batchId)
+        asked = _requested(batchId, prepared, content)
         began_s = time.monotonic()
         self._recorded.refuse(job, batchId, content)
         capabilities.reached(self._sink)
@@ -215,7 +213,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             self._commit_unsupervised(job, asked)
         else:
             _while_owner(lambda: _commit(self._sink, job, asked, self._driver_id))
-        _count_commit(job, len(handles), time.monotonic() - began_s)
+        _count_commit(job, len(asked.handles), time.monotonic() - began_s)
 
     def _commit_unsupervised(self, job: str, asked: commits.CommitRequested[HandleT]) -> None:
         """Again if this process was fenced: by a sibling, as Spark has several processes for commits, and changes between
@@ -274,8 +272,8 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         if planned is None or recorded.epoch != planned:
             return None
         content = _content(self._offsets, planned)
-        if content is None or self._is_committed(planned):  # it cannot be read here, or is not run again
-            return None
+        if self._offsets is None or content is None or self._offsets.is_committed(planned):
+            return None  # it cannot be read here, or is not run again
         commits.refuse_other_content(job, planned, content, recorded.content)
         return None if recorded.content is None else planned
 
@@ -290,9 +288,6 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
                 committer.close()
 
         _while_owner(attempt)
-
-    def _is_committed(self, batch: int) -> bool:
-        return self._offsets is not None and self._offsets.is_committed(batch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
@@ -332,15 +327,15 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver. If it dies in here, `headrace transactions commit` finishes the write."""
-        queries = {message.query for message in _of_tasks(messages)} - {None}
+        prepared = _of_tasks(messages)
+        queries = {message.query for message in prepared} - {None}
         if queries:
             log.warning(_NAMELESS, ", ".join(sorted(map(str, queries))))
         capabilities.reached(self._sink)
         content = _content(self._offsets, self._epoch) if self._is_repeatable else None
         self._recorded.refuse(self._job, self._epoch, content)
         committer = commits.JobCommitter(self._job, self._sink.committer(self._job))
-        prepared = _of_tasks(messages)
-        committer.commit_requested(commits.CommitRequested(self._epoch, _handles(prepared), content, _skipped(prepared)))
+        committer.commit_requested(_requested(self._epoch, prepared, content))
         if not self._is_repeatable:
             _forget(committer, self._job)
 
@@ -373,12 +368,11 @@ def _of_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedMe
     return [message for message in messages if isinstance(message, PreparedMessage)]
 
 
-def _handles(prepared: Sequence[PreparedMessage[HandleT]]) -> tuple[HandleT, ...]:
-    return tuple(message.handle for message in prepared if message.handle is not None)
-
-
-def _skipped(prepared: Sequence[PreparedMessage[Any]]) -> bool:
-    return any(message.skipped for message in prepared)
+def _requested(
+    epoch: int, prepared: Sequence[PreparedMessage[HandleT]], content: str | None
+) -> commits.CommitRequested[HandleT]:
+    handles = tuple(message.handle for message in prepared if message.handle is not None)
+    return commits.CommitRequested(epoch, handles, content, skipped=any(message.skipped for message in prepared))
 
 
 def _content(offsets: OffsetLog | None, batch: int) -> str | None:

@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 from headrace.runners.spark import session as sessions
-from headrace.runners.spark.format import DataSourceFormat
 from headrace.runners.spark.private import active_context, call_jvm
+from headrace.runners.spark.session import DataSourceFormat
 from headrace.runners.spark.supervision.core import EXIT_STATUSES, DriverEnd, Ending
 from headrace.runners.spark.supervision.dry_run import KEEP_WARM_S, DryRun, dry_run_folder
 from headrace.runners.spark.supervision.exit_causes import end_by

@@ -542,9 +542,9 @@ def test_where_a_position_is_out_of_range_is_said():
 # --- a table ----------------------------------------------------------------------------------------------------------------
 
 PLAIN = OptionTable(
+    [Option("wingSpan", integer(1), "how wide it is"), Option("colour", choice(Colour), "of its feathers")],
     "the plain sink",
     "this sink",
-    [Option("wingSpan", integer(1), "how wide it is"), Option("colour", choice(Colour), "of its feathers")],
     ignored=frozenset({"passedover"}),
     other_side=[Option("beakLength", integer(1), "how long"), Option("tail", text, "whether it has one")],
 )
@@ -556,7 +556,7 @@ def test_a_table_without_a_prefix_has_no_properties():
 
 
 def test_options_of_a_group_are_given_together_by_their_names_in_lower_case():
-    table = OptionTable("the oven", "this oven", [Option("rack", text, "where")], groups=("heat.", "grill."))
+    table = OptionTable([Option("rack", text, "where")], "the oven", "this oven", groups=("heat.", "grill."))
     written = {"Heat.Upper": "Much", "HEAT.lower": "1", "rack": "2", "grill.heat.x": "on"}
     assert table.parse(written) == ({"heat.": {"upper": "Much", "lower": "1"}, "rack": "2", "grill.": {"heat.x": "on"}}, {})
 
