@@ -30,7 +30,8 @@ OPTIONS = OptionTable(
         ),
         "columns",
         "compression of Parquet: snappy (default), zstd, gzip, none, ...",
-    )
+    ),
+    required=("path",),
 )
 """Every option of the sink."""
 
@@ -41,7 +42,6 @@ def delta_write(options: Mapping[str, str], schema: StructType) -> tuple[SinkWri
     Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret.
     """
     given, _ = OPTIONS.parse(options)
-    OPTIONS.required(given, "path")
     store = given.get("storageOptions", {})
     sink = DeltaSink(given["path"], storage_options=store, **table_arguments(given, schema))
     return sink_write(sink, given), given.get("partitionBy", ())

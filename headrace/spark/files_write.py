@@ -38,7 +38,8 @@ OPTIONS = OptionTable(
             "a JSON object of fsspec's options for a filesystem that is not local",
         ),
         *REPEATED_WRITE,
-    )
+    ),
+    required=("path",),
 )
 """Every option of the sink."""
 
@@ -46,8 +47,5 @@ OPTIONS = OptionTable(
 def file_write(options: Mapping[str, str]) -> SinkWrite[FileSink]:
     """Raises UsageError naming the option that is missing, unknown or wrong. Touches nothing; no message shows a secret."""
     given, _ = OPTIONS.parse(options)
-    OPTIONS.required(given, "path")
-    file_format = _FORMATS[given.get("fileFormat", SparkFormat.PARQUET)]
-    storage_options = given.get("storageOptions", {})
-    sink = FileSink(given["path"], file_format, given.get("compression"), storage_options=storage_options)
-    return sink_write(sink, given)
+    file_format, store = _FORMATS[given.get("fileFormat", SparkFormat.PARQUET)], given.get("storageOptions", {})
+    return sink_write(FileSink(given["path"], file_format, given.get("compression"), storage_options=store), given)

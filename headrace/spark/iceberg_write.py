@@ -24,7 +24,8 @@ OPTIONS = OptionTable(
         "columns, or `bucket(n, column)`, `truncate(n, column)`, `year(column)`, `month(column)`, `day(column)`, "
         "`hour(column)`, `void(column)`,",
         "compression of Parquet: zstd (default), snappy, gzip, lz4, brotli or none",
-    )
+    ),
+    required=("table", "catalog"),
 )
 """Every option of the sink."""
 
@@ -35,6 +36,5 @@ def iceberg_write(options: Mapping[str, str], schema: StructType) -> tuple[SinkW
     Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret.
     """
     given, _ = OPTIONS.parse(options)
-    OPTIONS.required(given, "table", "catalog")
     sink = IcebergSink(given["table"], given["catalog"], **table_arguments(given, schema))
     return sink_write(sink, given), given.get("partitionBy", ())

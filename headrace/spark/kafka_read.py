@@ -76,7 +76,6 @@ def any_read(options: Mapping[str, str]) -> LogRead[KafkaSplit]:
 
 
 def _parsed(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What holds for both kinds of queries: options by name, and the client's properties."""
     given, properties = SOURCE_OPTIONS.parse(options)
     chosen = [name for name in _STRATEGIES if name in given]
     if len(chosen) != 1:

@@ -36,7 +36,6 @@ _AT_LEAST_ONCE = frozenset(each.name for each in fields(AtLeastOnceKafkaSink))
 
 
 def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) -> list[str]:
-    """The columns of a frame that are written. Raises UsageError for a missing one, or one of another type."""
     encoded = {"key": sink.key, "value": sink.value}
     for field in schema:
         if field.name == DEAD_LETTER and "topic" not in getattr(field.dataType, "names", ()):

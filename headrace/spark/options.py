@@ -91,8 +91,6 @@ def boolean(option: Option, value: str) -> bool:
 
 
 def integer(least: int) -> Parse:
-    """A whole number from `least`."""
-
     def parse(option: Option, value: str) -> int:
         if re.fullmatch(r"[+-]?[0-9]{1,19}", value.strip()) is None:
             raise option.refuse(value, "a whole number")
@@ -175,12 +173,12 @@ class OptionTable:
     prefix: str = ""
     ignored: frozenset[str] = frozenset()
     groups: Sequence[str] = ()
+    required: Sequence[str] = ()
     other_side: Sequence[Option] = ()
     nothing_alike: str = field(default="", kw_only=True)
     """What is said of an option that resembles none."""
 
     def __iter__(self) -> Iterator[Option]:
-        """In the order of the documentation."""
         return iter(self.options)
 
     @functools.cached_property
@@ -190,7 +188,7 @@ class OptionTable:
     def parse(self, written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
         """Values by documented name, and properties by name in lower case without the prefix.
 
-        Raises UsageError for an option that is not known, and as the options' own parsers. Does no I/O.
+        Raises UsageError for an option that is not known, or missing, and as the options' own parsers. Does no I/O.
         """
         given: dict[str, Any] = {}
         properties: dict[str, str] = {}
@@ -204,20 +202,16 @@ class OptionTable:
                 given.setdefault(group, {})[name.lower().removeprefix(group)] = value
             elif name.lower() not in _FROM_SPARK | self.ignored:
                 self._pass_over(name)
+        for name in self.required:
+            if name not in given:
+                raise UsageError(f"option '{name}' is missing: {self._by_name[name.lower()].meaning}")
         return given, properties
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The given options that are arguments of the connector's class, by the names of these."""
         return {each.argument: given[each.name] for each in self if each.argument is not None and each.name in given}
 
-    def required(self, given: Mapping[str, Any], *names: str) -> None:
-        """Raises UsageError naming the first of these that is missing."""
-        for name in names:
-            if name not in given:
-                raise UsageError(f"option '{name}' is missing: {self._by_name[name.lower()].meaning}")
-
     def _pass_over(self, written: str) -> None:
-        """Raises UsageError unless the option is the other direction's."""
         other = next((option for option in self.other_side if option.name.lower() == written.lower()), None)
         if other is None:
             raise self._unknown(written)

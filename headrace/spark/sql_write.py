@@ -59,7 +59,8 @@ OPTIONS = OptionTable(
         Option("upsertKeys", _names, "with `upsert`: columns of a unique key of the table, separated by commas"),
         Option("lockTimeout", _seconds, "seconds to wait for a lock that another transaction holds (default 30)"),
         *REPEATED_WRITE,
-    )
+    ),
+    required=("url", "dbtable"),
 )
 """Every option of the sink."""
 
@@ -67,7 +68,6 @@ OPTIONS = OptionTable(
 def sql_write(options: Mapping[str, str]) -> SinkWrite[TableSink]:
     """Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret."""
     given, _ = OPTIONS.parse(options)
-    OPTIONS.required(given, "url", "dbtable")
     return sink_write(_sink(given), given)
 
 

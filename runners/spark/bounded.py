@@ -118,7 +118,6 @@ class SplitPartition(InputPartition):
     """One task: a split."""
 
     def __init__(self, split: Any) -> None:  # noqa: ANN401 - of any source
-        """Travels from the planning process to a worker by pickle."""
         self.split = split
 
 
@@ -126,12 +125,10 @@ class BoundedReader(DataSourceReader):
     """Spark plans by it in a planning process; `read` runs on an unpickled copy in each worker."""
 
     def __init__(self, source: Source[Any], schema: pa.Schema) -> None:
-        """Does no I/O. `schema`: what Spark expects the batches to have."""
         self._pickled = pickled(source)  # Spark pickles the reader, and need not know how a source is pickled
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """A task for each split. Contacts the source. Planning process."""
         source = self._source()
         discovery = source.create_discovery()
         try:
@@ -143,7 +140,6 @@ class BoundedReader(DataSourceReader):
         return [SplitPartition(split) for split in findings.added]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one split. Worker process."""
         if not isinstance(partition, SplitPartition):
             return  # Spark's stand-in for an empty list of partitions
         source = self._source()

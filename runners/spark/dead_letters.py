@@ -24,8 +24,7 @@ def with_dead_letters(frame: DataFrame, topic: str) -> DataFrame:
     filter on `value` leaves them out, as their `value` is null. Other rows go where the sink's option `topic` says; without it
     by the frame's column `topic`, which is, unless it was changed, the topic that they were read from.
 
-    Called on the driver, also of Spark Connect. Raises UsageError for a frame without the column, and for what is not a topic's
-    name.
+    Called on the driver, also of Spark Connect. Raises UsageError for a frame without the column, or for no topic's name.
     """
     import pyspark.sql.functions as f
 

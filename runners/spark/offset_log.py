@@ -1,5 +1,4 @@
-"""What a streaming query's batch reads, according to the offset log in its checkpoint: the batch's identity, alongside its
-number.
+"""What a streaming query's batch reads, by the offset log in its checkpoint: the batch's identity, alongside its number.
 
 Spark writes `<checkpoint>/offsets/<batch>` before the batch runs, and a replay finds it there. An older copy of the checkpoint
 plans the batch again, and may end it elsewhere. The file: a version, the batch's metadata (its time, the watermark), then a
@@ -120,7 +119,6 @@ def _read(name: str) -> bytes:
 
 
 def _names(folder: str) -> list[str]:
-    """What is in a folder; nothing if there is no such folder."""
     from pyarrow import fs
 
     if not _is_uri(folder):

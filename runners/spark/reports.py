@@ -91,7 +91,6 @@ class ReportListener:
     """Takes the reports of one address, in its own thread, until it is closed. Raises OSError where another one does."""
 
     def __init__(self, address: str, take: TakeCounts) -> None:
-        """`take` is called by the thread."""
         name, _, self._secret = address.partition(_SEPARATOR)
         self._take = take
         self._is_closing = False

@@ -101,7 +101,6 @@ class _Recorded:
         return {"_sink": self._sink, "_driver_id": self._driver_id, "_epochs": self._epochs, "_left_over": self._left_over}
 
     def of(self, job: str) -> RecordedEpoch | None:
-        """The job's last epoch on its durable list."""
         return None if self._epochs is None else self._epochs.get(job)
 
     def refuse(self, job: str, epoch: int, content: str | None) -> None:

@@ -1,6 +1,4 @@
-"""A query's positions as a savepoint that `headrace run` starts with: of a query of headrace, or of Spark's own Kafka
-connector.
-"""
+"""A query's positions as a savepoint that `headrace run` starts with: headrace's query, or one of Spark's own connector."""
 
 from __future__ import annotations
 

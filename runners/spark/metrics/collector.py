@@ -90,7 +90,6 @@ class MetricSource:
     job: JobStatus | None = None
 
     def read(self) -> list[MetricSample]:
-        """What all of them are now. What is gone is gone from here, too."""
         found: list[MetricSample] = []
         self.queries.read(lambda query: found.extend(_of_query(query)))
         found.append(_sample("headrace_throttled_seconds", (), self.queries.throttled_s))

@@ -69,12 +69,10 @@ class DriverOrder:
     has_peers: bool = False
 
     def to_line(self) -> bytes:
-        """JSON, ended by a line's end."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> DriverOrder:
-        """What `to_line` has made."""
         given: dict[str, Any] = json.loads(line)
         for name in ("job", "spark_format", "session"):
             given[name] = given[name] and FunctionName(**given[name])
@@ -209,8 +207,7 @@ class _Driver:
 def stage_of(session: SparkSession) -> SparkSession:
     """A session for dry runs: what the job registers by name there, such as a view, is not in the way of the job itself.
 
-    Its plans hide what those of the job's session hide: a new session has the settings that Spark was started with, not those
-    that were set since.
+    Its plans hide what those of the job's session hide: a new session has Spark's first settings, not later ones.
     """
     stage = session.newSession()
     hidden = session.conf.get(sessions.REDACTION)
@@ -228,7 +225,6 @@ def refuse_connect(session: object) -> None:
 
 
 def _session(spark_format: DataSourceFormat, conf: Mapping[str, str]) -> SparkSession:
-    """A session of headrace's builders: a warm one where the settings say that all is on this machine."""
     is_here = sessions.is_local(sessions.expected_master(conf) or "")
     new_builder = sessions.warm_session_builder if is_here else sessions.session_builder
     return new_builder(spark_format).config(map=dict(conf)).getOrCreate()

@@ -59,7 +59,6 @@ class DryRunWriter(DataSourceStreamArrowWriter):
     """Takes rows and drops them. Each process that it comes to, as a real one would, only looks at the destination."""
 
     def __init__(self, sink: TwoPhaseSink[Any]) -> None:
-        """`sink`: the job's."""
         self._sink = sink
 
     def __getstate__(self) -> dict[str, Any]:

@@ -78,7 +78,6 @@ def _ending_of(error: type[HeadraceError]) -> Ending:
 
 
 def _class_named(module: str, name: str) -> type[HeadraceError] | None:
-    """The error's class; None where the text names no error of headrace."""
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ImportError:

@@ -117,9 +117,7 @@ Taking = Generator[LockStep, "bool | str | None", None]
 
 
 def taking(me: str) -> Taking:
-    """The steps by which a process tree takes the lock. Raises FencedError where another supervisor is alive and has the
-    job.
-    """
+    """The steps by which a process tree takes the lock. Raises FencedError where another living supervisor has the job."""
     while not (yield TryLock()):
         holder = yield WhoHolds()
         if isinstance(holder, str) and holder != me:  # else it would kill its own JVM
@@ -194,8 +192,7 @@ class CheckpointLock:
         self._is_held = True
 
     def keep(self) -> None:
-        """Once it is taken, from time to time, in one thread: if another process has removed the file, take what is there
-        instead.
+        """Once it is taken, from time to time, in one thread: if another process has removed the file, take the new one.
 
         Raises FencedError where another driver has that: then two are running, and this one must end. UsageError and
         RetriableError as `take`; the next call tries again.
@@ -229,7 +226,6 @@ class CheckpointLock:
                 step = steps.send(self._perform(step))
 
     def _opened(self) -> int:
-        """It stays open for as long as the process is alive."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

@@ -99,7 +99,6 @@ class DriverProcess:
 
 
 def _pipe(undo: ExitStack) -> tuple[int, int]:
-    """To read from and to write to, both closed by `undo`."""
     ends = os.pipe()
     for end in ends:
         undo.callback(os.close, end)

@@ -127,7 +127,6 @@ class _Supervisor:
             self._ready.close()
 
     def _time_left_s(self) -> float | None:
-        """Until a core is to be informed that time has passed, or a part of it; None when they await nothing."""
         due = (self._core.wake_at_s, None if self._lease is None else self._lease.wake_at_s)
         left_s = [left for left in map(_until, due) if left is not None]
         return min(LONGEST_WAIT_S, *left_s) if left_s else None

@@ -104,8 +104,7 @@ class Takeover:
     def refuse_unreturned(self, returned: Sequence[RunningQuery]) -> None:
         """Raise UsageError for a query that the job has started and has not returned, and that runs.
 
-        No process would see it fail, and the driver would end, and the query with it, once those that it has returned have
-        ended.
+        No process would see it fail, and the driver would end, and the query with it, after those that it has returned.
         """
         known = {query.id for query in returned}
         for query in self._running:
@@ -145,8 +144,7 @@ class Takeover:
     def _claim(self, started: StartedQuery, location: str) -> None:
         """Claim the job, and end what was left at its sink. Raises as `StreamWriter.claim`, and for an unreadable checkpoint.
 
-        A driver claims once at each sink: if a query is started again by it, another process may have claimed the job
-        meanwhile.
+        A driver claims once at each sink: when it starts a query again, another process may have claimed the job.
         """
         started.mark(DRIVER_ID, self._tree)
         claiming = replace(started, options={**started.options, DRIVER_ID.lower(): self._tree})

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from dataclasses import replace
 from enum import StrEnum
 
 import pytest
@@ -596,9 +597,10 @@ def test_each_option_of_the_other_side_is_warned_of_by_its_name(caplog):
 
 
 def test_what_a_missing_option_is_for_is_said():
-    PLAIN.required({"wingSpan": 1, "colour": None}, "wingSpan", "colour")
+    table = replace(PLAIN, required=("wingSpan", "colour"))
+    assert set(table.parse({"wingSpan": "1", "colour": next(iter(Colour))})[0]) == {"wingSpan", "colour"}
     with pytest.raises(UsageError, match=re.escape("option 'colour' is missing: of its feathers") + "$"):
-        PLAIN.required({"wingSpan": 1}, "wingSpan", "colour")
+        table.parse({"wingSpan": "1"})
 
 
 def test_the_two_options_of_a_repeated_write_go_together():

@@ -18,7 +18,6 @@ class LeaseStoreThread:
     """Asks one question at a time. `ready` can be read when there is an answer. Used by the supervisor's thread."""
 
     def __init__(self, lease_store: LeaseStore) -> None:
-        """Starts the thread, which ends with the process."""
         self._lease_store = lease_store
         self.ready, self._told = socket.socketpair()
         self._asked: queue.SimpleQueue[core.ReadLeaseStore | core.WriteHeartbeat] = queue.SimpleQueue()
@@ -26,7 +25,6 @@ class LeaseStoreThread:
         threading.Thread(target=self._serve, daemon=True, name="lease").start()
 
     def ask(self, question: core.ReadLeaseStore | core.WriteHeartbeat) -> None:
-        """Returns at once."""
         self._asked.put(question)
 
     def answer(self) -> core.LeaseAnswer:
