@@ -30,8 +30,7 @@ __all__ = ["kafka_options", "offset_log", "planned_batch_write", "planned_stream
 OPTION = "connector"
 KAFKA = "kafka"
 
-Planned = tuple[SinkWrite[Any], list[str]]
-"""How to write, and which of a frame's columns, in its order."""
+Planned = tuple[SinkWrite[Any], list[str]]  # how to write, and which of a frame's columns, in its order
 
 
 @contextmanager

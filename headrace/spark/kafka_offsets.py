@@ -45,8 +45,7 @@ _WHERE = "the query's checkpoint"
 
 OURS = "headrace:"
 
-PartitionNumbers = dict[str, dict[str, int]]
-"""Topic -> partition -> an offset, or a leader epoch."""
+PartitionNumbers = dict[str, dict[str, int]]  # topic -> partition -> an offset, or a leader epoch
 
 
 @dataclass(frozen=True)

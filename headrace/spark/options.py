@@ -66,8 +66,7 @@ class Option:
         return UsageError(f"option '{self.name}' must be {wanted}, not {value!r}")
 
 
-Parse = Callable[[Option, str], Any]
-"""Reads the text of an option. Raises UsageError."""
+Parse = Callable[[Option, str], Any]  # reads the text of an option. Raises UsageError.
 
 
 # --- reading the text of one option -----------------------------------------------------------------------------------

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PipelineQuery", "PipelineWrite", "started_sink"]
 
-Transformed = Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]]
-"""What is to be written of a batch of the source's."""
+Transformed = Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]]  # what is to be written of a batch of the source's
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,7 @@ log = logging.getLogger(__name__)
 __all__ = ["QUERY_ID", "REPORTS_VARIABLE", "ReportListener", "own_address", "report"]
 
 REPORTS_VARIABLE = "HEADRACE_REPORTS"
-QUERY_ID = "sql.streaming.queryId"
-"""The property of Spark's tasks that states which streaming query they are of."""
-
+QUERY_ID = "sql.streaming.queryId"  # the property of Spark's tasks that states which streaming query they are of
 _SEPARATOR = ":"
 _LARGEST = 1 << 16
 _MOST_QUERIES = 100

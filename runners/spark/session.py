@@ -51,12 +51,8 @@ FORKING = "spark.headrace.python.fork"
 PROBE_S = 60.0
 DAEMON = "headrace.runners.spark_processes.daemon"
 ZYGOTE = "headrace.runners.spark_processes.zygote"
-LAUNCHER = "spark-python-"
-"""What the name of the file starts with that Spark runs as its Python in a warm session."""
-
-PIPELINES = "headrace_pipeline_"
-"""What the names of the formats start with that a pipeline registers for itself (pipelines.py)."""
-
+LAUNCHER = "spark-python-"  # what the name of the file starts with that Spark runs as its Python in a warm session
+PIPELINES = "headrace_pipeline_"  # what the names of the formats start with that a pipeline registers for itself (pipelines.py)
 SETTINGS: dict[str, bool | float | int | str | None] = {"spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false"}
 REDACTION, SPARKS_REDACTION = "spark.sql.redaction.options.regex", "(?i)url"
 HIDDEN_OPTIONS = r"(?i)url|user\.info|jaas\.config|keystore\.key|storageOptions|^catalog$"
@@ -405,5 +401,4 @@ esac
 exec {python} "$@"
 """
 
-_alive: list[subprocess.Popen[bytes]] = []
-"""Keeps the pipes open for as long as this process is alive."""
+_alive: list[subprocess.Popen[bytes]] = []  # keeps the pipes open for as long as this process is alive

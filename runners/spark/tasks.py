@@ -21,9 +21,7 @@ from headrace.enumerator.split import SplitT
 SMALL_BATCH_BYTES = 1 << 18
 """Batches smaller than this are put together, as each costs Spark a round trip through Arrow and the JVM."""
 
-LARGE_BATCH_BYTES = 32 << 20
-"""Batches larger than this are cut, so that the JVM side never has to hold much more at once."""
-
+LARGE_BATCH_BYTES = 32 << 20  # batches larger than this are cut, so that the JVM side never has to hold much more at once
 _POLL_S = 1.0
 
 

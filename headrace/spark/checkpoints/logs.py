@@ -25,9 +25,7 @@ __all__ = ["DamagedFile", "PlannedBatch", "SourceOffsets", "SparkCheckpoint", "f
 
 METADATA, OFFSETS, COMMITS, STATE = "metadata", "offsets", "commits", "state"
 NO_OFFSETS = "-"
-NAMED = 2
-"""The version of the offset log in which sources have names."""
-
+NAMED = 2  # the version of the offset log in which sources have names
 _OFFSET_VERSIONS, _COMMIT_VERSIONS = (1, NAMED), (1, 2, 3)
 _CRC_HEAD = b"crc\0"
 _HADOOP_SCHEMES = {"s3a:": "s3:", "s3n:": "s3:"}

@@ -16,8 +16,7 @@ from headrace.runners.spark.supervision.core import Ending
 
 __all__ = ["SPARK_METRICS", "JobStatus", "MetricSample", "MetricSource"]
 
-SPARK_METRICS = metrics_of(*(scope for scope in MetricScope if scope is not MetricScope.RUN))
-"""All metrics of a session."""
+SPARK_METRICS = metrics_of(*(scope for scope in MetricScope if scope is not MetricScope.RUN))  # all metrics of a session
 
 
 @dataclass(frozen=True, slots=True)

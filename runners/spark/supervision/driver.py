@@ -49,8 +49,7 @@ CALL = b"run\n"
 POLL_S = 0.5
 HEARTBEAT_S = 0.5
 CLEAN_UP_S = 5.0
-SPARE_DESCRIPTORS = 4
-"""Kept for the end: a driver that may open no more files still has to look for its processes."""
+SPARE_DESCRIPTORS = 4  # kept for the end: a driver that may open no more files still has to look for its processes
 
 
 @dataclass(frozen=True, slots=True)

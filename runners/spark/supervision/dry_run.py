@@ -36,9 +36,7 @@ log = logging.getLogger(__name__)
 __all__ = ["DryRun", "dry_run_folder"]
 
 BATCHES = 5
-KEEP_WARM_S = 30.0
-"""Less than the minute after which Spark ends an idle Python worker."""
-
+KEEP_WARM_S = 30.0  # less than the minute after which Spark ends an idle Python worker
 LONGEST_S = 60.0
 POLL_S = 0.05
 _HARMLESS = frozenset({OURS, "rate", "rate-micro-batch"})

@@ -23,9 +23,7 @@ _CLASSES: tuple[tuple[type[HeadraceError], Ending], ...] = (
     (FencedError, Ending.FENCED),
 )
 
-_ANOTHER_DRIVER = "CONCURRENT_STREAM_LOG_UPDATE"
-"""Spark's error condition for two drivers that write the log of one checkpoint."""
-
+_ANOTHER_DRIVER = "CONCURRENT_STREAM_LOG_UPDATE"  # Spark's error condition for two drivers that write the log of one checkpoint
 _REFUSED_BY_SPARK = frozenset({"AnalysisException", "ParseException", "IllegalArgumentException"})
 """Names of PySpark's errors for a plan or a setting that cannot be. Raised to the job itself, not to a running query."""
 

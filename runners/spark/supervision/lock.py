@@ -42,14 +42,11 @@ log = logging.getLogger(__name__)
 __all__ = ["CheckpointLock", "is_held", "taking"]
 
 _ASK_AGAIN_S = 0.05
-_TRIES_IN_SILENCE = 100
-"""Of this many, 5 s, the last one says who is waited for."""
+_TRIES_IN_SILENCE = 100  # of this many, 5 s, the last one says who is waited for
 _TRIES_TO_KEEP = 3
 """The first one finds that the file is another, and opens that; the second one has it, or another driver does."""
 _LONGEST_NAME = 256
-_FLOCK = "hhqqi"
-"""`struct flock` of 64-bit Linux: type, whence, start, length, pid."""
-
+_FLOCK = "hhqqi"  # `struct flock` of 64-bit Linux: type, whence, start, length, pid
 _NO_LOCKS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 """What a file system states that has no locks. All other errors may pass."""
 
@@ -58,8 +55,7 @@ _NO_PLACE = frozenset(
 )
 """What is said of a place at which no file can be, now or later. All other errors may pass."""
 
-_OF_THE_FILE, _OF_THE_PROCESS = 0, 1
-"""The bytes that are locked."""
+_OF_THE_FILE, _OF_THE_PROCESS = 0, 1  # the bytes that are locked
 
 # --- what is done, in which order -------------------------------------------------------------------------------------
 
@@ -364,11 +360,8 @@ class CheckpointLock:
         )
 
 
-_taken: set[str] = set()
-"""What this process has locked, by `_identity`."""
-
-_files: set[int] = set()
-"""Descriptors of all files of locks that this process has open."""
+_taken: set[str] = set()  # what this process has locked, by `_identity`
+_files: set[int] = set()  # descriptors of all files of locks that this process has open
 
 
 def _close(file: int) -> None:

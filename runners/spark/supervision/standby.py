@@ -27,11 +27,8 @@ from headrace.runners.spark.supervision import core
 
 __all__ = ["DRIVER_TRANSITIONS", "LOOKS", "DriverLifetime", "DriverPhase", "StandbyCore", "StandbyLimits", "WarmUp"]
 
-LOOKS = 4
-"""This many looks in a row that hear nothing of a driver make it silent."""
-
-FIRST_LOOKS = 15 * LOOKS
-"""This many before it has said anything: Python has to start, and import Spark."""
+LOOKS = 4  # this many looks in a row that hear nothing of a driver make it silent
+FIRST_LOOKS = 15 * LOOKS  # this many before it has said anything: Python has to start, and import Spark
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,7 @@ def test_restarts_takeovers_and_standbys_are_those_of_the_status_file(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"drivers_started": "?"}', '{"drivers_started": 1, "standbys": [3]}'])
 def test_a_file_that_is_no_status_shows_nothing(tmp_path, text):
     (tmp_path / "status.json").write_text(text)
-    assert JobStatus(tmp_path / "status.json").read() is None
+    assert JobStatus(tmp_path / "status.json").read() == []
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

@@ -34,15 +34,11 @@ from headrace.runners.spark.supervision.core import DriverEnd, Ending, Timed
 
 __all__ = ["LEASE_TRANSITIONS", "LOOK_S", "LeaseCore", "LeasePhase"]
 
-LOOK_S = 0.5
-"""Seconds between two looks."""
-
+LOOK_S = 0.5  # seconds between two looks
 _UNHEARD_LOOKS = 3
 """A driver says twice a second that it and its JVM live; after so many looks without it its supervisor sends no heartbeat."""
 
-_FIRST_LOOKS = 60
-"""This many before it has said anything: Python has to start, and import Spark."""
-
+_FIRST_LOOKS = 60  # this many before it has said anything: Python has to start, and import Spark
 _QUIET_LOOKS = 7_200
 """An hour: who has led for this many looks is fenced for the first time again. As long as restarts take to forget a failure."""
 
