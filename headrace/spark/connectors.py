@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from headrace.connectors.tables.delta import DeltaSink
     from headrace.connectors.tables.iceberg import IcebergSink
 
-__all__ = ["kafka_options", "offset_log", "planned_batch_write", "planned_stream_write"]
-
 OPTION = "connector"
 KAFKA = "kafka"
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from headrace.runners.spark.supervision.dry_run_source import DryRunWriter
     from headrace.runners.spark.writers import BatchWriter, StreamWriter
 
-__all__ = ["DefaultSource"]
-
 
 class DefaultSource(DataSource):
     """`format("headrace")`: Apache Kafka with the options, columns and checkpoints of Spark's own connector; other sinks, too.

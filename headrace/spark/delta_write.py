@@ -13,9 +13,6 @@ from headrace.connectors.tables.delta import DeltaSink
 from headrace.spark.options import Option, OptionTable, SinkWrite, json_texts, sink_write, text
 from headrace.spark.table_options import table_arguments, table_options
 
-__all__ = ["OPTIONS", "delta_write"]
-
-
 OPTIONS = OptionTable(
     table_options(
         Option(

@@ -12,8 +12,6 @@ from headrace.connectors.files.formats import FileFormat
 from headrace.connectors.files.sink import FileSink
 from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, json_object, sink_write, text
 
-__all__ = ["OPTIONS", "SparkFormat", "file_write"]
-
 
 class SparkFormat(StrEnum):
     """File formats, as Spark calls them."""

@@ -6,8 +6,6 @@ from headrace.runners.spark.session import DataSourceFormat
 from headrace.spark.data_source import DefaultSource
 from headrace.spark.preload import preload
 
-__all__ = ["headrace_format"]
-
 
 def headrace_format() -> DataSourceFormat:
     """The format. A function, as a driver is another process, and finds it by its name."""

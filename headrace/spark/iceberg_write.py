@@ -10,9 +10,6 @@ from headrace.connectors.tables.iceberg import IcebergSink
 from headrace.spark.options import Option, OptionTable, SinkWrite, json_texts, sink_write, text
 from headrace.spark.table_options import table_arguments, table_options
 
-__all__ = ["OPTIONS", "iceberg_write"]
-
-
 OPTIONS = OptionTable(
     table_options(
         Option("table", text, "`namespace.table`"),

@@ -32,8 +32,6 @@ from headrace.spark.options import (
     verbatim,
 )
 
-__all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "Delivery"]
-
 
 class Delivery(StrEnum):
     """What a reader of the output, under read_committed, sees of each row after failures."""

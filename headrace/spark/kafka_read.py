@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Mode", "any_read", "kafka_read", "log_read"]
-
 
 class Mode(Enum):
     """The kind of query."""

@@ -20,8 +20,6 @@ from headrace.spark.kafka_formats import REGISTRY_PREFIX, write_formats
 from headrace.spark.kafka_options import SINK_OPTIONS, Delivery, check_properties
 from headrace.spark.options import SinkWrite, sink_write, warn_once
 
-__all__ = ["kafka_columns", "kafka_write"]
-
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "topic": ("string",),
     "key": ("string", "binary"),

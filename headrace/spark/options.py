@@ -21,23 +21,6 @@ from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.driver_id import DRIVER_ID
 
-__all__ = [
-    "REPEATED_WRITE",
-    "Option",
-    "OptionTable",
-    "Parse",
-    "SinkWrite",
-    "boolean",
-    "choice",
-    "integer",
-    "json_object",
-    "json_texts",
-    "sink_write",
-    "text",
-    "verbatim",
-    "warn_once",
-]
-
 log = logging.getLogger(__name__)
 
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)

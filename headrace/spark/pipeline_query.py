@@ -18,8 +18,6 @@ from headrace.spark.kafka_options import SOURCE_OPTIONS
 from headrace.spark.kafka_read import log_read
 from headrace.spark.options import OptionTable
 
-__all__ = ["QUERY_OPTIONS", "pipeline_query"]
-
 _OF_QUERIES = (
     "startFromSavepoint",
     "maxOffsetsPerTrigger",

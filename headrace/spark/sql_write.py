@@ -19,8 +19,6 @@ from headrace.connectors.sql.url import malformed
 from headrace.enumerator.errors import UsageError
 from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, sink_write, text, verbatim
 
-__all__ = ["OPTIONS", "SqlDelivery", "sql_write"]
-
 _JDBC = "jdbc:"
 _JDBC_LOGIN = ("user", "password")
 _JDBC_SAME = frozenset({"sslmode", "sslrootcert"})

@@ -24,8 +24,6 @@ from headrace.runners.spark.tasks import read_splits
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["BoundedSourceFormat", "read_source"]
-
 STALL_S = 600.0
 
 

@@ -11,8 +11,6 @@ from headrace.enumerator.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["with_dead_letters"]
-
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 
 

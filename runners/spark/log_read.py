@@ -13,8 +13,6 @@ from headrace.enumerator.source import LogSource
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.planning import OffsetRange, plan_tasks
 
-__all__ = ["Limits", "LogOffsets", "LogRead", "OffsetsFormat", "Predecessor"]
-
 
 @dataclass(frozen=True, slots=True)
 class LogOffsets(Generic[OffsetSplitT]):

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["LOCK_NAME", "OffsetLog"]
-
 LOCK_NAME = ".headrace.lock"
 """The file in a local checkpoint by which supervised drivers are kept apart (supervision/lock.py). Of no use in a copy."""
 

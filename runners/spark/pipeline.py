@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["PipelineQuery", "PipelineWrite", "started_sink"]
-
 Transformed = Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]]  # what is to be written of a batch of the source's
 
 

@@ -17,23 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = [
-    "active_context",
-    "builder_options",
-    "call_jvm",
-    "cause_of",
-    "finish_after_batch",
-    "frame_of",
-    "hadoop_path",
-    "jvm_process",
-    "jvm_variable",
-    "read_text",
-    "shut_down_jvm",
-    "start_unwatched",
-    "submitted_settings",
-]
-
-
 # --- the session and its JVM ------------------------------------------------------------------------------------------
 
 

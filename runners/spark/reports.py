@@ -23,8 +23,6 @@ from headrace.connectors.base.counters import COUNTERS
 
 log = logging.getLogger(__name__)
 
-__all__ = ["QUERY_ID", "REPORTS_VARIABLE", "ReportListener", "own_address", "report"]
-
 REPORTS_VARIABLE = "HEADRACE_REPORTS"
 QUERY_ID = "sql.streaming.queryId"  # the property of Spark's tasks that states which streaming query they are of
 _SEPARATOR = ":"

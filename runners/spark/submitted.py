@@ -17,8 +17,6 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.private import submitted_settings
 from headrace.runners.spark.session import GATEWAY, environment_kept
 
-__all__ = ["as_it_was_submitted", "properties_text"]
-
 SECRET = "PYSPARK_GATEWAY_SECRET"  # noqa: S105 - the name of a variable
 ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 

@@ -30,8 +30,6 @@ from headrace.runners.spark.reports import QUERY_ID, report
 
 log = logging.getLogger(__name__)
 
-__all__ = ["BatchWriter", "PreparedMessage", "StreamWriter", "check_columns"]
-
 _BATCH_ID = "streaming.sql.batchId"
 
 _NAMELESS = (

@@ -22,19 +22,6 @@ from headrace.spark.checkpoints.positions import OffsetForm, StoredPositions, mo
 from headrace.spark.checkpoints.schemas import schemas_of_copy
 from headrace.spark.checkpoints.targets import copy_target
 
-__all__ = [
-    "CopyPlan",
-    "batch_at",
-    "export_to_jvm",
-    "forget_topic",
-    "fork",
-    "last_committed",
-    "refuse_running",
-    "rewind",
-    "set_offsets",
-    "write_copy",
-]
-
 QUIET_S = 60.0
 
 Changed = Callable[[StoredPositions], StoredPositions | None]

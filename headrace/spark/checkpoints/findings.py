@@ -14,8 +14,6 @@ from headrace.enumerator.errors import StateError
 from headrace.spark.checkpoints.logs import COMMITS, METADATA, OFFSETS, SourceOffsets, SparkCheckpoint
 from headrace.spark.checkpoints.positions import OffsetForm, StoredPositions, stored_positions
 
-__all__ = ["CheckpointFinding", "FindingKind", "PartitionState", "findings_in_cluster", "findings_of", "partition_states"]
-
 
 class FindingKind(Enum):
     """DAMAGED: a file that cannot be read. REFUSED: a query does not start, or loses records. NOTE: worth knowing."""

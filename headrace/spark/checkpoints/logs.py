@@ -21,8 +21,6 @@ from typing import Any
 from headrace.connectors.files.store import Store, normal_path, open_store
 from headrace.enumerator.errors import StateError, UsageError
 
-__all__ = ["DamagedFile", "PlannedBatch", "SourceOffsets", "SparkCheckpoint", "fsspec_address", "read_checkpoint"]
-
 METADATA, OFFSETS, COMMITS, STATE = "metadata", "offsets", "commits", "state"
 NO_OFFSETS = "-"
 NAMED = 2  # the version of the offset log in which sources have names

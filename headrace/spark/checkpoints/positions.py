@@ -13,8 +13,6 @@ from headrace.enumerator.errors import StateError
 from headrace.runners.spark.log_read import LogOffsets
 from headrace.spark.kafka_offsets import offsets_to_json, parse, parse_jvm, parse_ours, pinned_formats
 
-__all__ = ["OffsetForm", "StoredPositions", "stored_positions"]
-
 
 class OffsetForm(Enum):
     """Who has written a source's offsets."""

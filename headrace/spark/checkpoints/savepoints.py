@@ -18,8 +18,6 @@ from headrace.spark.checkpoints.copies import QUIET_S, last_committed, refuse_ru
 from headrace.spark.checkpoints.logs import SparkCheckpoint, fsspec_address, read_checkpoint
 from headrace.spark.checkpoints.positions import OffsetForm, StoredPositions, stored_positions
 
-__all__ = ["export_to_run", "savepoint_of"]
-
 _KAFKA = "kafka"
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from headrace.connectors.files.store import Store, is_local
 
-__all__ = ["schemas_of_copy"]
-
 _METADATA = re.compile(r"state/\d+/_metadata/v2/\d+")
 _SCHEMA = re.compile(r".*/(state/\d+/_stateSchema/[^/]+/[^/]+)")
 

@@ -14,8 +14,6 @@ from headrace.runners.spark.metrics.queries import KnownQueries, QueryFacts
 from headrace.runners.spark.metrics.sinks import SinkWatch
 from headrace.runners.spark.supervision.core import Ending
 
-__all__ = ["SPARK_METRICS", "JobStatus", "MetricSample", "MetricSource"]
-
 SPARK_METRICS = metrics_of(*(scope for scope in MetricScope if scope is not MetricScope.RUN))  # all metrics of a session
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["MetricsServer", "metrics"]
-
 
 class MetricsServer:
     """What `metrics` has started. `port`: where the page is; None without one. Close it in the driver's process."""

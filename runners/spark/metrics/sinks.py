@@ -10,8 +10,6 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
-__all__ = ["ListsTransactions", "OpenTransactions", "SinkWatch"]
-
 INTERVAL_S = 15.0
 
 

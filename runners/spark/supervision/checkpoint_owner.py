@@ -14,8 +14,6 @@ from pyspark.sql import DataFrame
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.private import hadoop_path, read_text
 
-__all__ = ["checkpoint_at"]
-
 
 def checkpoint_at(location: str, frame: DataFrame) -> OffsetLog | _HadoopCheckpoint:
     """The one at this place, as `checkpoint_of` resolves it: a local path, or a URI. `frame`: of the query's session."""

@@ -19,16 +19,6 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.restarts import GiveUp, Restarts, RestartStrategy
 
-__all__ = [
-    "EXIT_STATUSES",
-    "SUPERVISION_TRANSITIONS",
-    "DriverEnd",
-    "Ending",
-    "SupervisionCore",
-    "SupervisionLimits",
-    "SupervisionPhase",
-]
-
 
 @unique
 class Ending(Enum):

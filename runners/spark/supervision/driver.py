@@ -41,8 +41,6 @@ from headrace.runners.spark.supervision.takeover import Takeover
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["CALL", "DriverOrder", "refuse_connect"]
-
 log = logging.getLogger(__name__)
 
 CALL = b"run\n"

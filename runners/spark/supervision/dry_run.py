@@ -33,8 +33,6 @@ from headrace.runners.spark.supervision.takeover import LOCATION, writer_of
 
 log = logging.getLogger(__name__)
 
-__all__ = ["DryRun", "dry_run_folder"]
-
 BATCHES = 5
 KEEP_WARM_S = 30.0  # less than the minute after which Spark ends an idle Python worker
 LONGEST_S = 60.0

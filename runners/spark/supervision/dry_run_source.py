@@ -15,8 +15,6 @@ from headrace.connectors.base.sink import TwoPhaseSink
 
 log = logging.getLogger(__name__)
 
-__all__ = ["DRY_RUN", "ROWS", "DryRunWriter", "is_dry_run", "is_under_way", "looked", "under_way"]
-
 DRY_RUN = "headraceDryRun"  # the option that a standby sets on what its job reads and writes
 ROWS = 1000  # about this many records are read in a batch of a dry run
 

@@ -9,8 +9,6 @@ from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError
 from headrace.runners.spark.private import cause_of
 from headrace.runners.spark.supervision.core import DriverEnd, Ending
 
-__all__ = ["end_by", "one_line", "refusal_behind"]
-
 LONGEST = 400
 
 _OURS = re.compile(r"^[ \t]*(headrace(?:\.\w+)+)\.(\w+): ?(.*)$", re.MULTILINE)

@@ -39,8 +39,6 @@ from headrace.runners.user_cache import cache_directory
 
 log = logging.getLogger(__name__)
 
-__all__ = ["CheckpointLock", "is_held", "taking"]
-
 _ASK_AGAIN_S = 0.05
 _TRIES_IN_SILENCE = 100  # of this many, 5 s, the last one says who is waited for
 _TRIES_TO_KEEP = 3

@@ -24,19 +24,6 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-__all__ = [
-    "TREE_VARIABLE",
-    "Process",
-    "Supervisor",
-    "is_ending",
-    "kill_tree",
-    "members",
-    "new_tree",
-    "reap_orphans",
-    "supervisor_of",
-    "tree_of",
-]
-
 TREE_VARIABLE = "HEADRACE_TREE"
 
 _WAIT_S = 1.0

@@ -16,8 +16,6 @@ from headrace.runners.spark.supervision.driver import CALL, DriverOrder
 from headrace.runners.spark.supervision.dry_run import dry_run_folder
 from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, Process, kill_tree, new_tree
 
-__all__ = ["DriverProcess"]
-
 _DRIVER = "headrace.runners.spark.supervision.driver"
 _CHUNK = 1 << 16
 

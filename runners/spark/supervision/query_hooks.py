@@ -23,8 +23,6 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from headrace.runners.spark.private import frame_of
 
-__all__ = ["DEFAULT_MODE", "OURS", "StartedQuery", "Starter", "intercepted"]
-
 OURS = "headrace"
 DEFAULT_MODE = "append"
 _TABLE, _FOREACH, _FOREACH_BATCH = "table", "foreach", "foreachBatch"

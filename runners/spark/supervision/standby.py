@@ -25,8 +25,6 @@ from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.restarts import ExponentialDelay, Restart, Restarts, RestartStrategy
 from headrace.runners.spark.supervision import core
 
-__all__ = ["DRIVER_TRANSITIONS", "LOOKS", "DriverLifetime", "DriverPhase", "StandbyCore", "StandbyLimits", "WarmUp"]
-
 LOOKS = 4  # this many looks in a row that hear nothing of a driver make it silent
 FIRST_LOOKS = 15 * LOOKS  # this many before it has said anything: Python has to start, and import Spark
 

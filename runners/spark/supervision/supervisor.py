@@ -35,8 +35,6 @@ from headrace.runners.spark.supervision.status import StatusFile, instant_in
 
 log = logging.getLogger(__name__)
 
-__all__ = ["supervise"]
-
 LONGEST_WAIT_S = 86_400.0  # what the kernel is asked to wait at a time: it counts milliseconds in 32 bits
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _ONE_STOP_S = 2.0  # within so long a signal and the end of spark-submit are one stop: a terminal's Ctrl-C goes to both

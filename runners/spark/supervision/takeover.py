@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Takeover", "check_peers", "check_standby", "checkpoint_of", "resolved", "writer_of"]
-
 LOCATION = "checkpointlocation"
 _DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
 _ATOMIC_STORES = frozenset({"file", "hdfs", "viewfs"})

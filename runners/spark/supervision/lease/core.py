@@ -32,8 +32,6 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.spark.supervision.core import DriverEnd, Ending, Timed
 
-__all__ = ["LEASE_TRANSITIONS", "LOOK_S", "LeaseCore", "LeasePhase"]
-
 LOOK_S = 0.5  # seconds between two looks
 _UNHEARD_LOOKS = 3
 """A driver says twice a second that it and its JVM live; after so many looks without it its supervisor sends no heartbeat."""

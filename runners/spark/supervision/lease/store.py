@@ -11,8 +11,6 @@ from headrace.connectors.base.lease import LeaseStore
 from headrace.enumerator.errors import DeadlineExceededError, is_retriable
 from headrace.runners.spark.supervision.lease import core
 
-__all__ = ["LeaseStoreThread"]
-
 
 class LeaseStoreThread:
     """Asks one question at a time. `ready` can be read when there is an answer. Used by the supervisor's thread."""
