@@ -45,10 +45,6 @@ class Delivery(StrEnum):
 _MOST_DIGITS = len(str(2**63))
 
 
-def _duration(option: Option, value: str) -> float:
-    return duration_s(f"option '{option.name}'", value)
-
-
 def _names(option: Option, value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(",") if name.strip())
     if not names:
@@ -203,7 +199,11 @@ _SOURCE: tuple[Option, ...] = (
     Option("includeHeaders", boolean, "add the column headers. Default false"),
     Option("maxOffsetsPerTrigger", integer(1), "streaming: most offsets in a batch, divided among the partitions"),
     Option("minOffsetsPerTrigger", integer(1), "streaming: wait for this many offsets, or for maxTriggerDelay"),
-    Option("maxTriggerDelay", _duration, "streaming: longest wait for minOffsetsPerTrigger. Default 15m"),
+    Option(
+        "maxTriggerDelay",
+        lambda option, value: duration_s(f"option '{option.name}'", value),
+        "streaming: longest wait for minOffsetsPerTrigger. Default 15m",
+    ),
     Option("maxRecordsPerPartition", integer(1), "most offsets in one Spark task"),
     Option("minPartitions", integer(1), "about this many Spark tasks: large ranges are split"),
     Option("kafkaConsumer.pollTimeoutMs", integer(1), "a task that receives nothing for this time fails. Default 120000"),

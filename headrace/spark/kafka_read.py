@@ -46,9 +46,6 @@ _STARTS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 _BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
-# --- the whole --------------------------------------------------------------------------------------------------------
-
-
 def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None = None) -> LogRead[KafkaSplit]:
     """What these options of a Spark query mean. `wanted`: the columns that the user asks for, where that is known.
 
@@ -88,18 +85,22 @@ def _parsed(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]
 
 
 def _read(given: Mapping[str, Any], properties: dict[str, str], mode: Mode, wanted: StructType | None) -> LogRead[KafkaSplit]:
-    typed = read_formats(given, _topics(given), wanted, given.get(REGISTRY_PREFIX, {}))
+    topics = None if "subscribePattern" in given else tuple(given["subscribe"] if "subscribe" in given else given["assign"])
+    typed = read_formats(given, topics, wanted, given.get(REGISTRY_PREFIX, {}))
+    start = _start(given, properties, mode)
+    if "commitOffsetsToGroup" in given:  # the group to start from may be another: only this one is the client's then
+        properties.pop("group.id", None)
     source = KafkaSource(
         properties.pop("bootstrap.servers"),
         topics=given.get("subscribe"),
         pattern=given.get("subscribePattern"),
         partitions=given.get("assign"),
-        start=_start(given, properties, mode),
+        start=start,
         start_of_new_partitions=given.get("startingOffsetsOfNewPartitions", Earliest()),
         stop=_stop(given) if mode is Mode.BATCH else None,
         group=given.get("commitOffsetsToGroup"),
         isolation_level=properties.pop("isolation.level", Isolation.READ_UNCOMMITTED),
-        properties=_without_group(given, properties),
+        properties=properties,
         fail_on_data_loss=given.get("failOnDataLoss", True),
         columns=(*ALL_COLUMNS, "headers"),
         value=typed.formats.get("value"),
@@ -120,22 +121,20 @@ def log_read(source: KafkaSource, columns: tuple[str, ...], given: Mapping[str, 
 
     Raises UsageError for limits that contradict each other.
     """
-    location = given.get("jvmCheckpoint")
+    location, least, most = map(given.get, ("jvmCheckpoint", "minOffsetsPerTrigger", "maxOffsetsPerTrigger"))
+    if least is not None and most is not None and least > most:
+        raise UsageError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}).")
     return LogRead(
         source=source,
         offsets=KafkaOffsets(source),
         columns=columns,
-        limits=_limits(given),
+        limits=Limits(most, least, given.get("maxTriggerDelay", 900.0)),
         min_tasks=given.get("minPartitions"),
         max_task_offsets=given.get("maxRecordsPerPartition"),
         poll_timeout_s=given.get("kafkaConsumer.pollTimeoutMs", 120_000) / 1000,
         predecessor=None if location is None else JvmCheckpoint(location),
         savepoint=given.get("startFromSavepoint"),
     )
-
-
-def _topics(given: Mapping[str, Any]) -> tuple[str, ...] | None:
-    return None if "subscribePattern" in given else tuple(given["subscribe"] if "subscribe" in given else given["assign"])
 
 
 def _check_what_depends(given: Mapping[str, Any]) -> None:
@@ -217,19 +216,7 @@ def _start(given: Mapping[str, Any], properties: Mapping[str, str], mode: Mode) 
     return Committed(group, given.get("startingOffsetsWithoutCommit", Earliest()))
 
 
-def _limits(given: Mapping[str, Any]) -> Limits:
-    least, most = given.get("minOffsetsPerTrigger"), given.get("maxOffsetsPerTrigger")
-    if least is not None and most is not None and least > most:
-        raise UsageError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}).")
-    return Limits(most, least, given.get("maxTriggerDelay", 900.0))
-
-
 def _stop(given: Mapping[str, Any]) -> Positions:
     names = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
     stop: Positions = next((given[name] for name in names if name in given), Latest())
     return stop
-
-
-def _without_group(given: Mapping[str, Any], properties: Mapping[str, str]) -> dict[str, str]:
-    """The group to start from may be another than the one to commit to; only the latter is the client's then."""
-    return {name: value for name, value in properties.items() if name != "group.id" or "commitOffsetsToGroup" not in given}

@@ -19,13 +19,8 @@ from headrace.spark.kafka_read import log_read
 from headrace.spark.options import OptionTable
 
 _OF_QUERIES = (
-    "startFromSavepoint",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "maxRecordsPerPartition",
-    "minPartitions",
-    "kafkaConsumer.pollTimeoutMs",
+    *("startFromSavepoint", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    *("maxRecordsPerPartition", "minPartitions", "kafkaConsumer.pollTimeoutMs"),
 )
 
 QUERY_OPTIONS = OptionTable(
@@ -53,8 +48,7 @@ def pipeline_query(
     if not isinstance(checkpoint, str) or not checkpoint.strip():
         raise UsageError(f"checkpointLocation must be a folder's path or URL, not {checkpoint!r}")
     given, _ = QUERY_OPTIONS.parse({name: _text(value) for name, value in options.items()})
-    read = _read(pipeline.source, given)
-    return PipelineQuery(read, pipeline.sink, pipeline.transformed, checkpoint, name, trigger)
+    return PipelineQuery(_read(pipeline.source, given), pipeline.sink, pipeline.transformed, checkpoint, name, trigger)
 
 
 def _text(value: object) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Self, cast
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Source
+from headrace.runners.spark.readers import SplitsPartition
 from headrace.runners.spark.schema import spark_schema
 from headrace.runners.spark.tasks import read_splits
 
@@ -112,13 +114,6 @@ class BoundedSourceFormat(PickledFormat):
         return cast("Source[Any]", cloudpickle.loads(self.PICKLED))
 
 
-class SplitPartition(InputPartition):
-    """One task: a split."""
-
-    def __init__(self, split: Any) -> None:  # noqa: ANN401 - of any source
-        self.split = split
-
-
 class BoundedReader(DataSourceReader):
     """Spark plans by it in a planning process; `read` runs on an unpickled copy in each worker."""
 
@@ -128,20 +123,17 @@ class BoundedReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         source = self._source()
-        discovery = source.create_discovery()
-        try:
+        with closing(source.create_discovery()) as discovery:
             findings = discovery.initial()
-        finally:
-            discovery.close()
         if not findings.complete:
             raise UsageError(f"source {source.name!r} is bounded, and states that there may be more splits later")
-        return [SplitPartition(split) for split in findings.added]
+        return [SplitsPartition([split]) for split in findings.added]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, SplitPartition):
+        if not isinstance(partition, SplitsPartition):
             return  # Spark's stand-in for an empty list of partitions
         source = self._source()
-        for batch in read_splits(source, [partition.split], source.schema.names, STALL_S):
+        for batch in read_splits(source, partition.splits, source.schema.names, STALL_S):
             yield converted(batch, self._schema)
 
     def _source(self) -> Source[Any]:

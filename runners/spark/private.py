@@ -8,6 +8,7 @@ of PySpark's worker processes. `tests/unit/tools/test_tidy.py` keeps underscore 
 from __future__ import annotations
 
 import subprocess
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkConf, SparkContext
@@ -63,11 +64,8 @@ def submitted_settings() -> dict[str, str]:
     """The settings of the JVM that spark-submit has started. A public `SparkConf` would read them by making a context."""
     from pyspark.java_gateway import launch_gateway
 
-    gateway = launch_gateway()  # type: ignore[no-untyped-call]  # connects to the JVM that is there
-    try:
+    with closing(launch_gateway()) as gateway:  # type: ignore[no-untyped-call]  # connects to the JVM that is there
         return dict(SparkConf(_jvm=gateway.jvm).getAll())
-    finally:
-        gateway.close()
 
 
 # --- Hadoop's file systems --------------------------------------------------------------------------------------------

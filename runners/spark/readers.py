@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Generic, cast
 
@@ -16,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.split import OffsetSplitT
+from headrace.enumerator.split import OffsetSplitT, SplitT
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.planning import OffsetRange, told_parallelism
 from headrace.runners.spark.reports import QUERY_ID, report
@@ -27,10 +28,10 @@ from headrace.runners.spark.tasks import read_splits
 log = logging.getLogger(__name__)
 
 
-class SplitsPartition(InputPartition, Generic[OffsetSplitT]):
+class SplitsPartition(InputPartition, Generic[SplitT]):
     """One task: bounded splits, read one after the other."""
 
-    def __init__(self, splits: Sequence[OffsetSplitT]) -> None:
+    def __init__(self, splits: Sequence[SplitT]) -> None:
         self.splits = tuple(splits)
 
 
@@ -47,12 +48,8 @@ def _read(read: LogRead[Any], partition: InputPartition) -> Iterator[pa.RecordBa
     try:
         yield from read_splits(read.source, partition.splits, list(read.columns), read.poll_timeout_s)
     finally:
-        report(_query_of_task())
-
-
-def _query_of_task() -> str | None:
-    context = TaskContext.get()
-    return None if context is None else context.getLocalProperty(QUERY_ID)
+        context = TaskContext.get()
+        report(None if context is None else context.getLocalProperty(QUERY_ID))
 
 
 class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
@@ -68,11 +65,8 @@ class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
         self._job = _planned_here(read, schema)
 
     def partitions(self) -> list[InputPartition]:
-        discovery = self._job.source.create_discovery()
-        try:
+        with closing(self._job.source.create_discovery()) as discovery:
             splits = discovery.initial().added
-        finally:
-            discovery.close()
         by_id = {split.split_id: split for split in splits}
         ranges = [OffsetRange(split.split_id, split.next_offset, _stop(split)) for split in splits]
         return [

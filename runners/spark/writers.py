@@ -11,6 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
@@ -278,11 +279,8 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """With a committer that no process has used: what was fenced is of no further use."""
 
         def attempt() -> None:
-            committer = commits.JobCommitter(job, sink.committer(job), self._driver_id)
-            try:
+            with closing(commits.JobCommitter(job, sink.committer(job), self._driver_id)) as committer:
                 act(committer)
-            finally:
-                committer.close()
 
         _while_owner(attempt)
 

@@ -11,7 +11,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.connectors.kafka.read.split import KafkaSplit
@@ -27,17 +27,13 @@ QUIET_S = 60.0
 Changed = Callable[[StoredPositions], StoredPositions | None]
 """A source's positions changed, or None where there is nothing to change."""
 
-
-@dataclass(frozen=True, slots=True)
-class CopyPlan:
-    """What differs from the checkpoint: files with other contents, by their names."""
-
-    written: Mapping[str, bytes]
+CopyPlan = Mapping[str, bytes]
+"""What differs from the checkpoint: files with other contents, by their names."""
 
 
 def fork(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
     """The same, for another query: exactly-once sinks tell the two apart, so both write all that comes."""
-    return CopyPlan(written=_new_query())
+    return _new_query()
 
 
 def rewind(checkpoint: logs.SparkCheckpoint, to_batch: int) -> CopyPlan:
@@ -58,7 +54,7 @@ def rewind(checkpoint: logs.SparkCheckpoint, to_batch: int) -> CopyPlan:
     if others:
         raise StateError(f"source {others[0]} is not Kafka's, and keeps what it has read in its own files: it cannot go back")
     later = [number for number in checkpoint.planned if number > to_batch]
-    return CopyPlan(written={f"{logs.OFFSETS}/{number}": batch.content(batch.sources) for number in later} | _new_query())
+    return {f"{logs.OFFSETS}/{number}": batch.content(batch.sources) for number in later} | _new_query()
 
 
 def batch_at(checkpoint: logs.SparkCheckpoint, time_ms: int) -> int:
@@ -112,7 +108,7 @@ def export_to_jvm(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
             written[f"{logs.OFFSETS}/{number}"] = batch.content(sources)
     if not written:
         raise UsageError(f"no batch in {checkpoint.location} has offsets of headrace's: there is nothing to export")
-    return CopyPlan(written=written)
+    return written
 
 
 def _of_jvm(source: logs.SourceOffsets) -> logs.SourceOffsets:
@@ -137,14 +133,14 @@ def write_copy(checkpoint: logs.SparkCheckpoint, to: str, plan: CopyPlan, *, qui
     try:
         refuse_running(source, checkpoint, copy.began_s, quiet_s)
         names = source.files()
-        written = {**schemas_of_copy(source, names, target if is_local(target) else to.rstrip("/")), **plan.written}
+        written = {**schemas_of_copy(source, names, target if is_local(target) else to.rstrip("/")), **plan}
         for name in _taken_over(names, written):
             copy.take(source, name)
         for name, content in written.items():
             if name != logs.METADATA:
                 copy.write(name, content)
         is_there = source.size(logs.METADATA) is not None
-        metadata = plan.written.get(logs.METADATA) or (source.read(logs.METADATA) if is_there else None)
+        metadata = plan.get(logs.METADATA) or (source.read(logs.METADATA) if is_there else None)
         if logs.read_checkpoint(checkpoint.location) != checkpoint:
             raise StateError(f"{checkpoint.location} has changed meanwhile: its query runs. Stop it first")
         copy.finish(metadata)
@@ -227,7 +223,7 @@ def _changed(checkpoint: logs.SparkCheckpoint, change: Changed, wanted: list[str
     ((at, positions),) = found
     sources = list(batch.sources)
     sources[at] = replace(sources[at], text=positions.to_text())
-    return CopyPlan(written={f"{logs.OFFSETS}/{number}": batch.content(tuple(sources))})
+    return {f"{logs.OFFSETS}/{number}": batch.content(tuple(sources))}
 
 
 def _moved(positions: StoredPositions, offsets: Mapping[tuple[str, int], int]) -> StoredPositions | None:

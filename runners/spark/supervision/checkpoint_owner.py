@@ -7,6 +7,7 @@ that starts has to know the query to claim it, and a file system that Python lac
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -30,11 +31,8 @@ class _HadoopCheckpoint:
         filesystem, path = self._found("metadata")
         if not filesystem.exists(path):
             return None
-        stream = filesystem.open(path)
-        try:
+        with closing(filesystem.open(path)) as stream:
             text = read_text(self._spark, stream)
-        finally:
-            stream.close()
         return str(json.loads(text)["id"]) if text.strip() else None
 
     def last_batch(self) -> int | None:

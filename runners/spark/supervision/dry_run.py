@@ -140,7 +140,8 @@ class DryRun:
         writer = started.frame.writeStream
         if started.sink.lower() == OURS:
             # With its options, as its processes look at where they would write.
-            writer = writer.format(OURS).options(**_without_checkpoint(started)).option(DRY_RUN, "true")
+            options = {name: value for name, value in started.options.items() if name.lower() != LOCATION}
+            writer = writer.format(OURS).options(**options).option(DRY_RUN, "true")
             threading.Thread(target=_look, args=[started, self._data_source], daemon=True).start()
         else:
             writer = writer.format("noop")
@@ -167,10 +168,6 @@ class DryRun:
             with suppress(Exception):  # as above
                 path, configuration = hadoop_path(self._elsewhere, str(self._folder))
                 path.getFileSystem(configuration).delete(path, True)  # noqa: FBT003 - Hadoop's: all below it, too
-
-
-def _without_checkpoint(started: StartedQuery) -> dict[str, str]:
-    return {name: value for name, value in started.options.items() if name.lower() != LOCATION}
 
 
 def _look(started: StartedQuery, data_source: type[DataSource]) -> None:

@@ -327,7 +327,7 @@ class _Supervisor:
     def _show(self) -> None:
         if self._status is None:
             return
-        known = self._core
+        known, end = self._core, self._end
         restarts = known.job.phase is core.SupervisionPhase.RESTARTING
         shown = {
             "job": str(self._order.job),
@@ -341,7 +341,7 @@ class _Supervisor:
             "standby_failure": known.standby_failure,
             "lease": None if self._lease is None else _shown_lease(self._lease),
             "restart_at": instant_in(_until(known.job.wake_at_s) or 0) if restarts else None,
-            "ended": None if self._end is None else _shown_end(self._end),
+            "ended": end and {"ending": end.ending.name, "exit_status": core.EXIT_STATUSES[end.ending], "reason": end.reason},
         }
         if shown != self._written:  # drivers say twice a second that they live
             self._status.write(shown)
@@ -379,10 +379,6 @@ def _shown_lease(lease: leases.LeaseCore) -> dict[str, object]:
         "waiting": lease.waiting is not None,
         "trouble": lease.trouble,
     }
-
-
-def _shown_end(end: core.DriverEnd) -> dict[str, object]:
-    return {"ending": end.ending.name, "exit_status": core.EXIT_STATUSES[end.ending], "reason": end.reason}
 
 
 def _refuse_where_it_cannot_be() -> None:

@@ -285,21 +285,15 @@ class LeaseCore:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _answered(self, event: LeaseAnswer) -> list[LeaseCommand]:
-        match self.phase:
-            case LeasePhase.LOOKING:
-                return self._first_look(event)
-            case LeasePhase.FOLLOWING:
-                return self._follower_looked(event)
-            case LeasePhase.CLAIMING:
-                return self._claimed(event)
-            case LeasePhase.LEADING:
-                return self._leader_looked(event)
-            case LeasePhase.DISPUTING:
-                return self._disputer_looked(event)
-            case LeasePhase.LEAVING:
-                return self._leaver_answered(event)
-            case _:  # it is over, and an answer comes late
-                return []
+        takers = {
+            LeasePhase.LOOKING: self._first_look,
+            LeasePhase.FOLLOWING: self._follower_looked,
+            LeasePhase.CLAIMING: self._claimed,
+            LeasePhase.LEADING: self._leader_looked,
+            LeasePhase.DISPUTING: self._disputer_looked,
+            LeasePhase.LEAVING: self._leaver_answered,
+        }
+        return takers[self.phase](event) if self.phase in takers else []  # it is over, and an answer comes late
 
     def _first_look(self, event: LeaseAnswer) -> list[LeaseCommand]:
         if isinstance(event, LeaseStoreRefused):
