@@ -108,7 +108,7 @@ def cause_of(error: BaseException) -> BaseException | None:
 def finish_after_batch(query: Any) -> None:  # noqa: ANN401 - StreamingQuery, or what tests have in its place
     """Have a query start no further batch. `stop()`, the only public way, interrupts the batch under way.
 
-    Sets the state that Spark's loop looks at before each batch. Of the classic query: Connect's has none. Raises py4j's errors
+    Sets the state that Spark's loop looks at before each batch. Of the classic query: Connect's has none. Raises py4j's errors,
     and AttributeError.
     """
     state = query._jsq.streamingQuery().state()

@@ -214,9 +214,10 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         _count_commit(job, len(asked.handles), time.monotonic() - began_s)
 
     def _commit_unsupervised(self, job: str, asked: commits.CommitRequested[HandleT]) -> None:
-        """Again if this process was fenced: by a sibling, as Spark has several processes for commits, and changes between
-        them. By another driver, if the batch is recorded: then this one is done for, and must not take back what is no longer
-        its own."""
+        """Again if this process was fenced by a sibling: Spark has several processes for commits, and changes between them.
+
+        By another driver, if the batch is recorded: this one is done for, and must not take back what is no longer its own.
+        """
         try:
             _commit(self._sink, job, asked, None)
         except commits.SupersededError:

@@ -261,30 +261,29 @@ class SupervisionCore:
         return [FinishJob(end)]
 
 
-_CREATED, _RUNNING, _RESTARTING = SupervisionPhase.CREATED, SupervisionPhase.RUNNING, SupervisionPhase.RESTARTING
-_STOPPING, _KILLING, _OVER = SupervisionPhase.STOPPING, SupervisionPhase.KILLING, SupervisionPhase.OVER
+_P = SupervisionPhase
 
 SUPERVISION_TRANSITIONS: Transitions[SupervisionPhase] = MappingProxyType(
     {
-        (_CREATED, SupervisionStarted): (_RUNNING,),
-        (_RUNNING, DriverProgressed): (_RUNNING,),
-        (_RUNNING, TimePassed): (_RUNNING, _KILLING),
-        (_RUNNING, JobStopRequested): (_STOPPING,),
-        (_RUNNING, DriverSilent): (_KILLING,),
-        (_RUNNING, DriverEnded): (_RESTARTING, _OVER),
-        (_RESTARTING, TimePassed): (_RESTARTING, _RUNNING),
-        (_RESTARTING, StandbyReady): (_RUNNING,),
-        (_RESTARTING, JobStopRequested): (_OVER,),
-        (_STOPPING, DriverProgressed): (_STOPPING,),
-        (_STOPPING, TimePassed): (_STOPPING, _KILLING),
-        (_STOPPING, JobStopRequested): (_KILLING,),
-        (_STOPPING, DriverSilent): (_KILLING,),
-        (_STOPPING, DriverEnded): (_OVER,),
-        (_KILLING, DriverProgressed): (_KILLING,),
-        (_KILLING, TimePassed): (_KILLING,),
-        (_KILLING, JobStopRequested): (_KILLING,),
-        (_KILLING, DriverSilent): (_KILLING,),
-        (_KILLING, DriverEnded): (_RESTARTING, _OVER),
+        (_P.CREATED, SupervisionStarted): (_P.RUNNING,),
+        (_P.RUNNING, DriverProgressed): (_P.RUNNING,),
+        (_P.RUNNING, TimePassed): (_P.RUNNING, _P.KILLING),
+        (_P.RUNNING, JobStopRequested): (_P.STOPPING,),
+        (_P.RUNNING, DriverSilent): (_P.KILLING,),
+        (_P.RUNNING, DriverEnded): (_P.RESTARTING, _P.OVER),
+        (_P.RESTARTING, TimePassed): (_P.RESTARTING, _P.RUNNING),
+        (_P.RESTARTING, StandbyReady): (_P.RUNNING,),
+        (_P.RESTARTING, JobStopRequested): (_P.OVER,),
+        (_P.STOPPING, DriverProgressed): (_P.STOPPING,),
+        (_P.STOPPING, TimePassed): (_P.STOPPING, _P.KILLING),
+        (_P.STOPPING, JobStopRequested): (_P.KILLING,),
+        (_P.STOPPING, DriverSilent): (_P.KILLING,),
+        (_P.STOPPING, DriverEnded): (_P.OVER,),
+        (_P.KILLING, DriverProgressed): (_P.KILLING,),
+        (_P.KILLING, TimePassed): (_P.KILLING,),
+        (_P.KILLING, JobStopRequested): (_P.KILLING,),
+        (_P.KILLING, DriverSilent): (_P.KILLING,),
+        (_P.KILLING, DriverEnded): (_P.RESTARTING, _P.OVER),
     }
 )
 """What is legal. No arrow leads from OVER, and none from RESTARTING to a driver still alive: DriverEnded comes first."""

@@ -28,7 +28,7 @@ from headrace.connectors.base.capabilities import warm_driver
 from headrace.runners.spark.private import hadoop_path, start_unwatched
 from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, looked, under_way
 from headrace.runners.spark.supervision.exit_causes import one_line
-from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, intercepted
+from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, Starter, intercepted
 from headrace.runners.spark.supervision.takeover import LOCATION, writer_of
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class _NotDryRun(BaseException):
     """No dry run of this job is possible. Not an Exception: the job's own `except` must not take it for one of its errors."""
 
 
-class DryRun:
+class DryRun(Starter):
     """Of one job in one driver, whose sinks are of the format `data_source`. Called by the driver's main thread.
 
     `called`: the driver is to run the job, so hurry.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, SparkSession
@@ -42,14 +42,16 @@ class StartedQuery:
     mark: Callable[[str, str], object] = field(default=lambda name, value: None, compare=False, repr=False)
 
 
-class Starter(Protocol):
-    """What is done in place of what a job calls. Called in the thread of the job."""
+class Starter:
+    """What is done in place of what a job calls: here, just that. Called in the thread of the job."""
 
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
         """A streaming read of this format; `mark` sets one more option of it, `load` is what the job has called."""
+        return load()
 
     def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """A query that is to start; `start` is what the job has called."""
+        return start()
 
     def write(self, what: str) -> None:
         """The job is about to write something itself, named in words."""
@@ -59,6 +61,7 @@ class Starter(Protocol):
 
     def listen(self, add: Callable[[], None]) -> None:
         """The job adds a listener of queries; `add` is what it has called."""
+        add()
 
 
 @contextmanager

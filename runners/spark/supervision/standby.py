@@ -143,20 +143,20 @@ class DriverLifetime:
                 assert_never(event)
 
 
-_WARMING, _ARMED, _TAKING_OVER = DriverPhase.WARMING, DriverPhase.ARMED, DriverPhase.TAKING_OVER
-_ACTIVE, _DYING, _DEAD = DriverPhase.ACTIVE, DriverPhase.DYING, DriverPhase.DEAD
+_P = DriverPhase
+_ALIVE = (_P.WARMING, _P.ARMED, _P.TAKING_OVER, _P.ACTIVE)
 
 DRIVER_TRANSITIONS: Transitions[DriverPhase] = MappingProxyType(
     {
-        **{(phase, event): (phase,) for phase in (_WARMING, _ARMED, _TAKING_OVER, _ACTIVE) for event in (Heard, Missed)},
-        **{(phase, Dismissed): (_DYING,) for phase in (_WARMING, _ARMED, _TAKING_OVER, _ACTIVE, _DYING)},
-        **{(phase, Died): (_DEAD,) for phase in (_WARMING, _ARMED, _TAKING_OVER, _ACTIVE, _DYING)},
-        **{(_DYING, event): (_DYING,) for event in (Heard, Missed, Warmed, Began)},
-        (_WARMING, Warmed): (_ARMED,),
-        (_WARMING, Called): (_TAKING_OVER,),
-        (_ARMED, Called): (_TAKING_OVER,),
-        (_TAKING_OVER, Warmed): (_TAKING_OVER,),
-        (_TAKING_OVER, Began): (_ACTIVE,),
+        **{(phase, event): (phase,) for phase in _ALIVE for event in (Heard, Missed)},
+        **{(phase, Dismissed): (_P.DYING,) for phase in (*_ALIVE, _P.DYING)},
+        **{(phase, Died): (_P.DEAD,) for phase in (*_ALIVE, _P.DYING)},
+        **{(_P.DYING, event): (_P.DYING,) for event in (Heard, Missed, Warmed, Began)},
+        (_P.WARMING, Warmed): (_P.ARMED,),
+        (_P.WARMING, Called): (_P.TAKING_OVER,),
+        (_P.ARMED, Called): (_P.TAKING_OVER,),
+        (_P.TAKING_OVER, Warmed): (_P.TAKING_OVER,),
+        (_P.TAKING_OVER, Began): (_P.ACTIVE,),
     }
 )
 """What is legal. No arrow leads from ACTIVE or DYING back to a standby, and to ACTIVE only that of a driver that was called."""
