@@ -28,10 +28,7 @@ class DefaultSource(DataSource):
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Options are checked when the kind of query is known.
-
-        Raises UsageError for a PySpark that is too old, and ImportError with advice where Spark runs a Python without headrace.
-        """
+        """Raises UsageError for a PySpark that is too old, and ImportError with advice where Spark's Python has no headrace."""
         try:
             from headrace.runners.spark.version import require_pyspark
         except ImportError as error:

@@ -34,10 +34,7 @@ OPTIONS = OptionTable(
 
 
 def delta_write(options: Mapping[str, str], schema: StructType) -> tuple[SinkWrite[DeltaSink], tuple[str, ...]]:
-    """How to write a frame of this schema, and what to partition a new table by.
-
-    Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret.
-    """
+    """The write of such a frame, and what to partition a new table by. Raises UsageError naming the option at fault. No I/O."""
     given, _ = OPTIONS.parse(options)
     store = given.get("storageOptions", {})
     sink = DeltaSink(given["path"], storage_options=store, **table_arguments(given, schema))

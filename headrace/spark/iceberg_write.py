@@ -28,10 +28,7 @@ OPTIONS = OptionTable(
 
 
 def iceberg_write(options: Mapping[str, str], schema: StructType) -> tuple[SinkWrite[IcebergSink], tuple[str, ...]]:
-    """How to write a frame of this schema, and what to partition a new table by.
-
-    Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret.
-    """
+    """The write of such a frame, and what to partition a new table by. Raises UsageError naming the option at fault. No I/O."""
     given, _ = OPTIONS.parse(options)
     sink = IcebergSink(given["table"], given["catalog"], **table_arguments(given, schema))
     return sink_write(sink, given), given.get("partitionBy", ())

@@ -130,10 +130,7 @@ def parse(text: str) -> Mapping[str, Any]:
 
 
 def parse_ours(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit] | None:
-    """Offsets of headrace; None for the JVM connector's form, whose only keys are topics.
-
-    Raises StateError for a newer version or a damaged document.
-    """
+    """Offsets of headrace; None for the JVM connector's. Raises StateError for a newer version or a damaged document."""
     rest = _rest(document)
     return None if rest is None else _offsets(document, rest)
 

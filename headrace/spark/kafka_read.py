@@ -117,10 +117,7 @@ def _read(given: Mapping[str, Any], properties: dict[str, str], mode: Mode, want
 
 
 def log_read(source: KafkaSource, columns: tuple[str, ...], given: Mapping[str, Any]) -> LogRead[KafkaSplit]:
-    """How Spark is to read this source: `given` are the options, by name, that say nothing of the source itself.
-
-    Raises UsageError for limits that contradict each other.
-    """
+    """How Spark reads this source: `given` are the options that do not describe it. Raises UsageError for limits at odds."""
     location, least, most = map(given.get, ("jvmCheckpoint", "minOffsetsPerTrigger", "maxOffsetsPerTrigger"))
     if least is not None and most is not None and least > most:
         raise UsageError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}).")

@@ -35,10 +35,7 @@ QUERY_OPTIONS = OptionTable(
 def pipeline_query(
     pipeline: PipelineSpec, checkpoint: str, name: str | None, trigger: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> PipelineQuery:
-    """The pipeline as a query. Does no I/O.
-
-    Raises UsageError, which names it, for what Spark cannot carry over, and for an option that is not known or wrong.
-    """
+    """The pipeline as a query. Does no I/O. Raises UsageError naming what Spark cannot carry over, or the option at fault."""
     require_pyspark()
     if isinstance(pipeline.sink, Mapping):
         raise UsageError(

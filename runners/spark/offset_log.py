@@ -58,10 +58,7 @@ class OffsetLog:
         return f"sha256:{hashlib.sha256(content).hexdigest()}" if is_whole else None
 
     def query_id(self) -> str | None:
-        """The id of the query that the checkpoint is of; None where no query has started there. Driver process.
-
-        Raises OSError, ValueError or NotImplementedError where the checkpoint cannot be read here.
-        """
+        """None where no query has started there. Raises OSError, ValueError or NotImplementedError for an unreadable one."""
         try:
             content = _read(f"{self.location.rstrip('/')}/metadata")
         except FileNotFoundError:

@@ -32,10 +32,7 @@ def builder_options(builder: SparkSession.Builder) -> dict[str, Any]:
 
 
 def call_jvm(context: SparkContext) -> None:
-    """One call of the JVM, for its answer's sake: no public call is answered without work. Raises py4j's errors.
-
-    Does nothing where the session has no JVM.
-    """
+    """One call of the session's JVM, if it has one, to be answered: each public call does work. Raises py4j's errors."""
     if context._jvm is not None:
         context._jvm.java.lang.System.nanoTime()
 

@@ -348,10 +348,7 @@ def _warm_python(preload: Callable[[], None]) -> Path | None:
 
 
 def _launcher(python: str) -> Path:
-    """What Spark shall run as its Python. Kept in the cache, for all sessions: nothing that ends may take it away.
-
-    Raises OSError where it cannot be written, or not be run.
-    """
+    """What Spark runs as its Python. In the cache, for all sessions: nothing that ends may remove it. Raises OSError."""
     text = _LAUNCHER.format(python=shlex.quote(python), daemon=DAEMON)
     launcher = cache_directory() / f"{LAUNCHER}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if not launcher.is_file() or launcher.read_text() != text:

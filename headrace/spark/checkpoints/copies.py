@@ -75,18 +75,12 @@ def batch_at(checkpoint: logs.SparkCheckpoint, time_ms: int) -> int:
 
 
 def set_offsets(checkpoint: logs.SparkCheckpoint, offsets: Mapping[tuple[str, int], int]) -> CopyPlan:
-    """The next batch starts at these positions, by topic and partition; all others stay. The query is the same one.
-
-    Raises UsageError for partitions that are not stored once.
-    """
+    """The same query, its next batch at these positions by topic and partition. Raises UsageError for one not stored once."""
     return _changed(checkpoint, lambda positions: _moved(positions, offsets), [f"{topic}-{part}" for topic, part in offsets])
 
 
 def forget_topic(checkpoint: logs.SparkCheckpoint, topic: str) -> CopyPlan:
-    """Without a topic: where it is still subscribed to, it is a new one, and read from its first record. The same query.
-
-    Raises UsageError where it is not stored.
-    """
+    """Without a topic: if still subscribed to, it is a new one, read from its start. Raises UsageError if it is not stored."""
     return _changed(checkpoint, lambda positions: _without(positions, topic), [topic])
 
 

@@ -118,10 +118,7 @@ def partition_states(cluster: KafkaCluster, positions: StoredPositions) -> list[
 
 
 def findings_in_cluster(cluster: KafkaCluster, checkpoint: SparkCheckpoint) -> list[CheckpointFinding]:
-    """Whether what is read next is still there: the last batch, if it is to be run again, and what comes after it.
-
-    Asks the cluster.
-    """
+    """Whether what is read next is still there: the last batch, if it runs again, and what follows. Asks the cluster."""
     if checkpoint.last_planned is None:
         return []
     found = []

@@ -174,10 +174,7 @@ class SupervisionCore:
         self._killed_for: str | None = None
 
     def handle(self, event: SupervisionEvent) -> list[SupervisionCommand]:
-        """Take one event, return what is to be done, in this order.
-
-        Raises ProtocolViolationError for an event that SUPERVISION_TRANSITIONS does not allow now.
-        """
+        """Take one event, give what is to be done, in order. Raises ProtocolViolationError where the transitions forbid it."""
         following = allowed_after(SUPERVISION_TRANSITIONS, self.phase, event, "the supervised job")
         commands = self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"

@@ -156,10 +156,7 @@ class CheckpointLock:
     """The lock of one checkpoint, for as long as this process is alive. Called by the driver's main thread."""
 
     def __init__(self, location: str) -> None:
-        """`location`: the checkpoint's path or URI, one name for one place. Nothing is taken.
-
-        Raises UsageError and RetriableError as `take`.
-        """
+        """`location`: the checkpoint's path or URI, one name for one place. Raises UsageError and RetriableError as `take`."""
         self._location = location
         self.path = lock_file(location)
         self._me = ""
@@ -386,10 +383,7 @@ def lock_file(location: str) -> Path:
 
 
 def is_held(location: str) -> bool:
-    """Whether a driver has the lock of this checkpoint, a local folder, now. Takes nothing, and so keeps no process out.
-
-    By any process, as the lock that is bound to the file is asked for. Raises OSError.
-    """
+    """Whether any process has the lock of this local checkpoint, by the one bound to the file. Takes none. Raises OSError."""
     try:
         file = os.open(lock_file(location), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -46,10 +46,7 @@ def supervise(
     status: StatusFile | None,
     lease_store: LeaseStore | None = None,
 ) -> core.DriverEnd:
-    """Run the job to its end, which is returned and logged. Raises UsageError where a supervisor cannot be.
-
-    `lease store`: where supervisors on other hosts see this one; None where there are no others.
-    """
+    """Run the job to its end, which is returned and logged. `lease_store`: None for one host alone. Raises UsageError."""
     _refuse_where_it_cannot_be()
     if status is not None:
         status.check()

@@ -223,10 +223,7 @@ class LeaseCore:
         return self._waiting if self.phase is LeasePhase.LEADING else None
 
     def handle(self, event: LeaseEvent) -> list[LeaseCommand]:
-        """Take one event, return what is to be done, in this order.
-
-        Raises ProtocolViolationError for an event that LEASE_TRANSITIONS does not allow now.
-        """
+        """Take one event, give what is to be done, in order. Raises ProtocolViolationError where the transitions forbid it."""
         following = allowed_after(LEASE_TRANSITIONS, self.phase, event, "the lease")
         self._now_s = max(self._now_s, event.now_s)  # an answer has its own time, and may have waited for this thread
         if isinstance(event, LeaseAnswer):
