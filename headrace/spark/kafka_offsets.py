@@ -10,8 +10,8 @@ No topic has a colon in its name, and this one has no partitions. The key is the
     {"shown": <checksum of what others read>, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"},
      "epochs": {"t": {"0": 5}}, "offsets": {}, "formats": {}, "initial": true}
 
-`began` is the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose log held
-all before the position (KIP-320). A topic that was re-created has two ids under one name. Then the key in the maps is
+The second map has the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose
+log held all before the position (KIP-320). A topic that was re-created has two ids under one name. Then the key in the maps is
 `t@<uuid>`, and the positions are in `offsets`: what others read names a topic once. `formats` is not empty for a query that
 decodes keys or values: it has by `key` and `value` what `kafka_formats.TypedFormat` pins, which a restart is compared with:
 

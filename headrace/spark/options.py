@@ -109,7 +109,7 @@ def json_texts(example: str) -> Parse:
 
 
 def as_json(value: str) -> object:
-    """None for what is no JSON."""
+    """What the JSON holds; None for any other text."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):

@@ -217,13 +217,13 @@ if sys.argv == ["-c"] and importlib.util.find_spec("headrace") and importlib.uti
 
 
 def _was_told(context: SparkContext) -> str | None:
-    """The parallelism that the session's Python processes are told: by its JVM, or the data source registered with it."""
+    """The parallelism that the session's Python processes are given: by its JVM, or the data source registered with it."""
     reported: str | None = context.environment.get(PARALLELISM_VARIABLE)
     return private.jvm_variable(context, PARALLELISM_VARIABLE) if reported is None else reported
 
 
 def told_parallelism_of(session: SparkSession) -> int | None:
-    """The tasks that the session runs at once, as its Python processes are told; None where they are not, or over Connect."""
+    """The tasks that the session runs at once, as its Python processes are given; None where they are not, or over Connect."""
     context = private.active_context()
     if context is None or not isinstance(session, SparkSession):
         return None
@@ -294,7 +294,7 @@ def _may_fork(master: str | None) -> bool:
 
 @contextmanager
 def _launched_by(launcher: Path) -> Iterator[None]:
-    """Have Spark run the launcher as its Python, in a session that starts meanwhile. Later ones start as they are told."""
+    """Have Spark run the launcher as its Python, in a session that starts meanwhile. Later ones start as usual."""
     with environment_kept(WORKERS, DRIVER, SUBMIT_OPTIONS):
         os.environ[WORKERS] = str(launcher)
         os.environ.pop(DRIVER, None)

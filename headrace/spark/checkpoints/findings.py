@@ -151,7 +151,7 @@ def _begins_of_next_run(checkpoint: SparkCheckpoint, source: SourceOffsets) -> M
 
 
 def _of_partition(state: PartitionState, begin: int | None) -> CheckpointFinding | None:
-    """`begin`: where the partition is to be read again from; None for where it is."""
+    """The second argument: where the partition is to be read again from; None for where it is."""
     split = state.split
     first_read = split.next_offset if begin is None else min(begin, split.next_offset)
     if not state.is_there:

@@ -160,7 +160,7 @@ class _Driver:
     def _heartbeat(self) -> None:
         """In a thread: say that this process is alive, and its JVM. One that is stopped does not answer, and nothing is said.
 
-        Nor is it where that is dead, though this process is alive: who counts on the job must not be told that it runs.
+        Nor is it where that is dead, though this process is alive: who counts on the job must not learn that it runs.
         """
         while True:
             context = active_context()

@@ -33,7 +33,7 @@ FIRST_LOOKS = 15 * LOOKS  # this many before it has said anything: Python has to
 class StandbyLimits:
     """How many standbys a job has, and how long a driver may say nothing. Raises UsageError for what makes no sense.
 
-    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after so many seconds; None: never.
+    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after these seconds; None: never.
     `settle_s`: standbys are started so long after the first batch of a driver that was called, as it has to catch up; `idle_s`:
     or so long after it started, when it is seen with nothing to read.
     """

@@ -34,7 +34,7 @@ from headrace.runners.spark.supervision.core import DriverEnd, Ending, Timed
 
 LOOK_S = 0.5  # seconds between two looks
 _UNHEARD_LOOKS = 3
-"""A driver says twice a second that it and its JVM live; after so many looks without it its supervisor sends no heartbeat."""
+"""A driver says twice a second that it and its JVM live; after this many looks without it no heartbeat is sent."""
 
 _FIRST_LOOKS = 60  # this many before it has said anything: Python has to start, and import Spark
 _QUIET_LOOKS = 7_200
