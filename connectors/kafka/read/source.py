@@ -68,7 +68,8 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `start_of_new_partitions`: of those that appear after the first discovery; Earliest() (default), so that none of their
       records is lost.
     - `stop`: None (default) reads for ever; Latest(), At, Timestamp, Committed, or a mapping, ends there, exclusively.
-      It is resolved once, when reading starts, and partitions that appear later are then not read.
+      It is resolved once, when reading starts, and partitions that appear later are then not read. Committed is a UsageError
+      then for a group that has committed nothing, unless it has a fallback.
     - `group`: commit the positions there whenever a checkpoint completes (never otherwise). Default: none.
     - `isolation_level`: "read_committed" (default) or "read_uncommitted", which is the Java client's default, and that of the
       engines' transforms and formats that take its options.
