@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
-from headrace.enumerator.errors import AuthenticationError, DataLossError, DeadlineExceededError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    DataLossError,
+    DeadlineExceededError,
+    RetriableError,
+    StateError,
+    UsageError,
+)
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
