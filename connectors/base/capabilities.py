@@ -5,8 +5,8 @@ function of a method's name here. That function calls the method, or does what i
 
 Wrappers: a class that passes calls on to another sink or committer has the capabilities that it declares, not those of the
 wrapped one. So it declares them too, and its methods call the functions here. Nothing else than what the wrapped one does
-happens then. `SingleCommit` is the exception: it has no function, since a sink without it is driven in another way. A wrapper
-that can be around either kind needs two classes.
+happens then. `SingleCommit` and `EpochRecord` are the exceptions: a runner asks for the protocol itself, since a sink without
+it is driven in another way. A wrapper that can be around either kind needs two classes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from headrace.enumerator.errors import StateError, UsageError
 __all__ = [
     "Confirmation",
     "CopyPerSink",
+    "EpochRecord",
     "GroupedEnd",
     "LeftoverCleanup",
     "OutageRetry",
@@ -43,6 +44,7 @@ __all__ = [
     "left_over",
     "reached",
     "recorded_now",
+    "records_all_epochs",
     "rows_name_targets",
     "shards_of",
     "targets_of",
@@ -74,6 +76,19 @@ class SingleCommit(Protocol):
 
         A runner whose checkpoint is stored before it can ask refuses such a sink.
         """
+
+
+@runtime_checkable
+class EpochRecord(Protocol):
+    """The lists are in the same place as the rows: one that was restored from a backup shows it by an older epoch.
+
+    Without it: the lists may be lost while the rows are there.
+    """
+
+    @property
+    @abstractmethod
+    def records_all_epochs(self) -> bool:
+        """Whether transactions have no handles: a runner whose checkpoint is the list records epochs without them, too."""
 
 
 @runtime_checkable
@@ -235,6 +250,11 @@ class TaskCleanup(Protocol[_ReadHandleT]):
 
 def rows_name_targets(sink: TwoPhaseSink[Any]) -> bool:
     return isinstance(sink, RowRouting) and sink.rows_name_targets
+
+
+def records_all_epochs(sink: TwoPhaseSink[Any]) -> bool:
+    """See `EpochRecord`."""
+    return isinstance(sink, EpochRecord) and sink.records_all_epochs
 
 
 def targets_of(sink: TwoPhaseSink[Any], rows: pa.RecordBatch) -> frozenset[str]:

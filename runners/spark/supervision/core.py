@@ -15,7 +15,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import assert_never
 
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import AuthenticationError, UnclassifiedError, UsageError
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.restarts import GiveUp, Restart, Restarts, RestartStrategy
 
@@ -63,10 +63,15 @@ EXIT_STATUSES: Mapping[Ending, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class DriverEnd:
-    """How a driver has ended, and why, in one line."""
+    """How a driver has ended, and why, in one line that starts with the error's class."""
 
     ending: Ending
     reason: str
+
+    @property
+    def is_unclassified(self) -> bool:
+        """Whether another try may never help: an error that no table has, a right that was not granted."""
+        return self.reason.startswith(tuple(f"{kind.__name__}: " for kind in (UnclassifiedError, AuthenticationError)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +283,8 @@ class SupervisionCore:
             self.last_failure = end.reason
         if end.ending.is_final or self._is_to_stop:
             return self._finish(end)
-        decision = self._restarts.failed(now_s, chance)
+        failed = self._restarts.failed_unclassified if end.is_unclassified else self._restarts.failed
+        decision = failed(now_s, chance)
         match decision:
             case Restart(delay_s):
                 self.phase = SupervisionPhase.RESTARTING

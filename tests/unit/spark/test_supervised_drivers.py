@@ -68,6 +68,12 @@ def ready(descriptor):
     return bool(select.select([descriptor], [], [], LONG_S)[0])
 
 
+def test_an_error_of_unknown_kind_is_seen_in_the_text_that_spark_leaves_of_it():
+    last = "headrace.enumerator.errors.UnclassifiedError: writing to table 't': odd"
+    assert end_by(RuntimeError(TRACEBACK.format(last=last))).is_unclassified
+    assert not end_by(OutageError("away")).is_unclassified
+
+
 def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(history, tmp_path):
     status = StatusFile(tmp_path / "status.json")
     strategy = FixedDelay(attempts=5, delay_s=0.01)
