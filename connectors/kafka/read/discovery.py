@@ -61,6 +61,16 @@ class Partitions:
 Subscription = Topics | Pattern | Partitions
 
 
+def selects(subscription: Subscription, tp: TopicPartition) -> bool:
+    match subscription:
+        case Topics(names):
+            return tp[0] in names
+        case Pattern(regex):
+            return java_pattern(regex).fullmatch(tp[0]) is not None
+        case Partitions(wanted):
+            return tp in wanted
+
+
 @dataclass(frozen=True, slots=True)
 class PositionPlan:
     """Where reading starts and ends, and what is done about positions that cannot be had."""
@@ -154,7 +164,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         One is missing in the answer only after several looks at every broker. Raises OutageError while that cannot be known,
         or while brokers differ on a topic's id.
         """
-        wanted = {tp for tp in expected if self._selects(tp)}
+        wanted = {tp for tp in expected if selects(self._subscription, tp)}
         return self._retrying_inconclusive(lambda: self._identified(wanted)) if wanted else {}
 
     def confirm_deleted(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
@@ -183,7 +193,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
 
     def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those that are gone, or that the subscription leaves out. Raises as `confirm_deleted`."""
-        left_out = {split.split_id for split in splits if not self._selects((split.topic, split.partition))}
+        left_out = {split.split_id for split in splits if not selects(self._subscription, (split.topic, split.partition))}
         return self.confirm_deleted(splits) | left_out
 
     def close(self) -> None:
@@ -198,15 +208,6 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             case Partitions(wanted):
                 there = _partitions(named(sorted({topic for topic, _ in wanted})))
                 return {tp: there[tp] for tp in wanted if tp in there}
-
-    def _selects(self, tp: TopicPartition) -> bool:
-        match self._subscription:
-            case Topics(names):
-                return tp[0] in names
-            case Pattern(regex):
-                return java_pattern(regex).fullmatch(tp[0]) is not None
-            case Partitions(wanted):
-                return tp in wanted
 
     def _known_topics(self, names: Collection[str]) -> list[TopicMetadata]:
         """Those of the topics that exist: a topic that is gone is a finding here, not an error."""
@@ -230,7 +231,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
 
     def _missing(self, absent: Sequence[KafkaSplit]) -> frozenset[str]:
         """Of the splits that one look lacked those that are selected no more, or that no broker knows by their topic's id."""
-        unproven = {split for split in absent if self._selects((split.topic, split.partition))}
+        unproven = {split for split in absent if selects(self._subscription, (split.topic, split.partition))}
         missing = frozenset(split.split_id for split in absent if split not in unproven)
         if not unproven:
             return missing
@@ -304,7 +305,11 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         return None
 
     def _selected_ids(self, name: str, views: TopicViews) -> set[UUID | None]:
-        there = (topic for topic in views.known(name) if any(self._selects((name, number)) for number in topic.partitions))
+        there = (
+            topic
+            for topic in views.known(name)
+            if any(selects(self._subscription, (name, number)) for number in topic.partitions)
+        )
         return {topic.topic_id for topic in there if topic.topic_id is not None}
 
     def _identified(self, wanted: Set[TopicPartition]) -> dict[TopicPartition, UUID | None]:

@@ -34,6 +34,7 @@ from headrace.connectors.kafka.read.discovery import (
     Subscription,
     Topics,
     java_pattern,
+    selects,
     validate,
 )
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS, KafkaReader
@@ -81,7 +82,8 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
     - `fail_on_data_loss`: True (default) raises DataLossError when records are gone. False warns and continues with what is
       there: where the log starts now; or, where leader epochs prove that it was truncated, where it is no more what was read,
-      so that nothing is left out that was written since. A read with a stop never goes back: it ends there.
+      so that nothing is left out that was written since. A read with a stop never goes back: it ends there. What a
+      checkpoint has and the source selects no more is a loss, too: tolerated, it is forgotten.
     - `columns`: of the batches; default key, value, topic, partition, offset, timestamp, timestampType. Also: headers.
     - `discovery_interval_s`: seconds between two looks for new partitions (default 300); None looks only at start and restore.
     - `fetch_budget_bytes`: bound on what one reader holds fetched but not decoded (default 64 MiB).
@@ -363,6 +365,10 @@ class KafkaSource(LogSource[KafkaSplit]):
             error.add_note(ALLOW_LOSS)
             raise error
         log.warning("%s; continuing at offset %d", error, resume)
+
+    def selects(self, split: KafkaSplit) -> bool:
+        """Whether the topic, or the partition, is one of those that this source reads."""
+        return selects(self.subscription, (split.topic, split.partition))
 
     def on_splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
         """Partitions are gone. DataLossError, or with `fail_on_data_loss=False` a warning."""

@@ -387,6 +387,26 @@ def test_splits_that_are_missing_are_reported_and_once_gone_are_stored_no_more(m
     assert reported == [["a"]]
 
 
+def test_a_split_that_a_restored_source_selects_no_more_is_reported_and_left_out(monkeypatch):
+    log, reported = log_of(a="12", b="34"), []
+    with run_of(MemorySource(log)) as run:
+        read(run)
+        before = run.checkpoint()
+    monkeypatch.setattr(MemorySource, "selects", lambda _, split: not split.split_id.startswith("b"), raising=False)
+    monkeypatch.setattr(
+        MemorySource, "on_splits_missing", lambda _, splits: reported.extend(s.split_id for s in splits), raising=False
+    )
+    log.append("a", "5")
+    log.append("b", "6")
+    log.hide("b")  # as its discovery does not select it either
+    with run_of(MemorySource(log), checkpoint=before) as run:
+        assert read(run) == "5"
+        assert b'"id":"b' in before
+        assert b'"id":"b' not in run.checkpoint()
+    (left_out,) = reported
+    assert left_out.startswith("b")
+
+
 def test_a_wait_is_shared_by_the_readers_that_have_something_to_read(monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr(MemoryReader, "poll", lambda _, timeout: waits.append(timeout))
