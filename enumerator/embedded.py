@@ -17,6 +17,7 @@ from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 from headrace.enumerator.events import Command, Event
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
+from headrace.enumerator.resumed import selected
 from headrace.enumerator.source import Source, SourceReader, SplitBatch
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.enumerator.split import SplitT
@@ -71,7 +72,7 @@ class EmbeddedRun(Generic[SplitT]):
         if checkpoint is None:
             enumerator = create_enumerator(assignment, parallelism=parallelism, discovery_interval_s=discovery_interval_s)
         else:
-            restored = self._serializer.deserialize(checkpoint)
+            restored = selected(source, self._serializer.deserialize(checkpoint))
             self._last_id = restored.checkpoint_id
             enumerator = restore_enumerator(
                 assignment, restored, parallelism=parallelism, discovery_interval_s=discovery_interval_s

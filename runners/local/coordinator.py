@@ -40,7 +40,7 @@ from headrace.enumerator.errors import (
     StateError,
     UsageError,
 )
-from headrace.enumerator.resumed import resumed
+from headrace.enumerator.resumed import resumed, selected
 from headrace.enumerator.source_driver import SourceCommand, SourceDriver
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.balanced import BalancedEnumerator
@@ -309,7 +309,8 @@ class _Coordination:
         if restored is None:
             enumerator: Any = create_enumerator(BalancedEnumerator, **common)  # type: ignore[arg-type]
         else:
-            enumerator = restore_enumerator(BalancedEnumerator, restored.positions, **common)  # type: ignore[arg-type]
+            positions = selected(self._pipeline.source, restored.positions)
+            enumerator = restore_enumerator(BalancedEnumerator, positions, **common)  # type: ignore[arg-type]
         assert isinstance(enumerator, BalancedEnumerator)
         return RunCore(
             enumerator, settings.schedule, self._order.restarts, next_number=next_number, last_checkpoint_id=self._store.last_id
