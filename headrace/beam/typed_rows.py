@@ -53,8 +53,8 @@ def _row_type(fields: Iterable[pa.Field], path: str) -> RowTypeConstraint:
 
 
 def _name(name: str, path: str) -> str:
-    """Beam makes named tuples of rows, and Python says what their fields may be called."""
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+    """Beam makes named tuples of rows, and Python says what their fields may be called; `Row` takes them by keyword."""
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_") or name == "self":
         raise UsageError(f"a row in Beam cannot have a field {path + name!r}: ask only for others, or take output='arrow'")
     return name
 

@@ -40,6 +40,7 @@ from headrace.enumerator.errors import (
     StateError,
     UsageError,
 )
+from headrace.enumerator.resumed import resumed
 from headrace.enumerator.source_driver import SourceCommand, SourceDriver
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.balanced import BalancedEnumerator
@@ -80,7 +81,7 @@ from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.processes import WorkerProcesses, leave_signals_to_supervisor
 from headrace.runners.local.rescale import RescaleRequest, Rescaling
-from headrace.runners.local.savepoints import begin_with, given_savepoint, make_savepoint_folder, started, take_savepoint
+from headrace.runners.local.savepoints import begin_with, given_savepoint, make_savepoint_folder, take_savepoint
 from headrace.runners.local.settings import Retention, RunSettings
 from headrace.runners.local.storage.places import run_files, usable
 from headrace.runners.local.worker_pool import WorkerPool
@@ -204,7 +205,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
             raise _gone(checkpoints, order.run)
         supervisor.send(RunBegan(store.registry.run))
         remove_status(order.settings.folder)  # of a lifetime before
-        begin_with(savepoint, store, positions, partial(started, pipeline.source))
+        begin_with(savepoint, store, positions, partial(resumed, pipeline.source))
         coordination = _Coordination(order, socket, pipeline, store, worker_processes, supervisor.send)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()

@@ -55,6 +55,8 @@ class TypedColumns:
         if not raw and self.columns:
             raise UsageError(f"{', '.join(self.columns)} can only be read alongside other columns")
         arrow_schema(raw)
+        for each in self.wanted.values():
+            each.decode(pa.nulls(0, pa.binary()))  # what may never be read is refused here, and not by every task
 
     def bad_columns(self) -> tuple[str, ...]:
         """The names of those that tell of bad records, in their order."""

@@ -97,8 +97,7 @@ class TestWithout:
         assert isinstance(capabilities.committer_of_writer(sink, "writer", sink.committer("job")), MemoryCommitter)
 
     def test_of_a_committer(self):
-        log = MemoryTransactionLog()
-        sink = MemorySink(log)
+        sink = MemorySink(MemoryTransactionLog())
         handles = [prepared(sink, task) for task in (0, 1)]
         committer = sink.committer("job")
         capabilities.confirm(committer, handles)

@@ -124,8 +124,7 @@ class TestReading:
         source = BeamSource(beam_files.parquet(tmp_path / "data"), beam_files.SCHEMA)
         (split,) = splits_of(source)
         for delivered in (0, 1, 49, 50, 51, 299, 300):
-            moved = BundleSplit(split.split_id, split.bundle, delivered)
-            assert rows_of(source, [moved]) == beam_files.ROWS[delivered:]
+            assert rows_of(source, [BundleSplit(split.split_id, split.bundle, delivered)]) == beam_files.ROWS[delivered:]
 
     def test_a_bundle_that_has_lost_records_is_data_loss(self, made):
         source, _ = made

@@ -72,8 +72,7 @@ def test_new_splits_are_looked_for_when_the_time_has_come():
 
 
 def test_a_restored_run_continues():
-    log = log_of(a="1234", b="56")
-    source = MemorySource(log)
+    source = MemorySource(log_of(a="1234", b="56"))
     with run_of(source) as run:
         before = "".join(run.poll(0.0).records.column("value").to_pylist())
         data = run.checkpoint()

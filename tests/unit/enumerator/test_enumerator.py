@@ -66,8 +66,7 @@ def test_a_fresh_enumerator_asks_for_the_initial_discovery():
 
 
 def test_a_restored_enumerator_looks_for_what_it_does_not_know():
-    checkpoint = checkpoint_of(reading("a", 3), finished("b", 2))
-    enumerator = restore_enumerator(EagerEnumerator, checkpoint, parallelism=1)
+    enumerator = restore_enumerator(EagerEnumerator, checkpoint_of(reading("a", 3), finished("b", 2)), parallelism=1)
     assert enumerator.start() == [e.DiscoverLater({"a": split("a", 3), "b": split("b", 2, 2)})]
     assert enumerator.initialised
 
@@ -87,8 +86,7 @@ def test_discovery_is_periodic_only_when_asked_for(assignment):
 
 
 def test_a_complete_discovery_is_not_repeated():
-    driver = Driver(discovery_interval_s=30.0)
-    assert only(driver.discovered(split("a"), complete=True), e.ScheduleDiscovery) == []
+    assert only(Driver(discovery_interval_s=30.0).discovered(split("a"), complete=True), e.ScheduleDiscovery) == []
 
 
 def test_a_failed_initial_discovery_fails_the_job():
@@ -276,8 +274,7 @@ def test_eager_gives_what_was_planned_for_a_lost_reader_to_its_successor_once():
 @pytest.mark.parametrize("parallelism", [1, 3, 8])
 def test_eager_restores_at_any_parallelism(parallelism):
     states = [reading(f"{number:02}", number) for number in range(20)]
-    driver = Driver(checkpoint_of(*states), parallelism=parallelism)
-    commands = driver.register(*range(parallelism))
+    commands = Driver(checkpoint_of(*states), parallelism=parallelism).register(*range(parallelism))
     assert assigned_splits(commands) == [state.split for state in states]
     sizes = [len(splits) for splits in assigned(commands).values()]
     assert max(sizes) - min(sizes) <= 1

@@ -2,8 +2,6 @@
 
 import random
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +16,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from headrace.enumerator.errors import CorruptDataError, UsageError
 from tests.helpers.decode_twin import compiled, uncompiled
 from tests.helpers.decoding import outcome
+from tests.helpers.python_path import printed
 from tests.helpers.record_batches import (
     APPEND_TIME,
     CODECS,
@@ -69,8 +68,7 @@ def test_the_module_under_test_is_compiled_and_its_twin_is_not() -> None:
 
 def test_running_compiled_does_not_import_cython() -> None:
     code = "import sys, headrace.connectors.kafka.format.decode; print([m for m in ('cython', 'Cython') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert out.stdout.strip() == "[]"
+    assert printed(code, Path(__file__).parent) == "[]"
 
 
 def test_the_schema_is_that_of_sparks_kafka_source(records: ModuleType) -> None:
@@ -118,8 +116,7 @@ def test_any_buffer_is_read(records: ModuleType, kind: Any) -> None:
 
 def test_topics_of_any_length_and_script(records: ModuleType) -> None:
     topic = "søknad-主题" * 25
-    decoded = list(records.decode(batch(numbered(2)), topic=topic, partition=0, start=0))
-    assert column(decoded, "topic") == [topic, topic]
+    assert column(list(records.decode(batch(numbered(2)), topic=topic, partition=0, start=0)), "topic") == [topic, topic]
 
 
 # --- against kafka-python ---

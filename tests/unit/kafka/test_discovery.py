@@ -135,15 +135,13 @@ def test_a_start_is_asked_for_at_the_sources_isolation():
 
 
 def test_splits_carry_the_topics_id_and_come_in_order():
-    cluster = PretendedCluster({"b": (B, 2), "a": (A, 1)})
-    found = discovery(cluster, Pattern(".*")).initial()
+    found = discovery(PretendedCluster({"b": (B, 2), "a": (A, 1)}), Pattern(".*")).initial()
     assert [split.split_id for split in found.added] == [f"a-0@{A}", f"b-0@{B}", f"b-1@{B}"]
     assert (found.missing, found.complete) == (frozenset(), False)
 
 
 def test_with_a_stop_discovery_is_complete():
-    cluster = PretendedCluster({"t": (A, 2)})
-    found = discovery(cluster, stop={("t", 0): At(4), ("t", 1): Latest()}).initial()
+    found = discovery(PretendedCluster({"t": (A, 2)}), stop={("t", 0): At(4), ("t", 1): Latest()}).initial()
     assert of(found) == {("t", 0): (2, 4), ("t", 1): (2, 9)}
     assert found.complete
 
@@ -217,8 +215,7 @@ def test_a_recreated_topic_is_new_and_the_old_one_missing():
 def test_a_deleted_topic_is_missing_and_no_error():
     old = KafkaSplit("t", A, 0, 5)
     for subscription in (Topics(("t", "u")), Pattern("t"), Partitions((("t", 0), ("u", 0)))):
-        found = discovery(PretendedCluster({"u": (B, 1)}), subscription).later(known(old))
-        assert found.missing == {old.split_id}
+        assert discovery(PretendedCluster({"u": (B, 1)}), subscription).later(known(old)).missing == {old.split_id}
 
 
 @pytest.mark.parametrize(("hidden_for", "rounds"), [(1, 1), (2, 1), (3, 2), (4, 2), (6, 3)])

@@ -204,16 +204,14 @@ def test_a_success_starts_the_deadline_again():
 
 def test_a_lost_connection_keeps_the_offset():
     plan = plan_of(FetchFrom("t", 0, 10), FetchFrom("t", 1, 20))
-    asked = plan.take(ONE, 0.0, HEADROOM)
-    assert plan.lost(asked, RetriableError("gone"), 0.0) == []
+    assert plan.lost(plan.take(ONE, 0.0, HEADROOM), RetriableError("gone"), 0.0) == []
     assert {source.key for source in plan.leaderless(0.2)} == {("t", 0), ("t", 1)}
 
 
 def test_an_error_that_does_not_pass_ends_one_partition_and_no_other():
     plan = plan_of(FetchFrom("t", 0, 10), FetchFrom("t", 1, 20))
     first, second = plan.take(ONE, 0.0, HEADROOM)
-    failed = plan.landed(first, answer(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED), None, 0.0)
-    assert isinstance(failed, FetchFailed)
+    assert isinstance(plan.landed(first, answer(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED), None, 0.0), FetchFailed)
     assert isinstance(plan.landed(second, answer(batches(20, 1)), None, 0.0), FetchedData)
     assert [asked.index for asked in plan.take(ONE, 0.0, HEADROOM)] == [1]
 
@@ -240,8 +238,7 @@ def test_out_of_range_ends_the_partition_when_proven():
 
 
 def test_out_of_range_at_a_follower_asks_the_leader_first():
-    source = FetchFrom("t", 0, 10)
-    plan = plan_of(source)
+    plan = plan_of(FetchFrom("t", 0, 10))
     (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(asked, answer(preferred_replica=2), TWO, 0.0)
     assert plan.take(ONE, 0.0, HEADROOM) == []
@@ -505,8 +502,7 @@ def test_a_ready_partition_of_a_topic_that_was_recreated_is_fetched_no_more():
     plan = plan_of(source)
     assert plan.lookup_failed(source, RECREATED, 300.0) is None
     assert not plan.is_ready(source)
-    failed = plan.lookup_failed(source, RECREATED, 303.0)
-    assert isinstance(failed, FetchFailed)
+    assert isinstance(plan.lookup_failed(source, RECREATED, 303.0), FetchFailed)
 
 
 def test_a_topic_that_is_gone_is_reported_by_its_id_where_the_error_is_about_it():

@@ -406,8 +406,7 @@ MSK_OAUTH = {
 
 def signed(token: str) -> dict[str, str]:
     """The parts of the signed address that a token of MSK is."""
-    address = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
-    parts = urllib.parse.urlsplit(address)
+    parts = urllib.parse.urlsplit(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode())
     return {"host": parts.netloc} | dict(urllib.parse.parse_qsl(parts.query))
 
 

@@ -31,8 +31,7 @@ def test_a_pem_trust_store_in_the_properties_themselves(certificates):
 
 
 def test_pem_on_one_line_as_in_a_java_properties_file(certificates):
-    one_line = certificates.ca.read_text().replace("\n", " ")
-    assert trusted(ssl_context(TlsConfig(truststore_certificates=one_line))) == 1
+    assert trusted(ssl_context(TlsConfig(truststore_certificates=certificates.ca.read_text().replace("\n", " ")))) == 1
 
 
 def test_a_pkcs12_trust_store(certificates, tmp_path):
@@ -97,5 +96,4 @@ def test_no_private_key_is_left_on_disk(certificates, tmp_path, monkeypatch):
 
 
 def test_the_protocols_bound_the_version():
-    context = ssl_context(TlsConfig(enabled_protocols=("TLSv1.3",)))
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert ssl_context(TlsConfig(enabled_protocols=("TLSv1.3",))).minimum_version is ssl.TLSVersion.TLSv1_3

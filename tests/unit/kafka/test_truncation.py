@@ -20,6 +20,7 @@ from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.spark.kafka_offsets import KafkaOffsets
 from headrace.testing.fake_kafka import FakeKafka, Rewrite
+from tests.helpers.kafka_rig import flip_a_bit
 
 ID = UUID(int=1)
 
@@ -188,13 +189,6 @@ class TestASparkQuery:
         assert (task.next_offset, task.stop_offset) == (10, 12)
 
 
-def one_bit(response):
-    for part in (part for topic in response.responses for part in topic.partitions if part.records):
-        data = bytearray(part.records)
-        data[100] ^= 1
-        part.records = bytes(data)
-
-
 class TestATask:
     """It reads what was planned, or states that it is gone: the next look at the ends may never come (AvailableNow)."""
 
@@ -238,14 +232,13 @@ class TestATask:
         kafka.append("t", *(b"new-%d" % number for number in range(70)))
         with pytest.raises(DataLossError, match="t-0: this read was planned up to offset 100, and what is at offset 60 now"):
             self.read(source, task)
-        allowed = KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False)
-        assert self.read(allowed, task) == []
+        assert self.read(KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False), task) == []
 
     def test_so_is_one_of_which_a_damaged_batch_is_asked_for_again(self, kafka, monkeypatch):
         """The second look did not know up to which epoch the read was planned."""
         source = KafkaSource(kafka.bootstrap, topics=["t"])
         task = replace(self.planned(kafka, source), last_epoch=None)  # as where it starts with the log
-        spoilt = kafka.fault("Fetch", Rewrite(one_bit), times=1)
+        spoilt = kafka.fault("Fetch", Rewrite(flip_a_bit), times=1)
         fetch, cuts = reader.fetch_there, []
 
         def after_an_unclean_election(*arguments, **limits):

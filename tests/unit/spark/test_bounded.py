@@ -36,8 +36,7 @@ class Injected:
 def test_no_option_is_ever_unpickled(source, option):
     """Regression: the source was an option, so the process that could set one ran code in the driver and in the workers."""
     injected = base64.b64encode(pickle.dumps(Injected())).decode()
-    made = format_of(source)({option: injected})
-    assert made.schema().names == ["split", "offset", "value"]
+    assert format_of(source)({option: injected}).schema().names == ["split", "offset", "value"]
     assert not Injected.unpickled
 
 

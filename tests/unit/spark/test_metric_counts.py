@@ -112,11 +112,9 @@ def read_a_batch(kafka, **options):
 
 
 def write_a_batch(kafka, values):
-    options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out"}
-    source = DefaultSource(options)
+    source = DefaultSource({"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out"})
     writer = source.streamWriter(source_schema(), overwrite=False)
-    message = writer.write(iter([pa.RecordBatch.from_pydict({"value": values})]))
-    writer.commit([message], 0)
+    writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"value": values})]))], 0)
 
 
 def source_schema():
@@ -156,8 +154,7 @@ def test_what_was_lost_and_tolerated_is_on_the_page(monkeypatch, kafka):
                             "startingOffsets": "earliest"})  # fmt: skip
     reader = source.streamReader(source.schema())
     start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadAllAvailable())
-    parts = reader.partitions(start, end)
+    parts = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
     kafka.delete_records("in", before=4)
     served = metrics(Session(), port=0)
     try:

@@ -60,9 +60,7 @@ def test_defaults_are_those_of_sparks_source():
 
 
 def test_names_ignore_case():
-    job = kafka_read(
-        {"KAFKA.Bootstrap.Servers": "localhost:9092", "SUBSCRIBE": "t", "StartingOFFSETS": "Earliest"}, Mode.STREAM
-    )
+    job = kafka_read({"KAFKA.Bootstrap.Servers": "local:9092", "SUBSCRIBE": "t", "StartingOFFSETS": "Earliest"}, Mode.STREAM)
     assert job.source.start == Earliest()
 
 
@@ -140,11 +138,8 @@ def test_everything_else_arrives_where_it_belongs():
     assert job.predecessor == JvmCheckpoint("/ck")
     source = job.source
     assert (source.group, source.fail_on_data_loss, source.no_match) == ("g", False, "latest")
-    assert (source.start_of_new_partitions, source.isolation_level, source.config.client_id) == (
-        Latest(),
-        "read_committed",
-        "me",
-    )
+    assert (source.start_of_new_partitions, source.isolation_level) == (Latest(), "read_committed")
+    assert source.config.client_id == "me"
 
 
 def test_the_job_can_be_pickled():
@@ -235,10 +230,8 @@ def test_refused_in_every_kind_of_query(options, message, mode):
 
 
 def test_bootstrap_servers_are_needed():
-    for missing, client in (
-        (lambda: kafka_read({"subscribe": "t"}, Mode.STREAM), "consumer"),
-        (lambda: kafka_write({"topic": "t"}), "producer"),
-    ):
+    reads, writes = lambda: kafka_read({"subscribe": "t"}, Mode.STREAM), lambda: kafka_write({"topic": "t"})
+    for missing, client in ((reads, "consumer"), (writes, "producer")):
         with pytest.raises(UsageError) as caught:
             missing()
         assert str(caught.value) == f"Option 'kafka.bootstrap.servers' must be specified for configuring Kafka {client}"
@@ -619,10 +612,8 @@ CITY = {"name": "air.City", "subject": "city-value", "version": 1}
 
 def test_references_of_a_schema_are_names_subjects_and_versions():
     found = REFERENCES.parse(REFERENCES, json.dumps([CITY, {**CITY, "name": "air.Leg", "version": 12}]))
-    assert [(each.name, each.subject, each.version) for each in found] == [
-        ("air.City", "city-value", 1),
-        ("air.Leg", "city-value", 12),
-    ]
+    fields = [(each.name, each.subject, each.version) for each in found]
+    assert fields == [("air.City", "city-value", 1), ("air.Leg", "city-value", 12)]
     assert REFERENCES.parse(REFERENCES, "[]") == ()
 
 

@@ -67,8 +67,7 @@ def test_a_driver_that_fails_is_started_again_after_the_delay_and_not_before():
 
 
 def test_the_job_fails_when_the_strategy_gives_up_and_says_both_reasons():
-    core = started(NoRestart())
-    end = finished(core.handle(DriverEnded(1.0, FAILED, EVEN)))
+    end = finished(started(NoRestart()).handle(DriverEnded(1.0, FAILED, EVEN)))
     assert end.ending is Ending.FAILED
     assert end.reason == f"{FAILED.reason} (not restarted: the restart strategy is none)"
 
