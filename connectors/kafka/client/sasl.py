@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from headrace.connectors.security.endpoint import Http
+from headrace.connectors.security.endpoint import Http, shown
 from headrace.connectors.security.renewal import Renewal
 from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, FileTokens, ManagedIdentity, MskTokens
 from headrace.enumerator.errors import UsageError
@@ -231,7 +231,7 @@ def _check_retriever(given: Mapping[str, str]) -> None:
 def _local_path(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise UsageError(f"{_URL} must be like file:///path/of/the/token, not {url!r}")
+        raise UsageError(f"{_URL} must be like file:///path/of/the/token, not {shown(url)!r}")
     return unquote(parts.path)
 
 

@@ -17,7 +17,7 @@ from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluste
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.security import renewal
-from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, MskTokens
+from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, ManagedIdentity, MskTokens
 from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, RetriableError, UsageError
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import Before, FakeKafka
@@ -610,3 +610,32 @@ def test_logins_of_different_providers_are_different():
     assert len(set(made)) == 4
     assert made[2] == SaslConfig(mechanism="OAUTHBEARER", token_provider=Fixed("a"))
     assert made[0] == SaslConfig(mechanism="OAUTHBEARER", token_provider=made[0].token_provider)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://job:hidden@idp.example:80800/token",
+        "htps://job:hidden@idp.example/token?client_secret=hidden",
+        "job:hidden@idp.example/token",
+        "https://job:hid@den:hidden@[idp/token",
+        "https://job:hidden/1@idp:x/token#hidden",
+        "file://job:hidden@host/token",
+    ],
+)
+@pytest.mark.parametrize(
+    "more", [{}, {"sasl.oauthbearer.metadata.authentication.type": "azure_imds"}], ids=["endpoint", "Azure"]
+)
+def test_an_address_that_cannot_be_is_shown_without_the_login_in_it(url, more):
+    with pytest.raises(UsageError, match=r"sasl.oauthbearer.token.endpoint.url must be like .*(idp|host)") as raised:
+        config_of(by_token(url) | (JAVA if not more and not url.startswith("file") else FILE) | more)
+    assert "hidden" not in str(raised.value)
+
+
+def test_no_repr_shows_the_login_in_an_address():
+    url = "https://job:hidden@idp.example/token?key=hidden"
+    credentials = ClientCredentials(url=url, client_id="me", client_secret="hidden")
+    assert "hidden" not in repr((credentials, ManagedIdentity(query="", url=url)))
+    with pytest.raises(RetriableError, match=r"the token endpoint https://127.0.0.1:1/token cannot be reached") as raised:
+        ClientCredentials(url="https://job:hidden@127.0.0.1:1/token?key=hidden", client_id="me", client_secret="x").token()
+    assert "hidden" not in str(raised.value)
