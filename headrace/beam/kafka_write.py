@@ -16,6 +16,7 @@ from headrace.connectors.beam.values import UNFIT, array_of, fields_of, same_but
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
+from headrace.connectors.kafka.write.encoding import without_origin
 from headrace.connectors.kafka.write.names import DEFAULT_PREFIX
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
@@ -44,8 +45,8 @@ class WriteToKafka(beam.PTransform[Any, Any]):
 
     Elements are pairs of bytes `(key, value)`, either may be None; with `with_headers` Beam rows that have `key` and `value`
     and may have `headers`, `topic`, `partition`, `timestamp`; or Arrow record batches with any of these columns. `topic` is for
-    rows that name none. Times, Beam's too, are cut to the milliseconds of Kafka or the unit of their format; any other value
-    that would be another one is an error.
+    rows that name none, and for those with an `offset`, whose topic and partition are where they were read. Times, Beam's too,
+    are cut to the milliseconds of Kafka or the unit of their format; any other value that would be changed is an error.
 
     Ours:
 
@@ -209,19 +210,21 @@ def _pair(element: Any) -> dict[str, Any]:
 
 
 def _row(element: Any, topic: str) -> dict[str, Any]:
-    headers = getattr(element, "headers", None)
+    headers, timestamp = getattr(element, "headers", None), getattr(element, "timestamp", None)
+    is_read = hasattr(element, "offset")
     return {
         "key": element.key,
         "value": element.value,
         "headers": None if headers is None else [{"key": header.key, "value": header.value} for header in headers],
-        "partition": getattr(element, "partition", None),
-        "timestamp": getattr(element, "timestamp", None),
-        "topic": getattr(element, "topic", None) or topic,
+        "partition": None if is_read else getattr(element, "partition", None),
+        "timestamp": None if is_read and timestamp == -1 else timestamp,  # as `KafkaRecord` has it
+        "topic": topic if is_read else getattr(element, "topic", None) or topic,
     }
 
 
 def _with_topic(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
     """For rows that name none."""
+    batch = without_origin(batch)
     place = batch.schema.get_field_index("topic")
     if place < 0:
         return batch.append_column("topic", pa.repeat(topic, batch.num_rows))

@@ -13,7 +13,7 @@ import pytest
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP, Duration, Timestamp
 
 from headrace.beam import schema_of
-from headrace.beam.kafka_records import KafkaHeader
+from headrace.beam.kafka_records import KafkaHeader, KafkaRecord
 from headrace.beam.kafka_write import _ToBatches
 from headrace.connectors.beam.rows import record_batch, record_batches
 from headrace.connectors.beam.values import array_of, same_but_for_units
@@ -258,6 +258,20 @@ def test_batches_without_a_topic_go_to_the_one_that_is_given() -> None:
     (all_null,) = batches_of(pa.record_batch({**values, "topic": pa.nulls(2)}))
     assert all_null["topic"].to_pylist() == ["t", "t"]
     assert [each.schema.names for each in batches_of(pa.record_batch(values), topic=None)] == [["value"]]
+
+
+def test_records_as_they_were_read_are_copied_to_the_topic_that_is_given() -> None:
+    times = [1_700_000_000_123, -1]
+    records = [KafkaRecord("in", 7, 5, time, b"k", b"v", [KafkaHeader("h", None)], 0, "CreateTime") for time in times]
+    (batch,) = batches_of(*records)
+    assert (
+        batch.drop_columns(["timestamp", "headers"]).to_pylist()
+        == [{"key": b"k", "value": b"v", "partition": None, "topic": "t"}] * 2
+    )
+    assert batch["timestamp"].to_pylist() == [WHEN.replace(microsecond=123000), None]
+    read = pa.record_batch({"value": [b"v"], "topic": ["in"], "partition": pa.array([7], pa.int32()), "offset": [5]})
+    (batch,) = batches_of(read)
+    assert batch.to_pylist() == [{"value": b"v", "topic": "t"}]
 
 
 def test_nanoseconds_are_a_time_of_events() -> None:
