@@ -775,6 +775,27 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
             SchemaRegistry(served.url, deadline_s=0.2).version("flights-value")
 
 
+def test_certificates_that_are_renewed_are_used_by_a_registry_that_is_known(tmp_path, caplog):
+    old, new = make_certificates(tmp_path / "old"), make_certificates(tmp_path / "new")
+    key, separator, chain = old.client.read_text().partition("-----BEGIN CERTIFICATE-----")
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "certificate", "key")}
+    properties = {f"ssl.{name}.location": str(path) for name, path in files.items()}
+    for path, text in zip(files.values(), (old.ca.read_text(), separator + chain, key), strict=True):
+        path.write_text(text)
+    with FakeRegistry(certificates=old) as served:
+        served.register("flights-value", FLIGHT)
+        registry = SchemaRegistry(served.url, properties, deadline_s=2)
+        assert registry.version("flights-value").id == 1
+        files["key"].write_text("")  # as it is being renewed
+        assert registry.version("flights-value").id == 1
+        assert "the connections that there are go on" in caplog.text
+        key, separator, chain = new.client.read_text().partition("-----BEGIN CERTIFICATE-----")
+        files["certificate"].write_text(separator + chain)
+        files["key"].write_text(key)
+        with pytest.raises(DeadlineExceededError):  # the server does not trust the new authority
+            registry.version("flights-value")
+
+
 def pkcs12_stores(certificates: Certificates, folder: Path) -> dict[str, str]:
     """The same as stores of Java, whose passwords stand in a file, and by the names with Confluent's prefix."""
     password = serialization.BestAvailableEncryption(b"change it")
