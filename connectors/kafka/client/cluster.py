@@ -37,8 +37,6 @@ from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.pool import ConnectionPool
 from headrace.connectors.kafka.client.wire.protocol import Message
 
-__all__ = ["EnduringCluster", "KafkaCluster", "enduring_cluster", "shared_cluster"]
-
 T = TypeVar("T")
 
 

@@ -17,8 +17,6 @@ from headrace.connectors.kafka.client.topology import Broker, TopicIdPartition, 
 from headrace.connectors.kafka.client.wire.protocol import Message, OffsetCommitRequest, OffsetFetchRequest, or_none
 from headrace.enumerator.errors import RetriableError
 
-__all__ = ["CommittedOffset", "Groups"]
-
 _NO_LEADER_EPOCH = -1
 
 
