@@ -17,8 +17,6 @@ import pyarrow.compute as pc
 from apache_beam.pvalue import Row
 from apache_beam.utils.timestamp import Duration, Timestamp
 
-__all__ = ["UNFIT", "Same", "array_of", "cast_exactly", "fields_of", "same", "same_but_for_units"]
-
 UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError)
 """What `array_of` and `cast_exactly` raise for values that a type cannot hold as they are."""
 

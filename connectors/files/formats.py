@@ -12,8 +12,6 @@ import pyarrow.parquet as pq
 from headrace.connectors.files.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["FileFormat", "RowWriter", "create_writer"]
-
 
 class FileFormat(Enum):
     """The value is the ending of the files' names."""

@@ -24,8 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-__all__ = ["json_lines", "unwritable"]
-
 _NO_NUMBERS = {"nan": '"NaN"', "-nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 

@@ -13,8 +13,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from headrace.enumerator.errors import AuthenticationError, RetriableError, UsageError
 
-__all__ = ["Http", "Question", "checked", "is_web_address", "shown", "token_of"]
-
 _LONGEST_ANSWER = 1 << 20
 _CHUNK = 1 << 16
 _DEFAULT_LIFETIME_S = 60.0  # where an endpoint does not tell (RFC 6749 has it optional)

@@ -18,8 +18,6 @@ from typing import Any
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["TLS_PROPERTIES", "TlsConfig", "ssl_context", "tls_config"]
-
 log = logging.getLogger(__name__)
 
 _STORE_TYPES = ("PEM", "PKCS12", "JKS")

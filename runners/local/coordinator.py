@@ -40,7 +40,7 @@ from headrace.enumerator.errors import (
     StateError,
     UsageError,
 )
-from headrace.enumerator.resumed import resumed
+from headrace.enumerator.resumed import resumed, selected
 from headrace.enumerator.source_driver import SourceCommand, SourceDriver
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.balanced import BalancedEnumerator
@@ -87,8 +87,6 @@ from headrace.runners.local.storage.places import run_files, usable
 from headrace.runners.local.worker_pool import WorkerPool
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import Restarts
-
-__all__ = ["CoordinatorOrder", "RunBegan", "RunOutcome", "RunStart", "coordinate"]
 
 log = logging.getLogger(__name__)
 
@@ -309,7 +307,8 @@ class _Coordination:
         if restored is None:
             enumerator: Any = create_enumerator(BalancedEnumerator, **common)  # type: ignore[arg-type]
         else:
-            enumerator = restore_enumerator(BalancedEnumerator, restored.positions, **common)  # type: ignore[arg-type]
+            positions = selected(self._pipeline.source, restored.positions)
+            enumerator = restore_enumerator(BalancedEnumerator, positions, **common)  # type: ignore[arg-type]
         assert isinstance(enumerator, BalancedEnumerator)
         return RunCore(
             enumerator, settings.schedule, self._order.restarts, next_number=next_number, last_checkpoint_id=self._store.last_id

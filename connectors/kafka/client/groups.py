@@ -18,8 +18,6 @@ from headrace.connectors.kafka.client.topology import Broker, TopicIdPartition, 
 from headrace.connectors.kafka.client.wire.protocol import Message, OffsetCommitRequest, OffsetFetchRequest, or_none
 from headrace.enumerator.errors import PeerError, RetriableError
 
-__all__ = ["CommittedOffset", "Groups"]
-
 _NO_LEADER_EPOCH = -1
 _COMMIT_S = 10.0
 """How long positions are tried to be committed: reading waits for it, and later ones will be."""

@@ -16,8 +16,6 @@ from headrace.connectors.security.renewal import Renewal
 from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, FileTokens, ManagedIdentity, MskTokens
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["SASL_PROPERTIES", "SaslConfig", "login", "parse_jaas"]
-
 _WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _WITH_TOKEN = ("OAUTHBEARER", "AWS_MSK_IAM")
 _MECHANISMS = (*_WITH_PASSWORD, "GSSAPI", *_WITH_TOKEN)

@@ -16,8 +16,6 @@ from headrace.connectors.kafka.write.produce import BatchSender, OutBatch
 from headrace.connectors.kafka.write.transactions import Producer
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["TOPIC_COLUMN", "TopicRows", "encoded", "record_encoder", "without_origin"]
-
 TOPIC_COLUMN = "topic"
 _OF_NO_RECORD = ("offset", "timestampType")
 _READ_FROM = (*_OF_NO_RECORD, "partition", TOPIC_COLUMN)

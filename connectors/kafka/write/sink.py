@@ -44,8 +44,6 @@ from headrace.connectors.kafka.write.transaction import KafkaTransaction
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.enumerator.errors import StateError, UsageError
 
-__all__ = ["KafkaSink", "KafkaSinkOptions"]
-
 log = logging.getLogger(__name__)
 
 _LONGEST_BOUNDED_MS = 60_000

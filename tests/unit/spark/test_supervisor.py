@@ -432,7 +432,7 @@ def jvm(monkeypatch):
     with subprocess.Popen(["sleep", "600"]) as process:
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
         monkeypatch.setattr(os, "getppid", lambda: process.pid)
-        monkeypatch.setattr(submitted, "_settings", dict)
+        monkeypatch.setattr(submitted, "submitted_settings", dict)
         yield process
         process.kill()
 

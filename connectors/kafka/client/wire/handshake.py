@@ -25,8 +25,6 @@ from headrace.connectors.security.renewal import kept
 from headrace.connectors.security.tls import ssl_context
 from headrace.enumerator.errors import AuthenticationError
 
-__all__ = ["Adopted", "shake_hands"]
-
 _REPLACED_AT = 0.85  # of the lifetime of a SASL session (KIP-368), as the Java client does
 
 
