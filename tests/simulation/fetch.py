@@ -427,22 +427,6 @@ FETCH = Adversary(
     "fetch",
     FetchSimulation,
     2,
-    {
-        "look_up": (FetchSimulation.look_up, 1),
-        "send": (FetchSimulation.send, 1),
-        "land": (FetchSimulation.land, 2),
-        "append": (FetchSimulation.append, 3),
-        "new_leader": (FetchSimulation.new_leader, 3),
-        "news": (FetchSimulation.news, 2),
-        "unlearn": (FetchSimulation.unlearn, 2),
-        "follow": (FetchSimulation.follow, 3),
-        "forget": (FetchSimulation.forget, 1),
-        "delete": (FetchSimulation.delete, 2),
-        "expire": (FetchSimulation.expire, 2),
-        "seek": (FetchSimulation.seek, 2),
-        "wait": (FetchSimulation.wait, 1),
-        "step": (FetchSimulation.step, 1),
-    },
     (
         {
             "look_up": 8, "send": 14, "land": 14, "append": 10, "new_leader": 2, "news": 6, "unlearn": 1, "follow": 2,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.simulation.bugs.injecting import Injected
 from tests.simulation.search import BrokenScheduleError
-from tests.simulation.simulations import SIMULATIONS, Injected, Searched
+from tests.simulation.simulations import SIMULATIONS, Searched
 
 TABLE = Path(__file__).parents[1] / "simulation" / "README.md"
 

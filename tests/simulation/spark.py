@@ -39,14 +39,7 @@ from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.read import source as source_module
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.enumerator.errors import (
-    DataLossError,
-    FencedError,
-    HeadraceError,
-    OutageError,
-    ProtocolViolationError,
-    UsageError,
-)
+from headrace.enumerator import errors
 from headrace.enumerator.source import SourceReader, SplitBatch
 from headrace.runners.spark import writers
 from headrace.runners.spark.log_read import Limits, LogOffsets, LogRead
@@ -58,7 +51,7 @@ from headrace.spark.kafka_offsets import KafkaOffsets, parse, parse_ours
 from headrace.testing.memory_sink import MemorySink, State
 from tests.simulation.brokers import BROKERS, Brokers, Cluster, PartitionLog
 from tests.simulation.commit import FusedLog, KilledError, list_in
-from tests.simulation.search import Adversary
+from tests.simulation.search import Adversary, taking
 
 NAMES = ("t", "t-1", "u")  # one is the beginning of another
 QUERIES = ("q", "q-1")
@@ -94,7 +87,7 @@ class SimulatedReader(SourceReader[KafkaSplit]):
         split = self._splits.pop()
         brokers = self._source.brokers
         if brokers.is_away:
-            raise OutageError("no broker answers")
+            raise errors.OutageError("no broker answers")
         log = brokers.log_of(split.topic_id, split.partition)
         assert split.stop_offset is not None
         if log is None:
@@ -105,11 +98,11 @@ class SimulatedReader(SourceReader[KafkaSplit]):
         first, stop = max(split.next_offset, log.start), min(split.stop_offset, log.end)
         if split.stop_epoch is not None and log.epoch_end(split.stop_epoch) < stop:  # as `FetchPlan` finds in the batches
             stop = log.epoch_end(split.stop_epoch)
-            self._lost(split, DataLossError(f"{split}: what is at offset {stop} was written later"))
+            self._lost(split, errors.DataLossError(f"{split}: what is at offset {stop} was written later"))
         values = log.records[first:stop]
         return SplitBatch(split.between(split.stop_offset, split.stop_offset), batch_of(values), finished=True)
 
-    def _lost(self, split: KafkaSplit, error: HeadraceError) -> SplitBatch[KafkaSplit]:
+    def _lost(self, split: KafkaSplit, error: errors.HeadraceError) -> SplitBatch[KafkaSplit]:
         if self._source.fail_on_data_loss:
             raise error
         return SplitBatch(split.between(split.stop_offset or 0, split.stop_offset), batch_of([]), finished=True)
@@ -471,7 +464,7 @@ class SparkSimulation:
         with patch_attribute(writers, "_context", lambda: attempt.context):
             try:
                 return writer.write(_cut(rows, fails=fails))
-            except (HeadraceError, KilledError) as error:
+            except (errors.HeadraceError, KilledError) as error:
                 self.happened[f"task: {type(error).__name__}"] += 1
                 self._note_loss(error)
                 return None
@@ -510,7 +503,7 @@ class SparkSimulation:
             assert driver.stale or batch < self.sink.recorded_epochs().get(driver.query.job, -1), "refused, and not stale"
             self.happened["stale epoch refused"] += 1
             raise
-        except HeadraceError as error:
+        except errors.HeadraceError as error:
             self.happened[f"commit: {type(error).__name__}"] += 1
             self.log.fuse, self.log.hook = None, None
             self._abort(driver, messages, batch)
@@ -739,24 +732,24 @@ class SparkSimulation:
             self._lose(driver)
         except QueryFailedError:
             self._lose(driver, same_application=True)
-        except ProtocolViolationError as error:
+        except errors.ProtocolViolationError as error:
             raise AssertionError(str(error)) from error
-        except HeadraceError as error:
+        except errors.HeadraceError as error:
             self.happened[f"query: {type(error).__name__}"] += 1
             self._note_loss(error)
             is_owner = self.is_supervised and driver.driver_id == self.log.owner_of(driver.query.job)
-            if is_owner and isinstance(error, FencedError):
+            if is_owner and isinstance(error, errors.FencedError):
                 raise AssertionError(f"who owns the job has given it up: {error}") from error
             self._lose(driver, same_application=True)
 
     def _note_loss(self, error: BaseException) -> None:
         """Data loss is an error only where data is lost, and only where that was not tolerated."""
-        if isinstance(error, DataLossError):
+        if isinstance(error, errors.DataLossError):
             assert not self.may_lose, f"data loss was tolerated, and all the same: {error}"
             assert self.brokers.damaged or self.brokers.retired, f"nothing was lost: {error}"
             for query in self.queries:
                 query.is_stopped, query.driver, query.zombies = True, None, []
-        elif isinstance(error, UsageError):
+        elif isinstance(error, errors.UsageError):
             assert "no such topic" in str(error), str(error)
             assert "t" not in self.brokers.topics, str(error)
 
@@ -947,30 +940,6 @@ SPARK = Adversary(
     "spark",
     SparkSimulation,
     5,
-    {
-        "grow": (_grow, 2),
-        "create": (_create, 2),
-        "delete": (_delete, 2),
-        "add_partition": (_add_partition, 1),
-        "new_leader": (_new_leader, 2),
-        "expire_records": (_expire_records, 2),
-        "lag": (_lag, 1),
-        "forget": (_forget, 2),
-        "catch_up": (_catch_up, 0),
-        "outage": (_outage, 1),
-        "wait": (_wait, 1),
-        "expire_transaction": (_expire_transaction, 1),
-        "restart": (SparkSimulation.restart, 2),
-        "rewind": (SparkSimulation.rewind, 2),
-        "new_process": (SparkSimulation.new_process, 2),
-        "plan": (SparkSimulation.plan, 1),
-        "stage": (SparkSimulation.stage, 2),
-        "late_task": (SparkSimulation.late_task, 2),
-        "commit": (SparkSimulation.commit, 4),
-        "store": (SparkSimulation.store, 1),
-        "fail_stage": (SparkSimulation.fail_stage, 1),
-        "batch": (SparkSimulation.batch, 4),
-    },
     (
         {  # whole batches, and trouble between them
             "grow": 14, "batch": 14, "plan": 3, "stage": 3, "commit": 4, "store": 2, "restart": 4, "rewind": 1, "fail_stage": 1,
@@ -991,4 +960,8 @@ SPARK = Adversary(
     ),
     longest=80,
     around=simulated,
+    actions=taking(
+        _grow, _create, _delete, _add_partition, _new_leader, _expire_records, _lag, _forget, _catch_up, _outage, _wait,
+        _expire_transaction
+    ),
 )  # fmt: skip

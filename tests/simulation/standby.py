@@ -15,41 +15,13 @@ from itertools import islice
 
 from headrace.enumerator.errors import FencedError
 from headrace.runners.restarts import FixedDelay
+from headrace.runners.spark.supervision import core as supervision
 from headrace.runners.spark.supervision import lock as locks
-from headrace.runners.spark.supervision.core import (
-    DriverEnd,
-    Ending,
-    JobStopRequested,
-    SupervisionLimits,
-    SupervisionStarted,
-    TimePassed,
-)
-from headrace.runners.spark.supervision.lock import (
-    AskAgain,
-    KillProcessTree,
-    LockStep,
-    LooksAlive,
-    ReadLast,
-    TryLock,
-    WhoHolds,
-    WriteLast,
-)
+from headrace.runners.spark.supervision import standby
+from headrace.runners.spark.supervision.core import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.supervision.process_tree import Process
-from headrace.runners.spark.supervision.standby import (
-    CallDriver,
-    DriverDied,
-    DriverPhase,
-    DriverReport,
-    DriverReported,
-    Finish,
-    Kill,
-    Launch,
-    StandbyCore,
-    StandbyEvent,
-    StandbyLimits,
-    Stop,
-)
-from tests.simulation.search import NUMBERS, Adversary
+from headrace.runners.spark.supervision.standby import DriverPhase, DriverReport, StandbyCore, StandbyLimits
+from tests.simulation.search import NUMBERS, Adversary, by_chance
 
 KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
 STEPS, CALM_STEPS = 600, 1500
@@ -114,20 +86,20 @@ class Supervisor:
         self.end: DriverEnd | None = None
 
     def begin(self) -> None:
-        self.tell(SupervisionStarted(self.simulation.now_s))
+        self.tell(supervision.SupervisionStarted(self.simulation.now_s))
 
-    def tell(self, event: StandbyEvent) -> None:
+    def tell(self, event: standby.StandbyEvent) -> None:
         for command in self.core.handle(event):
             match command:
-                case Launch(number):
+                case standby.Launch(number):
                     self.trees[number] = self.simulation.launch(self, number)
-                case CallDriver(number):
+                case standby.CallDriver(number):
                     self.trees[number].is_called = True
-                case Stop(number):
+                case standby.Stop(number):
                     self.trees[number].is_to_stop = True
-                case Kill(number):
+                case standby.Kill(number):
                     self.simulation.kill_tree(self.trees[number].name)
-                case Finish(end):
+                case standby.Finish(end):
                     assert not self.trees
                     self.end, self.is_alive = end, False
 
@@ -135,14 +107,14 @@ class Supervisor:
         """One round of its loop."""
         for number, tree in list(self.trees.items()):
             while tree.said and self.is_alive:
-                self.tell(DriverReported(number, self.simulation.now_s, tree.said.pop(0)))
+                self.tell(standby.DriverReported(number, self.simulation.now_s, tree.said.pop(0)))
             if not tree.main.is_alive and self.is_alive:
                 self.simulation.kill_tree(tree.name)
                 del self.trees[number]
-                self.tell(DriverDied(number, self.simulation.now_s, tree.end, self.simulation.chances.random()))
+                self.tell(standby.DriverDied(number, self.simulation.now_s, tree.end, self.simulation.chances.random()))
         wake_at_s = self.core.wake_at_s
         if self.is_alive and wake_at_s is not None and self.simulation.now_s >= wake_at_s:
-            self.tell(TimePassed(self.simulation.now_s))
+            self.tell(supervision.TimePassed(self.simulation.now_s))
 
 
 class Simulation:
@@ -214,23 +186,23 @@ class Simulation:
             except StopIteration:
                 return
 
-    def answer(self, tree: ProcessTree, step: LockStep) -> bool | str | None:
+    def answer(self, tree: ProcessTree, step: locks.LockStep) -> bool | str | None:
         match step:
-            case TryLock():
+            case locks.TryLock():
                 if self.flock is None or not self.flock.is_alive:  # the kernel gives it up with its process
                     self.flock = tree.main
                 return self.flock is tree.main
-            case WhoHolds():
+            case locks.WhoHolds():
                 return self.flock.name if self.flock is not None and self.flock.is_alive else None
-            case LooksAlive(supervisor):
+            case locks.LooksAlive(supervisor):
                 return any(one.me == supervisor and one.is_alive for one in self.supervisors)
-            case KillProcessTree(name):
+            case locks.KillProcessTree(name):
                 self.kill_tree(name)
-            case ReadLast():
+            case locks.ReadLast():
                 return self.last
-            case WriteLast(name):
+            case locks.WriteLast(name):
                 self.last = name
-            case AskAgain():
+            case locks.AskAgain():
                 pass
         return None
 
@@ -393,7 +365,7 @@ class Simulation:
     def end(self) -> None:
         """The job is instructed to stop: no process is left but those that are stopped, and whose supervisor is dead."""
         (living,) = [one for one in self.supervisors if one.is_alive]
-        living.tell(JobStopRequested(self.now_s))
+        living.tell(supervision.JobStopRequested(self.now_s))
         for _ in range(100):
             self.step()
             left = [(tree, process) for tree in self.living for process in tree.processes]
@@ -425,13 +397,8 @@ class StandbySimulation(Simulation):
         for _ in range(1 + steps):
             self.step()
 
-
-def _taking(action: Callable[[Simulation], None]) -> tuple[Callable[..., None], int]:
-    def act(simulation: StandbySimulation, high: int, low: int) -> None:
-        simulation.chances = random.Random(high * NUMBERS + low)
-        action(simulation)
-
-    return act, 2
+    def go_on_a_little(self, steps: int) -> None:
+        self.go_on(steps % 8)
 
 
 _FAULTS = {
@@ -443,11 +410,7 @@ STANDBY = Adversary(
     "standby",
     StandbySimulation,
     3,
-    {
-        "go_on": (StandbySimulation.go_on, 1),
-        "go_on_a_little": (lambda simulation, steps: simulation.go_on(steps % 8), 1),
-        **{name: _taking(getattr(Simulation, name)) for name in _FAULTS},
-    },
     ({"go_on": 9, **_FAULTS}, {"go_on": 3, "go_on_a_little": 9, **_FAULTS}),
     longest=40,
+    actions=by_chance(Simulation, _FAULTS),
 )

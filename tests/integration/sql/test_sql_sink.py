@@ -27,16 +27,8 @@ from headrace.connectors.base.sink import Attempt, CommitList, Outcome
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, list_key, split_gid
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
+from headrace.enumerator import errors
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.errors import (
-    AuthenticationError,
-    DataLossError,
-    FencedError,
-    PeerError,
-    RetriableError,
-    StateError,
-    UsageError,
-)
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
@@ -207,14 +199,14 @@ def test_an_old_driver_can_neither_record_nor_cleans_up(rig, driver):
         new.recover()
         (handle,) = write_epoch(sink, job, 0, [[1]])
         assert handle.gid not in {one.gid for one in handles}
-        with pytest.raises(FencedError, match=job):
+        with pytest.raises(errors.FencedError, match=job):
             old.record(CommitList(0, handles))
-        with pytest.raises(FencedError, match=job):
+        with pytest.raises(errors.FencedError, match=job):
             old.clean_up(())
         new.commit(0, (handle,))
         assert rig.ids() == [1]
         new.commit(1, write_epoch(sink, job, 1, [[2]]))
-        with pytest.raises(FencedError, match=job):
+        with pytest.raises(errors.FencedError, match=job):
             old.end(handle)  # its row is dropped by now: not to be taken for aborted
 
 
@@ -251,7 +243,7 @@ def test_what_a_dead_worker_of_a_run_has_prepared_locks_no_process_out(rig, run_
     for number in (1, 2):
         store.add_worker(number)
     prepare(sink, Attempt(store.registry.job(1), 0, 0, 0), [1, 2])
-    with pytest.raises(RetriableError):
+    with pytest.raises(errors.RetriableError):
         prepare(sink, Attempt(store.registry.job(2), 0, 0, 0), [1, 2])
     run.retire(1)
     for epoch, ids in enumerate(([1, 2], [3], [4])):
@@ -275,7 +267,7 @@ def test_a_coordinator_that_was_replaced_cleans_up_nothing_of_its_successors_wor
     successor, copied = run_on(sink, "copy")
     JobCommitter("x", successor).recover()
     handle = prepare(sink, Attempt(copied.registry.job(1), 0, 0, 0), [1])
-    with pytest.raises(FencedError):
+    with pytest.raises(errors.FencedError):
         run.retire(1)
     commit_of_run(successor, 1, WorkerHandle(1, handle))
     assert rig.ids() == [1]
@@ -303,7 +295,7 @@ def test_a_fence_waits_for_a_driver_that_cleans_up_and_not_for_ever(rig, driver)
     job = rig.job()
     with closing(rig.sink().committer(job)) as holder, closing(rig.sink(lock_timeout_s=1).committer(job)) as waiting:
         holder.fence()
-        held = pytest.raises(RetriableError, match="another driver has held the lock")
+        held = pytest.raises(errors.RetriableError, match="another driver has held the lock")
         with holder._connected("a test") as connection, holder._locked(connection), held:
             waiting.fence()
         waiting.fence()
@@ -354,7 +346,7 @@ def test_what_an_administrator_rolled_back_after_it_was_durable_is_reported_as_l
         committer.fence()
         committer.record(CommitList(0, handles))
     rig.roll_back(handles[1].gid)
-    with pytest.raises(DataLossError) as caught:
+    with pytest.raises(errors.DataLossError) as caught:
         driver(job).recover()
     assert all(text in str(caught.value) for text in (job, handles[1].gid, "3 rows"))
     assert handles[0].gid not in str(caught.value)
@@ -370,7 +362,7 @@ def test_what_an_administrator_rolled_back_before_is_written_again(rig, driver):
     job, sink = rig.job(), rig.sink()
     handles = write_epoch(sink, job, 0, [[1], [2]])
     rig.roll_back(handles[0].gid)
-    with pytest.raises(PeerError, match="must be written again") as caught:
+    with pytest.raises(errors.PeerError, match="must be written again") as caught:
         driver(job).commit(0, handles)
     assert handles[0].gid in str(caught.value)
     assert handles[1].gid not in str(caught.value)
@@ -401,9 +393,9 @@ def test_a_writer_that_is_still_connected_is_waited_for_and_not_taken_for_aborte
         if rig.is_postgresql:
             assert committer.end(handle) is Outcome.COMMITTED
         else:
-            with pytest.raises(RetriableError, match=handle.gid):
+            with pytest.raises(errors.RetriableError, match=handle.gid):
                 committer.end(handle)
-            with pytest.raises(RetriableError, match=handle.gid):
+            with pytest.raises(errors.RetriableError, match=handle.gid):
                 committer.clean_up(())
         transaction.abort()
         assert committer.end(handle) is Outcome.COMMITTED
@@ -568,7 +560,7 @@ def test_what_an_overlapping_driver_has_recorded_is_committed_by_a_tasks_recover
         left_over = sink.left_over()
         assert left_over >= {handle.gid for handle in first + second}
         sink.end_left_over(job, left_over)
-        with pytest.raises(FencedError, match=job):
+        with pytest.raises(errors.FencedError, match=job):
             old.record(CommitList(1, second))
     assert rig.ids() == [1, 2]
     assert not rig.prepared()
@@ -587,7 +579,7 @@ def test_a_task_of_a_driver_that_was_taken_for_dead_rolls_back_nothing_of_the_on
             with pytest.raises(SupersededError):
                 sink.end_left_over(job, left_over, superseded)
         assert rig.prepared() == {handle.gid for handle in handles}
-        with pytest.raises(FencedError):
+        with pytest.raises(errors.FencedError):
             young.commit(0, handles)
     with closing(JobCommitter(job, sink.committer(job), "young")) as again:
         again.commit(0, handles)
@@ -659,7 +651,7 @@ def test_an_attempt_that_prepares_after_the_write_was_committed_holds_no_lock_fo
     one = driver(job)
     one.commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
     one.forget()
-    with pytest.raises(StateError, match="is committed or aborted already"):
+    with pytest.raises(errors.StateError, match="is committed or aborted already"):
         loser.prepare()
     assert rig.ids() == [1]
     assert not rig.prepared()
@@ -695,7 +687,7 @@ def test_two_attempts_at_one_unique_key_do_not_wait_for_ever(rig, driver):
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     job, sink = rig.job(), rig.sink(lock_timeout_s=1)
     prepare(sink, Attempt(job, 0, 0, 0), [1])
-    with pytest.raises(RetriableError):
+    with pytest.raises(errors.RetriableError):
         prepare(sink, Attempt(job, 0, 0, 1), [1])
     run_epoch(sink, job, 0, [[1]])
     assert rig.ids() == [1]
@@ -733,7 +725,7 @@ def test_our_tables_are_made_by_the_process_that_comes_first(rig):
 
 
 def test_a_missing_table_is_named(rig):
-    with pytest.raises(UsageError, match=rig.table):
+    with pytest.raises(errors.UsageError, match=rig.table):
         rig.sink().begin(Attempt("q", 0, 0, 0))
 
 
@@ -751,7 +743,7 @@ def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig)
             "small": pa.array([1]),
         }
     )
-    with rig.sink().begin(Attempt(rig.job(), 0, 0, 0)) as transaction, pytest.raises(UsageError) as caught:
+    with rig.sink().begin(Attempt(rig.job(), 0, 0, 0)) as transaction, pytest.raises(errors.UsageError) as caught:
         transaction.write(rows)
     message = str(caught.value)
     assert rig.table in message
@@ -776,7 +768,7 @@ def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig)
 def test_a_value_that_does_not_fit_fails_the_transaction(rig, column, values):
     rig.create(f"id {column}")
     rows = pa.record_batch({"id": values})
-    with pytest.raises(UsageError, match=f"{rig.table}|column 'id' of the table"):
+    with pytest.raises(errors.UsageError, match=f"{rig.table}|column 'id' of the table"):
         write_all(rig.sink(), Attempt(rig.job(), 0, 0, 0), rows)
     assert not rig.prepared()
     assert rig.execute(f"SELECT count(*) FROM {rig.table}") == [(0,)]
@@ -785,7 +777,7 @@ def test_a_value_that_does_not_fit_fails_the_transaction(rig, column, values):
 def test_nanoseconds_are_refused_and_not_cut(rig):
     rig.create("id TIMESTAMP(6) NULL")
     rows = pa.record_batch({"id": pa.array([1], pa.timestamp("ns", "UTC"))})
-    with rig.sink().begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(UsageError, match="'id'"):
+    with rig.sink().begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(errors.UsageError, match="'id'"):
         transaction.write(rows)
 
 
@@ -793,13 +785,13 @@ def test_rows_must_not_change_their_columns(rig):
     rig.create()
     with rig.sink().begin(Attempt("q", 0, 0, 0)) as transaction:
         transaction.write(batch([1]))
-        with pytest.raises(UsageError, match="changed"):
+        with pytest.raises(errors.UsageError, match="changed"):
             transaction.write(pa.record_batch({"id": [1]}))
 
 
 def test_a_wrong_password_is_an_authentication_error_that_does_not_show_it(rig):
     sink = SqlSink(rig.url.replace(PASSWORD, "wr0ng-s3cret"), "orders")
-    with pytest.raises(AuthenticationError) as caught:
+    with pytest.raises(errors.AuthenticationError) as caught:
         sink.begin(Attempt("q", 0, 0, 0))
     seen: BaseException | None = caught.value
     while seen is not None:
@@ -810,7 +802,7 @@ def test_a_wrong_password_is_an_authentication_error_that_does_not_show_it(rig):
 
 
 def test_a_missing_database_is_the_callers_mistake(rig):
-    with pytest.raises(UsageError, match="nowhere"):
+    with pytest.raises(errors.UsageError, match="nowhere"):
         SqlSink(rig.url.rsplit("/", 1)[0] + "/nowhere", "orders").begin(Attempt("q", 0, 0, 0))
 
 
@@ -824,7 +816,7 @@ def test_a_database_that_is_required_is_not_skipped(monkeypatch, value, outcome)
 
 def test_an_unreachable_server_is_worth_another_try(rig):
     url = rig.url.rsplit("@", 1)[0] + "@127.0.0.1:1/none"
-    with pytest.raises(RetriableError):
+    with pytest.raises(errors.RetriableError):
         SqlSink(url, "orders").begin(Attempt("q", 0, 0, 0))
 
 
@@ -833,14 +825,14 @@ def test_an_unreachable_server_is_worth_another_try(rig):
     ["s3cret", "postgresql://u:s3cret@h:port/d", "oracle://u:s3cret@h/d", "sqlite:////tmp/x.db", "postgresql://u:s3cret@h/"],
 )
 def test_an_address_that_cannot_be_used_is_refused_without_its_password(url):
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(errors.UsageError) as caught:
         SqlSink(url, "orders")
     assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("table", ["", "a.b.c", ".a", "a."])
 def test_a_table_that_cannot_be_named_is_refused(table):
-    with pytest.raises(UsageError, match="a table is named"):
+    with pytest.raises(errors.UsageError, match="a table is named"):
         SqlSink("postgresql://h/d", table)
 
 
@@ -848,14 +840,14 @@ def test_postgresql_without_prepared_transactions_says_what_to_set():
     with postgresql("-c", "max_prepared_transactions=0") as server:
         rig = SqlRig(server.url)
         rig.create()
-        with pytest.raises(UsageError, match="max_prepared_transactions"):
+        with pytest.raises(errors.UsageError, match="max_prepared_transactions"):
             rig.sink().begin(Attempt("q", 0, 0, 0))
 
 
 @pytest.mark.parametrize("rig", ["mariadb"], indirect=True)  # all tables of PostgreSQL have transactions
 def test_a_table_whose_engine_has_no_transactions_is_refused(rig):
     rig.create("id BIGINT", "ENGINE=MyISAM")
-    with pytest.raises(UsageError, match="MyISAM"):
+    with pytest.raises(errors.UsageError, match="MyISAM"):
         rig.sink().begin(Attempt("q", 0, 0, 0))
 
 
@@ -955,7 +947,7 @@ def test_infinities_are_stored_or_refused(rig, driver):
             driver(job).commit(0, (transaction.prepare(),))
             assert [str(value) for value in rig.ids()] == ["-inf", "inf", "nan"]
         else:
-            with pytest.raises(UsageError, match="'id' holds NaN"):
+            with pytest.raises(errors.UsageError, match="'id' holds NaN"):
                 transaction.write(rows)
 
 
@@ -993,7 +985,7 @@ def test_an_upsert_that_is_replayed_gives_the_same_table(any_rig):
     with closing(JobCommitter(job, sink.committer(job))) as driver:
         driver.commit(0, ())
         assert sink.recorded_epochs()[job] == 0
-        with pytest.raises(FencedError, match="comes too late"):
+        with pytest.raises(errors.FencedError, match="comes too late"):
             write_all(sink, Attempt(job, 0, 0, 9), batch([1], "late"))
         rows = pa.record_batch({"id": pa.array([2, 2, 2], pa.int64()), "name": ["early2", "early2", "new2"]})
         write_all(sink, Attempt(job, 1, 0, 0), rows)
@@ -1013,10 +1005,10 @@ def test_an_upsert_of_nothing_but_the_key(any_rig):
 
 def test_an_upsert_without_a_unique_key_is_refused(any_rig):
     any_rig.create("id BIGINT UNIQUE, name VARCHAR(100)")
-    with pytest.raises(UsageError, match="no unique key"):
+    with pytest.raises(errors.UsageError, match="no unique key"):
         UpsertSink(any_rig.url, any_rig.table, ("name",)).begin(Attempt("q", 0, 0, 0))
     sink = UpsertSink(any_rig.url, any_rig.table, ("id",))
-    with pytest.raises(UsageError, match="lack the columns"):
+    with pytest.raises(errors.UsageError, match="lack the columns"):
         write_all(sink, Attempt("q", 0, 0, 0), pa.record_batch({"name": ["x"]}))
 
 
@@ -1037,9 +1029,9 @@ def test_values_in_sqlite(tmp_path):
     first = (1, "a'b", b"\x00\xff", 0.1, "2020-02-29 23:59:59.999999", "2020-02-29", 1, None)
     assert rig.rows() == [first, (2, *[None] * 7)]
     for refused in ({"n": pa.array([Decimal("1.10")])}, {"f": [float("nan")]}):
-        with sink.begin(Attempt("q", 1, 0, 0)) as transaction, pytest.raises(UsageError):
+        with sink.begin(Attempt("q", 1, 0, 0)) as transaction, pytest.raises(errors.UsageError):
             transaction.write(pa.record_batch({"id": [3], **refused}))
-    with pytest.raises(UsageError), sink.begin(Attempt("q", 1, 0, 0)) as transaction:
+    with pytest.raises(errors.UsageError), sink.begin(Attempt("q", 1, 0, 0)) as transaction:
         transaction.write(pa.record_batch({"id": pa.array([2**64 - 1], pa.uint64())}))
 
 
@@ -1049,5 +1041,5 @@ def test_other_unique_keys_are_refused_where_they_would_match_too(rig):
         if rig.is_postgresql:
             transaction.write(batch([1]))
         else:
-            with pytest.raises(UsageError, match="other unique keys"):
+            with pytest.raises(errors.UsageError, match="other unique keys"):
                 transaction.write(batch([1]))
