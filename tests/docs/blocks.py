@@ -94,13 +94,10 @@ class Page:
     def _evaluate(self, example: Example) -> None:
         language, source = example.parsed.lexemes["language"].strip(), example.parsed.lexemes["source"]
         kinds: dict[str, Callable[[Example, Any], None]] = {
-            "python": self._python,
-            "text": self._text,
-            "console": self._console,
-            "properties": lambda _, text: self._properties(text),
-            "yaml": lambda _, text: yaml.safe_load(text),
+            "python": self._python, "text": self._text, "console": self._console,
+            "properties": lambda _, text: self._properties(text), "yaml": lambda _, text: yaml.safe_load(text),
             "toml": lambda _, text: tomllib.loads(text),
-        }
+        }  # fmt: skip
         if language not in kinds:
             raise BlockError(
                 f'a block in {language or "no language"!r} is not run: give a reason, <!--- skip: next "reason" -->'
@@ -147,15 +144,9 @@ class Page:
         if words[1] in SERVERS:
             return self._first_line(words[1:], environment)
         return subprocess.run(
-            [sys.executable, "-c", MAIN, *words[1:]],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        ).stdout
+            [sys.executable, "-c", MAIN, *words[1:]], cwd=self.folder, env=environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S, check=False,
+        ).stdout  # fmt: skip
 
     def _first_line(self, words: list[str], environment: Mapping[str, str]) -> str:
         """The server's, which is then interrupted; on the broker of the tests, so without its own port."""

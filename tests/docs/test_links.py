@@ -79,15 +79,10 @@ def files_named(path: Path) -> set[str]:
 
 PLACES = ("", "connectors/kafka", "connectors/formats", "benchmarks", "benchmarks/restore", "headrace", "tests")
 ELSEWHERE = {
-    "offsets/": "of a Spark checkpoint",
-    "commits/": "of a Spark checkpoint",
-    "demo-output/": "made by the demo",
-    "site/": "made by mkdocs",
-    "build/": "made by setuptools",
-    "lines.py": "made by the reader",
-    "test_lines.py": "made by the reader",
-    "test_my_sink.py": "made by the reader",
-}
+    "offsets/": "of a Spark checkpoint", "commits/": "of a Spark checkpoint", "demo-output/": "made by the demo",
+    "site/": "made by mkdocs", "build/": "made by setuptools", "lines.py": "made by the reader",
+    "test_lines.py": "made by the reader", "test_my_sink.py": "made by the reader",
+}  # fmt: skip
 
 
 def missing(path: Path, everywhere: set[str]) -> set[str]:
@@ -100,16 +95,8 @@ def missing(path: Path, everywhere: set[str]) -> set[str]:
 @pytest.fixture(scope="module")
 def everywhere() -> set[str]:
     folders = (
-        "headrace",
-        "pyspark_headrace",
-        "enumerator",
-        "connectors",
-        "runners",
-        "tests",
-        "benchmarks",
-        "examples",
-        "faults",
-    )
+        "headrace", "pyspark_headrace", "enumerator", "connectors", "runners", "tests", "benchmarks", "examples", "faults",
+    )  # fmt: skip
     return {path.name for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".java", ".md")}
 
 

@@ -118,14 +118,11 @@ def fuzz(name: str, seconds: int, folder: Path) -> dict[str, object]:
         target,
     )
     return {
-        "target": name,
-        "executions": statistic(done.stderr, "number_of_executed_units"),
-        "seconds": round(took),
-        "peak_rss_mb": statistic(done.stderr, "peak_rss_mb"),
-        "slowest_s": statistic(done.stderr, "slowest_unit_time_sec"),
+        "target": name, "executions": statistic(done.stderr, "number_of_executed_units"), "seconds": round(took),
+        "peak_rss_mb": statistic(done.stderr, "peak_rss_mb"), "slowest_s": statistic(done.stderr, "slowest_unit_time_sec"),
         "corpus": len(read_corpus(name)),
         "findings": [texts.read_text().strip() if texts.exists() else file.name for file, texts in _with_texts(findings)],
-    }
+    }  # fmt: skip
 
 
 def _with_texts(findings: list[Path]) -> Iterator[tuple[Path, Path]]:

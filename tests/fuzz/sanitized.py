@@ -101,12 +101,9 @@ def run(buffers: int) -> dict[str, Any]:
     findings = [done.stderr[-4000:] + done.stdout[-2000:] for done in (flood, tests) if done.returncode]
     settings = {} if flood.returncode else json.loads(flood.stdout.splitlines()[-1])
     return {
-        "target": "sanitized",
-        **settings,
-        "unit_tests": tests.stdout.strip().splitlines()[-1:],
-        "seconds": round(time.monotonic() - started_at),
-        "findings": findings,
-    }
+        "target": "sanitized", **settings, "unit_tests": tests.stdout.strip().splitlines()[-1:],
+        "seconds": round(time.monotonic() - started_at), "findings": findings,
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -152,15 +152,10 @@ def _unscaled(number: int) -> bytes:
 
 
 SIMPLE: dict[str, st.SearchStrategy[Any]] = {
-    "null": st.none(),
-    "boolean": st.booleans(),
-    "int": st.integers(-(1 << 31), (1 << 31) - 1),
-    "long": st.integers(-(1 << 63), (1 << 63) - 1),
-    "float": st.floats(width=32),
-    "double": st.floats(),
-    "bytes": st.binary(max_size=20),
-    "string": st.text(max_size=20),
-}
+    "null": st.none(), "boolean": st.booleans(), "int": st.integers(-(1 << 31), (1 << 31) - 1),
+    "long": st.integers(-(1 << 63), (1 << 63) - 1), "float": st.floats(width=32), "double": st.floats(),
+    "bytes": st.binary(max_size=20), "string": st.text(max_size=20),
+}  # fmt: skip
 
 
 def written(schema: Any, value: Any) -> bytes:
@@ -283,20 +278,14 @@ class StrictReader:
             return self.read(self.one_of(schema))
         kind = schema if isinstance(schema, str) else schema["type"]
         simple: dict[str, Callable[[], Any]] = {
-            "null": lambda: None,
-            "boolean": lambda: self.one_of([False, True], self.take(1)[0]),
-            "int": lambda: self.number(32),
-            "long": lambda: self.number(64),
-            "float": lambda: struct.unpack("<f", self.take(4))[0],
-            "double": lambda: struct.unpack("<d", self.take(8))[0],
-            "bytes": lambda: self.blob(schema),
-            "string": self.text,
-            "fixed": lambda: self.take(schema["size"]),
-            "enum": lambda: self.one_of(schema["symbols"]),
-            "array": lambda: [self.read(schema["items"]) for _ in self.items()],
+            "null": lambda: None, "boolean": lambda: self.one_of([False, True], self.take(1)[0]),
+            "int": lambda: self.number(32), "long": lambda: self.number(64),
+            "float": lambda: struct.unpack("<f", self.take(4))[0], "double": lambda: struct.unpack("<d", self.take(8))[0],
+            "bytes": lambda: self.blob(schema), "string": self.text, "fixed": lambda: self.take(schema["size"]),
+            "enum": lambda: self.one_of(schema["symbols"]), "array": lambda: [self.read(schema["items"]) for _ in self.items()],
             "map": lambda: {self.text(): self.read(schema["values"]) for _ in self.items()},
             "record": lambda: {field["name"]: self.read(field["type"]) for field in schema["fields"]},
-        }
+        }  # fmt: skip
         return simple[kind]()
 
     def one_of(self, choices: list[Any], number: int | None = None) -> Any:

@@ -87,13 +87,9 @@ class Stage:
         """One call."""
         outputs, finalizer = _Outputs(), _BundleFinalizerParam()
         invoker = DoFnInvoker.create_invoker(
-            self._signature,
-            output_handler=outputs,
-            context=DoFnContext("step"),
-            input_args=[],
-            input_kwargs={},
+            self._signature, output_handler=outputs, context=DoFnContext("step"), input_args=[], input_kwargs={},
             bundle_finalizer_param=finalizer,
-        )
+        )  # fmt: skip
         self.invoker = invoker
         outputs.on_output = self.on_output
         residuals = invoker.invoke_process(

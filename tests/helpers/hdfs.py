@@ -61,10 +61,7 @@ def started_hdfs(directory: Path) -> Iterator[str]:
         server = ServerProcess(
             [
                 *(
-                    find_java("HDFS"),
-                    *JAVA_OPTIONS,
-                    "-Xmx512m",
-                    f"-Dtest.build.data={directory}",
+                    find_java("HDFS"), *JAVA_OPTIONS, "-Xmx512m", f"-Dtest.build.data={directory}",
                     f"-Dhadoop.tmp.dir={directory}",
                 ),
                 *("-cp", f"{jars}/*:{spark_jars()}/*", "org.apache.hadoop.test.MiniDFSClusterManager"),
@@ -72,7 +69,7 @@ def started_hdfs(directory: Path) -> Iterator[str]:
             ],
             directory / "hdfs.log",
             group,
-        )
+        )  # fmt: skip
         server.start()
         try:
             wait_until(lambda: _check(server, details, directory / "hdfs.log"), "HDFS has not started")

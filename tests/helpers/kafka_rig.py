@@ -189,13 +189,9 @@ class Reading:
         self.now_s = 0.0
         self.rows: list[Row] = []
         self.run = EmbeddedRun(
-            source,
-            clock=lambda: self.now_s,
-            checkpoint=checkpoint,
-            parallelism=parallelism,
-            assignment=assignment,
+            source, clock=lambda: self.now_s, checkpoint=checkpoint, parallelism=parallelism, assignment=assignment,
             discovery_interval_s=source.discovery_interval_s,
-        )
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self

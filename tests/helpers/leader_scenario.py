@@ -77,13 +77,9 @@ def _partition(raw: RawKafka, topic: str) -> Any:
 def _described(raw: RawKafka, topic: str, epoch: int) -> Any:
     found = _partition(raw, topic)
     return [
-        found.error_code,
-        found.leader_id,
-        found.leader_epoch - epoch,
-        found.replica_nodes,
-        sorted(found.isr_nodes),
+        found.error_code, found.leader_id, found.leader_epoch - epoch, found.replica_nodes, sorted(found.isr_nodes),
         found.offline_replicas,
-    ]
+    ]  # fmt: skip
 
 
 def _asked(rig: Rig, raw: RawKafka, topic: str, epoch: int) -> Facts:

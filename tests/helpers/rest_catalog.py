@@ -65,19 +65,13 @@ class Catalog:
         """Until it answers. Raises RuntimeError if it does not."""
         settings = {
             "CATALOG_CATALOG__IMPL": "org.apache.iceberg.jdbc.JdbcCatalog",
-            "CATALOG_URI": f"jdbc:sqlite:{self._folder}/catalog.db",
-            "CATALOG_JDBC_USER": "user",
-            "CATALOG_JDBC_PASSWORD": "password",
-            "CATALOG_WAREHOUSE": f"file://{self._folder}",
-            "CATALOG_REST_PORT": str(self._port),
-            "REST_PORT": str(self._port),
-        }
+            "CATALOG_URI": f"jdbc:sqlite:{self._folder}/catalog.db", "CATALOG_JDBC_USER": "user",
+            "CATALOG_JDBC_PASSWORD": "password", "CATALOG_WAREHOUSE": f"file://{self._folder}",
+            "CATALOG_REST_PORT": str(self._port), "REST_PORT": str(self._port),
+        }  # fmt: skip
         command = [
-            find_java(SERVER.name),
-            "-cp",
-            installed(SERVER) / SERVER.main_jar,
-            "org.apache.iceberg.rest.RESTCatalogServer",
-        ]
+            find_java(SERVER.name), "-cp", installed(SERVER) / SERVER.main_jar, "org.apache.iceberg.rest.RESTCatalogServer",
+        ]  # fmt: skip
         with open(f"{self._folder}/server.log", "ab") as log:
             self._process = subprocess.Popen(command, env={**os.environ, **settings}, stdout=log, stderr=log)
         deadline = time.monotonic() + START_S

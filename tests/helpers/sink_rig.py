@@ -66,15 +66,9 @@ def read_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> l
 def read_pairs(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[tuple[bytes | None, str]]:
     """Every key and value of the topic up to its end, those of one partition in their order."""
     settings = {
-        "bootstrap.servers": bootstrap,
-        "group.id": "reader",
-        "isolation.level": isolation,
-        "enable.auto.commit": False,
-        "auto.offset.reset": "earliest",
-        "enable.partition.eof": True,
-        **AT_THE_END,
-        "log_level": 0,
-    }
+        "bootstrap.servers": bootstrap, "group.id": "reader", "isolation.level": isolation, "enable.auto.commit": False,
+        "auto.offset.reset": "earliest", "enable.partition.eof": True, **AT_THE_END, "log_level": 0,
+    }  # fmt: skip
     with closing(Consumer(settings)) as consumer:
         partitions = consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])

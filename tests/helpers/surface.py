@@ -15,20 +15,10 @@ from importlib import import_module
 from typing import Any, ForwardRef
 
 MODULES = (
-    "headrace.kafka",
-    "headrace.sql",
-    "headrace.files",
-    "headrace.formats",
-    "headrace.delta",
-    "headrace.iceberg",
-    "headrace.run",
-    "headrace.beam",
-    "headrace.spark",
-    "headrace.testing",
-    "headrace.errors",
-    "headrace.enumerator",
+    "headrace.kafka", "headrace.sql", "headrace.files", "headrace.formats", "headrace.delta", "headrace.iceberg",
+    "headrace.run", "headrace.beam", "headrace.spark", "headrace.testing", "headrace.errors", "headrace.enumerator",
     "headrace.sinks",
-)
+)  # fmt: skip
 
 
 def names_of(module: str) -> list[str]:

@@ -21,12 +21,9 @@ TOPIC = "test-it-goes-on-where-the-jvm-connector-was-stopped-fe714f3c-0"
 BUCKET = "checkpoints"
 FOLDERS = ("", "commits/", "offsets/", "sources/", "sources/0/")
 COMMANDS = {
-    "fork": (),
-    "rewind": ("--to-batch", "4"),
-    "set-offsets": ("--offset", f"{TOPIC}:0=2"),
-    "forget-topic": ("--topic", TOPIC),
+    "fork": (), "rewind": ("--to-batch", "4"), "set-offsets": ("--offset", f"{TOPIC}:0=2"), "forget-topic": ("--topic", TOPIC),
     "export": ("--to", "jvm"),
-}
+}  # fmt: skip
 _numbers = itertools.count()
 
 

@@ -365,22 +365,15 @@ def test_a_dump_shows_what_readers_do_not_see(run, broker, out):
     ran = run("dump", out, "--partition", "0", "--records")
     assert ran.status == 0
     assert [(row[1], row[2], row[3], row[7]) for row in ran.of("batch")] == [
-        ("0", "0", "1", "-"),
-        ("1", "2", "2", "committed"),
-        ("3", "3", "1", "COMMIT"),
-        ("4", "4", "1", "aborted"),
-        ("5", "5", "1", "ABORT"),
-        ("6", "6", "1", "open"),
-    ]
+        ("0", "0", "1", "-"), ("1", "2", "2", "committed"), ("3", "3", "1", "COMMIT"), ("4", "4", "1", "aborted"),
+        ("5", "5", "1", "ABORT"), ("6", "6", "1", "open"),
+    ]  # fmt: skip
     assert ran.of("batch")[0][9] in ("gzip", "none")  # librdkafka sends uncompressed what would grow
     assert all(row[8].isdigit() for row in ran.of("batch") if row[7] in ("COMMIT", "ABORT"))
     assert [(row[1], row[3], row[4], row[5]) for row in ran.of("record")] == [
-        ("0", "null", "plain", "-"),
-        ("1", "null", "kept", "committed"),
-        ("2", "null", "too", "committed"),
-        ("4", "null", "dropped", "aborted"),
-        ("6", "k", "pend\\ting", "open"),
-    ]
+        ("0", "null", "plain", "-"), ("1", "null", "kept", "committed"), ("2", "null", "too", "committed"),
+        ("4", "null", "dropped", "aborted"), ("6", "k", "pend\\ting", "open"),
+    ]  # fmt: skip
     part = run("dump", out, "--partition", "0", "--from", "2", "--limit", "2")
     assert [row[1] for row in part.of("batch")] == ["1", "3"]
     assert "--from 4" in part.err

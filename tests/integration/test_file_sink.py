@@ -161,23 +161,13 @@ LAST_DAY = date(9999, 12, 31)
 
 # type, value, and what a JSON line says
 VALUES: list[tuple[pa.DataType, Any, str]] = [
-    (pa.null(), None, "null"),
-    (pa.bool_(), True, "true"),
-    (pa.int8(), -128, "-128"),
-    (pa.int16(), 32767, "32767"),
-    (pa.int32(), -(2**31), "-2147483648"),
-    (pa.int64(), 2**63 - 1, "9223372036854775807"),
-    (pa.float32(), 0.1, "0.1"),
-    (pa.float32(), float("nan"), '"NaN"'),
-    (pa.float64(), 1e300, "1e+300"),
-    (pa.float64(), float("inf"), '"Infinity"'),
+    (pa.null(), None, "null"), (pa.bool_(), True, "true"), (pa.int8(), -128, "-128"), (pa.int16(), 32767, "32767"),
+    (pa.int32(), -(2**31), "-2147483648"), (pa.int64(), 2**63 - 1, "9223372036854775807"), (pa.float32(), 0.1, "0.1"),
+    (pa.float32(), float("nan"), '"NaN"'), (pa.float64(), 1e300, "1e+300"), (pa.float64(), float("inf"), '"Infinity"'),
     (pa.float64(), float("-inf"), '"-Infinity"'),
     (pa.decimal128(38, 18), Decimal("12345678901234567890.000000000000000001"), "12345678901234567890.000000000000000001"),
-    (pa.decimal128(10, 0), Decimal(7), "7"),
-    (pa.string(), 'é"\n\\\u2028😀', '"é\\"\\n\\\\\u2028😀"'),
-    (pa.large_string(), "", '""'),
-    (pa.binary(), b"\x00\xff", '"AP8="'),
-    (pa.large_binary(), b"", '""'),
+    (pa.decimal128(10, 0), Decimal(7), "7"), (pa.string(), 'é"\n\\\u2028😀', '"é\\"\\n\\\\\u2028😀"'),
+    (pa.large_string(), "", '""'), (pa.binary(), b"\x00\xff", '"AP8="'), (pa.large_binary(), b"", '""'),
     (pa.date32(), LAST_DAY, '"9999-12-31"'),
     (pa.timestamp("us", "UTC"), MOMENT.replace(tzinfo=ZoneInfo("UTC")), '"2024-02-29T23:59:59.123456Z"'),
     (pa.timestamp("us", "America/New_York"), MOMENT.replace(tzinfo=NEW_YORK), '"2024-03-01T04:59:59.123456Z"'),
@@ -185,15 +175,13 @@ VALUES: list[tuple[pa.DataType, Any, str]] = [
     (pa.time64("ns"), time(23, 59, 59, 123456), '"23:59:59.123456000"'),
     (pa.duration("us"), timedelta(days=1, hours=2, microseconds=5), "\"INTERVAL '1 02:00:00.000005' DAY TO SECOND\""),
     (pa.duration("us"), -timedelta(hours=25), "\"INTERVAL '-1 01:00:00' DAY TO SECOND\""),
-    (pa.list_(pa.int32()), [1, None, 3], "[1,null,3]"),
-    (pa.large_list(pa.string()), [], "[]"),
+    (pa.list_(pa.int32()), [1, None, 3], "[1,null,3]"), (pa.large_list(pa.string()), [], "[]"),
     (pa.list_(pa.list_(pa.string())), [["a"], None, []], '[["a"],null,[]]'),
-    (pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": None}, '{"a":1,"b":null}'),
-    (pa.struct([]), {}, "{}"),
+    (pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": None}, '{"a":1,"b":null}'), (pa.struct([]), {}, "{}"),
     (pa.map_(pa.string(), pa.int32()), [("k", 1), ("l", None)], '{"k":1,"l":null}'),
     (pa.map_(pa.int32(), pa.list_(pa.bool_())), [(1, [True])], '{"1":[true]}'),
     (VARIANT, {"value": b"\x0c\x01", "metadata": b"\x01\x00\x00"}, '{"value":"DAE=","metadata":"AQAA"}'),
-]
+]  # fmt: skip
 IN_PARQUET = [(data_type, value) for data_type, value, _ in VALUES if data_type != pa.struct([])]
 
 

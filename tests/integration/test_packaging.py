@@ -174,12 +174,9 @@ def unbuilt(tmp_path_factory) -> Path:
 
 def modules() -> set[str]:
     folders = (
-        ("", "headrace"),
-        ("headrace/", "enumerator"),
-        ("headrace/", "connectors"),
-        ("headrace/", "runners"),
+        ("", "headrace"), ("headrace/", "enumerator"), ("headrace/", "connectors"), ("headrace/", "runners"),
         ("", "pyspark_headrace"),
-    )
+    )  # fmt: skip
     return {f"{prefix}{path.relative_to(ROOT)}" for prefix, folder in folders for path in (ROOT / folder).rglob("*.py")}
 
 

@@ -42,20 +42,9 @@ class Group:
 
 
 _CORE = (
-    "ledger",
-    "enumerator",
-    "coordinator",
-    "progress",
-    "checkpoint",
-    "envelope",
-    "embedded",
-    "pauses",
-    "source_driver",
-    "events",
-    "split",
-    "transitions",
-    "errors",
-)
+    "ledger", "enumerator", "coordinator", "progress", "checkpoint", "envelope", "embedded", "pauses", "source_driver",
+    "events", "split", "transitions", "errors",
+)  # fmt: skip
 GROUPS = {
     "core": Group(
         [f"headrace/enumerator/{name}" for name in _CORE],
@@ -147,13 +136,9 @@ def mutmut(copy: Path, *command: str, quiet: bool = True) -> str:
     """What mutmut says."""
     environment = {**os.environ, "PYTHONPATH": "", "HYPOTHESIS_PROFILE": "mutants"}
     done = subprocess.run(
-        [sys.executable, "-c", AS_MUTMUT, *command],
-        cwd=copy,
-        env=environment,
-        text=True,
-        check=False,
+        [sys.executable, "-c", AS_MUTMUT, *command], cwd=copy, env=environment, text=True, check=False,
         stdout=subprocess.PIPE if quiet else None,
-    )
+    )  # fmt: skip
     return done.stdout or ""
 
 

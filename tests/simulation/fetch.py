@@ -29,13 +29,9 @@ from headrace.enumerator.errors import DataLossError, RetriableError
 from tests.simulation.search import Adversary
 
 CONFIG = ClientConfig(
-    bootstrap="b:1",
-    retry_backoff_ms=100,
-    retry_backoff_max_ms=1000,
-    metadata_max_age_ms=1000,
-    max_partition_fetch_bytes=150,
+    bootstrap="b:1", retry_backoff_ms=100, retry_backoff_max_ms=1000, metadata_max_age_ms=1000, max_partition_fetch_bytes=150,
     fetch_max_bytes=4000,
-)
+)  # fmt: skip
 BROKERS = tuple(Broker(number, f"b{number}", 9092) for number in range(3))
 UNKNOWN_BROKER = 77
 PARTITIONS = 3

@@ -599,10 +599,6 @@ _FAULTS = {
 }  # fmt: skip
 
 HOSTS = Adversary(
-    "hosts",
-    HostsSimulation,
-    2,
-    ({"go_on": 14, **_FAULTS}, {"go_on": 6, "go_on_a_little": 12, **_FAULTS}),
-    longest=60,
+    "hosts", HostsSimulation, 2, ({"go_on": 14, **_FAULTS}, {"go_on": 6, "go_on_a_little": 12, **_FAULTS}), longest=60,
     actions=by_chance(Simulation, _FAULTS),
-)
+)  # fmt: skip

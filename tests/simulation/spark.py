@@ -244,13 +244,9 @@ class SparkSimulation:
 
     def _read(self, start: int, loss: int, subscription: int, limits: int) -> LogRead[KafkaSplit]:
         source = SimulatedSource(
-            "simulated:9092",
-            **({"pattern": "t.*|u"} if subscription % 2 else {"topics": ["t"]}),
-            start=Latest() if start % 3 == 0 else Earliest(),
-            fail_on_data_loss=loss % 2 == 1,
-            group="g",
-            columns=["value"],
-        )
+            "simulated:9092", **({"pattern": "t.*|u"} if subscription % 2 else {"topics": ["t"]}),
+            start=Latest() if start % 3 == 0 else Earliest(), fail_on_data_loss=loss % 2 == 1, group="g", columns=["value"],
+        )  # fmt: skip
         source.__dict__["brokers"] = self.brokers
         return LogRead(
             source=source,

@@ -407,10 +407,6 @@ _FAULTS = {
 }  # fmt: skip
 
 STANDBY = Adversary(
-    "standby",
-    StandbySimulation,
-    3,
-    ({"go_on": 9, **_FAULTS}, {"go_on": 3, "go_on_a_little": 9, **_FAULTS}),
-    longest=40,
+    "standby", StandbySimulation, 3, ({"go_on": 9, **_FAULTS}, {"go_on": 3, "go_on_a_little": 9, **_FAULTS}), longest=40,
     actions=by_chance(Simulation, _FAULTS),
-)
+)  # fmt: skip

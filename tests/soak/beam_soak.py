@@ -100,13 +100,9 @@ class Soak:
         """Read, note, write."""
         config = {"bootstrap.servers": self.bootstrap, "auto.offset.reset": "earliest", "group.id": self.group}
         batches = pipeline | ReadFromKafka(
-            config,
-            [self.source],
-            commit_offset_in_finalize=True,
-            output="arrow",
-            columns=["topic", "partition", "offset"],
+            config, [self.source], commit_offset_in_finalize=True, output="arrow", columns=["topic", "partition", "offset"],
             read_s=0.5,
-        )
+        )  # fmt: skip
         self.witness.read(batches)
         _ = (
             batches
@@ -197,13 +193,10 @@ def main() -> int:
         "seed": arguments.seed,
         "seconds": round(time.monotonic() - started_s),
         "versions": {
-            "beam": version("apache-beam"),
-            "flink": FLINK_VERSION,
-            "runner": RUNNER_VERSION,
-            "kafka": KAFKA_VERSION,
+            "beam": version("apache-beam"), "flink": FLINK_VERSION, "runner": RUNNER_VERSION, "kafka": KAFKA_VERSION,
             "python": platform.python_version(),
         },
-    }
+    }  # fmt: skip
     print(json.dumps(result, indent=2))  # noqa: T201 - the command's output
     if arguments.result is not None:
         arguments.result.write_text(json.dumps(result, indent=2) + "\n")

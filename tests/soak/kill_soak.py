@@ -88,15 +88,9 @@ class Soak(ABC):
         name = f"soak-{uuid.uuid4().hex[:8]}"
         create_topic(bootstrap, name, 4)
         self.settings: dict[str, Any] = {
-            "bootstrap": bootstrap,
-            "topic": name,
-            "commits": f"{name}-commits",
-            "prefix": name,
-            "timeout_ms": timeout_ms,
-            "state": str(directory / name),
-            "rows": ROWS,
-            "bug": bug,
-        }
+            "bootstrap": bootstrap, "topic": name, "commits": f"{name}-commits", "prefix": name, "timeout_ms": timeout_ms,
+            "state": str(directory / name), "rows": ROWS, "bug": bug,
+        }  # fmt: skip
         self.state = directory / name
         self.state.mkdir()
         self.kills: Counter[str] = Counter()
@@ -207,15 +201,11 @@ class Soak(ABC):
         seen = [sum(str(epoch * ROWS + row) in found for row in range(ROWS)) for epoch in range(epochs)]
         uncommitted = read_all(self.bootstrap, self.settings["topic"], "read_uncommitted")
         return {
-            "epochs": epochs,
-            "records": len(wanted),
-            "duplicates": sum(count - 1 for count in found.values()),
-            "lost": len(wanted - found.keys()),
-            "foreign": len(found.keys() - wanted),
-            "torn": sum(0 < count < ROWS for count in seen),
-            "open": still_open,
+            "epochs": epochs, "records": len(wanted), "duplicates": sum(count - 1 for count in found.values()),
+            "lost": len(wanted - found.keys()), "foreign": len(found.keys() - wanted),
+            "torn": sum(0 < count < ROWS for count in seen), "open": still_open,
             "uncommitted_records_in_the_log": len(uncommitted) - found.total(),
-        }
+        }  # fmt: skip
 
     def _tasks(self) -> int:
         return self.generator.randint(1, MOST_TASKS)
@@ -346,15 +336,10 @@ def main() -> int:
             while soak.kills.total() < options.kills // 2:
                 progress.advance(bar, soak.round())
             document["protocols"][f"v{level}"] = {
-                "timeout_ms": soak.settings["timeout_ms"],
-                "kills": soak.kills.total(),
-                "by_phase": dict(sorted(soak.kills.items())),
-                "outages": soak.outages,
-                "zombies": soak.zombies,
-                "runs": soak.runs,
-                **soak.judge(),
-                "seconds": round(time.monotonic() - started_at),
-            }
+                "timeout_ms": soak.settings["timeout_ms"], "kills": soak.kills.total(),
+                "by_phase": dict(sorted(soak.kills.items())), "outages": soak.outages, "zombies": soak.zombies,
+                "runs": soak.runs, **soak.judge(), "seconds": round(time.monotonic() - started_at),
+            }  # fmt: skip
     print(json.dumps(document, indent=1))  # noqa: T201 - the command's output
     if options.result is not None:
         options.result.write_text(json.dumps(document, indent=1) + "\n")

@@ -98,11 +98,8 @@ class Soak:
         job = Path(__file__).with_name("run_soak_job.py")
         command = [sys.executable, "-c", "from headrace.cli import main; main()", "run", f"{job}:pipeline"]
         command += [
-            "--workers",
-            str(self.generator.randint(1, MOST_WORKERS)),
-            "--checkpoints",
-            str(self.folder / "checkpoints"),
-        ]
+            "--workers", str(self.generator.randint(1, MOST_WORKERS)), "--checkpoints", str(self.folder / "checkpoints"),
+        ]  # fmt: skip
         command += [part for name, value in SETTINGS.items() for part in ("--config", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, start_new_session=True)
@@ -232,12 +229,9 @@ def _judged(pairs: Pairs, numbers: list[int]) -> dict[str, int]:
         behind += number < last.get(key, -1)
         last[key] = number
     return {
-        "records": len(pairs),
-        "duplicates": sum(count - 1 for count in seen.values()),
-        "lost": len(wanted - seen.keys()),
-        "foreign": len(seen.keys() - wanted),
-        "out_of_order": behind,
-    }
+        "records": len(pairs), "duplicates": sum(count - 1 for count in seen.values()), "lost": len(wanted - seen.keys()),
+        "foreign": len(seen.keys() - wanted), "out_of_order": behind,
+    }  # fmt: skip
 
 
 @contextmanager
@@ -269,12 +263,9 @@ def soaked(kind: str, kills: int, seconds: float, seed: int, bug: str | None, on
         finally:
             soak.end()
     return {
-        "killed": soak.killed,
-        "processes": soak.processes,
-        "starts": soak.starts,
-        "seconds": time.monotonic() - started_s,
+        "killed": soak.killed, "processes": soak.processes, "starts": soak.starts, "seconds": time.monotonic() - started_s,
         **found,
-    }
+    }  # fmt: skip
 
 
 def _all(only: str) -> list[tuple[tuple[str, str, str], str]]:
@@ -291,13 +282,9 @@ def added(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     killed = Counter(before.get("kills_by_phase", {})) + found["killed"]
     sums = {name: before.get(name, 0) + found[name] for name in ("processes", "starts", "records", "letters", *BAD)}
     return {
-        "kills": sum(killed.values()),
-        **sums,
-        "seconds": round(before.get("seconds", 0) + found["seconds"], 1),
-        "partitions": PARTITIONS,
-        "workers": f"1 to {MOST_WORKERS}",
-        "kills_by_phase": dict(sorted(killed.items())),
-    }
+        "kills": sum(killed.values()), **sums, "seconds": round(before.get("seconds", 0) + found["seconds"], 1),
+        "partitions": PARTITIONS, "workers": f"1 to {MOST_WORKERS}", "kills_by_phase": dict(sorted(killed.items())),
+    }  # fmt: skip
 
 
 def main() -> None:

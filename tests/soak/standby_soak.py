@@ -53,13 +53,9 @@ WRONG = ("lost", "foreign", "duplicates", "epochs_of_two_drivers")
 """What a result may not have."""
 
 CONF = {
-    "spark.master": "local[2,4]",
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "1g",
-    "spark.log.level": "ERROR",
-}
+    "spark.master": "local[2,4]", "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "1g", "spark.log.level": "ERROR",
+}  # fmt: skip
 
 
 class Traffic:
@@ -170,15 +166,12 @@ class SupervisedJob:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", "from headrace.cli import main; main()", *self._command],
                 env={
-                    **os.environ,
-                    **self._variables,
-                    "PYTHONPATH": python_path(),
-                    "STANDBY_JOB": self._told,
+                    **os.environ, **self._variables, "PYTHONPATH": python_path(), "STANDBY_JOB": self._told,
                     "TMPDIR": str(self._directory),
                 },
                 stdout=log,
                 stderr=log,
-            )
+            )  # fmt: skip
 
     def check(self) -> None:
         assert self.process is not None
@@ -300,17 +293,12 @@ class Soak:
         self.partitions = PARTITIONS
         self.outages: dict[str, list[float]] = {}
         self.kinds: dict[str, Callable[[str], None]] = {
-            "all killed": self.kill_all,
-            "stopped, and continued once it is given up": self.stop_and_continue,
-            "killed, and again while the next one warms": self.kill_all,
-            "driver's process killed": self.kill_driver,
-            "JVM killed": self.kill_jvm,
-            "broker restarted meanwhile": self.restart_broker,
-            "partitions added meanwhile": self.add_partitions,
-            "JVM stopped": self.stop_jvm,
-            "supervisor killed": self.kill_supervisor,
-            "driver stopped, then its supervisor killed": self.orphan,
-        }
+            "all killed": self.kill_all, "stopped, and continued once it is given up": self.stop_and_continue,
+            "killed, and again while the next one warms": self.kill_all, "driver's process killed": self.kill_driver,
+            "JVM killed": self.kill_jvm, "broker restarted meanwhile": self.restart_broker,
+            "partitions added meanwhile": self.add_partitions, "JVM stopped": self.stop_jvm,
+            "supervisor killed": self.kill_supervisor, "driver stopped, then its supervisor killed": self.orphan,
+        }  # fmt: skip
 
     def round(self, kind: str) -> float:
         """One takeover, or two; the longest outage. Raises RuntimeError where a driver of earlier is still there."""
@@ -437,15 +425,11 @@ class Session:
                 sys.stderr.write(f"{self.seed}, {number + 1}: {kind}: {made.round(kind):.2f} s\n")
             counted = outcome(job, traffic)
         return {
-            "seed": self.seed,
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
-            "takeovers": self.takeovers,
-            "seconds": round(time.time() - started_at),
-            "load_average": os.getloadavg(),
-            **counted,
+            "seed": self.seed, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)), "takeovers": self.takeovers,
+            "seconds": round(time.time() - started_at), "load_average": os.getloadavg(), **counted,
             "epochs_of_two_drivers": two_lists(broker.bootstrap, job.commits),
             "outages_s": {kind: [round(each, 2) for each in found] for kind, found in made.outages.items()},
-        }
+        }  # fmt: skip
 
 
 def summed(sessions: list[dict[str, Any]], rate: float) -> dict[str, Any]:

@@ -176,16 +176,11 @@ def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
             copied = Counter(read_all(cluster.bootstrap, "out"))
             expected = Counter(str(number) for number in range(found["written"]))
             return {
-                **found,
-                "seconds": round(took_s),
-                "life_s": lifetime_s,
-                "tokens": len(authority.tokens),
-                "lost": sum((expected - copied).values()),
-                "duplicates": sum((copied - expected).values()),
-                "leaks": leaks(authority, folder),
-                "searched": sorted({path.name.split(".")[0] for path in folder.iterdir()}),
+                **found, "seconds": round(took_s), "life_s": lifetime_s, "tokens": len(authority.tokens),
+                "lost": sum((expected - copied).values()), "duplicates": sum((copied - expected).values()),
+                "leaks": leaks(authority, folder), "searched": sorted({path.name.split(".")[0] for path in folder.iterdir()}),
                 "kafka": KAFKA_VERSION,
-            }
+            }  # fmt: skip
 
 
 def is_good(result: dict[str, Any]) -> bool:

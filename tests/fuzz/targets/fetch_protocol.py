@@ -43,17 +43,11 @@ def _seeds() -> dict[str, bytes]:
     found = {}
     for version, (name, records) in enumerate(batches().items(), MIN_VERSION):
         settings = partition(
-            partition_index=1,
-            error_code=0,
-            high_watermark=100,
-            last_stable_offset=90,
-            log_start_offset=10,
-            aborted_transactions=[partition.AbortedTransaction(producer_id=5, first_offset=6)],
-            preferred_read_replica=-1,
+            partition_index=1, error_code=0, high_watermark=100, last_stable_offset=90, log_start_offset=10,
+            aborted_transactions=[partition.AbortedTransaction(producer_id=5, first_offset=6)], preferred_read_replica=-1,
             diverging_epoch=partition.EpochEndOffset(epoch=4, end_offset=55),
-            current_leader=partition.LeaderIdAndEpoch(leader_id=2, leader_epoch=9),
-            records=records,
-        )
+            current_leader=partition.LeaderIdAndEpoch(leader_id=2, leader_epoch=9), records=records,
+        )  # fmt: skip
         response = FetchResponse(
             throttle_time_ms=0, error_code=0, session_id=0, responses=[topic(topic="t", topic_id=None, partitions=[settings])]
         )

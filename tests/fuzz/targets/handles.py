@@ -54,11 +54,8 @@ TARGET = Target(
     _check,
     _seeds,
     (
-        "headrace.connectors.kafka.write.handles",
-        "headrace.connectors.sql.handles",
-        "headrace.connectors.files.handles",
-        "headrace.connectors.tables.handles",
-        "headrace.enumerator.envelope",
+        "headrace.connectors.kafka.write.handles", "headrace.connectors.sql.handles", "headrace.connectors.files.handles",
+        "headrace.connectors.tables.handles", "headrace.enumerator.envelope",
     ),
     WORDS,
-)
+)  # fmt: skip

@@ -155,12 +155,9 @@ def test_a_wrong_password_is_refused(secured: BrokerCluster, mechanism: str) -> 
 def sasl(cluster: BrokerCluster, protocol: str, mechanism: str, user: str, password: str) -> Mapping[str, Any]:
     assert cluster.certificates is not None
     return {
-        "security_protocol": protocol,
-        "sasl_mechanism": mechanism,
-        "sasl_plain_username": user,
-        "sasl_plain_password": password,
-        **({"ssl_cafile": str(cluster.certificates.ca)} if protocol == "SASL_SSL" else {}),
-    }
+        "security_protocol": protocol, "sasl_mechanism": mechanism, "sasl_plain_username": user,
+        "sasl_plain_password": password, **({"ssl_cafile": str(cluster.certificates.ca)} if protocol == "SASL_SSL" else {}),
+    }  # fmt: skip
 
 
 def test_ssl_is_verified_both_ways(secured: BrokerCluster, topic: Callable[[], str]) -> None:

@@ -236,18 +236,15 @@ class TestFilters:
             ("partition = 1", lambda partition, offset: partition == 1),
             ("partition <> 1", lambda partition, offset: partition != 1),
             ("partition in (0, 5)", lambda partition, offset: partition == 0),
-            ("topic like 'test%'", lambda partition, offset: True),
-            ("topic = 'another'", lambda partition, offset: False),
+            ("topic like 'test%'", lambda partition, offset: True), ("topic = 'another'", lambda partition, offset: False),
             ("offset >= 2 and offset < 4", lambda partition, offset: 2 <= offset < 4),
-            ("offset = 3", lambda partition, offset: offset == 3),
-            ("offset > 100", lambda partition, offset: False),
-            ("offset < -1", lambda partition, offset: False),
-            ("offset in (1, 4)", lambda partition, offset: offset in (1, 4)),
+            ("offset = 3", lambda partition, offset: offset == 3), ("offset > 100", lambda partition, offset: False),
+            ("offset < -1", lambda partition, offset: False), ("offset in (1, 4)", lambda partition, offset: offset in (1, 4)),
             ("offset <> 2", lambda partition, offset: offset != 2),
             ("value = cast('3' as binary)", lambda partition, offset: (partition, offset) == (0, 3)),
             ("partition = 0 or offset = 1", lambda partition, offset: partition == 0 or offset == 1),
         ],
-    )
+    )  # fmt: skip
     def test_by_place(self, read, timed, condition, holds):
         frame = read(timed).where(condition)
         assert values(frame) == [str(p * 10 + o) for p in range(2) for o in range(6) if holds(p, o)]

@@ -10,25 +10,13 @@ from tests.helpers.file_rig import job_committer, left_over, prepared, published
 from tests.helpers.sink_drivers import finish_driver, kill_driver
 
 COLUMNS = {
-    "flag": "true",
-    "byte": "-128Y",
-    "short": "32767S",
-    "integer": "-2147483648",
-    "long": "9223372036854775807L",
-    "float": "CAST(0.1 AS FLOAT)",
-    "double": "1e300D",
-    "nan": "CAST('NaN' AS DOUBLE)",
-    "decimal": "CAST('12345678901234567890.000000000000000001' AS DECIMAL(38, 18))",
-    "string": "'é\"\\n\\u2028'",
-    "binary": "X'00FF'",
-    "date": "DATE'9999-12-31'",
-    "timestamp": "TIMESTAMP'2024-02-29 23:59:59.123456 America/New_York'",
-    "timestamp_ntz": "TIMESTAMP_NTZ'2024-02-29 23:59:59.123456'",
-    "interval": "INTERVAL '-1 02:03:04.000005' DAY TO SECOND",
-    "array": "array(1, null, 3)",
-    "struct": "named_struct('a', 1, 'b', array('x'))",
-    "map": "map('k', 1, 'l', null)",
-}
+    "flag": "true", "byte": "-128Y", "short": "32767S", "integer": "-2147483648", "long": "9223372036854775807L",
+    "float": "CAST(0.1 AS FLOAT)", "double": "1e300D", "nan": "CAST('NaN' AS DOUBLE)",
+    "decimal": "CAST('12345678901234567890.000000000000000001' AS DECIMAL(38, 18))", "string": "'é\"\\n\\u2028'",
+    "binary": "X'00FF'", "date": "DATE'9999-12-31'", "timestamp": "TIMESTAMP'2024-02-29 23:59:59.123456 America/New_York'",
+    "timestamp_ntz": "TIMESTAMP_NTZ'2024-02-29 23:59:59.123456'", "interval": "INTERVAL '-1 02:03:04.000005' DAY TO SECOND",
+    "array": "array(1, null, 3)", "struct": "named_struct('a', 1, 'b', array('x'))", "map": "map('k', 1, 'l', null)",
+}  # fmt: skip
 NESTED = {"array", "struct", "map"}
 
 

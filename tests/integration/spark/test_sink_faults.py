@@ -87,13 +87,9 @@ def copy(topics, tmp_path):
 
 def fault(owner, method, when, what):
     return {
-        "module": "headrace.connectors.kafka.write.sink",
-        "owner": owner,
-        "method": method,
-        "when": when,
-        "nth": 1,
+        "module": "headrace.connectors.kafka.write.sink", "owner": owner, "method": method, "when": when, "nth": 1,
         "what": what,
-    }
+    }  # fmt: skip
 
 
 def test_a_task_that_fails_is_tried_again(spark, copy):

@@ -735,14 +735,10 @@ def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig)
     )
     rows = pa.record_batch(
         {
-            "id": ["text"],
-            "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)),
-            "at": pa.array([1.5]),
-            "other": [1],
-            "nested": [[1]],
-            "small": pa.array([1]),
+            "id": ["text"], "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)), "at": pa.array([1.5]), "other": [1],
+            "nested": [[1]], "small": pa.array([1]),
         }
-    )
+    )  # fmt: skip
     with rig.sink().begin(Attempt(rig.job(), 0, 0, 0)) as transaction, pytest.raises(errors.UsageError) as caught:
         transaction.write(rows)
     message = str(caught.value)
@@ -756,15 +752,11 @@ def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig)
 @pytest.mark.parametrize(
     ("column", "values"),
     [
-        ("SMALLINT", pa.array([2**15])),
-        ("VARCHAR(3)", pa.array(["four"])),
-        ("BIGINT NOT NULL", pa.array([None], pa.int64())),
-        ("BIGINT UNIQUE", pa.array([1, 1])),
-        ("NUMERIC(3, 1)", pa.array([Decimal("100.0")])),
-        ("TIMESTAMP(0) NULL", pa.array([datetime(2020, 1, 1, 0, 0, 0, 1, UTC)])),
-        ("TIME(3)", pa.array([time(1, 2, 3, 4)])),
+        ("SMALLINT", pa.array([2**15])), ("VARCHAR(3)", pa.array(["four"])), ("BIGINT NOT NULL", pa.array([None], pa.int64())),
+        ("BIGINT UNIQUE", pa.array([1, 1])), ("NUMERIC(3, 1)", pa.array([Decimal("100.0")])),
+        ("TIMESTAMP(0) NULL", pa.array([datetime(2020, 1, 1, 0, 0, 0, 1, UTC)])), ("TIME(3)", pa.array([time(1, 2, 3, 4)])),
     ],
-)
+)  # fmt: skip
 def test_a_value_that_does_not_fit_fails_the_transaction(rig, column, values):
     rig.create(f"id {column}")
     rows = pa.record_batch({"id": values})
@@ -1017,14 +1009,9 @@ def test_values_in_sqlite(tmp_path):
     rig.create("id INTEGER PRIMARY KEY, t TEXT, b BLOB, f DOUBLE, at DATETIME, d DATE, yes BOOLEAN, n NUMERIC(10, 2)")
     sink = UpsertSink(rig.url, rig.table, ("id",))
     rows = {
-        "id": pa.array([1, 2]),
-        "t": ["a'b", None],
-        "b": [b"\x00\xff", None],
-        "f": [0.1, None],
-        "at": pa.array([INSTANTS[0], None], pa.timestamp("us", "UTC")),
-        "d": [date(2020, 2, 29), None],
-        "yes": [True, None],
-    }
+        "id": pa.array([1, 2]), "t": ["a'b", None], "b": [b"\x00\xff", None], "f": [0.1, None],
+        "at": pa.array([INSTANTS[0], None], pa.timestamp("us", "UTC")), "d": [date(2020, 2, 29), None], "yes": [True, None],
+    }  # fmt: skip
     write_all(sink, Attempt("q", 0, 0, 0), pa.record_batch(rows))
     first = (1, "a'b", b"\x00\xff", 0.1, "2020-02-29 23:59:59.999999", "2020-02-29", 1, None)
     assert rig.rows() == [first, (2, *[None] * 7)]

@@ -108,12 +108,6 @@ class TrustsFinalisation(InjectedCall):
 
 
 INJECTED = (
-    NeverCleansUp,
-    CleansUpOnce,
-    CleansUpAll,
-    TakesAbortedForCommitted,
-    ForgetsBeforeTheCommit,
-    HasOneSlot,
-    CopiesWhatIsNotAborted,
-    TrustsFinalisation,
-)
+    NeverCleansUp, CleansUpOnce, CleansUpAll, TakesAbortedForCommitted, ForgetsBeforeTheCommit, HasOneSlot,
+    CopiesWhatIsNotAborted, TrustsFinalisation,
+)  # fmt: skip
