@@ -108,3 +108,20 @@ def topic(request: pytest.FixtureRequest) -> Callable[[], str]:
     test = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:100]
     run, numbers = uuid.uuid4().hex[:8], itertools.count()
     return lambda: f"{test}-{run}-{next(numbers)}"
+
+
+@pytest.fixture
+def bootstrap(broker: BrokerCluster) -> str:
+    """The address of `broker`."""
+    return broker.bootstrap
+
+
+@pytest.fixture
+def ten(bootstrap: str, topic: Callable[[], str]) -> str:
+    """A topic with the ten records TEN in its one partition."""
+    from tests.helpers.kafka_rig import TEN, write
+    from tests.helpers.kafka_tools import created
+
+    name = created(bootstrap, topic)
+    write(bootstrap, name, TEN)
+    return name

@@ -20,6 +20,8 @@ POLL_S = 0.01  # what is waited for may need the processor itself
 ONE_BATCH_PER_FETCH = {"max.partition.fetch.bytes": "1"}
 """A broker always gives one whole batch; so every batch written comes out of `poll` by itself."""
 
+TEN = [b"%d" % number for number in range(10)]
+
 Row = tuple[str, int, int, bytes | None]
 """Topic, partition, offset, value."""
 

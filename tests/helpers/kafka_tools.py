@@ -6,15 +6,25 @@ import contextlib
 import selectors
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from confluent_kafka import Producer
+
+from headrace.testing.servers.kafka import create_topic
 
 IDEMPOTENT = {"enable.idempotence": True, "topic.metadata.refresh.interval.ms": 10}
 """Of a librdkafka producer. It gets its producer id when it looks at its brokers again, by default half a second later."""
 
 AT_THE_END = {"fetch.wait.max.ms": 10}
 """Of a librdkafka consumer that reads to the end. A broker that has no more answers after so long, by default half a second."""
+
+
+def created(bootstrap: str, topic: Callable[[], str], partitions: int = 1, **shape: Any) -> str:
+    """A new topic's name, which `topic` gives. `shape`: as of `create_topic`."""
+    name = topic()
+    create_topic(bootstrap, name, partitions, **shape)
+    return name
 
 
 def produce(bootstrap: str, topic: str, values: Mapping[int, list[bytes]], **settings: str | int) -> None:

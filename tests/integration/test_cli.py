@@ -22,6 +22,7 @@ from headrace.connectors.kafka.write.transactions import TransactionResult, Tran
 from headrace.testing import DyingCommitter, Killed
 from headrace.testing.servers.kafka import create_topic, start_broker
 from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
+from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import committer, eventually, kafka_sink, prepared, read_all, rows, set_transaction_version
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -61,9 +62,7 @@ def run(broker, monkeypatch, capsys):
 
 @pytest.fixture
 def out(broker, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name, 2)
-    return name
+    return created(broker.bootstrap, topic, 2)
 
 
 @pytest.fixture
@@ -266,9 +265,7 @@ def test_the_older_transaction_protocol(run, topic):
 
 @pytest.fixture
 def source(broker, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name, 2)
-    return name
+    return created(broker.bootstrap, topic, 2)
 
 
 def test_a_clean_copy_passes(run, broker, source, out, sink):

@@ -24,6 +24,7 @@ from headrace.testing.servers.kafka import add_partitions, create_topic, delete_
 from tests.helpers.envelopes import body_of
 from tests.helpers.kafka_rig import (
     ONE_BATCH_PER_FETCH,
+    TEN,
     Reading,
     by_partition,
     committed,
@@ -37,24 +38,9 @@ from tests.helpers.kafka_rig import (
     write,
     write_batches,
 )
+from tests.helpers.kafka_tools import created
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
-TEN = [b"%d" % number for number in range(10)]
-
-
-@pytest.fixture
-def bootstrap(broker):
-    return broker.bootstrap
-
-
-@pytest.fixture
-def ten(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
-    write(bootstrap, name, TEN)
-    return name
-
 
 # --- I2: resolved once --------------------------------------------------------------------------------------------------
 
@@ -69,8 +55,7 @@ def test_kafka_12478_kafka_20539_latest_and_a_partition_added_before_it_is_disco
 
 @pytest.mark.parametrize("count", [0, 10], ids=["empty partition", "ten records"])
 def test_flink_28303_latest_of_an_empty_partition_is_not_resolved_again(bootstrap, topic, count):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     write(bootstrap, name, TEN[:count])
     source = KafkaSource(bootstrap, topics=[name], start=Latest())
     with Reading(source) as reading:
@@ -113,8 +98,7 @@ def test_flink_28475_a_stop_at_offset_0(bootstrap, ten, earliest):
 
 
 def test_spark_23685_gaps_of_markers_and_aborted_records_are_no_data_loss(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     writer = transactional(bootstrap, name)
     for value in (b"a", b"b", b"c"):
         writer.transaction(name, [b"aborted", b"too"], commit=False)
@@ -142,8 +126,7 @@ def test_beam_25962_the_position_moves_over_records_that_yield_nothing(bootstrap
 
 
 def test_risingwave_5192_arroyo_910_one_restore_per_record_and_no_duplicate(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     write_batches(bootstrap, name, [[value] for value in TEN[:6]])
     source = KafkaSource(bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH)
     stored, values = None, []
@@ -157,8 +140,7 @@ def test_risingwave_5192_arroyo_910_one_restore_per_record_and_no_duplicate(boot
 
 def test_librdkafka_1_7_an_aborted_empty_transaction_hides_nothing_behind_it(bootstrap, topic):
     """The abort is remembered for its producer; the producer's later, committed records must come all the same."""
-    name = topic()
-    create_topic(bootstrap, name, partitions=2)
+    name = created(bootstrap, topic, partitions=2)
     writer = transactional(bootstrap, name)
     writer.transaction(name, [b"aborted"], commit=False)
     writer.producer.begin_transaction()
@@ -172,8 +154,7 @@ def test_librdkafka_1_7_an_aborted_empty_transaction_hides_nothing_behind_it(boo
 
 
 def test_librdkafka_4636_what_was_asked_before_a_seek_is_not_given_after_it(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     write_batches(bootstrap, name, [[b"%d" % n] for n in range(30)])
     source = KafkaSource(bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH)
     with Fetcher(shared_cluster(source.config), [FetchFrom(name, 0, 0)], budget_bytes=1 << 20) as fetcher:
@@ -189,8 +170,7 @@ def test_librdkafka_4636_what_was_asked_before_a_seek_is_not_given_after_it(boot
 
 
 def test_librdkafka_4844_an_error_moves_no_position(bootstrap, topic, monkeypatch):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     write_batches(bootstrap, name, [[b"0", b"1"], [b"2", b"3"], [b"4"]])
     source = KafkaSource(bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH, group=name)
     decode, failures = reader_module.decode, []
@@ -347,8 +327,7 @@ def flapping(monkeypatch, name, looks):
 
 
 def test_flink_39837_metadata_that_flaps_adds_nothing_again(bootstrap, topic, monkeypatch):
-    name = topic()
-    create_topic(bootstrap, name, partitions=2)
+    name = created(bootstrap, topic, partitions=2)
     write(bootstrap, name, [b"a", b"b"], partition=1)
     with Reading(KafkaSource(bootstrap, topics=[name])) as reading:
         reading.until_rows(2)
@@ -362,8 +341,7 @@ def test_flink_39837_metadata_that_flaps_adds_nothing_again(bootstrap, topic, mo
 
 
 def test_flink_39837_nor_when_it_flaps_for_long(bootstrap, topic, monkeypatch, caplog):
-    name = topic()
-    create_topic(bootstrap, name, partitions=2)
+    name = created(bootstrap, topic, partitions=2)
     write(bootstrap, name, [b"a", b"b"], partition=1)
     source = KafkaSource(bootstrap, topics=[name], fail_on_data_loss=False)
     with Reading(source) as reading, Reading(replace(source, fail_on_data_loss=True)) as strict:
@@ -384,8 +362,7 @@ def test_flink_39837_nor_when_it_flaps_for_long(bootstrap, topic, monkeypatch, c
 
 
 def test_seatunnel_11677_a_cached_reader_is_woken_by_splits_that_come_back(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     with Reading(KafkaSource(bootstrap, topics=[name]), parallelism=2, assignment=LazyEnumerator) as reading:
         assert [reading.poll(0.0) for _ in range(4)] == [None] * 4
         ledger = reading.run.coordinator.enumerator.ledger

@@ -19,7 +19,7 @@ from headrace.connectors.kafka.write.transactions import TransactionProtocol, Tr
 from headrace.enumerator.errors import HeadraceError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import ErrorCode, Refuse
-from headrace.testing.servers.kafka import create_topic
+from tests.helpers.kafka_tools import created
 from tests.helpers.record_batches import HEADER
 from tests.helpers.sink_rig import committer, eventually, kafka_sink, ongoing, prepared, read_all, rows, take_over
 
@@ -30,15 +30,8 @@ TRANSACTIONAL = 0x10
 
 
 @pytest.fixture
-def bootstrap(broker):
-    return broker.bootstrap
-
-
-@pytest.fixture
 def out(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name, 2)
-    return name
+    return created(bootstrap, topic, 2)
 
 
 @pytest.fixture

@@ -27,15 +27,11 @@ from headrace.kafka import KafkaSource, Latest
 from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.beam_rig import BeamRun, on_direct
 from tests.helpers.kafka_rig import commit, committed, eventually, transactional, wait_for_end, write, write_records
+from tests.helpers.kafka_tools import created
 from tests.helpers.python_path import python_path
 from tests.servers.prism import prism_program
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def bootstrap(broker):
-    return broker.bootstrap
 
 
 @pytest.fixture
@@ -49,8 +45,7 @@ def numbers(prefix, count):
 
 class TestBounded:
     def test_every_record_comes_once_as_a_pair_of_bytes(self, bootstrap, config, topic):
-        name = topic()
-        create_topic(bootstrap, name, partitions=3)
+        name = created(bootstrap, topic, partitions=3)
         for partition in range(3):
             records = [{"key": b"k", "value": value} for value in numbers(f"{partition}/", 500)]
             write_records(bootstrap, name, [*records, {"key": None, "value": None}], partition)
@@ -94,8 +89,7 @@ class TestBounded:
 
     @pytest.mark.parametrize(("isolation", "expected"), [(None, [b"no", b"yes"]), ("read_committed", [b"yes"])])
     def test_isolation(self, bootstrap, config, topic, isolation, expected):
-        name = topic()
-        create_topic(bootstrap, name)
+        name = created(bootstrap, topic)
         writer = transactional(bootstrap, f"beam-{uuid.uuid4()}")
         writer.transaction(name, [b"no"], commit=False)
         writer.transaction(name, [b"yes"])
@@ -105,8 +99,7 @@ class TestBounded:
             assert_that(pairs | beam.Values(), equal_to(expected))
 
     def test_create_time_is_the_records_event_time(self, bootstrap, config, topic):
-        name = topic()
-        create_topic(bootstrap, name, partitions=2)
+        name = created(bootstrap, topic, partitions=2)
         for partition in range(2):
             records = [{"value": b"x", "timestamp": 1_700_000_000_000 + 1000 * second} for second in range(30)]
             write_records(bootstrap, name, records, partition)
@@ -120,8 +113,7 @@ class TestBounded:
             assert_that(counts, equal_to([20, 20, 20]))
 
     def test_it_starts_at_the_groups_offsets_and_commits_its_own_when_bundles_are_final(self, bootstrap, config, topic):
-        name, group = topic(), f"g-{uuid.uuid4().hex[:8]}"
-        create_topic(bootstrap, name)
+        name, group = created(bootstrap, topic), f"g-{uuid.uuid4().hex[:8]}"
         write(bootstrap, name, numbers("v", 10))
         commit(bootstrap, group, {(name, 0): 4})
         read = {"stop": Latest(), "commit_offset_in_finalize": True}
@@ -134,8 +126,7 @@ class TestBounded:
             assert_that(pairs, equal_to([]))
 
     def test_offsets_are_left_alone_unless_asked_for(self, bootstrap, config, topic):
-        name, group = topic(), f"g-{uuid.uuid4().hex[:8]}"
-        create_topic(bootstrap, name)
+        name, group = created(bootstrap, topic), f"g-{uuid.uuid4().hex[:8]}"
         write(bootstrap, name, numbers("v", 10))
         with on_direct() as pipeline:
             pairs = pipeline | ReadFromKafka({**config, "group.id": group}, [name], stop=Latest())
@@ -144,8 +135,7 @@ class TestBounded:
 
     def test_a_number_of_records_of_a_topic_without_an_end(self, bootstrap, config, topic):
         """The one way that Beam's own transform is tried out."""
-        name = topic()
-        create_topic(bootstrap, name, partitions=3)
+        name = created(bootstrap, topic, partitions=3)
         write(bootstrap, name, numbers("v", 10), partition=1)
         with on_direct() as pipeline:
             pairs = pipeline | ReadFromKafka(config, [name], max_num_records=7)
@@ -183,8 +173,7 @@ def read_on_prism(prism: Path, tmp_path: Path) -> Iterator[Callable[..., Callabl
 
 
 def test_new_records_and_new_partitions_come_while_it_streams_and_offsets_follow(bootstrap, topic, read_on_prism):
-    name, group = topic(), f"g-{uuid.uuid4().hex[:8]}"
-    create_topic(bootstrap, name, partitions=2)
+    name, group = created(bootstrap, topic, partitions=2), f"g-{uuid.uuid4().hex[:8]}"
     write(bootstrap, name, numbers("a", 50))
     values = read_on_prism(bootstrap, name, group)
     eventually(lambda: len(values()) >= 50, "the records that were there")
@@ -226,8 +215,7 @@ class TestRestored:
         second.close()
 
     def test_latest_is_not_asked_again(self, bootstrap, topic):
-        name = topic()
-        create_topic(bootstrap, name, partitions=2)
+        name = created(bootstrap, topic, partitions=2)
         write(bootstrap, name, [b"before"])
         source = KafkaSource(bootstrap, topics=[name], start=Latest())
         first = BeamRun(source, None)

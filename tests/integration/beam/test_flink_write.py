@@ -28,6 +28,7 @@ from tests.helpers.flink_rig import (
     savepoint_at_last,
 )
 from tests.helpers.kafka_rig import write_records
+from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import read_all, read_pairs
 
 pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(600)]
@@ -73,8 +74,8 @@ def open_transactions(bootstrap: str, prefix: str) -> list[str]:
 def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_its_keys_order_after_a_kill(
     flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
 ) -> None:
-    name, bootstrap = topic(), broker.bootstrap
-    create_topic(bootstrap, name, partitions=2)
+    bootstrap = broker.bootstrap
+    name = created(bootstrap, topic, partitions=2)
     prefix = name[-30:].strip("-")
     build = writing(tmp_path, bootstrap, name, delivery="exactly-once", transactional_id_prefix=prefix, num_shards=3)
 
@@ -152,8 +153,8 @@ def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_thro
 def test_at_least_once_loses_nothing_through_a_kill(
     flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
 ) -> None:
-    name, bootstrap = topic(), broker.bootstrap
-    create_topic(bootstrap, name, partitions=2)
+    bootstrap = broker.bootstrap
+    name = created(bootstrap, topic, partitions=2)
     with job(flink, writing(tmp_path, bootstrap, name)) as running:
         eventually(lambda: read_all(bootstrap, name))
         kill_and_restart(flink, running)

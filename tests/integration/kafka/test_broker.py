@@ -25,6 +25,7 @@ from headrace.enumerator.errors import PeerError, UsageError
 from headrace.testing.servers.kafka import BrokerCluster, add_partitions, create_topic, delete_topic, start_broker
 from headrace.testing.servers.kafka.metadata import ask
 from headrace.testing.servers.ports import Ports, is_listening, reserved_ports
+from tests.helpers.kafka_tools import created
 
 OWN = "HEADRACE_BOOTSTRAP"
 USERS = {"alice": "alice-secret", "bob": "bob's secret; 100%"}
@@ -89,15 +90,13 @@ def three(own: None) -> Iterator[BrokerCluster]:
 
 
 def test_records_written_are_read_back(broker: BrokerCluster, topic: Callable[[], str]) -> None:
-    name = topic()
-    create_topic(broker.bootstrap, name, partitions=2)
+    name = created(broker.bootstrap, topic, partitions=2)
     produce(broker.bootstrap, name, [b"a", b"b"])
     assert consume(broker.bootstrap, name, 2) == [b"a", b"b"]
 
 
 def test_a_group_is_joined_at_once(broker: BrokerCluster, topic: Callable[[], str]) -> None:
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     produce(broker.bootstrap, name, [b"a"])
     consumer = KafkaConsumer(name, bootstrap_servers=broker.bootstrap, group_id=name, auto_offset_reset="earliest")
     try:
@@ -108,8 +107,7 @@ def test_a_group_is_joined_at_once(broker: BrokerCluster, topic: Callable[[], st
 
 
 def test_topics_are_made_grown_and_deleted_with_visible_effect(broker: BrokerCluster, topic: Callable[[], str]) -> None:
-    name = topic()
-    create_topic(broker.bootstrap, name, partitions=2, configs={"retention.ms": "3600000"})
+    name = created(broker.bootstrap, topic, partitions=2, configs={"retention.ms": "3600000"})
     assert len(ask(broker.address(broker.nodes[0]), [name]).topics[0].partitions) == 2
     with pytest.raises(UsageError, match=name):
         create_topic(broker.bootstrap, name)
@@ -133,8 +131,7 @@ def test_a_topic_helper_without_a_broker_says_so() -> None:
 def test_sasl_listeners_know_every_user(
     secured: BrokerCluster, topic: Callable[[], str], protocol: str, mechanism: str
 ) -> None:
-    name = topic()
-    create_topic(secured.bootstrap, name)
+    name = created(secured.bootstrap, topic)
     for user, password in secured.users.items():
         client = sasl(secured, protocol, mechanism, user, password)
         produce(secured.listeners[protocol], name, [user.encode()], **client)

@@ -14,7 +14,7 @@ from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.protocol import ProduceRequest
 from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordEncoder
-from headrace.testing.servers.kafka import create_topic
+from tests.helpers.kafka_tools import created
 
 pytestmark = pytest.mark.broker
 
@@ -99,8 +99,7 @@ def consume(bootstrap: str, topic: str) -> dict[int, list[Record]]:
 
 @pytest.mark.parametrize(("codec", "level"), [*((codec, None) for codec in Codec), (Codec.LZ4, 12), (Codec.ZSTD, -1)])
 def test_kafka_takes_the_batches_and_librdkafka_reads_them(broker, kafka, topic, codec, level):
-    name, records = topic(), some_records(4000)
-    create_topic(broker.bootstrap, name, partitions=PARTITIONS)
+    name, records = created(broker.bootstrap, topic, partitions=PARTITIONS), some_records(4000)
     kafka.topics([name])  # waits until the new topic is known
     plain = {"producer_id": -1, "producer_epoch": -1, "transactional": False}
     encoder = RecordEncoder(PARTITIONS, **plain, codec=codec, compression_level=level, max_batch_bytes=150_000)

@@ -19,9 +19,9 @@ from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, is_retriable
-from headrace.testing.servers.kafka import BrokerCluster, create_topic, start_broker
+from headrace.testing.servers.kafka import BrokerCluster, start_broker
 from headrace.testing.servers.kafka.security import make_certificates
-from tests.helpers.kafka_tools import produce
+from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.broker
 
@@ -76,8 +76,7 @@ def connect(config: ClientConfig) -> Connection:
     [("SSL", "PLAIN")] + [(protocol, mechanism) for protocol in ("SASL_PLAINTEXT", "SASL_SSL") for mechanism in MODULES],
 )
 def test_reading_over_every_protocol_and_mechanism(secured, topic, protocol, mechanism):
-    name, written = topic(), [b"%d" % number * 200 for number in range(2000)]
-    create_topic(secured.bootstrap, name)
+    name, written = created(secured.bootstrap, topic), [b"%d" % number * 200 for number in range(2000)]
     produce(secured.bootstrap, name, {0: written})
     with KafkaCluster(client(secured, protocol, mechanism)) as kafka:
         end = kafka.list_offsets({(name, 0): Latest()})[name, 0].offset
@@ -183,8 +182,7 @@ def test_sasl_at_a_port_that_expects_none(secured):
 
 
 def test_a_connection_is_replaced_before_its_sasl_session_ends(secured, topic):
-    name = topic()
-    create_topic(secured.bootstrap, name)
+    name = created(secured.bootstrap, topic)
     config = client(secured, "SASL_SSL", "SCRAM-SHA-256", fetch_max_wait_ms="100")
     connection = connect(config)
     assert connection.expires_at is not None

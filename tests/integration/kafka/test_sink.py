@@ -24,6 +24,7 @@ from headrace.connectors.kafka.write.transactions import TransactionProtocol, Tr
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
 from headrace.testing import COMMITTER_STEPS, DyingCommitter, Killed
 from headrace.testing.servers.kafka import create_topic, delete_topic, start_broker
+from tests.helpers.kafka_tools import created
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import (
     committer,
@@ -58,9 +59,7 @@ ONCE = pytest.mark.parametrize("bootstrap", ["v2"], indirect=True)
 
 @pytest.fixture
 def out(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name, 3)
-    return name
+    return created(bootstrap, topic, 3)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest, Timestamp
 from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.kafka_rig import (
+    TEN,
     Reading,
     by_partition,
     commit,
@@ -20,22 +21,15 @@ from tests.helpers.kafka_rig import (
     write,
     write_records,
 )
+from tests.helpers.kafka_tools import created
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
-TEN = [b"%d" % number for number in range(10)]
-
-
-@pytest.fixture
-def bootstrap(broker):
-    return broker.bootstrap
 
 
 @pytest.fixture
 def timed(bootstrap, topic):
     """Ten records in partition 0, at 1000 s, 1001 s, ...; partition 1 is empty."""
-    name = topic()
-    create_topic(bootstrap, name, partitions=2)
+    name = created(bootstrap, topic, partitions=2)
     write_records(bootstrap, name, [{"value": value, "timestamp": 1_000_000 + 1000 * n} for n, value in enumerate(TEN)])
     return name
 
@@ -145,16 +139,14 @@ def test_a_stop_before_the_start_is_nothing_to_read(bootstrap, timed):
 
 
 def test_empty_partitions_end_at_once(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name, partitions=5)
+    name = created(bootstrap, topic, partitions=5)
     write(bootstrap, name, [b"only"], partition=3)
     assert read_all(KafkaSource(bootstrap, topics=[name], stop=Latest()), parallelism=3) == [(name, 3, 0, b"only")]
 
 
 @pytest.mark.parametrize("is_committed", [True, False], ids=["commit marker", "abort marker"])
 def test_a_control_record_at_the_end(bootstrap, topic, is_committed):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     transactional(bootstrap, name).transaction(name, [b"a", b"b"], commit=is_committed)
     wait_for_end(bootstrap, name, 3)
     expected = [(name, 0, 0, b"a"), (name, 0, 1, b"b")]
@@ -301,8 +293,7 @@ def write_interleaved(bootstrap, name):
 
 
 def test_transactions_committed_aborted_interleaved_and_open(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     open_one = write_interleaved(bootstrap, name)
     uncommitted = KafkaSource(bootstrap, topics=[name], stop=Latest(), isolation_level="read_uncommitted")
     with Reading(uncommitted) as everything:
@@ -327,8 +318,7 @@ def test_transactions_committed_aborted_interleaved_and_open(bootstrap, topic):
 
 
 def test_an_aborted_open_transaction_lets_reading_continue(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     writer = transactional(bootstrap, name)
     writer.producer.begin_transaction()
     writer.write(name, [{"value": b"never"}])
@@ -343,8 +333,7 @@ def test_an_aborted_open_transaction_lets_reading_continue(bootstrap, topic):
 
 
 def test_every_compression(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     codecs = ("none", "gzip", "snappy", "lz4", "zstd")
     values = [b"%s %d " % (codec.encode(), n) * 50 for codec in codecs for n in range(20)]
     for at, codec in enumerate(codecs):
@@ -353,8 +342,7 @@ def test_every_compression(bootstrap, topic):
 
 
 def test_keys_values_and_headers_that_are_null_empty_or_repeated(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     headers = [("same", b"1"), ("same", b"2"), ("null", None), ("empty", b""), ("żółć", b"\xff")]
     records = [{"key": b"k", "value": b"v", "headers": headers}, {"key": None, "value": None}, {"key": b"", "value": b""}]
     write_records(bootstrap, name, records)
@@ -369,8 +357,7 @@ def test_keys_values_and_headers_that_are_null_empty_or_repeated(bootstrap, topi
 
 @pytest.mark.parametrize(("kind", "number"), [("CreateTime", 0), ("LogAppendTime", 1)])
 def test_timestamps_of_both_types(bootstrap, topic, kind, number):
-    name = topic()
-    create_topic(bootstrap, name, configs={"message.timestamp.type": kind})
+    name = created(bootstrap, topic, configs={"message.timestamp.type": kind})
     started_at = datetime.now(UTC) - timedelta(minutes=5)
     write_records(bootstrap, name, [{"value": b"v", "timestamp": 1_234_567}])
     (batch,) = KafkaSource(bootstrap, topics=[name], stop=Latest()).batches()

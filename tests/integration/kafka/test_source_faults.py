@@ -15,6 +15,7 @@ from headrace.kafka import At, Committed, KafkaSource, Latest
 from headrace.testing.servers.kafka import create_topic, delete_topic
 from tests.helpers.kafka_rig import (
     ONE_BATCH_PER_FETCH,
+    TEN,
     Reading,
     by_partition,
     committed,
@@ -30,23 +31,9 @@ from tests.helpers.kafka_rig import (
     write_batches,
     write_records,
 )
+from tests.helpers.kafka_tools import created
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
-
-TEN = [b"%d" % number for number in range(10)]
-
-
-@pytest.fixture
-def bootstrap(broker):
-    return broker.bootstrap
-
-
-@pytest.fixture
-def ten(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
-    write(bootstrap, name, TEN)
-    return name
 
 
 def id_of(source, name):
@@ -114,8 +101,7 @@ def test_batches_continue_from_their_checkpoint(bootstrap, ten):
 
 
 def test_a_lost_reader_is_taken_over_from_the_last_checkpoint(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name, partitions=4)
+    name = created(bootstrap, topic, partitions=4)
     for partition in range(4):
         write(bootstrap, name, [b"x", b"y"], partition)
     with Reading(KafkaSource(bootstrap, topics=[name], stop=Latest()), parallelism=2) as reading:
@@ -215,8 +201,7 @@ def test_a_topic_recreated_while_reading_is_reported_by_its_id(bootstrap, ten, c
 
 
 def test_a_topic_deleted_while_reading(bootstrap, ten, topic, caplog):
-    other = topic()
-    create_topic(bootstrap, other)
+    other = created(bootstrap, topic)
     strict = KafkaSource(bootstrap, topics=[ten, other], discovery_interval_s=None)
     lax = KafkaSource(bootstrap, topics=[ten, other], fail_on_data_loss=False, group=other)
     with Reading(strict) as first, Reading(lax) as second:
@@ -373,8 +358,7 @@ def test_gaps_that_compaction_leaves_are_no_loss(broker, topic, eager_cleaner):
 
 
 def test_what_is_fetched_ahead_stays_within_the_budget(bootstrap, topic):
-    name, budget = topic(), 2 << 20
-    create_topic(bootstrap, name, partitions=2)
+    name, budget = created(bootstrap, topic, partitions=2), 2 << 20
     values = [bytes(64_000)] * 200
     for partition in (0, 1):
         write(bootstrap, name, values, partition, **{"batch.size": 200_000})
@@ -398,8 +382,7 @@ def test_what_is_fetched_ahead_stays_within_the_budget(bootstrap, topic):
 
 
 def test_records_larger_than_every_limit(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name, configs={"max.message.bytes": "20000000"})
+    name = created(bootstrap, topic, configs={"max.message.bytes": "20000000"})
     values = [b"small", bytes(3 << 20), b"small too", bytes(12 << 20), b"last"]
     for value in values:
         write(bootstrap, name, [value], **{"message.max.bytes": 20_000_000})
@@ -418,8 +401,7 @@ def leader_of(source, name):
 
 
 def test_the_leader_is_killed_while_reading(cluster3, topic):
-    name = topic()
-    create_topic(cluster3.bootstrap, name, replication=3, configs={"min.insync.replicas": "2"})
+    name = created(cluster3.bootstrap, topic, replication=3, configs={"min.insync.replicas": "2"})
     batches = [[b"%d.%d" % (n, m) for m in range(10)] for n in range(60)]
     write_batches(cluster3.bootstrap, name, batches[:30], acks="all")
     source = KafkaSource(cluster3.bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH, fetch_budget_bytes=1 << 20)
@@ -458,8 +440,7 @@ def test_the_only_broker_is_restarted_while_reading(broker, ten):
 
 
 def test_corrupt_bytes_on_the_brokers_disk(broker, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     write_batches(broker.bootstrap, name, [[b"good"] * 3, [b"flipped"] * 3, [b"behind"] * 3])
     directory = getattr(broker._nodes[1], "_directory", None)
     segment = directory and Path(directory) / "data" / f"{name}-0" / f"{0:020}.log"

@@ -12,8 +12,7 @@ import pyspark
 import pytest
 
 from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_at_hand
-from headrace.testing.servers.kafka import create_topic
-from tests.helpers.kafka_tools import produce
+from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -54,8 +53,7 @@ print(json.dumps({"values": values, "workers": workers, "rows": rows, "planners"
 
 def test_classes_and_python_processes_are_taken_over_and_the_answer_is_the_same(broker, topic, tmp_path, monkeypatch):
     file = archive_at_hand()
-    name = topic()
-    create_topic(broker.bootstrap, name, 1)
+    name = created(broker.bootstrap, topic, 1)
     produce(broker.bootstrap, name, {0: [b"a", b"b", b"c"]})
     loaded = tmp_path / "loaded"
     monkeypatch.setenv(SUBMIT_OPTIONS, f"-Xlog:class+load:file={loaded}")
@@ -95,8 +93,7 @@ def four(broker, topic):
     """A topic of four partitions, 300 records each: more than share a task unless another process states that two run at
     once.
     """
-    name = topic()
-    create_topic(broker.bootstrap, name, 4)
+    name = created(broker.bootstrap, topic, 4)
     produce(broker.bootstrap, name, {partition: [b"%d" % partition] * 300 for partition in range(4)})
     return name
 

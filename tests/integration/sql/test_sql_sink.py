@@ -79,6 +79,18 @@ def rig(server, request) -> Iterator[SqlRig]:
 
 
 @pytest.fixture
+def job(rig) -> str:
+    """A job that writes into the rig's table, which is created."""
+    rig.create()
+    return rig.job()
+
+
+@pytest.fixture
+def sink(rig) -> SqlSink:
+    return rig.sink()
+
+
+@pytest.fixture
 def driver(rig) -> Iterator[Callable[..., JobCommitter[SqlHandle]]]:
     """Makes drivers, which are closed."""
     made: list[JobCommitter[SqlHandle]] = []
@@ -118,9 +130,7 @@ def write_all(sink: Any, attempt: Attempt, *batches: pa.RecordBatch) -> SqlHandl
 # --- the contract -----------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_seen_once_committed_and_not_before(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_rows_are_seen_once_committed_and_not_before(rig, job, driver):
     handles = write_epoch(rig.sink(), job, 0, [[1, 2], [3]])
     assert [handle.rows for handle in handles] == [2, 1]
     assert rig.ids() == []
@@ -134,9 +144,7 @@ def test_rows_are_seen_once_committed_and_not_before(rig, driver):
     assert not rig.prepared()
 
 
-def test_a_prepared_transaction_survives_its_killed_writer_and_is_committed_by_another_process(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_a_prepared_transaction_survives_its_killed_writer_and_is_committed_by_another_process(rig, job, driver):
     output = killed_writer(rig.sink(), Attempt(job, 0, 0, 0), "prepared")
     handle = SqlHandleSerializer().deserialize(1, json.loads(output.splitlines()[0].replace("'", '"')))
     assert rig.ids() == []
@@ -144,9 +152,7 @@ def test_a_prepared_transaction_survives_its_killed_writer_and_is_committed_by_a
     assert rig.ids() == list(range(1000))
 
 
-def test_nothing_is_left_of_a_writer_that_is_killed_before_it_prepares(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_nothing_is_left_of_a_writer_that_is_killed_before_it_prepares(rig, job, driver):
     killed_writer(rig.sink(), Attempt(job, 0, 0, 0), "written")
     driver(job).commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
     assert rig.ids() == [1]
@@ -154,9 +160,7 @@ def test_nothing_is_left_of_a_writer_that_is_killed_before_it_prepares(rig, driv
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", range(len(STEPS)))
-def test_a_driver_that_dies_at_any_step_is_recovered_from(rig, driver, step, when):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_a_driver_that_dies_at_any_step_is_recovered_from(rig, job, sink, driver, step, when):
     run_epoch(sink, job, 0, [[1], [2]])
     handles = write_epoch(sink, job, 1, [[3, 4], [5]])
     with closing(CrashingCommitter(sink.committer(job), step, when=when)) as committer:
@@ -171,27 +175,21 @@ def test_a_driver_that_dies_at_any_step_is_recovered_from(rig, driver, step, whe
     assert len(rig.execute(f"SELECT gid FROM headrace_transactions WHERE job = '{job}'")) == 1  # of the last epoch
 
 
-def test_an_epoch_is_written_once_however_often_it_is_committed(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_an_epoch_is_written_once_however_often_it_is_committed(rig, job, driver):
     driver(job).commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
     driver(job).commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
     assert rig.ids() == [1]
     assert not rig.prepared()
 
 
-def test_an_old_checkpoint_is_refused(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_an_old_checkpoint_is_refused(rig, job, driver):
     driver(job).commit(5, write_epoch(rig.sink(), job, 5, [[1]]))
     with pytest.raises(StaleEpochError, match="epoch 4"):
         driver(job).commit(4, write_epoch(rig.sink(), job, 4, [[0]]))
     assert rig.ids() == [1]
 
 
-def test_an_old_driver_can_neither_record_nor_cleans_up(rig, driver):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_an_old_driver_can_neither_record_nor_cleans_up(rig, job, sink, driver):
     with closing(sink.committer(job)) as old:
         old.fence()
         handles = write_epoch(sink, job, 0, [[1]])
@@ -290,9 +288,7 @@ def test_a_run_into_a_table_with_a_unique_key_outlives_a_worker_that_dies_prepar
     assert (rig.ids(), rig.prepared()) == (list(range(40)), set())
 
 
-def test_a_fence_waits_for_a_driver_that_cleans_up_and_not_for_ever(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_a_fence_waits_for_a_driver_that_cleans_up_and_not_for_ever(rig, job, driver):
     with closing(rig.sink().committer(job)) as holder, closing(rig.sink(lock_timeout_s=1).committer(job)) as waiting:
         holder.fence()
         held = pytest.raises(errors.RetriableError, match="another driver has held the lock")
@@ -301,9 +297,7 @@ def test_a_fence_waits_for_a_driver_that_cleans_up_and_not_for_ever(rig, driver)
         waiting.fence()
 
 
-def test_a_cleans_up_touches_nothing_of_other_jobs_databases_and_applications(rig, driver):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_a_cleans_up_touches_nothing_of_other_jobs_databases_and_applications(rig, job, sink, driver):
     others = [prepare(sink, Attempt(name, 0, 0, 0), [1]).gid for name in (f"{job}0", f"{job}_", f"x{job}")]
     mine = prepare(sink, Attempt(job, 0, 0, 0), [2]).gid
     place = "00000000"  # of another database of this server
@@ -338,9 +332,7 @@ def test_a_cleans_up_touches_nothing_of_other_jobs_databases_and_applications(ri
         rig.execute(f"DROP TABLE {rig.table}_x")
 
 
-def test_what_an_administrator_rolled_back_after_it_was_durable_is_reported_as_lost(rig, driver):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_what_an_administrator_rolled_back_after_it_was_durable_is_reported_as_lost(rig, job, sink, driver):
     handles = write_epoch(sink, job, 0, [[1, 2], [3, 4, 5]])
     with closing(sink.committer(job)) as committer:
         committer.fence()
@@ -357,9 +349,7 @@ def test_what_an_administrator_rolled_back_after_it_was_durable_is_reported_as_l
     assert rig.ids() == [1, 2, 6]
 
 
-def test_what_an_administrator_rolled_back_before_is_written_again(rig, driver):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_what_an_administrator_rolled_back_before_is_written_again(rig, job, sink, driver):
     handles = write_epoch(sink, job, 0, [[1], [2]])
     rig.roll_back(handles[0].gid)
     with pytest.raises(errors.PeerError, match="must be written again") as caught:
@@ -370,9 +360,7 @@ def test_what_an_administrator_rolled_back_before_is_written_again(rig, driver):
     assert rig.ids() == [1, 2]
 
 
-def test_what_another_process_else_committed_counts_as_committed(rig):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_what_another_process_else_committed_counts_as_committed(rig, job, sink):
     (handle,) = write_epoch(sink, job, 0, [[1]])
     with closing(sink.committer(job)) as committer:
         committer.fence()
@@ -381,9 +369,7 @@ def test_what_another_process_else_committed_counts_as_committed(rig):
     assert rig.ids() == [1]
 
 
-def test_a_writer_that_is_still_connected_is_waited_for_and_not_taken_for_aborted(rig):
-    rig.create()
-    job = rig.job()
+def test_a_writer_that_is_still_connected_is_waited_for_and_not_taken_for_aborted(rig, job):
     transaction = rig.sink().begin(Attempt(job, 0, 0, 0))
     transaction.write(batch([1]))
     handle = transaction._pre_commit()
@@ -402,10 +388,8 @@ def test_a_writer_that_is_still_connected_is_waited_for_and_not_taken_for_aborte
     assert rig.ids() == [1]
 
 
-def test_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_that_a_list_names(rig):
+def test_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_that_a_list_names(rig, job, sink):
     """findings: Sinks 3. Two drivers overlap: the first has checked, the second's task starts, the first records."""
-    rig.create()
-    job, sink = rig.job(), rig.sink()
     handles = write_epoch(sink, job, 0, [[1], [2]])
     with closing(sink.committer(job)) as committer:
         committer.fence()
@@ -454,9 +438,7 @@ def test_two_tables_of_one_job_have_each_row_once_whatever_step_the_driver_dies_
     assert not rig.prepared()
 
 
-def test_a_driver_of_one_table_cleans_up_and_fences_nothing_of_another(rig, other):
-    rig.create()
-    job = rig.job()
+def test_a_driver_of_one_table_cleans_up_and_fences_nothing_of_another(rig, job, other):
     with closing(other.sink().committer(job)) as others:
         others.fence()
         handles = write_epoch(other.sink(), job, 0, [[1], [2]])
@@ -471,9 +453,7 @@ def test_a_driver_of_one_table_cleans_up_and_fences_nothing_of_another(rig, othe
     assert rig.sink().left_over() == other.sink().left_over() == frozenset()
 
 
-def test_a_table_has_one_list_however_its_name_is_written(rig):
-    rig.create()
-    job = rig.job()
+def test_a_table_has_one_list_however_its_name_is_written(rig, job):
     run_epoch(rig.sink(), job, 0, [[1]])
     run_epoch(SqlSink(rig.url, full(rig)), job, 0, [[2]])
     assert rig.ids() == [1]
@@ -547,10 +527,8 @@ def test_a_query_continues_when_its_tasks_have_fenced_its_own_driver(rig, monkey
     assert not rig.prepared()
 
 
-def test_what_an_overlapping_driver_has_recorded_is_committed_by_a_tasks_recovery_and_the_rest_is_fenced(rig):
+def test_what_an_overlapping_driver_has_recorded_is_committed_by_a_tasks_recovery_and_the_rest_is_fenced(rig, job, sink):
     """findings: Sinks 3: rolled back is only what no process can record any more."""
-    rig.create()
-    job, sink = rig.job(), rig.sink()
     first = write_epoch(sink, job, 0, [[1], [2]])
     with closing(sink.committer(job)) as old:
         old.fence()
@@ -566,9 +544,7 @@ def test_what_an_overlapping_driver_has_recorded_is_committed_by_a_tasks_recover
     assert not rig.prepared()
 
 
-def test_a_task_of_a_driver_that_was_taken_for_dead_rolls_back_nothing_of_the_one_in_its_place(rig):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_a_task_of_a_driver_that_was_taken_for_dead_rolls_back_nothing_of_the_one_in_its_place(rig, job, sink):
     with closing(JobCommitter(job, sink.committer(job), "old")) as old:
         old.claim()
     with closing(JobCommitter(job, sink.committer(job), "young")) as young:
@@ -586,9 +562,7 @@ def test_a_task_of_a_driver_that_was_taken_for_dead_rolls_back_nothing_of_the_on
     assert rig.ids() == [1]
 
 
-def test_a_tasks_recovery_leaves_its_siblings_and_other_jobs_alone(rig):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_a_tasks_recovery_leaves_its_siblings_and_other_jobs_alone(rig, job, sink):
     prepare(sink, Attempt(job, 0, 5, 0), [1])
     other = prepare(sink, Attempt(f"{job}0", 0, 0, 0), [9])
     left_over = sink.left_over()
@@ -598,9 +572,7 @@ def test_a_tasks_recovery_leaves_its_siblings_and_other_jobs_alone(rig):
     run_epoch(sink, f"{job}0", 0, [[9]])
 
 
-def test_tasks_that_recover_at_the_same_time_wait_for_each_other(rig):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_tasks_that_recover_at_the_same_time_wait_for_each_other(rig, job, sink):
     for task in range(6):
         prepare(sink, Attempt(job, 0, task, 0), [task])
     left_over = sink.left_over()
@@ -629,9 +601,7 @@ def test_a_transaction_without_rows_has_no_handle(rig):
     assert not rig.prepared()
 
 
-def test_a_forgotten_job_starts_over(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_a_forgotten_job_starts_over(rig, job, driver):
     one = driver(job)
     one.commit(9, write_epoch(rig.sink(), job, 9, [[1]]))
     one.forget()
