@@ -112,7 +112,6 @@ def topic(request: pytest.FixtureRequest) -> Callable[[], str]:
 
 @pytest.fixture
 def bootstrap(broker: BrokerCluster) -> str:
-    """The address of `broker`."""
     return broker.bootstrap
 
 

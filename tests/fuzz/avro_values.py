@@ -60,7 +60,6 @@ class Case:
 
     @cached_property
     def format(self) -> AvroFormat:
-        """What decodes them."""
         return AvroFormat(json.dumps(self.writer), reader_schema=json.dumps(self.reader), fields=self.fields)
 
     @property

@@ -84,7 +84,6 @@ def quoted(word: bytes) -> str:
 
 
 def child(name: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A process that searches."""
     limits = [f"-timeout={_HANG_S}", f"-rss_limit_mb={_MEMORY_MB}", f"-artifact_prefix={folder}/{_FINDING}"]
     command = [sys.executable, "-m", "tests.fuzz.run", "--child", name, str(folder), *limits, *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -141,7 +140,6 @@ def keep(name: str, picked: list[bytes], findings: list[bytes], target: Target) 
 
 
 def main() -> None:
-    """See the module."""
     if sys.argv[1:2] == ["--child"]:
         name, folder, *libfuzzer = sys.argv[2:]
         search(load(name), Path(folder), libfuzzer)

@@ -37,7 +37,6 @@ def exact(data: bytes) -> Any:
 
 
 def decode_exactly(data: bytes, **options: Any) -> Iterator[Any]:
-    """As the decoder does."""
     from headrace.connectors.kafka.format.decode import decode
 
     return decode(exact(data), **options)
@@ -68,7 +67,6 @@ def build(checkout: Path) -> None:
 
 
 def environment(checkout: Path) -> dict[str, str]:
-    """Of a process with the sanitizer."""
     library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
     return {
         **os.environ,
@@ -107,7 +105,6 @@ def run(buffers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--buffers", type=int, default=1_000_000)
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)

@@ -159,7 +159,6 @@ SIMPLE: dict[str, st.SearchStrategy[Any]] = {
 
 
 def written(schema: Any, value: Any) -> bytes:
-    """A value by fastavro."""
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(raw(schema)), value)
     return out.getvalue()

@@ -29,7 +29,6 @@ def note(path: str, line: Mapping[str, Any]) -> None:
 
 
 def notes(path: Path) -> list[dict[str, Any]]:
-    """What was written down so far."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 

@@ -84,7 +84,6 @@ class Stage:
         return Work(element, self._coder.encode(restriction), self._state_coder.encode(state), timestamp)
 
     def process(self, work: Work) -> Bundle:
-        """One call."""
         outputs, finalizer = _Outputs(), _BundleFinalizerParam()
         invoker = DoFnInvoker.create_invoker(
             self._signature, output_handler=outputs, context=DoFnContext("step"), input_args=[], input_kwargs={},
@@ -115,7 +114,6 @@ class Stage:
         return rest
 
     def decode(self, work: Work) -> Any:
-        """The restriction."""
         return self.fn._format.decode(self._coder.decode(work.restriction))
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ from headrace.enumerator.envelope import Envelope
 
 
 def body_of(data: bytes | str) -> dict[str, Any]:
-    """The body, unchecked."""
     body: dict[str, Any] = json.loads(data)["body"]
     return body
 

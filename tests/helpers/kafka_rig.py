@@ -70,7 +70,6 @@ class Writer:
         return offsets
 
     def transaction(self, topic: str, values: Sequence[bytes], partition: int = 0, *, commit: bool = True) -> list[int]:
-        """One transaction, ended."""
         self.producer.begin_transaction()
         offsets = self.write(topic, [{"value": value} for value in values], partition)
         self.end(commit=commit)
@@ -254,7 +253,6 @@ def rows_of(records: Any) -> list[Row]:
 
 
 def read_all(source: KafkaSource, checkpoint: bytes | None = None, *, parallelism: int = 1) -> list[Row]:
-    """Every row of a bounded source."""
     with Reading(source, checkpoint, parallelism=parallelism) as reading:
         return reading.until_finished()
 

@@ -112,7 +112,6 @@ class Rig:
             assert time.monotonic() < end, "the broker did not become ready"
 
     def asked(self, api: str, version: int, **fields: Any) -> Any:
-        """The facts of an answer."""
         return self.facts(self.raw(api, version, **fields))
 
     def facts(self, value: Any) -> Any:

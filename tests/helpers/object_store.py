@@ -35,7 +35,6 @@ class ObjectStore:
         assert self.address, "moto's server did not start"
 
     def close(self) -> None:
-        """End it."""
         self._process.communicate()
 
     def fail(self, what: Fault, times: int, method: str = "", text: str = "") -> None:

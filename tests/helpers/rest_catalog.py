@@ -49,7 +49,6 @@ class Catalog:
     """The server, with its tables in a folder. Stopped and started it has the same ones."""
 
     def __init__(self, folder: str) -> None:
-        """Starts nothing yet."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
@@ -58,7 +57,6 @@ class Catalog:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """For a sink."""
         return {"type": "rest", "uri": f"http://127.0.0.1:{self._port}"}
 
     def start(self) -> None:
@@ -114,7 +112,6 @@ def prepared(sink: IcebergSink, epoch: int, key: int) -> Any:
 
 
 def names(sink: IcebergSink) -> list[str]:
-    """What is in the table."""
     found = load_catalog("default", **sink.catalog).load_table(sink.table).scan().to_arrow()
     return sorted(found["name"].to_pylist())
 
@@ -169,7 +166,6 @@ def away_during_a_commit(server: Catalog, *, is_applied: bool) -> None:
 
 
 def main() -> None:
-    """All of it."""
     with catalog() as server:
         appended_merged_repeated_and_fenced(server, None, ["0", "1", "2", "3"])
         appended_merged_repeated_and_fenced(server, Changes(("id",)), ["1", "2", "3"])

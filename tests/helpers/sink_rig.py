@@ -96,7 +96,6 @@ def eventually(read: Any, wanted: Any) -> None:
 
 
 def set_transaction_version(bootstrap: str, level: int) -> None:
-    """Move the cluster's finalised `transaction.version`."""
     host, _, port = bootstrap.partition(":")
     connection = Connection(host, int(port), ClientConfig(bootstrap=bootstrap))
     try:
@@ -119,5 +118,4 @@ def set_transaction_version(bootstrap: str, level: int) -> None:
 
 
 def committer(sink: KafkaSink, job: str) -> JobCommitter[KafkaHandle]:
-    """A driver."""
     return JobCommitter(job, sink.committer(job))

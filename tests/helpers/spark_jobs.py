@@ -48,7 +48,6 @@ class SparkJob:
             self._arguments["settings"] = {**self._arguments.get("settings", {}), **executors}
 
     def __enter__(self) -> Self:
-        """Start it."""
         command = [sys.executable, str(ROOT / "tests" / "helpers" / "spark_sink_driver.py"), json.dumps(self._arguments)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -67,11 +66,9 @@ class SparkJob:
         return self.folder / f"{self.name}.log"
 
     def log(self) -> str:
-        """What it has printed."""
         return self._log.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        """While it runs."""
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert self._process.poll() is None, self.log()[-3000:]
@@ -97,7 +94,6 @@ class SparkJob:
         assert os.WIFSTOPPED(status), self.log()[-3000:]
 
     def thaw(self) -> None:
-        """Let it continue after a stop."""
         os.killpg(self._process.pid, signal.SIGCONT)
         self.marked().resume()
 

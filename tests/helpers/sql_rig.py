@@ -73,7 +73,6 @@ def batch(ids: Sequence[int], name: str = "n") -> pa.RecordBatch:
 
 
 def prepare(sink: Any, attempt: Attempt, ids: Sequence[int]) -> SqlHandle:
-    """One task's part."""
     with sink.begin(attempt) as transaction:
         transaction.write(batch(ids))
         handle = transaction.prepare()

@@ -27,7 +27,6 @@ def names_of(module: str) -> list[str]:
 
 
 def surface() -> str:
-    """All modules, one after the other."""
     return "\n".join(line for module in MODULES for line in (module, *_of_module(module), ""))
 
 

@@ -40,8 +40,6 @@ class Death:
         self.step()
 
     def storing(self, write: Any) -> Any:
-        """In place of `CheckpointStore.write`."""
-
         def dying(store: Any, checkpoint: Any) -> None:
             self.step()
             write(store, checkpoint)

@@ -107,7 +107,6 @@ def files() -> Iterator[Path]:
 
 
 def occurrences(text: str) -> list[str]:
-    """Each occurrence of a counted word."""
     lower = text.lower()
     found = [match for stems, pattern in PATTERNS if any(stem in lower for stem in stems) for match in pattern.finditer(text)]
     return [match[0] for match in sorted(found, key=lambda match: match.start())]
@@ -149,7 +148,6 @@ def counts() -> dict[str, Counter[str]]:
 
 
 def main() -> None:
-    """Print, or write the allowance."""
     found = counts()
     if "--write" in sys.argv:
         ALLOWANCE.write_text(json.dumps(dict(sorted(found["folders"].items())), indent=2) + "\n")

@@ -57,7 +57,6 @@ def checkpoint(bucket):
 
 
 def address(key):
-    """As Spark names it."""
     return f"s3a://{BUCKET}/{key}"
 
 

@@ -342,7 +342,6 @@ class GuidesCopy:
             )
 
     def verify(self) -> str:
-        """What `headrace verify` prints."""
         return run(self._command(self._verify), self._folder).stdout.strip()
 
 

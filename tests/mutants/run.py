@@ -133,7 +133,6 @@ def forget(file: Path) -> None:
 
 
 def mutmut(copy: Path, *command: str, quiet: bool = True) -> str:
-    """What mutmut says."""
     environment = {**os.environ, "PYTHONPATH": "", "HYPOTHESIS_PROFILE": "mutants"}
     done = subprocess.run(
         [sys.executable, "-c", AS_MUTMUT, *command], cwd=copy, env=environment, text=True, check=False,
@@ -153,7 +152,6 @@ def survivors(copy: Path) -> dict[str, str]:
 
 
 def change_of(copy: Path, mutant: str) -> Change:
-    """What the mutant changes."""
     lines = [line for line in mutmut(copy, "show", mutant).splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     function = mutant.rpartition("__mutmut_")[0].replace(".x\u01c1", ".").replace("\u01c1", ".").replace(".x_", ".")
     was = " ".join(line[1:].strip() for line in lines if line[0] == "-")
@@ -202,7 +200,6 @@ def check(name: str, copy: Path) -> tuple[dict[str, object], list[str]]:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], default=[])
     parser.add_argument("--work", type=Path, default=Path("build/mutants"))

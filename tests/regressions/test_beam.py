@@ -35,7 +35,6 @@ def log_of(**splits: str) -> MemoryLog:
 
 @pytest.fixture
 def runs():
-    """Starts runs, and closes them."""
     started = []
 
     def start(source, checkpoint=None, **options):

@@ -127,7 +127,6 @@ class Simulation:
     # --- what may happen ----------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One random thing."""
         actions = 3 * [self.write, self.heartbeat, self.barrier, self.complete, self.notification]
         actions += [self.savepoint, self.abort, self.crash, self.zombie, self.zombie, self.expire, self.time]
         self.random.choice(actions)()
@@ -260,7 +259,6 @@ class Simulation:
         self.restore()
 
     def perform(self, call: Call) -> None:
-        """The next command of the call."""
         call.tell(self.answer(call, call.commands.popleft()))
 
     def answer(self, call: Call, command: Any) -> Any:

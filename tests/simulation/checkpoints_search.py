@@ -24,7 +24,6 @@ class ShardSimulation(Simulation):
 
     @property
     def happened(self) -> Counter[str]:  # type: ignore[override]
-        """By how often."""
         return self._happened
 
     @happened.setter
@@ -32,7 +31,6 @@ class ShardSimulation(Simulation):
         self._happened = Counter(value)
 
     def drain(self) -> None:
-        """Time without trouble."""
         self.finish()
 
 

@@ -205,7 +205,6 @@ class CommitSimulation:
         self._guarded(run, lambda: run.committer.request(CommitRequested(run.epoch, handles)))
 
     def step(self, which: int) -> None:
-        """One Committer call."""
         run = self._run(which)
         if run.busy:
             self._guarded(run, lambda: self.happened.update([run.committer.step()]))
@@ -254,7 +253,6 @@ class CommitSimulation:
             self._release(run)
 
     def kill_zombie(self, which: int) -> None:
-        """A zombie ends."""
         if self.zombies:
             self._lose(self.zombies[which % len(self.zombies)], "zombie killed")
 
@@ -397,7 +395,6 @@ class CommitSimulation:
             assert is_own, f"{run.driver_id} has written the list of a job that is {owner}'s"
 
     def _finished(self, run: Run) -> None:
-        """The commit has returned."""
         assert not run.stale, "a stale epoch was not refused"
         assert run.recorded <= run.epoch, "a stale epoch was not refused"
         left = [entry.number for entry in self.log.unended(JOB) if entry.number < run.started_at]

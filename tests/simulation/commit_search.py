@@ -11,7 +11,6 @@ class CommitSimulation(CommitSimulation):
     """The simulation of commits, with whole epochs."""
 
     def epoch(self, size: int, tasks: int, fates: int) -> None:
-        """A whole epoch."""
         self.write(0, size, tasks, 1, fates)
         self.request(0)
         self.finish(0)

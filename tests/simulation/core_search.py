@@ -24,7 +24,6 @@ class CoreSimulation(Simulation):
 
     @property
     def happened(self) -> Counter[str]:  # type: ignore[override]
-        """By how often."""
         return Counter(self.counts)
 
     def check(self) -> None:
@@ -68,7 +67,6 @@ class CoreSimulation(Simulation):
             self.crash(stored=False, parallelism=parallelism, assignment=back)
 
     def round(self) -> None:
-        """Everything under way arrives."""
         self.discovery_due()
         self.run_discovery()
         self.answer_discovery()

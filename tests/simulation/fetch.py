@@ -101,7 +101,6 @@ class Log:
         self.views[broker] = View(self.id_of_today, self.leader, self.epoch)
 
     def settings(self, now: float) -> list[View]:
-        """What each broker says now."""
         return [View(None)] * len(self.views) if now < self.forgotten_until else self.views
 
     @property
@@ -186,7 +185,6 @@ class FetchSimulation:
             self._outcome(log, self.plan.cleared(source, error, self.now))
 
     def send(self, broker: int) -> None:
-        """The next request to a broker."""
         target = BROKERS[broker % len(BROKERS)]
         asked = self.plan.take(target, self.now, HEADROOM)
         busy = {item.topic for request in self.flight for item in request.asked if self._is_current(item)}
@@ -232,7 +230,6 @@ class FetchSimulation:
             self._outcome(log, outcome, item)
 
     def _answered(self, log: Log, broker: Broker, asked: Asked, *, is_first: bool, trouble: int) -> PartitionAnswer:
-        """What this broker says."""
         leads = broker == log.leader
         if asked.topic_id is None or asked.topic_id != log.id_of_today:
             return _said(error=ErrorCode.UNKNOWN_TOPIC_ID)
@@ -337,7 +334,6 @@ class FetchSimulation:
             log.tell(0)
 
     def expire(self, which: int, batches: int) -> None:
-        """Retention."""
         log = self.logs[which % PARTITIONS]
         gone = min(batches % 3, len(log.batches) - 1)
         if gone > 0 and log.batches[gone - 1].stop <= self.position[log.topic]:
@@ -361,7 +357,6 @@ class FetchSimulation:
         self.now += hundredths / 50
 
     def step(self, trouble: int) -> None:
-        """One round of the fetcher."""
         self.look_up(5 * trouble)
         for number in range(len(BROKERS)):
             self.send(number)

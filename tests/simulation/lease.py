@@ -137,7 +137,6 @@ class Host:
         self.start()
 
     def start(self) -> None:
-        """Its scheduler starts a supervisor."""
         self.started += 1
         self.is_on = True
         self.stops = 0
@@ -211,7 +210,6 @@ class Host:
             self.tell_lease(leases.LeaveRequested(self.now_s))
 
     def step(self) -> None:
-        """One round of its loop."""
         core = self.core
         for number, driver in list(self.drivers.items()):
             if driver.is_alive and not driver.said:
@@ -501,7 +499,6 @@ class Simulation:
         self.happened["lease store wiped"] += 1
 
     def power_off(self) -> None:
-        """All that ran there is gone."""
         host = self.host()
         if host.is_on:
             host.is_on = False

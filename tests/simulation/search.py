@@ -68,7 +68,6 @@ class Adversary:
         return method, _numbers_of(method)
 
     def draw(self, seed: int) -> Schedule:
-        """The schedule of this seed."""
         dice = random.Random(seed)
         mix = self.mixes[seed % len(self.mixes)]
         setup = tuple(dice.randrange(NUMBERS) for _ in range(self.setup))

@@ -530,7 +530,6 @@ class SparkSimulation:
             call()
 
     def _meanwhile(self, what: int, driver: Driver) -> None:
-        """In the middle of a commit."""
         self.log.hook, self.depth = None, 1
         self.happened["meanwhile"] += 1
         others = [other for other in self._drivers() if other is not driver]
@@ -802,7 +801,6 @@ class HookedLog(FusedLog):
         return None if claim is None else claim.driver_id
 
     def fenced(self, job: str) -> int:
-        """How often."""
         return self._generations.get(job, 0)
 
     def listed_and_aborted(self) -> set[int]:
@@ -903,7 +901,6 @@ def _wait(simulation: SparkSimulation, seconds: int) -> None:
 
 
 def _expire_transaction(simulation: SparkSimulation, which: int) -> None:
-    """Its timeout has passed."""
     unended = [entry for query in simulation.queries for entry in simulation.log.unended(query.job)]
     if unended:
         entry = unended[which % len(unended)]

@@ -104,7 +104,6 @@ class Supervisor:
                     self.end, self.is_alive = end, False
 
     def step(self) -> None:
-        """One round of its loop."""
         for number, tree in list(self.trees.items()):
             while tree.said and self.is_alive:
                 self.tell(standby.DriverReported(number, self.simulation.now_s, tree.said.pop(0)))

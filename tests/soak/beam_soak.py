@@ -84,7 +84,6 @@ class Soak:
     """One job, and what is known of it."""
 
     def __init__(self, flink: FlinkCluster, bootstrap: str, directory: Path, generator: random.Random) -> None:
-        """Makes its topics."""
         self.flink, self.bootstrap, self.random = flink, bootstrap, generator
         name = uuid.uuid4().hex[:8]
         self.source, self.target, self.group, self.prefix = (f"{what}-{name}" for what in ("in", "out", "group", "soak"))
@@ -128,7 +127,6 @@ class Soak:
             self.strike(job_id)
 
     def strike(self, job_id: str) -> None:
-        """The kill itself."""
         self.flink.kill_task_manager()
         published = self.published()
         since_s = time.time()
@@ -174,7 +172,6 @@ class Soak:
 
 
 def main() -> int:
-    """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)

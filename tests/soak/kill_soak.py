@@ -172,7 +172,6 @@ class Soak(ABC):
         self.runs, self.zombies = self.runs + 1, self.zombies + 1
 
     def wait_until_frozen(self, process: subprocess.Popen[str]) -> None:
-        """Until it has stopped."""
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             raise RuntimeError(f"the job ended before it was frozen: {status}\n{self.tail()}")
@@ -188,7 +187,6 @@ class Soak(ABC):
         self.outages += 1
 
     def ongoing(self) -> list[str]:
-        """The job's open transactions."""
         return self._transactions.ongoing(self.settings["prefix"])
 
     def judge(self) -> dict[str, int]:
@@ -218,21 +216,17 @@ class BareSoak(Soak):
     job_seconds = 90.0
 
     def start(self, kill: Kill | None, epochs: int, tasks: int) -> subprocess.Popen[str]:
-        """The job in a process."""
         settings = {**self.settings, "tasks": tasks, "epochs": epochs, "kill": kill}
         with (self.state / "job.log").open("a") as log:
             return subprocess.Popen([sys.executable, str(HELPERS / "sink_job.py"), json.dumps(settings)], stderr=log, text=True)
 
     def follow(self, process: subprocess.Popen[str]) -> None:
-        """It ends by itself."""
         process.wait(self.job_seconds)
 
     def thaw(self, process: subprocess.Popen[str]) -> None:
-        """It is one process."""
         process.send_signal(signal.SIGCONT)
 
     def epochs(self) -> int:
-        """By its write-ahead log."""
         return len(list((self.state / "commits").glob("[0-9]*")))
 
 
@@ -301,7 +295,6 @@ class SparkSoak(Soak):
                 os.killpg(process.pid, signal.SIGKILL)  # a JVM may outlive its driver
 
     def epochs(self) -> int:
-        """By Spark's commit log."""
         return len(list((self.state / "checkpoint" / "commits").glob("[0-9]*")))
 
     def _feed(self, epochs: int) -> None:

@@ -184,11 +184,9 @@ class Soak:
         return read_pairs(self.bootstrap, "out"), read_pairs(self.bootstrap, "letters")
 
     def tail(self) -> str:
-        """The end of the run's log."""
         return "\n".join((self.folder / "log").read_text().splitlines()[-TAIL:])
 
     def end(self) -> None:
-        """Nothing is left of it."""
         if self._run.poll() is None:
             groups = {os.getpgid(child.pid) for child in psutil.Process(self._run.pid).children()} - {os.getpgid(self._run.pid)}
             self._run.kill()
@@ -199,7 +197,6 @@ class Soak:
 
 
 def value_of(number: int) -> str:
-    """As it is produced."""
     return f"bad {number}" if number % BAD_EVERY == 0 else str(number)
 
 
@@ -278,7 +275,6 @@ def _name(phase: tuple[str, str, str], victims: str) -> str:
 
 
 def added(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """A result with another one."""
     killed = Counter(before.get("kills_by_phase", {})) + found["killed"]
     sums = {name: before.get(name, 0) + found[name] for name in ("processes", "starts", "records", "letters", *BAD)}
     return {

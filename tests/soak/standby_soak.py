@@ -126,7 +126,6 @@ class Traffic:
                 raise TimeoutError(f"no record from {number} on has come out for {seconds:g} s")
 
     def stop_sending(self) -> int:
-        """How many were sent in all."""
         self._is_sending = False
         self._threads[0].join()
         return len(self.sent_at)
@@ -213,7 +212,6 @@ class SupervisedJob:
         return self.process.wait(120)
 
     def end(self) -> None:
-        """Whatever is left."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -471,7 +469,6 @@ def soak(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--takeovers", type=int, default=200, help="until the result has this many")
     parser.add_argument("--session", type=int, default=20, help="takeovers of one broker and job")

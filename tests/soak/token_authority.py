@@ -75,7 +75,6 @@ class TokenAuthority:
         return token
 
     def keys(self) -> dict[str, object]:
-        """The JWKS."""
         numbers = self._key.public_key().public_numbers()
         key = {"kty": "RSA", "use": "sig", "alg": "RS256", "kid": "1", "n": _number(numbers.n), "e": _number(numbers.e)}
         return {"keys": [key]}

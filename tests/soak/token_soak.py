@@ -147,7 +147,6 @@ def leaks(authority: TokenAuthority, folder: Path) -> list[str]:
 
 
 def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
-    """What happened."""
     with tempfile.TemporaryDirectory() as temporary, TokenAuthority("job", SECRET, lifetime_s) as authority:
         folder = Path(temporary)
         config, options = authority.broker_config(), authority.jvm_options()
@@ -195,7 +194,6 @@ def is_good(result: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--life", type=float, default=20.0)

@@ -144,7 +144,6 @@ class TestBounded:
 
 @pytest.fixture(scope="session")
 def prism() -> Path:
-    """The program."""
     try:
         return prism_program(beam.__version__)
     except UsageError as error:

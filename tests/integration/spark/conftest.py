@@ -43,7 +43,6 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def topics(broker: BrokerCluster, topic: Callable[[], str]) -> Topics:
-    """Topics of this test."""
     from tests.helpers.spark_tools import Topics
 
     return Topics(broker, iter(topic, None))

@@ -55,7 +55,6 @@ class Rig:
         self.engine = sa.create_engine(url, poolclass=NullPool)
 
     def put(self, connection: Connection, values: Sequence[bytes]) -> None:
-        """Into the open transaction."""
         quote = connection.dialect.identifier_preparer.quote
         statement = f"INSERT INTO {self.output.name} ({quote('key')}, value) VALUES (%s, %s)"
         connection.exec_driver_sql(statement, [(value[:HEAD_BYTES], value) for value in values])

@@ -92,7 +92,6 @@ def sink(rig) -> SqlSink:
 
 @pytest.fixture
 def driver(rig) -> Iterator[Callable[..., JobCommitter[SqlHandle]]]:
-    """Makes drivers, which are closed."""
     made: list[JobCommitter[SqlHandle]] = []
 
     def make(job: str, sink: Any = None) -> JobCommitter[SqlHandle]:
@@ -408,7 +407,6 @@ def test_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_that_a_lis
 
 @pytest.fixture
 def other(rig) -> Iterator[SqlRig]:
-    """Another table of the same database."""
     other = SqlRig(rig.url)
     other.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     yield other

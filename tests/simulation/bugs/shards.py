@@ -32,7 +32,6 @@ class InjectedShard(Shard[Any]):
 
 
 def _in_calls(call_type: type[InjectedCall]) -> Any:
-    """Shards with such calls."""
     return type(call_type.__name__, (InjectedShard,), {"call_type": call_type, "__doc__": call_type.__doc__})
 
 
