@@ -21,9 +21,8 @@ pytest_plugins = ["headrace.pytest_plugin"]
 
 # Examples are new in each run; what fails is printed as a blob, and is replayed with @reproduce_failure.
 # By itself Hypothesis repeats the same ones where it finds that it runs in CI.
-settings.register_profile(
-    "default", deadline=None, derandomize=False, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+_SLOW = [HealthCheck.too_slow]
+settings.register_profile("default", deadline=None, derandomize=False, print_blob=True, suppress_health_check=_SLOW)
 # The same few examples for each mutant: it is killed in every run or in none, and soon.
 settings.register_profile("mutants", parent=settings.get_profile("default"), derandomize=True, max_examples=20, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -99,9 +99,8 @@ class Page:
             "toml": lambda _, text: tomllib.loads(text),
         }  # fmt: skip
         if language not in kinds:
-            raise BlockError(
-                f'a block in {language or "no language"!r} is not run: give a reason, <!--- skip: next "reason" -->'
-            )
+            block = f"a block in {language or 'no language'!r}"
+            raise BlockError(f'{block} is not run: give a reason, <!--- skip: next "reason" -->')
         kinds[language](example, source)
         self.ran.append(example.line)
 

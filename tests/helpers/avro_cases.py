@@ -118,9 +118,8 @@ def evolved(draw: st.DrawFn, writer: Any) -> Any:
                 field["type"] = ["null", kind]
             case "inside" if isinstance(kind, dict) and kind["type"] == "record":
                 field["type"] = draw(evolved(kind))
-    added = draw(
-        st.sampled_from([("int", 7), (["null", "string"], None), ("string", "é"), ({"type": "array", "items": "long"}, [1])])
-    )
+    new = [("int", 7), (["null", "string"], None), ("string", "é"), ({"type": "array", "items": "long"}, [1])]
+    added = draw(st.sampled_from(new))
     reader["fields"].insert(0, {"name": f"added_{reader['name'].rpartition('.')[2]}", "type": added[0], "default": added[1]})
     return {**reader, "fields": draw(st.permutations(reader["fields"]))}
 
@@ -226,9 +225,8 @@ def plain(array: pa.Array) -> list[Any]:
         return [dict(zip(keys[run], items[run], strict=True)) if valid[row] else None for row, run in enumerate(runs)]
     if pa.types.is_union(kind):
         branches = [plain(array.field(i)) for i in range(kind.num_fields)]
-        return [
-            branches[branch][at] for branch, at in zip(array.type_codes.to_pylist(), array.offsets.to_pylist(), strict=True)
-        ]
+        places = zip(array.type_codes.to_pylist(), array.offsets.to_pylist(), strict=True)
+        return [branches[branch][at] for branch, at in places]
     if pa.types.is_date(kind) or (pa.types.is_time(kind) and kind.bit_width == 32):
         return array.view(pa.int32()).to_pylist()
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):

@@ -55,9 +55,8 @@ class _Outputs(OutputHandler):
 
     def handle_process_outputs(self, windowed_input_element, results, watermark_estimator=None):
         for value in results or ():
-            stamped = (
-                value if isinstance(value, TimestampedValue) else TimestampedValue(value, windowed_input_element.timestamp)
-            )
+            is_stamped = isinstance(value, TimestampedValue)
+            stamped = value if is_stamped else TimestampedValue(value, windowed_input_element.timestamp)
             self.values.append(stamped)
             self.on_output(stamped)
 

@@ -90,9 +90,10 @@ class Rig:
 
     def coordinator(self, name: str, kind: int) -> None:
         """Wait until another process looks after this group (0) or transactional id (1)."""
-        self.until(
-            lambda: self.raw("FindCoordinator", 4, key_type=kind, coordinator_keys=[name]).coordinators[0].error_code == 0
-        )
+        self.until(lambda: self.found_coordinator(name, kind).error_code == 0)
+
+    def found_coordinator(self, name: str, kind: int) -> Any:
+        return self.raw("FindCoordinator", 4, key_type=kind, coordinator_keys=[name]).coordinators[0]
 
     def patient(self, ask: Callable[[], Any]) -> Any:
         """The answer once it is no longer CONCURRENT_TRANSACTIONS, nor that the coordinator is only starting."""
@@ -186,9 +187,8 @@ class Producer:
 
         def ask() -> Any:
             topics = [{"name": topic, "partitions": [0]}]
-            answer = self.rig.raw(
-                "AddPartitionsToTxn", 3, v3_and_below_transactional_id=self.id, v3_and_below_topics=topics, **who
-            )
+            asked = {"v3_and_below_transactional_id": self.id, "v3_and_below_topics": topics, **who}
+            answer = self.rig.raw("AddPartitionsToTxn", 3, **asked)
             found = answer.results_by_topic_v3_and_below[0].results_by_partition[0]
             return SimpleNamespace(error_code=found.partition_error_code)
 
@@ -483,9 +483,8 @@ def refused_writes(rig: Rig) -> Iterator[Any]:
     yield write("acks", good, acks=7)
     yield write("control", batch(b"x", attributes=0x20))
     yield write("append time", batch(b"x", attributes=0x08))
-    yield write(
-        "transactional without id", batch(b"x", attributes=TRANSACTIONAL, producer_id=1, producer_epoch=0, base_sequence=0)
-    )
+    sequenced = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
+    yield write("transactional without id", batch(b"x", attributes=TRANSACTIONAL, **sequenced))
     yield write("without key", keyless, compacted)
     yield write("with key", good, compacted)
     yield write("empty", b"")
@@ -800,9 +799,8 @@ def offsets_of_groups(rig: Rig) -> Iterator[Any]:
     def commit(
         what: str, offset: int = 3, metadata: str = "m", generation: int = -1, member: str = "", index: int = 0, **n: Any
     ) -> list[Any]:
-        parts = [
-            {"partition_index": index, "committed_offset": offset, "committed_leader_epoch": 0, "committed_metadata": metadata}
-        ]
+        position = {"committed_offset": offset, "committed_leader_epoch": 0, "committed_metadata": metadata}
+        parts = [{"partition_index": index, **position}]
         who = {"generation_id_or_member_epoch": generation, "member_id": member}
         topics = [{"name": topic, "partitions": parts, **n}]
         return [what, rig.facts(group("OffsetCommit", 9, topics=topics, **who))]
@@ -851,9 +849,7 @@ def metadata_of_topics(rig: Rig) -> Iterator[Any]:
     yield rig.asked("Metadata", 12, topics=[])
     yield rig.asked("Metadata", 5, topics=[{"name": topic}])
     for kind, key in ((0, "g"), (1, "t"), (7, "x")):
-        yield rig.patient(
-            lambda kind=kind, key=key: rig.raw("FindCoordinator", 4, key_type=kind, coordinator_keys=[key]).coordinators[0]
-        ).error_code
+        yield rig.patient(lambda kind=kind, key=key: rig.found_coordinator(key, kind)).error_code
 
 
 @scenario

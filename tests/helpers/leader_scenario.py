@@ -96,9 +96,8 @@ def _asked(rig: Rig, raw: RawKafka, topic: str, epoch: int) -> Facts:
         )
         facts.append(["end of epoch 0", known - epoch, found.error_code, found.leader_epoch, found.end_offset])
         wanted = [{"partition_index": 0, "timestamp": -1, "current_leader_epoch": known}]
-        listed = (
-            raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": wanted}]).topics[0].partitions[0]
-        )
+        answer = raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": wanted}])
+        listed = answer.topics[0].partitions[0]
         facts.append(["latest", known - epoch, listed.error_code, listed.offset])
     facts.append(["old fetch", _fetched(raw, topic, 0, version=10).error_code])
     facts.append(["diverging", rig.facts(_fetched(raw, topic, 2, last_fetched_epoch=0))["diverging_epoch"]])

@@ -149,9 +149,8 @@ def _serve() -> None:
         def log_request(self, *_: Any) -> None:
             """Nothing."""
 
-    server = make_server(
-        "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True, request_handler=Handler
-    )
+    application = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"http://127.0.0.1:{server.port}\n")
     sys.stdout.flush()

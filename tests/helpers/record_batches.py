@@ -28,9 +28,8 @@ def plain_lz4(data: bytes) -> bytes:
     for at in range(0, len(data), 65536):
         raw = data[at : at + 65536]
         block = bytes(cramjam.lz4.compress_block(raw, store_size=False))
-        framed += (
-            struct.pack("<I", len(block)) + block if len(block) < len(raw) else struct.pack("<I", len(raw) | 1 << 31) + raw
-        )
+        is_smaller = len(block) < len(raw)
+        framed += struct.pack("<I", len(block)) + block if is_smaller else struct.pack("<I", len(raw) | 1 << 31) + raw
     return bytes.fromhex("04224d18604082") + framed + bytes(4)
 
 

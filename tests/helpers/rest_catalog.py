@@ -67,9 +67,8 @@ class Catalog:
             "CATALOG_JDBC_PASSWORD": "password", "CATALOG_WAREHOUSE": f"file://{self._folder}",
             "CATALOG_REST_PORT": str(self._port), "REST_PORT": str(self._port),
         }  # fmt: skip
-        command = [
-            find_java(SERVER.name), "-cp", installed(SERVER) / SERVER.main_jar, "org.apache.iceberg.rest.RESTCatalogServer",
-        ]  # fmt: skip
+        jar, main = installed(SERVER) / SERVER.main_jar, "org.apache.iceberg.rest.RESTCatalogServer"
+        command = [find_java(SERVER.name), "-cp", jar, main]
         with open(f"{self._folder}/server.log", "ab") as log:
             self._process = subprocess.Popen(command, env={**os.environ, **settings}, stdout=log, stderr=log)
         deadline = time.monotonic() + START_S

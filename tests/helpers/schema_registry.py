@@ -146,9 +146,8 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         for each in body.get("references") or []:
             if each["version"] not in self._subjects.get(each["subject"], {}):
                 return 422, {"error_code": 42201, "message": f"Invalid schema: reference {each['name']} not found"}
-        return self._with_id(
-            subject, self.register(subject, body["schema"], body.get("references"), body.get("schemaType", "AVRO"))
-        )
+        number = self.register(subject, body["schema"], body.get("references"), body.get("schemaType", "AVRO"))
+        return self._with_id(subject, number)
 
     def _lookup(self, subject: str, body: Any) -> tuple[int, Any]:
         if subject not in self._subjects:

@@ -118,9 +118,8 @@ def messages(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in LOGS or name.endswith("Error"):
-                yield " ".join(
-                    part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
-                )
+                constants = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+                yield " ".join(value for value in constants if isinstance(value, str))
 
 
 def public_docstrings(tree: ast.Module) -> Iterator[str]:

@@ -176,27 +176,22 @@ def test_a_transaction_of_another_client_is_aborted(run, broker, out):
 
 def test_what_a_durable_list_names_is_not_aborted_but_completed(run, sink, where, out, broker):
     handles = prepared(sink, "job", 0, ["a"], ["b"])
+    place = (sink.transactional_id_prefix, sink.destination, "-")
     die_in_commit(sink, "job", handles)
     for arguments in ([handles[0].transactional_id], ["--job", "job"]):
         refused = run("transactions", "abort", *arguments, *where, "--yes")
         assert refused.status == 1
         assert {row[1] for row in refused.of("abort")} == {"refused"}
-        command = (
-            f"headrace transactions commit --job job --prefix {sink.transactional_id_prefix} --commit-topic {sink.commit_topic}"
-        )
-        assert command in refused.out
+        given = f"--prefix {sink.transactional_id_prefix} --commit-topic {sink.commit_topic}"
+        assert f"headrace transactions commit --job job {given}" in refused.out
     assert {state_of(sink, handle.transactional_id) for handle in handles} == {"Ongoing"}
-    assert run("transactions", "list", *where).of("list") == [
-        ["job", "0", "recorded", "2", sink.transactional_id_prefix, sink.destination, "-"]
-    ]
+    assert run("transactions", "list", *where).of("list") == [["job", "0", "recorded", "2", *place]]
 
     completed = run("transactions", "commit", "--job", "job", *where)
     assert (completed.status, completed.of("committed")) == (0, [["job", "0", "2", "kept"]])
     assert "fenced" in completed.err
     eventually(lambda: read_all(broker.bootstrap, out), ["a", "b"])
-    assert run("transactions", "list", *where).of("list") == [
-        ["job", "0", "completed", "0", sink.transactional_id_prefix, sink.destination, "-"]
-    ]
+    assert run("transactions", "list", *where).of("list") == [["job", "0", "completed", "0", *place]]
     nothing = run("transactions", "commit", "--job", "job", *where)
     assert (nothing.status, nothing.out) == (0, "")
 

@@ -323,9 +323,8 @@ class GuidesCopy:
             assert there in guide
             guide = guide.replace(there, here)
         (job,) = re.findall(r"```python\n# copy_topic.py\n(.*?)```", guide, re.DOTALL)
-        self._run, self._verify, self.verified = re.findall(
-            r"```console\n\$ (headrace run .*)\n\$ (headrace verify .*)\n(.*)\n```", guide
-        )[0]
+        session = r"```console\n\$ (headrace run .*)\n\$ (headrace verify .*)\n(.*)\n```"
+        self._run, self._verify, self.verified = re.findall(session, guide)[0]
         (folder / "copy_topic.py").write_text(job)
         self._programs, self._folder, self.log = made.home / "bin", folder, folder / "log"
 
@@ -337,9 +336,8 @@ class GuidesCopy:
         """What `headrace run` does until it is killed."""
         assert shutil.which("java", path=str(self._programs)) is None
         with self.log.open("ab") as log:
-            return subprocess.Popen(
-                self._command(self._run), cwd=self._folder, env={"PATH": str(self._programs)}, stdout=log, stderr=log
-            )
+            command, environment = self._command(self._run), {"PATH": str(self._programs)}
+            return subprocess.Popen(command, cwd=self._folder, env=environment, stdout=log, stderr=log)
 
     def verify(self) -> str:
         return run(self._command(self._verify), self._folder).stdout.strip()

@@ -36,9 +36,8 @@ def out(bootstrap, topic):
 
 @pytest.fixture
 def sink(bootstrap, out):
-    return kafka_sink(
-        bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transactional_id_prefix=f"regression-{uuid.uuid4().hex[:8]}"
-    )
+    mark = uuid.uuid4().hex[:8]
+    return kafka_sink(bootstrap, out, f"commits-{mark}", transactional_id_prefix=f"regression-{mark}")
 
 
 @pytest.fixture
@@ -242,9 +241,8 @@ def test_librdkafka_1_9_shows_when_the_bug_is_injected(fake, monkeypatch):
 
 
 def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out):
-    sink = kafka_sink(
-        bootstrap, out, "commits", transactional_id_prefix=f"regression-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=3000
-    )
+    prefix = f"regression-{uuid.uuid4().hex[:8]}"
+    sink = kafka_sink(bootstrap, out, "commits", transactional_id_prefix=prefix, transaction_timeout_ms=3000)
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
     transaction.write(rows([str(number) * 1000 for number in range(6000)]))  # more than one request
     eventually(lambda: ongoing(sink, JOB), [])
@@ -286,9 +284,8 @@ def test_a_handle_is_ended_in_its_own_version(fake):
 
 def test_what_is_ended_in_the_clusters_version_is_written_twice(fake, monkeypatch):
     honest = Transactions.end
-    monkeypatch.setattr(
-        Transactions, "end", lambda self, producer, _, outcome: honest(self, producer, self.protocol(), outcome)
-    )
+    now = lambda self, producer, _, outcome: honest(self, producer, self.protocol(), outcome)  # noqa: E731
+    monkeypatch.setattr(Transactions, "end", now)
     monkeypatch.setattr(committer_module, "outcome_of", lambda *_, **__: Outcome.ABORTED)
     assert ended_after_the_cluster_moved_on(fake) == ["a", "a"]
 

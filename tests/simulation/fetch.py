@@ -168,9 +168,8 @@ class FetchSimulation:
             self._outcome(log, found)
             return
         settings = log.settings(self.now)
-        answers = [
-            {log.topic: _metadata(log.topic, view)} for view in (*settings[broker:], *settings[:broker])
-        ]  # who was asked first
+        views = (*settings[broker:], *settings[:broker])  # who was asked first
+        answers = [{log.topic: _metadata(log.topic, view)} for view in views]
         error = topic_ids.absence(log.topic, 0, self.plan.topic_id_of(source), answers)
         self.happened[_ABSENCES.get(type(error), "one broker lags behind")] += 1
         self._outcome(log, self.plan.lookup_failed(source, error, self.now))
@@ -270,9 +269,8 @@ class FetchSimulation:
         assert stop is None or at < stop, f"{log.topic}: data behind the stop {stop}"
         assert log.cut_to is None or at <= log.cut_to, f"{log.topic} was truncated to {log.cut_to}, read on at {at}"
         batches = [batch for batch in log.batches if at < batch.stop <= data.next_offset]
-        assert bytes(data.records) == b"".join(batch.data for batch in batches), (
-            f"{log.topic}: partially committed data at {at}"
-        )
+        whole = b"".join(batch.data for batch in batches)
+        assert bytes(data.records) == whole, f"{log.topic}: partially committed data at {at}"
         self.position[log.topic], self.read_epochs[log.topic] = data.next_offset, batches[-1].epoch
 
     # --- what happens to the brokers ----------------------------------------------------------------------------------

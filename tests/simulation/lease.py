@@ -184,9 +184,8 @@ class Host:
                     self.simulation.happened["leads"] += 1
                     self.tell(supervision.SupervisionStarted(self.now_s))
                 case leases.MayCall(number):
-                    assert self.now_s - self.saw_lease_store_at_s < TIMEOUT_S, (
-                        "a driver is called that may take the job from another"
-                    )
+                    silent_s = self.now_s - self.saw_lease_store_at_s
+                    assert silent_s < TIMEOUT_S, "a driver is called that may take the job from another"
                     self.drivers[number].is_called = True
                 case leases.EndLease(end):
                     assert end.ending is not Ending.FENCED, "a supervisor has ended as the other one has taken over"

@@ -22,9 +22,8 @@ def schedules_until_found(simulation: Searched, bug: Injected) -> int | None:
 
 
 def rows() -> list[str]:
-    found = [
-        (simulation, bug, schedules_until_found(simulation, bug)) for simulation in SIMULATIONS for bug in simulation.injected
-    ]
+    bugs = [(simulation, bug) for simulation in SIMULATIONS for bug in simulation.injected]
+    found = [(simulation, bug, schedules_until_found(simulation, bug)) for simulation, bug in bugs]
     return [f"| {simulation.adversary.name} | `{bug.__name__}` | {number or 'missed'} |" for simulation, bug, number in found]
 
 

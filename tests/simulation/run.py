@@ -136,9 +136,8 @@ class DiskStore:
 
     def add_worker(self, number: int) -> None:
         self.keep_claim()
-        self.disk.registry = replace(
-            self.registry, next_number=number + 1, not_cleaned_up=(*self.registry.not_cleaned_up, number)
-        )
+        not_cleaned_up = (*self.registry.not_cleaned_up, number)
+        self.disk.registry = replace(self.registry, next_number=number + 1, not_cleaned_up=not_cleaned_up)
 
     def note_cleaned_up(self, numbers: list[int], at_s: float) -> None:
         self.keep_claim()

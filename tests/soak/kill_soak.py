@@ -50,9 +50,7 @@ PHASES = [
         for when in ("before", "after")
     ),
 ]
-REPAIR_PHASES = [
-    (step, when, nth) for step, nth in (("copy", 1), ("record", 1), ("clean_up", 1)) for when in ("before", "after")
-]
+REPAIR_PHASES = [(step, when, 1) for step in ("copy", "record", "clean_up") for when in ("before", "after")]
 MOST_TASKS = 4
 ROWS = 60
 EPOCHS = 4

@@ -97,9 +97,8 @@ class Soak:
         self.starts += 1
         job = Path(__file__).with_name("run_soak_job.py")
         command = [sys.executable, "-c", "from headrace.cli import main; main()", "run", f"{job}:pipeline"]
-        command += [
-            "--workers", str(self.generator.randint(1, MOST_WORKERS)), "--checkpoints", str(self.folder / "checkpoints"),
-        ]  # fmt: skip
+        workers = str(self.generator.randint(1, MOST_WORKERS))
+        command += ["--workers", workers, "--checkpoints", str(self.folder / "checkpoints")]
         command += [part for name, value in SETTINGS.items() for part in ("--config", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, start_new_session=True)

@@ -116,9 +116,8 @@ def letters_go_their_own_way() -> None:
     KafkaTransaction.write = beside  # type: ignore[method-assign]
 
 
-BUGS = {
-    bug.__name__: bug for bug in (positions_of_the_checkpoint_before, dead_workers_are_not_cleaned_up, letters_go_their_own_way)
-}
+_BUGS = (positions_of_the_checkpoint_before, dead_workers_are_not_cleaned_up, letters_go_their_own_way)
+BUGS = {bug.__name__: bug for bug in _BUGS}
 
 for patched, methods in (
     (KafkaTransaction, ("write", "prepare")),

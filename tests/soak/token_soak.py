@@ -141,9 +141,8 @@ def leaks(authority: TokenAuthority, folder: Path) -> list[str]:
     """The files below the folder that hold the secret, or any token that was issued."""
     wanted = [SECRET.encode(), *(token.encode() for token in authority.tokens)]
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return [
-        str(path.relative_to(folder)) for path in files if any(each in data for data in [path.read_bytes()] for each in wanted)
-    ]
+    found = [path for path in files if any(each in data for data in [path.read_bytes()] for each in wanted)]
+    return [str(path.relative_to(folder)) for path in found]
 
 
 def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:

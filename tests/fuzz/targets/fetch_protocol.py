@@ -48,9 +48,8 @@ def _seeds() -> dict[str, bytes]:
             diverging_epoch=partition.EpochEndOffset(epoch=4, end_offset=55),
             current_leader=partition.LeaderIdAndEpoch(leader_id=2, leader_epoch=9), records=records,
         )  # fmt: skip
-        response = FetchResponse(
-            throttle_time_ms=0, error_code=0, session_id=0, responses=[topic(topic="t", topic_id=None, partitions=[settings])]
-        )
+        responses = [topic(topic="t", topic_id=None, partitions=[settings])]
+        response = FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=responses)
         number = version % _VERSIONS
         found[f"v{MIN_VERSION + number}-{name}"] = bytes([number]) + bytes(response.encode(version=MIN_VERSION + number))
     return found

@@ -58,9 +58,8 @@ class TestBounded:
         names = [topic(), topic()]
         for name in names:
             create_topic(bootstrap, name)
-            write_records(
-                bootstrap, name, [{"key": b"k", "value": b"v", "headers": [("h", b"1")], "timestamp": 1_700_000_000_123}]
-            )
+            record = {"key": b"k", "value": b"v", "headers": [("h", b"1")], "timestamp": 1_700_000_000_123}
+            write_records(bootstrap, name, [record])
         with on_direct() as pipeline:
             records = pipeline | ReadFromKafka(config, names, with_metadata=True, stop=Latest())
             assert_that(

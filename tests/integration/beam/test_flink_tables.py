@@ -34,9 +34,8 @@ class Table:
 
         def build(pipeline: beam.Pipeline) -> None:
             numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(started, end=end, per_call=50))
-            rows = numbers | beam.Map(lambda number: pa.RecordBatch.from_pydict({"number": [number]})).with_output_types(
-                pa.RecordBatch
-            )
+            batches = beam.Map(lambda number: pa.RecordBatch.from_pydict({"number": [number]}))
+            rows = numbers | batches.with_output_types(pa.RecordBatch)
             _ = rows | WriteExactlyOnce(sink)
 
         return build

@@ -45,9 +45,8 @@ def key_of(number: int) -> bytes | None:
 def writing(folder: Path, bootstrap: str, topic: str, **arguments: object) -> Callable[[beam.Pipeline], None]:
     def build(pipeline: beam.Pipeline) -> None:
         numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(str(folder / "begun"), end=END, per_call=PER_CALL))
-        pairs = numbers | beam.Map(lambda number: (key_of(number), b"%08d" % number)).with_output_types(
-            tuple[bytes | None, bytes]
-        )
+        keyed = beam.Map(lambda number: (key_of(number), b"%08d" % number))
+        pairs = numbers | keyed.with_output_types(tuple[bytes | None, bytes])
         _ = pairs | WriteToKafka({"bootstrap.servers": bootstrap}, topic, **arguments)
 
     return build
@@ -117,9 +116,8 @@ def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_thro
     exactly_once = {"delivery": "exactly-once", "num_shards": 2}
 
     def build(pipeline: beam.Pipeline) -> None:
-        read = ReadFromKafka(
-            config, [source], start=Earliest(), value_format=values, on_bad_record="keep", output="arrow", columns=columns
-        )
+        bad = {"value_format": values, "on_bad_record": "keep"}
+        read = ReadFromKafka(config, [source], start=Earliest(), output="arrow", columns=columns, **bad)
         records, bad = pipeline | read | SplitDeadLetters()
         _ = records | "Good" >> WriteToKafka(config, output, value_format=values, **exactly_once)
         _ = bad | "Bad" >> WriteToKafka(config, dead, **exactly_once)

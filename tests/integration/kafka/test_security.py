@@ -121,9 +121,8 @@ def test_the_password_is_not_logged_even_at_debug(secured, mechanism, caplog):
 def test_a_mechanism_that_the_broker_has_not(secured):
     plain = client(secured, "SASL_SSL")
     assert plain.sasl is not None
-    odd = replace(
-        plain, sasl=replace(plain.sasl, mechanism="OAUTHBEARER", token_provider=type("T", (), {"token": lambda _: "x"})())
-    )
+    provider = type("T", (), {"token": lambda _: "x"})()
+    odd = replace(plain, sasl=replace(plain.sasl, mechanism="OAUTHBEARER", token_provider=provider))
     with pytest.raises(AuthenticationError, match=r"sasl\.mechanism"):
         connect(odd)
 

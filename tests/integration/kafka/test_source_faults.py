@@ -284,9 +284,8 @@ def test_a_position_beyond_the_end(bootstrap, ten, topic, caplog):
                 with pytest.raises(OffsetOutOfRangeError):
                     reader.poll(0.0)
             else:
-                eventually(
-                    lambda found=reader: found.poll(0.2) is None and "continuing at offset 10" in caplog.text, "no warning"
-                )
+                warned = "continuing at offset 10"
+                eventually(lambda r=reader, text=warned: r.poll(0.2) is None and text in caplog.text, "no warning")
                 write(bootstrap, ten, [b"new"])
                 batch = eventually(lambda found=reader: found.poll(0.2), "nothing came")
                 assert batch.records.column("offset").to_pylist() == [10]
@@ -337,9 +336,8 @@ def test_gaps_that_compaction_leaves_are_no_loss(broker, topic, eager_cleaner):
     offsets = [offset for offset, _ in rows]
     assert offsets != list(range(offsets[0], offsets[0] + len(offsets))), "there are gaps"
     for isolation in ("read_committed", "read_uncommitted"):
-        source = KafkaSource(
-            broker.bootstrap, topics=[name], stop=Latest(), isolation_level=isolation, properties=ONE_BATCH_PER_FETCH
-        )
+        given = {"isolation_level": isolation, "properties": ONE_BATCH_PER_FETCH}
+        source = KafkaSource(broker.bootstrap, topics=[name], stop=Latest(), **given)
         cuts = {}
         with Reading(source) as reading:
             reading.until(lambda run=reading, cuts=cuts: cuts.update({len(run.rows): run.store()}) or run.run.finished)

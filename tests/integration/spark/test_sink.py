@@ -66,9 +66,8 @@ class TestBatch:
         other = topics.create()
         options = {name: value for name, value in written.items() if name != "topic"}
         rows = [(written["topic"], "a"), (other, "b")]
-        spark.createDataFrame(rows, "topic string, value string").write.format("headrace").options(**options).mode(
-            "append"
-        ).save()
+        frame = spark.createDataFrame(rows, "topic string, value string")
+        frame.write.format("headrace").options(**options).mode("append").save()
         assert read_all(topics.bootstrap, written["topic"]) == ["a"]
         assert read_all(topics.bootstrap, other) == ["b"]
 
@@ -115,9 +114,8 @@ class TestBatch:
 
 class TestStream:
     def copy(self, spark, topics, source, written, checkpoint, **more):
-        frame = spark.readStream.format("headrace").options(
-            **topics.options(source, startingOffsets="earliest", maxOffsetsPerTrigger=30)
-        )
+        options = topics.options(source, startingOffsets="earliest", maxOffsetsPerTrigger=30)
+        frame = spark.readStream.format("headrace").options(**options)
         writer = frame.load().select("key", "value").writeStream.format("headrace").options(**written, **more)
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
@@ -132,9 +130,8 @@ class TestStream:
         second = {**written, "topic": topics.create(2)}
         queries = []
         for number, options in enumerate((written, second)):
-            frame = spark.readStream.format("headrace").options(
-                **topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=10)
-            )
+            read = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=10)
+            frame = spark.readStream.format("headrace").options(**read)
             writer = frame.load().select("value").writeStream.format("headrace").options(**options)
             writer = writer.option("checkpointLocation", str(tmp_path / str(number)))
             queries.append(writer.trigger(availableNow=True).start())

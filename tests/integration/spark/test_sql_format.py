@@ -163,9 +163,8 @@ class TestRefused:
 
 class TestStream:
     def copy(self, spark, topics, topic, options, checkpoint):
-        frame = spark.readStream.format("headrace").options(
-            **topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=30)
-        )
+        read = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=30)
+        frame = spark.readStream.format("headrace").options(**read)
         writer = frame.load().selectExpr(ID).writeStream.format("headrace").options(**options)
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 

@@ -216,9 +216,8 @@ def run_on(rig, tmp_path):
     positions = CheckpointSerializer("memory", MemorySplitSerializer())
 
     def made(sink, name):
-        store = stack.enter_context(
-            closing(CheckpointStore(str(tmp_path / name), RunCheckpointSerializer(positions, SqlHandleSerializer()), 1))
-        )
+        serializer = RunCheckpointSerializer(positions, SqlHandleSerializer())
+        store = stack.enter_context(closing(CheckpointStore(str(tmp_path / name), serializer, 1)))
         run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
         return stack.enter_context(closing(run)), store
 
@@ -636,9 +635,8 @@ def test_what_is_kept_of_a_write_without_a_name_goes_with_one_that_is_an_hour_la
 
     for job, wanted in ((first, {first}), (second, {first, second}), (third, {second, third})):
         if job is third:
-            rig.execute(
-                f"UPDATE headrace_commits SET generation = generation - 3601 WHERE job = '{list_key(first, full(rig))}'"
-            )
+            key = list_key(first, full(rig))
+            rig.execute(f"UPDATE headrace_commits SET generation = generation - 3601 WHERE job = '{key}'")
         one = driver(job)
         one.commit(0, ())
         one.forget()
@@ -698,9 +696,8 @@ def test_a_missing_table_is_named(rig):
 
 
 def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig):
-    rig.create(
-        "id BIGINT NOT NULL, amount NUMERIC(10, 2), at DATE, needed INT NOT NULL, filled INT NOT NULL DEFAULT 1, small REAL"
-    )
+    wanted = "id BIGINT NOT NULL, amount NUMERIC(10, 2), at DATE, needed INT NOT NULL, filled INT NOT NULL DEFAULT 1"
+    rig.create(f"{wanted}, small REAL")
     rows = pa.record_batch(
         {
             "id": ["text"], "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)), "at": pa.array([1.5]), "other": [1],
