@@ -61,16 +61,14 @@ _QUICK = [CODECS[name] for name in ("raw snappy", "lz4", "gzip")]  # quick to co
 OPTIONS: tuple[dict[str, Any], ...] = tuple(
     {"topic": "t", "partition": 3, "start": 0, "max_uncompressed_bytes": UNPACKED_LIMIT, **changed}
     for changed in (
-        {"columns": ("value",)},
-        {"columns": ("key", "value", "headers")},
+        {"columns": ("value",)}, {"columns": ("key", "value", "headers")},
         {"columns": ("key", "value", "headers"), "aborted": [(1, 0), (2, 0)]},
         {"columns": ("headers", "offset"), "start": 1, "stop": 3},
-        {"columns": ("offset", "timestamp"), "bad_timestamps": "null"},
-        {"columns": ("value", "headers"), "max_batch_rows": 1},
+        {"columns": ("offset", "timestamp"), "bad_timestamps": "null"}, {"columns": ("value", "headers"), "max_batch_rows": 1},
         {"columns": ("key", "headers"), "max_batch_bytes": 30},
         {"columns": EVERYTHING, "aborted": [(1, 2)], "max_uncompressed_bytes": 1 << 20},
     )
-)
+)  # fmt: skip
 
 # Of 256. The last three take several times as long as the others.
 _OPTION_OF = [OPTIONS[which] for which, share in enumerate((72, 64, 48, 36, 24, 5, 5, 2)) for _ in range(share)]

@@ -111,11 +111,9 @@ def fuzz(name: str, seconds: int, folder: Path) -> dict[str, object]:
     took = time.monotonic() - started_at
     findings = [file for file in sorted(folder.glob(f"{_FINDING}*")) if file.suffix != ".txt"]
     keep(
-        name,
-        [file.read_bytes() for file in found.iterdir()] + read_corpus(name),
-        [file.read_bytes() for file in findings],
+        name, [file.read_bytes() for file in found.iterdir()] + read_corpus(name), [file.read_bytes() for file in findings],
         target,
-    )
+    )  # fmt: skip
     return {
         "target": name, "executions": statistic(done.stderr, "number_of_executed_units"), "seconds": round(took),
         "peak_rss_mb": statistic(done.stderr, "peak_rss_mb"), "slowest_s": statistic(done.stderr, "slowest_unit_time_sec"),

@@ -127,12 +127,10 @@ class Flow:
         self.written: dict[tuple[str, int], int] = defaultdict(int)
         self._producer = Producer(
             {
-                "bootstrap.servers": bootstrap,
-                "enable.idempotence": True,
-                "topic.metadata.refresh.interval.ms": 200,
+                "bootstrap.servers": bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 200,
                 "log_level": 0,
             }
-        )
+        )  # fmt: skip
         self.partitions: list[tuple[str, int]] = []
         self._pause_s = pause_s
         self._stopped = threading.Event()

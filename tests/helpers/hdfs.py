@@ -42,13 +42,10 @@ def minicluster() -> Path:
     """The folder of its jars, downloaded once."""
     version = hadoop_version()
     bundle = Bundle(
-        name=f"Hadoop's minicluster {version}",
-        folder=f"hadoop-minicluster-{version}",
-        modules=(f"org.apache.hadoop:hadoop-client-minicluster:{version}", *_ASSERTIONS),
-        jars=4,
-        size="30 MB",
+        name=f"Hadoop's minicluster {version}", folder=f"hadoop-minicluster-{version}",
+        modules=(f"org.apache.hadoop:hadoop-client-minicluster:{version}", *_ASSERTIONS), jars=4, size="30 MB",
         configuration="master",
-    )
+    )  # fmt: skip
     return installed(bundle)
 
 

@@ -35,12 +35,9 @@ from headrace.testing.servers.jars import Bundle, installed
 from tests.helpers.table_rig import JOB, WatchedLog, driver
 
 SERVER = Bundle(
-    name="Iceberg's REST catalog 1.10.1",
-    folder="iceberg-rest-1.10.1",
-    modules=("org.apache.iceberg:iceberg-open-api:1.10.1",),
-    jars=1,
-    size="212 MB",
-)
+    name="Iceberg's REST catalog 1.10.1", folder="iceberg-rest-1.10.1", modules=("org.apache.iceberg:iceberg-open-api:1.10.1",),
+    jars=1, size="212 MB",
+)  # fmt: skip
 ROWS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("offset", pa.int64())])
 START_S = 60.0
 

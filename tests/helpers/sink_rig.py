@@ -103,11 +103,9 @@ def set_transaction_version(bootstrap: str, level: int) -> None:
         if current == level:
             return
         key = UpdateFeaturesRequest.FeatureUpdateKey(
-            feature="transaction.version",
-            max_version_level=level,
-            allow_downgrade=level < current,
+            feature="transaction.version", max_version_level=level, allow_downgrade=level < current,
             upgrade_type=SAFE_DOWNGRADE if level < current else UPGRADE,
-        )
+        )  # fmt: skip
         response = connection.request(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[key], validate_only=False))
         assert response.error_code == ErrorCode.NONE, response
         deadline = time.monotonic() + TIMEOUT_S

@@ -50,16 +50,12 @@ GROUPS = {
         [f"headrace/enumerator/{name}" for name in _CORE],
         [
             *(
-                "tests/unit/enumerator/test_ledger",
-                "tests/unit/enumerator/test_enumerator",
-                "tests/unit/enumerator/test_coordinator",
-                "tests/unit/enumerator/test_progress",
+                "tests/unit/enumerator/test_ledger", "tests/unit/enumerator/test_enumerator",
+                "tests/unit/enumerator/test_coordinator", "tests/unit/enumerator/test_progress",
             ),
             *(
-                "tests/unit/enumerator/test_checkpoint",
-                "tests/unit/enumerator/test_envelope",
-                "tests/unit/enumerator/test_embedded",
-                "tests/unit/enumerator/test_errors",
+                "tests/unit/enumerator/test_checkpoint", "tests/unit/enumerator/test_envelope",
+                "tests/unit/enumerator/test_embedded", "tests/unit/enumerator/test_errors",
             ),
             "tests/unit/enumerator/test_source_driver",
             "tests/regressions/test_restore_and_enumeration",
@@ -77,7 +73,7 @@ GROUPS = {
     "fetch-protocol": Group(["headrace/connectors/kafka/format/fetch_protocol"], ["tests/unit/kafka/test_fetch_protocol"]),
     "offsets": Group(["headrace/spark/kafka_offsets"], ["tests/unit/spark/test_offsets"]),
     "options": Group(["headrace/spark/options", "headrace/spark/kafka_options"], ["tests/unit/spark/test_options"]),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)

@@ -38,13 +38,10 @@ _OFTEN = dict.fromkeys(("write", "heartbeat", "barrier", "complete", "notificati
 _SELDOM = dict.fromkeys(("savepoint", "abort", "crash", "expire", "time"), 1)
 
 SHARDS = Adversary(
-    "shards",
-    ShardSimulation,
-    0,
-    ({**_OFTEN, **_SELDOM, "zombie": 2}, {**_OFTEN, **_SELDOM, "write": 6, "crash": 3, "zombie": 4, "expire": 2}),
-    longest=90,
+    "shards", ShardSimulation, 0,
+    ({**_OFTEN, **_SELDOM, "zombie": 2}, {**_OFTEN, **_SELDOM, "write": 6, "crash": 3, "zombie": 4, "expire": 2}), longest=90,
     actions=by_chance(Simulation, (*_OFTEN, *_SELDOM, "zombie"), "random"),
-)
+)  # fmt: skip
 
 
 def _injected(shard: type[Shard[Any]]) -> Injected:

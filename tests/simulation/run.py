@@ -754,9 +754,7 @@ OUTPUTS = replace(
     name="outputs",
     begin=TwoOutputsSimulation,
     mixes=(
-        {**RUN.mixes[0], "outage": 4},
-        {**RUN.mixes[1], "outage": 8},
-        {**RUN.mixes[0], "late_outage": 8, "crash": 6, "round": 6},
-        {**RUN.mixes[1], "looks_lag": 2},
+        {**RUN.mixes[0], "outage": 4}, {**RUN.mixes[1], "outage": 8},
+        {**RUN.mixes[0], "late_outage": 8, "crash": 6, "round": 6}, {**RUN.mixes[1], "looks_lag": 2},
     ),
-)
+)  # fmt: skip

@@ -60,11 +60,9 @@ def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> d
     rate = round(played / (time.monotonic() - started_at))
     print(f"{name}: {played} schedules, {rate}/s, {failure or 'every promise kept'}", flush=True)  # noqa: T201
     return {
-        "next_seed": first + played,
-        "schedules": before.get("schedules", 0) + played,
-        "failure": failure,
+        "next_seed": first + played, "schedules": before.get("schedules", 0) + played, "failure": failure,
         "happened": dict(sorted(happened.items())),
-    }
+    }  # fmt: skip
 
 
 def with_an_order_of_sets() -> None:

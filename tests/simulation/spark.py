@@ -249,12 +249,10 @@ class SparkSimulation:
         )  # fmt: skip
         source.__dict__["brokers"] = self.brokers
         return LogRead(
-            source=source,
-            offsets=KafkaOffsets(source),
-            columns=("value",),
+            source=source, offsets=KafkaOffsets(source), columns=("value",),
             limits=Limits((None, 2, 5)[limits % 3], (None, None, 4)[limits // 3 % 3], 60.0),
             max_task_offsets=(None, 2)[limits // 9 % 2],
-        )
+        )  # fmt: skip
 
     # --- drivers ------------------------------------------------------------------------------------------------------
 
@@ -444,12 +442,9 @@ class SparkSimulation:
         properties = {"sql.streaming.queryId": driver.query.job, "streaming.sql.batchId": str(driver.batch)}
         task_id, driver.first_task = driver.first_task, driver.first_task + 1
         context = SimpleNamespace(
-            driver=driver,
-            getLocalProperty=properties.get,
-            partitionId=lambda: index,
-            taskAttemptId=lambda: task_id,
+            driver=driver, getLocalProperty=properties.get, partitionId=lambda: index, taskAttemptId=lambda: task_id,
             attemptNumber=lambda: retry,
-        )
+        )  # fmt: skip
         return Attempt(driver.writer, context, part, driver.query.read)
 
     def _run(self, attempt: Attempt, *, fails: bool = False) -> Any:

@@ -250,9 +250,7 @@ class SparkSoak(Soak):
         arguments = {
             "read": {**connection, "subscribe": self._input, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(ROWS)},
             "write": {
-                **connection,
-                "topic": self.settings["topic"],
-                "commitTopic": self.settings["commits"],
+                **connection, "topic": self.settings["topic"], "commitTopic": self.settings["commits"],
                 "transactionalIdPrefix": self.settings["prefix"],
                 "kafka.transaction.timeout.ms": str(self.settings["timeout_ms"]),
             },
@@ -260,7 +258,7 @@ class SparkSoak(Soak):
             "checkpoint": str(self.state / "checkpoint"),
             "tasks": tasks,
             "done": str(self._done),
-        }
+        }  # fmt: skip
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if kill is not None:
             environment["HEADRACE_KILL"] = json.dumps({**kill, "mark": str(mark)})

@@ -133,12 +133,9 @@ if TOLD["bug"] is not None:
 
 pipeline = Pipeline(
     KafkaSource(
-        TOLD["bootstrap"],
-        topics=["in"],
-        columns=["key", "value", "partition", DEAD_LETTER],
-        value=JsonFormat(pa.int64()),
+        TOLD["bootstrap"], topics=["in"], columns=["key", "value", "partition", DEAD_LETTER], value=JsonFormat(pa.int64()),
         on_bad_record="keep",
     ),
     KafkaSink(TOLD["bootstrap"], topic="out", transaction_timeout_ms=TOLD["timeout_ms"], value=JsonFormat(pa.int64())),
     DeadLetters("letters"),
-)
+)  # fmt: skip

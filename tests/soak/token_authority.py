@@ -83,15 +83,13 @@ class TokenAuthority:
         """Settings with which Kafka's own validator takes these tokens at SASL_PLAINTEXT, and no process without."""
         mechanism = f"{LISTENER}.oauthbearer"
         return {
-            "sasl.enabled.mechanisms": "OAUTHBEARER",
-            f"{LISTENER}.sasl.enabled.mechanisms": "OAUTHBEARER",
+            "sasl.enabled.mechanisms": "OAUTHBEARER", f"{LISTENER}.sasl.enabled.mechanisms": "OAUTHBEARER",
             f"{mechanism}.sasl.jaas.config": f"{_PACKAGE}.OAuthBearerLoginModule required;",
             f"{mechanism}.sasl.server.callback.handler.class": f"{_PACKAGE}.OAuthBearerValidatorCallbackHandler",
             f"{mechanism}.sasl.oauthbearer.jwks.endpoint.url": f"{self.url}/jwks",
-            f"{mechanism}.sasl.oauthbearer.expected.audience": AUDIENCE,
-            f"{mechanism}.connections.max.reauth.ms": "3600000",
+            f"{mechanism}.sasl.oauthbearer.expected.audience": AUDIENCE, f"{mechanism}.connections.max.reauth.ms": "3600000",
             "connections.max.reauth.ms": "3600000",
-        }
+        }  # fmt: skip
 
     def jvm_options(self) -> tuple[str, ...]:
         """Kafka fetches keys from no address that it was not reported (KIP-1147)."""

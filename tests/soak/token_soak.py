@@ -123,12 +123,10 @@ def jobs(settings: dict[str, Any]) -> None:
     if failure is None:
         query.processAllAvailable()
     found = {
-        "written": script.written,
-        "read": script.read,
-        "longest_gap_s": round(script.longest_gap_s, 2),
+        "written": script.written, "read": script.read, "longest_gap_s": round(script.longest_gap_s, 2),
         "batches": None if query.lastProgress is None else query.lastProgress["batchId"] + 1,
         "problems": [*script.problems, *([] if failure is None else [str(failure)])],
-    }
+    }  # fmt: skip
     query.stop()
     Path(settings["found"]).write_text(json.dumps(found))
     spark.stop()

@@ -56,9 +56,7 @@ def _seeds() -> dict[str, bytes]:
 
 
 TARGET = Target(
-    "fetch_protocol",
-    _check,
-    _seeds,
+    "fetch_protocol", _check, _seeds,
     ("headrace.connectors.kafka.format.fetch_protocol", "headrace.connectors.kafka.format.record_batch"),
     (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\xff" * 9 + b"\x01", b"\x80" * 6),
-)
+)  # fmt: skip

@@ -192,11 +192,9 @@ def test_windows_of_create_time_close_though_a_partition_is_empty(flink: FlinkCl
     for partition in range(2):
         pipeline.flow.add(name, partition)
     read = ReadFromKafka(
-        {"bootstrap.servers": pipeline.bootstrap, "auto.offset.reset": "earliest"},
-        [name],
-        timestamp_policy=ReadFromKafka.create_time_policy,
-        read_s=0.5,
-    )
+        {"bootstrap.servers": pipeline.bootstrap, "auto.offset.reset": "earliest"}, [name],
+        timestamp_policy=ReadFromKafka.create_time_policy, read_s=0.5,
+    )  # fmt: skip
 
     def build(begin):
         windows = begin | read | beam.WindowInto(FixedWindows(2))

@@ -162,11 +162,9 @@ def test_ssl_is_verified_both_ways(secured: BrokerCluster, topic: Callable[[], s
     assert files is not None
     create_topic(secured.bootstrap, name)
     client = {
-        "security_protocol": "SSL",
-        "ssl_cafile": str(files.ca),
-        "ssl_certfile": str(files.client),
+        "security_protocol": "SSL", "ssl_cafile": str(files.ca), "ssl_certfile": str(files.client),
         "ssl_keyfile": str(files.client),
-    }
+    }  # fmt: skip
     produce(secured.listeners["SSL"], name, [b"a"], **client)
     assert consume(secured.listeners["SSL"], name, 1, **client) == [b"a"]
     host, port = secured.listeners["SSL"].split(":")
@@ -295,12 +293,10 @@ def test_the_first_port_can_be_chosen(own: None) -> None:
 @pytest.mark.parametrize(
     ("wish", "message"),
     [
-        ({"brokers": 0}, "at least 1"),
-        ({"security": ["TLS"]}, "unknown security"),
-        ({"security": ["SASL_SSL"]}, "needs users"),
-        ({"security": ["SASL_SSL"], "users": {"alice": 'a"b'}}, "alice"),
+        ({"brokers": 0}, "at least 1"), ({"security": ["TLS"]}, "unknown security"),
+        ({"security": ["SASL_SSL"]}, "needs users"), ({"security": ["SASL_SSL"], "users": {"alice": 'a"b'}}, "alice"),
     ],
-)
+)  # fmt: skip
 def test_wishes_that_cannot_be_met_are_refused(own: None, wish: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message), start_broker(**wish):
         pass

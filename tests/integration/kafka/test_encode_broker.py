@@ -47,12 +47,10 @@ def to_arrow(records: list[Record]) -> pa.RecordBatch:
     listed = [each and [{"key": key, "value": value} for key, value in each] for each in headers]
     return pa.RecordBatch.from_pydict(
         {
-            "key": pa.array(keys, pa.binary()),
-            "value": pa.array(values, pa.binary()),
-            "headers": pa.array(listed, HEADERS),
+            "key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary()), "headers": pa.array(listed, HEADERS),
             "timestamp": pa.array(times, pa.timestamp("ms", "UTC")),
         }
-    )
+    )  # fmt: skip
 
 
 def produce(kafka: KafkaCluster, topic: str, batch: EncodedBatch) -> int:
@@ -64,11 +62,9 @@ def produce_once(kafka: KafkaCluster, topic: str, batch: EncodedBatch) -> int:
     topic_class = ProduceRequest.TopicProduceData
     partition = topic_class.PartitionProduceData(index=batch.partition, records=batch.data)
     request = ProduceRequest(
-        transactional_id=None,
-        acks=-1,
-        timeout_ms=30_000,
+        transactional_id=None, acks=-1, timeout_ms=30_000,
         topic_data=[topic_class(name=topic, topic_id=kafka.topic_id(topic), partition_data=[partition])],
-    )
+    )  # fmt: skip
     response = kafka.call(kafka.leader(topic, batch.partition).broker, request)
     (answer,) = response.responses[0].partition_responses
     if answer.error_code:  # of a new topic, its leader may not know yet that it leads

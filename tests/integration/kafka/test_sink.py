@@ -276,13 +276,10 @@ def test_topics_partitions_keys_and_headers_are_the_rows_own(sink, bootstrap, to
     headers = pa.array([[{"key": "h", "value": b"1"}], None, []], HEADERS_TYPE)
     transaction.write(
         rows(
-            ["a", "b", "c"],
-            topic=pa.array([first, second, first]),
-            key=pa.array([b"k", None, b"k"]),
-            partition=pa.array([1, 0, None], pa.int32()),
-            headers=headers,
+            ["a", "b", "c"], topic=pa.array([first, second, first]), key=pa.array([b"k", None, b"k"]),
+            partition=pa.array([1, 0, None], pa.int32()), headers=headers,
         )
-    )
+    )  # fmt: skip
     committer(own, JOB).commit(0, (transaction.prepare(),))
     eventually(lambda: read_all(bootstrap, first), ["a", "c"])
     eventually(lambda: read_all(bootstrap, second), ["b"])

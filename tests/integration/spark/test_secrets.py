@@ -57,10 +57,8 @@ def test_no_secret_is_in_plans_logs_the_event_log_the_checkpoint_and_errors(regi
         kafka.append("in", b"\0" + number.to_bytes(4, "big") + b"\2", b"bad")
         settings = {
             "kafka": {**as_options(login(PASSWORD)), "kafka.bootstrap.servers": kafka.bootstrap},
-            "wrong": as_options(login(f"{PASSWORD}-of-before")),
-            "typed": typed(registry),
-            "folder": str(tmp_path),
-        }
+            "wrong": as_options(login(f"{PASSWORD}-of-before")), "typed": typed(registry), "folder": str(tmp_path),
+        }  # fmt: skip
         job = ROOT / "tests" / "helpers" / "spark_secret_job.py"
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path()}
         with (tmp_path / "log").open("wb") as log:

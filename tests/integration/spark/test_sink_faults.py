@@ -47,11 +47,9 @@ class Copy:
         letter = f"'{self.dead}' AS topic, deadLetter.key AS key, deadLetter.value AS value, deadLetter.headers AS headers"
         self.select = ["value", f"CASE WHEN deadLetter IS NOT NULL THEN STRUCT({letter}) END AS deadLetter"]
         self.write = {
-            "kafka.bootstrap.servers": topics.bootstrap,
-            "topic": self.output,
-            "commitTopic": f"{self.output}-commits",
+            "kafka.bootstrap.servers": topics.bootstrap, "topic": self.output, "commitTopic": f"{self.output}-commits",
             "transactionalIdPrefix": self.output[:100],
-        }
+        }  # fmt: skip
         self.typed_write = self.write | typed
 
     def job(self, name, fault=None, **more):

@@ -127,9 +127,7 @@ def test_under_spark_submit_the_data_source_is_found_though_the_jvms_python_lack
     # the program itself runs in ours, as in an image whose entry point names it; the JVM's environment says nothing
     ours = ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
     found, _ = ran(
-        [submit, "--master", "local[2]", *ours, str(job), broker.bootstrap, four],
-        PATH=f"{tmp_path}:{os.environ['PATH']}",
-        PYSPARK_PYTHON=None,
-        PYSPARK_DRIVER_PYTHON=None,
-    )
+        [submit, "--master", "local[2]", *ours, str(job), broker.bootstrap, four], PATH=f"{tmp_path}:{os.environ['PATH']}",
+        PYSPARK_PYTHON=None, PYSPARK_DRIVER_PYTHON=None,
+    )  # fmt: skip
     assert found == {"values": sorted(str(partition) for partition in range(4) for _ in range(300)), "tasks": 2}
