@@ -92,6 +92,18 @@ def cluster3() -> Iterator[BrokerCluster]:
         yield cluster
 
 
+@pytest.fixture
+def three(cluster3: BrokerCluster) -> Iterator[BrokerCluster]:
+    """The same for a test that kills some: they are restarted."""
+    if "HEADRACE_BOOTSTRAP" in os.environ:
+        pytest.skip("the brokers of an external cluster are not ours to kill")
+    yield cluster3
+    for node in cluster3.nodes:
+        if not cluster3.is_running(node):
+            cluster3.restart(node)
+    cluster3.wait_ready()
+
+
 @pytest.fixture(scope="session")
 def flink() -> Iterator[FlinkCluster]:
     """A Flink cluster with one TaskManager, shared by the session; a test that kills it must start it again."""

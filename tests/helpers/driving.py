@@ -17,7 +17,7 @@ from headrace.enumerator import (
     restore_enumerator,
 )
 from headrace.enumerator import events as e
-from headrace.testing.memory import MemorySplit, MemorySplitSerializer
+from headrace.testing.memory import MemoryLog, MemorySplit, MemorySplitSerializer
 
 SERIALIZER = CheckpointSerializer("memory", MemorySplitSerializer())
 
@@ -38,6 +38,14 @@ def finished(split_id: str, stop_offset: int) -> SplitState[MemorySplit]:
 
 def checkpoint_of(*states: SplitState[MemorySplit], exhausted: bool = False) -> Checkpoint[MemorySplit]:
     return Checkpoint(7, states, exhausted)
+
+
+def log_of(**splits: str) -> MemoryLog:
+    log = MemoryLog()
+    for split_id, values in splits.items():
+        log.create(split_id)
+        log.append(split_id, values)
+    return log
 
 
 class Driver:

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from headrace.connectors.base.commit import JobCommitter
@@ -21,6 +22,7 @@ from headrace.connectors.kafka.client.wire.protocol import UpdateFeaturesRequest
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
+from headrace.testing import DyingCommitter, Killed
 from tests.helpers.kafka_tools import AT_THE_END
 
 TIMEOUT_S = 30.0
@@ -113,6 +115,16 @@ def set_transaction_version(bootstrap: str, level: int) -> None:
             assert time.monotonic() < deadline
     finally:
         connection.close()
+
+
+def die_in_commit(
+    sink: KafkaSink, job: str, handles: Any, step: str = "record", when: str = "after", nth: int = 1, epoch: int = 0
+) -> None:
+    """By default the list is durable and nothing is committed; dying after an `end`, one transaction is."""
+    dying = DyingCommitter(sink.committer(job), step, when, nth)
+    with pytest.raises(Killed):
+        JobCommitter(job, dying).commit(epoch, handles)
+    assert dying.died
 
 
 def committer(sink: KafkaSink, job: str) -> JobCommitter[KafkaHandle]:

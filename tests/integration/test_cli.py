@@ -15,15 +15,22 @@ import pytest
 from confluent_kafka import KafkaException
 
 from headrace import cli
-from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.transactions import TransactionResult, Transactions
-from headrace.testing import DyingCommitter, Killed
 from headrace.testing.servers.kafka import create_topic, start_broker
 from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
 from tests.helpers.kafka_tools import created
-from tests.helpers.sink_rig import committer, eventually, kafka_sink, prepared, read_all, rows, set_transaction_version
+from tests.helpers.sink_rig import (
+    committer,
+    die_in_commit,
+    eventually,
+    kafka_sink,
+    prepared,
+    read_all,
+    rows,
+    set_transaction_version,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -75,14 +82,6 @@ def sink(broker, out):
 @pytest.fixture
 def where(sink):
     return ("--prefix", sink.transactional_id_prefix, "--commit-topic", sink.commit_topic)
-
-
-def die_in_commit(sink, job, handles, step="record", nth=1):
-    """The list is durable, nothing is committed (or, dying after an `end`, one transaction)."""
-    dying = DyingCommitter(sink.committer(job), step, "after", nth)
-    with pytest.raises(Killed):
-        JobCommitter(job, dying).commit(0, handles)
-    assert dying.died
 
 
 def state_of(sink, name):
@@ -198,7 +197,7 @@ def test_what_a_durable_list_names_is_not_aborted_but_completed(run, sink, where
 
 @pytest.mark.parametrize(("step", "nth"), [("record", 1), ("end", 1), ("clean_up", 2)])
 def test_a_batch_write_whose_driver_died_in_its_commit_is_finished_and_forgotten(run, sink, where, out, broker, step, nth):
-    die_in_commit(sink, ONE_OFF, prepared(sink, ONE_OFF, 0, ["a"], ["b"]), step, nth)
+    die_in_commit(sink, ONE_OFF, prepared(sink, ONE_OFF, 0, ["a"], ["b"]), step, nth=nth)
     loser = sink.begin(Attempt(ONE_OFF, 0, 0, 1))  # one that continues would find that the write is decided, and abort itself
     loser.write(rows(["lost"]))
     loser._rows.flush(loser._sender)

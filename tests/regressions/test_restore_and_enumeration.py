@@ -9,17 +9,9 @@ import pytest
 from headrace.enumerator import Boundedness, EagerEnumerator, EmbeddedRun, LazyEnumerator
 from headrace.enumerator import events as e
 from headrace.enumerator.errors import ProtocolViolationError
-from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
-from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
+from headrace.testing.memory import MemoryReader, MemorySource
+from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, log_of, only, reading, split
 from tests.simulation.bugs import core
-
-
-def log_of(**splits: str) -> MemoryLog:
-    log = MemoryLog()
-    for split_id, values in splits.items():
-        log.create(split_id)
-        log.append(split_id, values)
-    return log
 
 
 def read(run: EmbeddedRun) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from crc32c import crc32c
 
-from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.commit import StaleEpochError
 from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.kafka.client.errors import FencedByBrokerError
 from headrace.connectors.kafka.client.fetch import fetch_once
@@ -17,11 +17,21 @@ from headrace.connectors.kafka.write import committer as committer_module
 from headrace.connectors.kafka.write.produce import BatchSender
 from headrace.connectors.kafka.write.transactions import TransactionProtocol, TransactionResult, Transactions
 from headrace.enumerator.errors import HeadraceError
-from headrace.testing import DyingCommitter, FakeKafka, Killed
+from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import ErrorCode, Refuse
 from tests.helpers.kafka_tools import created
 from tests.helpers.record_batches import HEADER
-from tests.helpers.sink_rig import committer, eventually, kafka_sink, ongoing, prepared, read_all, rows, take_over
+from tests.helpers.sink_rig import (
+    committer,
+    die_in_commit,
+    eventually,
+    kafka_sink,
+    ongoing,
+    prepared,
+    read_all,
+    rows,
+    take_over,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -56,12 +66,6 @@ def visible(fake, isolation_level="read_committed"):
 BOTH = pytest.mark.parametrize("fake", [1, 2], indirect=True, ids=["v1", "v2"])
 
 
-def recorded_and_killed(sink, handles, epoch=0):
-    """The driver dies when the list is durable and nothing is committed."""
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(epoch, handles)
-
-
 def test_flink_40703_an_old_checkpoint_is_refused(sink, out, bootstrap):
     driver = committer(sink, JOB)
     for epoch in range(4):
@@ -77,8 +81,7 @@ def restored_when_its_ids_were_used_again(fake):
     sink = kafka_sink(fake.bootstrap, "out", "commits")
     committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
     (first,) = prepared(sink, JOB, 1, ["1"])
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "after")).commit(1, (first,))
+    die_in_commit(sink, JOB, (first,), "end", epoch=1)
     prepared(sink, JOB, 2, ["2"])
     (third,) = prepared(sink, JOB, 3, ["3"])
     assert third.transactional_id == first.transactional_id
@@ -102,7 +105,7 @@ def test_flink_40703_shows_when_a_fenced_id_is_taken_for_an_aborted_transaction(
 
 
 def test_flink_8086_the_same_state_restored_twice(sink, out, bootstrap):
-    recorded_and_killed(sink, prepared(sink, JOB, 0, ["a"], ["b"]))
+    die_in_commit(sink, JOB, prepared(sink, JOB, 0, ["a"], ["b"]))
     for _ in range(2):
         committer(sink, JOB).recover()
         committer(sink, JOB).commit(0, ())
@@ -168,7 +171,7 @@ def test_flink_25126_shows_when_a_producer_is_kept(fake, monkeypatch):
 
 def test_flink_29627_two_handles_of_one_task(sink, out, bootstrap):
     handles = prepared(sink, JOB, 0, ["a"], number=0) + prepared(sink, JOB, 0, ["b"], number=1)
-    recorded_and_killed(sink, handles)
+    die_in_commit(sink, JOB, handles)
     committer(sink, JOB).recover()
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
 
@@ -270,7 +273,7 @@ def ended_after_the_cluster_moved_on(fake):
     sink = kafka_sink(fake.bootstrap, "out", "commits")
     handles = prepared(sink, JOB, 0, ["a"])
     assert handles[0].protocol is TransactionProtocol.V1
-    recorded_and_killed(sink, handles)
+    die_in_commit(sink, JOB, handles)
     Transactions(sink.cluster()).end(handles[0].producer, TransactionProtocol.V1, TransactionResult.COMMIT)
     fake.set_transaction_version(2)
     committer(sink, JOB).commit(0, ())
@@ -292,8 +295,7 @@ def test_what_is_ended_in_the_clusters_version_is_written_twice(fake, monkeypatc
 
 def test_a_batch_part_committed_part_aborted_is_repaired(sink, out, bootstrap):
     handles = prepared(sink, JOB, 0, ["a"], ["b"])
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "after")).commit(0, handles)
+    die_in_commit(sink, JOB, handles, "end")
     take_over(sink, handles[1])
     committer(sink, JOB).commit(0, ())
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
@@ -302,7 +304,7 @@ def test_a_batch_part_committed_part_aborted_is_repaired(sink, out, bootstrap):
 def test_an_abort_after_the_commit_does_not_make_it_look_lost(sink, out, bootstrap):
     """An EndTxn(abort) with the epoch after the commit's succeeds, and from then on the committed handle answers "fenced"."""
     handles = prepared(sink, JOB, 0, ["a"])
-    recorded_and_killed(sink, handles)
+    die_in_commit(sink, JOB, handles)
     transactions = Transactions(sink.cluster())
     _, renewed = transactions.end(handles[0].producer, handles[0].protocol, TransactionResult.COMMIT)
     transactions.end(renewed, handles[0].protocol, TransactionResult.ABORT)

@@ -209,17 +209,6 @@ def test_a_forked_child_connects_again_and_leaves_its_parents_connections_alone(
     kafka.topics([name])
 
 
-@pytest.fixture
-def three(cluster3):
-    if "HEADRACE_BOOTSTRAP" in os.environ:
-        pytest.skip("the brokers of an external cluster are not ours to kill")
-    yield cluster3
-    for node in cluster3.nodes:
-        if not cluster3.is_running(node):
-            cluster3.restart(node)
-    cluster3.wait_ready()
-
-
 def test_offsets_and_groups_survive_the_death_of_leaders(three: BrokerCluster, topic):
     name, group = created(three.bootstrap, topic, partitions=6, replication=3), topic()
     tps = [(name, number) for number in range(6)]

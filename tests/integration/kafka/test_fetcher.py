@@ -1,6 +1,5 @@
 """Fetching from real brokers, which are killed, isolated, frozen and emptied meanwhile. Records are decoded by kafka-python."""
 
-import os
 import threading
 import time
 from collections import defaultdict
@@ -411,17 +410,6 @@ def test_connections_outlive_the_fetcher_and_are_used_again(broker, kafka, topic
     assert read(kafka, sources) == written
     monkeypatch.setattr("headrace.connectors.kafka.client.wire.pool.Connection", None)  # connecting again would fail
     assert read(kafka, sources) == written
-
-
-@pytest.fixture
-def three(cluster3):
-    if "HEADRACE_BOOTSTRAP" in os.environ:
-        pytest.skip("the brokers of an external cluster are not ours to kill")
-    yield cluster3
-    for node in cluster3.nodes:
-        if not cluster3.is_running(node):
-            cluster3.restart(node)
-    cluster3.wait_ready()
 
 
 def test_leaders_that_die_and_come_back_lose_and_repeat_nothing(three: BrokerCluster, topic):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.commit import StaleEpochError
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError
 from headrace.connectors.kafka.client.fetch import fetch_there
@@ -22,12 +22,13 @@ from headrace.connectors.kafka.log_dump import dump
 from headrace.connectors.kafka.write import commit_log
 from headrace.connectors.kafka.write.transactions import TransactionProtocol, TransactionResult, Transactions
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
-from headrace.testing import COMMITTER_STEPS, DyingCommitter, Killed
+from headrace.testing import COMMITTER_STEPS
 from headrace.testing.servers.kafka import create_topic, delete_topic, start_broker
 from tests.helpers.kafka_tools import created
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import (
     committer,
+    die_in_commit,
     eventually,
     kafka_sink,
     ongoing,
@@ -123,10 +124,7 @@ def test_epochs_follow_each_other(sink, out, bootstrap):
 def test_a_driver_killed_anywhere_in_a_commit(sink, out, bootstrap, step, when):
     committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
     handles = prepared(sink, JOB, 1, ["1a"], ["1b"])
-    dying = DyingCommitter(sink.committer(JOB), step, when)
-    with pytest.raises(Killed):
-        JobCommitter(JOB, dying).commit(1, handles)
-    assert dying.died
+    die_in_commit(sink, JOB, handles, step, when, epoch=1)
     # Spark replays the batch; its tasks write again unless it is recorded.
     again = () if sink.recorded_epochs()[JOB] == 1 else prepared(sink, JOB, 1, ["1a", "1b"], number=0)
     committer(sink, JOB).commit(1, again)
@@ -137,9 +135,7 @@ def test_a_driver_killed_anywhere_in_a_commit(sink, out, bootstrap, step, when):
 @pytest.mark.parametrize("lost", [[0], [1], [0, 1]], ids=["first", "second", "all"])
 def test_transactions_aborted_after_they_were_recorded_are_copied(sink, out, bootstrap, lost):
     handles = prepared(sink, JOB, 0, ["a", "b"], ["c", "d"])
-    dying = DyingCommitter(sink.committer(JOB), "record", "after")
-    with pytest.raises(Killed):
-        JobCommitter(JOB, dying).commit(0, handles)
+    die_in_commit(sink, JOB, handles)
     for index in lost:
         take_over(sink, handles[index])
     committer(sink, JOB).commit(0, ())
@@ -152,12 +148,9 @@ def test_transactions_aborted_after_they_were_recorded_are_copied(sink, out, boo
 @pytest.mark.parametrize(("step", "nth"), [("copy", 1), ("record", 1), ("end", 2), ("clean_up", 1), ("record", 2)])
 def test_a_driver_killed_in_a_repair(sink, out, bootstrap, step, nth, when):
     handles = prepared(sink, JOB, 0, ["a", "b"])
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(0, handles)
+    die_in_commit(sink, JOB, handles)
     take_over(sink, handles[0])
-    dying = DyingCommitter(sink.committer(JOB), step, when, nth)
-    with pytest.raises(Killed):
-        JobCommitter(JOB, dying).commit(0, ())
+    die_in_commit(sink, JOB, (), step, when, nth)
     committer(sink, JOB).recover()
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
     assert ongoing(sink, JOB) == []
@@ -166,9 +159,7 @@ def test_a_driver_killed_in_a_repair(sink, out, bootstrap, step, nth, when):
 def test_an_outage_longer_than_the_timeout_loses_nothing(bootstrap, out):
     sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=8000)
     handles = prepared(sink, JOB, 0, ["a"], ["b"])
-    dying = DyingCommitter(sink.committer(JOB), "end", "after")
-    with pytest.raises(Killed):
-        JobCommitter(JOB, dying).commit(0, handles)  # the first is committed, the second is left to its timeout
+    die_in_commit(sink, JOB, handles, "end")  # the first is committed, the second is left to its timeout
     eventually(lambda: ongoing(sink, JOB), [])
     assert read_all(bootstrap, out) == ["a"]
     committer(sink, JOB).commit(0, ())
@@ -187,8 +178,7 @@ def test_what_times_out_before_it_is_recorded_fails_the_epoch(bootstrap, out):
 
 def test_rows_that_retention_took_are_named(sink, out, bootstrap):
     handles = prepared(sink, JOB, 0, ["a"])
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(0, handles)
+    die_in_commit(sink, JOB, handles)
     take_over(sink, handles[0])
     delete_topic(bootstrap, out)
     create_topic(bootstrap, out, 3)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.errors import AnalysisException
 
-from tests.helpers.spark_tools import Topics
+from tests.helpers.spark_tools import Topics, numbers
 
 LONG_AGO = 1_600_000_000_000
 
@@ -26,17 +26,10 @@ def values(frame):
     return sorted((row["value"].decode() for row in frame.select("value").collect()), key=lambda text: (len(text), text))
 
 
-def numbers(*spans):
-    return [str(number) for span in spans for number in span]
-
-
 @pytest.fixture
 def filled(topics):
     """Three partitions with 0-9, 10-19, 20-29."""
-    topic = topics.create(3)
-    for partition in range(3):
-        topics.send(topic, range(partition * 10, partition * 10 + 10), partition)
-    return topic
+    return topics.numbered(3, 10)
 
 
 def test_default_starting_and_ending_offsets(read, filled):
@@ -191,8 +184,7 @@ class TestColumns:
         assert values(frame) == numbers(range(30))
 
     def test_headers_need_no_option_then(self, read, topics):
-        topic = topics.create()
-        topics.send(topic, [1], headers=[("a", b"b")])
+        topic = topics.holding([1], headers=[("a", b"b")])
         (row,) = read(topic, schema="headers array<struct<key:string,value:binary>>").collect()
         assert row["headers"][0]["value"] == b"b"
 

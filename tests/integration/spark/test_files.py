@@ -87,15 +87,6 @@ class TestBatch:
             spark.read.format("headrace").option("connector", "files").load(str(tmp_path))
 
 
-@pytest.fixture
-def numbers(topics):
-    """A topic of 0 to 99."""
-    topic = topics.create(2)
-    for partition in range(2):
-        topics.send(topic, range(partition * 50, partition * 50 + 50), partition)
-    return topic
-
-
 ID = "CAST(CAST(value AS STRING) AS BIGINT) AS id"
 
 

@@ -35,10 +35,7 @@ def written(topics):
 
 @pytest.fixture
 def filled(topics):
-    topic = topics.create(2)
-    for partition in range(2):
-        topics.send(topic, range(partition * 50, partition * 50 + 50), partition)
-    return topic
+    return topics.numbered(2, 50)
 
 
 def first_record(bootstrap, topic):
