@@ -120,8 +120,7 @@ class Page:
         self._compare(expected, self.printed)
 
     def _properties(self, text: str) -> None:
-        given = parse_properties(text)
-        ClientConfig.from_properties({"bootstrap.servers": ADDRESS, **given})
+        ClientConfig.from_properties({"bootstrap.servers": ADDRESS, **parse_properties(text)})
 
     def _console(self, _example: Example, source: str) -> None:
         self.printed = None

@@ -140,8 +140,7 @@ def _check_values(case: Case, items: Sequence[bytes], column: pa.Array, refused:
     """Good values are what fastavro reads, whatever is alongside them; some mutated ones are judged by the
     specification.
     """
-    sample = {row for row in range(len(items)) if row % _GOOD_EVERY == 0 or row % _JUDGED_EVERY == 1}
-    chosen = sorted(sample)
+    chosen = sorted({row for row in range(len(items)) if row % _GOOD_EVERY == 0 or row % _JUDGED_EVERY == 1})
     for row, value in zip(chosen, plain(column.take(pa.array(chosen, pa.int32()))), strict=True):
         item = items[row]
         sound = case.is_sound(item)

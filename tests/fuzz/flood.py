@@ -183,8 +183,7 @@ def run(figures: Figures, last: int, state: Path) -> None:
                 figures.add(json.loads(line))
                 save(figures, state)
         if process.returncode:
-            chunk = find(figures, last, state.parent)
-            figures.chunk = chunk + 1
+            figures.chunk = find(figures, last, state.parent) + 1
             save(figures, state)
 
 

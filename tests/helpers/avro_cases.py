@@ -36,8 +36,7 @@ class _Names:
 @st.composite
 def schemas(draw: st.DrawFn, *, with_empty: bool = True) -> dict[str, Any]:
     """A record of some fields of all kinds of types. `with_empty`: also types whose values take no bytes."""
-    names = _Names()
-    return _record(draw, names, 2, with_empty)
+    return _record(draw, _Names(), 2, with_empty)
 
 
 def _record(draw: st.DrawFn, names: _Names, depth: int, with_empty: bool) -> dict[str, Any]:

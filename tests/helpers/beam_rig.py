@@ -71,8 +71,7 @@ class Stage:
         self.fn = fn  # not a copy: the kit counts the calls of its source
         self.fn.setup()
         self._signature = DoFnSignature(self.fn)
-        provider = self._signature.get_watermark_estimator_provider()
-        self._state_coder = provider.estimator_state_coder()
+        self._state_coder = self._signature.get_watermark_estimator_provider().estimator_state_coder()
         self._coder = self.fn.restriction_coder()
         self.on_output: Callable[[Any], None] = lambda _: None
 

@@ -493,8 +493,7 @@ def refused_writes(rig: Rig) -> Iterator[Any]:
     whole = {"acks": -1, "timeout_ms": 1000, "transactional_id": None}
     yield rig.asked("Produce", 9, topic_data=[{"name": topic, **part}], **whole)
     yield rig.asked("Produce", 9, topic_data=[{"name": rig.name("nowhere"), **part}], **whole)
-    unknown = uuid.UUID(int=77)
-    yield rig.asked("Produce", 13, topic_data=[{"topic_id": unknown, **part}], **whole)
+    yield rig.asked("Produce", 13, topic_data=[{"topic_id": uuid.UUID(int=77), **part}], **whole)
 
 
 def _keyless() -> bytes:
@@ -738,8 +737,7 @@ def a_group_of_two(rig: Rig) -> Iterator[Any]:
     with RawKafka(rig.address) as other_raw:
         other = Group(rig)
         other.raw = other_raw
-        invited = other.join()
-        other.send_join(invited.member_id)
+        other.send_join(other.join().member_id)
         rig.until(lambda: group("Heartbeat", 4, **who).error_code == 27)
         yield ["its sync", group.sync(**who).error_code]
         again = group.join(first.member_id)

@@ -123,8 +123,7 @@ class Query:
         self.running: Any = None
 
     def start(self, options: dict[str, str], source: str = "headrace", **trigger: Any) -> Any:
-        frame = self.spark.readStream.format(source).options(**options).load()
-        return self.start_frame(frame, **trigger)
+        return self.start_frame(self.spark.readStream.format(source).options(**options).load(), **trigger)
 
     def start_frame(self, frame: DataFrame, **trigger: Any) -> Any:
         writer = frame.writeStream.foreachBatch(self._keep).option("checkpointLocation", str(self.checkpoint))

@@ -33,8 +33,7 @@ def pyright(*arguments: str, root: Path = ROOT) -> dict[str, Any]:
     that is in that folder.
     """
     command = [sys.executable, "-m", "pyright", "--outputjson", "--project", str(root / "pyproject.toml"), *arguments]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout)
+    return json.loads(subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout)
 
 
 def incomplete(module: str, report: dict[str, Any]) -> Iterator[str]:

@@ -122,8 +122,7 @@ def test_transactions_are_listed_whatever_became_of_them(run, sink, where):
 
 def test_a_transaction_is_described(run, sink, where, out):
     (handle,) = prepared(sink, "job", 1, ["a"])
-    described = run("transactions", "describe", handle.transactional_id, *where[2:])
-    fields = dict(described.of("field"))
+    fields = dict(run("transactions", "describe", handle.transactional_id, *where[2:]).of("field"))
     assert (fields["job"], fields["role"], fields["epoch slot"], fields["state"]) == ("job", "task", "1", "Ongoing")
     assert fields["partitions"] == f"{out}-{handle.ranges[0].partition}"
     assert fields["list of committables"] == "not named"
@@ -287,8 +286,7 @@ def test_injected_faults_are_found_and_named(run, broker, source, out):
     assert ran.of("foreign") == [[out, "0", "3", "x"]]
     assert sorted(ran.of("lost")) == [[source, "0", "2", "c"], [source, "1", "0", "d"]]
     assert {row[3] for row in ran.of("duplicate")} == {"a", "b"}
-    quiet = run("verify", "--input", source, "--output", out, "--examples", "0")
-    assert quiet.lines == [ran.lines[-1]]
+    assert run("verify", "--input", source, "--output", out, "--examples", "0").lines == [ran.lines[-1]]
 
 
 def test_records_are_reported_apart_by_key_or_by_headers(run, broker, source, out):
@@ -323,8 +321,7 @@ def test_a_partially_committed_epoch_is_reported_from_one_that_is_under_way(run,
         return run(*names).of("epoch")
 
     eventually(epochs, [["job", "0", "1", "0", "1", "0", "not partially committed"]])
-    transactions = Transactions(sink.cluster())
-    transactions.end(handles[1].producer, handles[1].protocol, TransactionResult.ABORT)
+    Transactions(sink.cluster()).end(handles[1].producer, handles[1].protocol, TransactionResult.ABORT)
     eventually(epochs, [["job", "0", "1", "1", "0", "0", "partially committed"]])
     assert run(*names).status == 1
     run("transactions", "commit", "--job", "job", *where)

@@ -67,8 +67,7 @@ def test_the_lines_of_the_guide_copy_a_topic_exactly_once_with_4_workers_killed_
     finally:
         run.kill()
         run.wait()
-    values = Counter(int(value) for _, value in read_pairs(broker.bootstrap, target))
-    assert values == Counter(range(produced))
+    assert Counter(int(value) for _, value in read_pairs(broker.bootstrap, target)) == Counter(range(produced))
 
 
 def lines_of_the_guide(bootstrap: str, source: str, target: str, checkpoints: Path) -> str:

@@ -132,8 +132,7 @@ def test_beam_25975_shows_when_a_worker_continues_with_one_element_only(runs):
 
 
 def test_beam_21742_nothing_is_published_while_no_checkpoint_succeeds(runs, published):
-    run = runs(MemorySource(log_of(a="123456")))
-    assert read(run) == "123456"
+    assert read(runs(MemorySource(log_of(a="123456")))) == "123456"
     assert published == []
 
 

@@ -302,8 +302,7 @@ class FetchSimulation:
 
     def unlearn(self, which: int, broker: int) -> None:
         """A broker that was just started does not know the topic, for as long as it likes; the first never is."""
-        log = self.logs[which % PARTITIONS]
-        log.views[1 + broker % (len(BROKERS) - 1)] = View(None)
+        self.logs[which % PARTITIONS].views[1 + broker % (len(BROKERS) - 1)] = View(None)
 
     def follow(self, which: int, follower: int, batches: int) -> None:
         """A replica nearer to the reader, that may lag behind; or one that the metadata does not know."""

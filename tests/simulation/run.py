@@ -400,8 +400,7 @@ class RunSimulation:
     # --- actions ------------------------------------------------------------------------------------------------------
 
     def grow(self, which: int, rows: int) -> None:
-        name = "abc"[which % 3]
-        self.ends[name] += 1 + rows % 5
+        self.ends["abc"[which % 3]] += 1 + rows % 5
 
     def event(self) -> None:
         if self.lifetime.events:

@@ -269,13 +269,11 @@ def outcome(job: SupervisedJob, traffic: Traffic) -> dict[str, int]:
 
 def take_over(job: SupervisedJob, traffic: Traffic, strike: Callable[[str], None]) -> float:
     """Strike the active driver, given its process tree; seconds until a record that was sent later is committed."""
-    status = job.wait_armed()
-    tree = tree_of(status["active"]["pid"])
+    tree = tree_of(job.wait_armed()["active"]["pid"])
     assert tree is not None
     started_at = time.monotonic()
     strike(tree)
-    after = len(traffic.sent_at)
-    return traffic.wait_for(after, TAKEOVER_S, job.check) - started_at
+    return traffic.wait_for(len(traffic.sent_at), TAKEOVER_S, job.check) - started_at
 
 
 # --- the soak -----------------------------------------------------------------------------------------------------------

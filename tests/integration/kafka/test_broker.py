@@ -211,8 +211,7 @@ def test_two_of_three_brokers_serve_without_the_third(three: BrokerCluster, topi
     leader = ask(three.address(1), [name]).topics[0].partitions[0].leader_id
     three.kill(leader)
     eventually(lambda: ask(three.address(survivor(three, leader)), [name]).topics[0].partitions[0].leader_id != leader)
-    alive = ",".join(three.address(node) for node in three.nodes if node != leader)
-    produce(alive, name, [b"b"], acks="all")
+    produce(",".join(three.address(node) for node in three.nodes if node != leader), name, [b"b"], acks="all")
     three.restart(leader)
     assert consume(three.address(leader), name, 2) == [b"a", b"b"]
 

@@ -195,13 +195,11 @@ def test_no_more_is_fetched_ahead_than_the_budget(broker, kafka, topic):
 def test_fetching_continues_where_it_is_reported(broker, kafka, topic):
     name, written = filled(broker, topic, 2, 100)
     with Fetcher(kafka, [FetchFrom(name, 0, 0), FetchFrom(name, 1, 0)]) as fetcher:
-        first = fetcher.poll(TIMEOUT_S)
-        assert isinstance(first, FetchedData)
+        assert isinstance(fetcher.poll(TIMEOUT_S), FetchedData)
         fetcher.finish(name, 1)
         again = FetchFrom(name, 0, 40, stop=60)
         fetcher.assign(again)
-        reader = Reader(fetcher, [again])
-        assert reader.read_all() == {0: written[0][40:60]}
+        assert Reader(fetcher, [again]).read_all() == {0: written[0][40:60]}
 
 
 def open_transaction(bootstrap: str, topic: str, count: int):

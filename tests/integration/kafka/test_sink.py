@@ -78,8 +78,7 @@ def test_the_protocol_is_the_clusters(sink, request):
 def test_properties_bound_the_batches_in_the_log(sink, out):
     given = {"batch.size": "2000", "compression.type": "gzip", "compression.gzip.level": "9"}
     small = replace(sink, properties={**sink.properties, **given})
-    values = [f"{number:0>500}" for number in range(60)]
-    (handle,) = prepared(small, JOB, 0, values)
+    (handle,) = prepared(small, JOB, 0, [f"{number:0>500}" for number in range(60)])
     written = [
         batch
         for partition in range(3)
@@ -123,8 +122,7 @@ def test_epochs_follow_each_other(sink, out, bootstrap):
 @pytest.mark.parametrize("step", [step for step in COMMITTER_STEPS if step != "copy"])
 def test_a_driver_killed_anywhere_in_a_commit(sink, out, bootstrap, step, when):
     committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
-    handles = prepared(sink, JOB, 1, ["1a"], ["1b"])
-    die_in_commit(sink, JOB, handles, step, when, epoch=1)
+    die_in_commit(sink, JOB, prepared(sink, JOB, 1, ["1a"], ["1b"]), step, when, epoch=1)
     # Spark replays the batch; its tasks write again unless it is recorded.
     again = () if sink.recorded_epochs()[JOB] == 1 else prepared(sink, JOB, 1, ["1a", "1b"], number=0)
     committer(sink, JOB).commit(1, again)

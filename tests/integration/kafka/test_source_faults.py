@@ -446,8 +446,7 @@ def test_corrupt_bytes_on_the_brokers_disk(broker, topic):
         pytest.skip("the broker's disk is not at hand")
     broker.stop(1)
     data = bytearray(segment.read_bytes())
-    at = data.index(b"flipped")
-    data[at] ^= 0x01
+    data[data.index(b"flipped")] ^= 0x01
     segment.write_bytes(data)
     broker.restart(1)
     source = KafkaSource(broker.bootstrap, topics=[name])

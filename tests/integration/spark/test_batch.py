@@ -126,8 +126,7 @@ class TestTimestamps:
         assert values(read(timed, startingOffsetsByTimestamp=start)) == numbers(range(3, 5), range(14, 15))
 
     def test_timestamps_win_over_offsets(self, read, timed):
-        frame = read(timed, startingTimestamp=LONG_AGO + 4000, startingOffsets="earliest")
-        assert values(frame) == ["4", "14"]
+        assert values(read(timed, startingTimestamp=LONG_AGO + 4000, startingOffsets="earliest")) == ["4", "14"]
 
     def test_no_match_is_an_error(self, read, timed):
         with pytest.raises(AnalysisException, match="no offset matches"):

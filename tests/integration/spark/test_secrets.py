@@ -53,8 +53,7 @@ def test_no_secret_is_in_plans_logs_the_event_log_the_checkpoint_and_errors(regi
     with FakeKafka(users={USER: PASSWORD}) as kafka:
         for topic in ("in", "out", "letters"):
             kafka.create_topic(topic, partitions=1)
-        number = registry.register("in-value", SCHEMA)
-        kafka.append("in", b"\0" + number.to_bytes(4, "big") + b"\2", b"bad")
+        kafka.append("in", b"\0" + registry.register("in-value", SCHEMA).to_bytes(4, "big") + b"\2", b"bad")
         settings = {
             "kafka": {**as_options(login(PASSWORD)), "kafka.bootstrap.servers": kafka.bootstrap},
             "wrong": as_options(login(f"{PASSWORD}-of-before")), "typed": typed(registry), "folder": str(tmp_path),

@@ -125,8 +125,7 @@ def test_max_offsets_per_trigger_are_shared_out(query, topics):
 
 def test_min_offsets_per_trigger_hold_a_batch_back(query, topics):
     topic = topics.holding(range(3))
-    options = topics.options(topic, startingOffsets="earliest", minOffsetsPerTrigger=4, maxTriggerDelay="1h")
-    query.start(options)
+    query.start(topics.options(topic, startingOffsets="earliest", minOffsetsPerTrigger=4, maxTriggerDelay="1h"))
     query.caught_up()
     topics.send(topic, range(3, 6))
     query.caught_up()
@@ -224,8 +223,7 @@ def test_headers_and_every_column(query, topics):
 
 
 def test_only_the_columns_of_the_users_schema(query, topics, spark):
-    topic = topics.holding(range(3))
-    options = topics.options(topic, startingOffsets="earliest")
+    options = topics.options(topics.holding(range(3)), startingOffsets="earliest")
     frame = spark.readStream.format("headrace").schema("value binary").options(**options).load()
     query.start_frame(frame, availableNow=True).awaitTermination()
     assert [row.asDict() for row in query.rows] == [{"value": str(number).encode()} for number in range(3)]
@@ -249,8 +247,7 @@ def test_progress_reports_offsets_and_the_end_of_the_topic(query, topics):
 
 
 def test_two_queries_over_one_topic_and_a_self_union(query, topics, spark):
-    topic = topics.holding(range(3))
-    options = topics.options(topic, startingOffsets="earliest")
+    options = topics.options(topics.holding(range(3)), startingOffsets="earliest")
     frames = [spark.readStream.format("headrace").options(**options).load() for _ in range(2)]
     query.start_frame(frames[0].union(frames[1]), availableNow=True).awaitTermination()
     assert query.values == sorted(numbers(range(3)) * 2)

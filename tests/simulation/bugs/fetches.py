@@ -21,8 +21,7 @@ def sent_to_an_unknown_broker(_: Any, self: Any, partition: Any, preferred: Any,
 
 @instead_of(FetchPlan, "_out_of_range")
 def _ended_at_once(_: Any, self: Any, partition: Any, now: float) -> None:
-    error = fetch_plan.TopicRecreatedError(partition.source.topic, "", None)
-    self.gone.append(self._end(partition, error))
+    self.gone.append(self._end(partition, fetch_plan.TopicRecreatedError(partition.source.topic, "", None)))
 
 
 @instead_of(FetchPlan, "landed", _ended_at_once)
