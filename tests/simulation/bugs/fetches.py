@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from headrace.connectors.kafka.read import fetch_plan, topic_ids
 from headrace.connectors.kafka.read.fetch_plan import FetchPlan
-from tests.simulation.bugs.injecting import bug, bugs_of, instead_of
+from tests.simulation.bugs.injecting import bug, bugs_of, by_name, instead_of
 
 
 @instead_of(FetchPlan, "_sent_away")
@@ -30,34 +30,6 @@ def out_of_range_is_believed(landed: Any, self: Any, *what: Any) -> Any:
     self.gone = []
     outcome = landed(self, *what)
     return self.gone[0] if self.gone else outcome
-
-
-@instead_of(FetchPlan, "_missing")
-def unknown_topic_is_believed(_: Any, self: Any, partition: Any, error: Any, now: float) -> Any:
-    """findings, Source 10: metadata that flaps ends a partition."""
-    return self._end(partition, error)
-
-
-@instead_of(FetchPlan, "_failed")
-def retriable_errors_are_final(_: Any, self: Any, partition: Any, error: Any, now: float) -> Any:
-    """findings, Source 4 and 5: what passes ends the job."""
-    return self._end(partition, error)
-
-
-@instead_of(FetchPlan, "_note_empty")
-def small_fetches_stay_small(*_: Any) -> None:
-    """A batch larger than a partition's share never comes."""
-
-
-@instead_of(FetchPlan, "lost")
-def lost_requests_are_forgotten(*_: Any) -> Any:
-    """A partition stays in flight for ever."""
-    return []
-
-
-@instead_of(FetchPlan, "put_back")
-def refused_by_quota_is_forgotten(*_: Any) -> None:
-    """findings, Source 1: after a quota nothing is asked."""
 
 
 @instead_of(FetchPlan, "leader_found")
@@ -135,11 +107,18 @@ def topics_are_known_by_name(leader_found: Any, self: Any, source: Any, leader: 
     return leader_found(self, source, leader, topic_id, now)
 
 
-@instead_of(topic_ids, "absence")
-def one_broker_proves_absence(absence: Any, *what: Any) -> Any:
-    """Two looks of one broker that lags behind, 3 s apart, and the partition is given up."""
-    return absence(*what[:-1], what[-1][:1])
-
-
-IN_FETCHES = bugs_of(globals())
+IN_FETCHES = bugs_of(globals()) + by_name(
+    # findings, Source 10: metadata that flaps ends a partition.
+    unknown_topic_is_believed=(FetchPlan, "_missing", lambda _, self, partition, error, now: self._end(partition, error)),
+    # findings, Source 4 and 5: what passes ends the job.
+    retriable_errors_are_final=(FetchPlan, "_failed", lambda _, self, partition, error, now: self._end(partition, error)),
+    # A batch larger than a partition's share never comes.
+    small_fetches_stay_small=(FetchPlan, "_note_empty", lambda *_: None),
+    # A partition stays in flight for ever.
+    lost_requests_are_forgotten=(FetchPlan, "lost", lambda *_: []),
+    # findings, Source 1: after a quota nothing is asked.
+    refused_by_quota_is_forgotten=(FetchPlan, "put_back", lambda *_: None),
+    # Two looks of one broker that lags behind, 3 s apart, and the partition is given up.
+    one_broker_proves_absence=(topic_ids, "absence", lambda absence, *what: absence(*what[:-1], what[-1][:1])),
+)
 """Those that the simulation of fetches must find."""

@@ -44,6 +44,16 @@ def instead_of(owner: Any, name: str, *also: Injected) -> Callable[[Callable[...
     return decorated
 
 
+def by_name(**bugs: tuple[Any, str, Callable[..., Any]]) -> tuple[Injected, ...]:
+    """A table of bugs: the name of each; and the owner and the name of what the function is called in place of."""
+
+    def named(name: str, owner: Any, method: str, function: Callable[..., Any]) -> Injected:
+        function.__name__ = name
+        return instead_of(owner, method)(function)
+
+    return tuple(named(name, *bug) for name, bug in bugs.items())
+
+
 def bugs_of(module: Mapping[str, Any]) -> tuple[Injected, ...]:
     """The bugs that a module has defined so far, in this order. `module`: its `globals()`."""
     return tuple(value for name, value in module.items() if hasattr(value, "is_bug") and not name.startswith("_"))

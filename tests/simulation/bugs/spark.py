@@ -23,7 +23,7 @@ from headrace.runners.spark import planning, tasks, writers
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.writers import StreamWriter
 from headrace.spark.kafka_offsets import KafkaOffsets
-from tests.simulation.bugs.injecting import bug, bugs_of, instead_of
+from tests.simulation.bugs.injecting import bug, bugs_of, by_name, instead_of
 
 # --- the planner ----------------------------------------------------------------------------------------------------------
 
@@ -91,12 +91,6 @@ def delay_never_ends(_: Any, self: Any, backlog: Any, offsets: Any, least: Any) 
     return least is not None and not offsets.initial and backlog.size < least
 
 
-@instead_of(planning, "_share")
-def share_rounded_down(_: Any, size: int, total: int, limit: int) -> int:
-    """maxOffsetsPerTrigger below the number of splits: none gets any offset."""
-    return min(size, limit * size // total)
-
-
 @instead_of(planning, "_cut")
 def pieces_overlap(cut: Any, item: Any, parts: int) -> Any:
     """Off by one where a range is cut into tasks."""
@@ -107,11 +101,6 @@ def pieces_overlap(cut: Any, item: Any, parts: int) -> Any:
 def leader_epochs_are_not_stored(_: Any, self: Any, at_end: Any, offset: int) -> Any:
     """findings, Source 24: a log that was truncated and has grown again is read on silently."""
     return replace(at_end, next_offset=offset, stop_offset=None, last_epoch=None)
-
-
-@instead_of(KafkaSplit, "_epoch_up_to")
-def rewritten_records_are_read(*_: Any) -> None:
-    """Regression: a task reads what was written after it was planned, where the log was cut meanwhile; so does the next."""
 
 
 @instead_of(KafkaSource, "checkpoint_completed")
@@ -127,22 +116,11 @@ def one_broker_tells_a_group_its_topics(_: Any, self: Any, splits: Any) -> None:
 # --- discovery and the source ---------------------------------------------------------------------------------------------
 
 
-@instead_of(KafkaDiscovery, "_missing")
-def one_look_proves_absence(_: Any, self: Any, absent: Any) -> Any:
-    """findings, Spark 4: one broker that lags behind is believed."""
-    return frozenset(split.split_id for split in absent)
-
-
 @instead_of(KafkaDiscovery, "retired", _trusted_where_losses_pass)
 def one_broker_retires_a_topic(_: Any, self: Any, splits: Any) -> Any:
     """What one broker does not know is gone for good: its splits leave the offsets."""
     there = {(name, topic.topic_id) for name, topic in self._cluster.find_topics({s.topic for s in splits}).items() if topic}
     return frozenset(split.split_id for split in splits if (split.topic, split.topic_id) not in there)
-
-
-@instead_of(KafkaDiscovery, "_dispute")
-def one_broker_brings_a_deleted_topic_back(*_: Any) -> None:
-    """Regression: one that lags behind reports a topic that was deleted before; it is taken for a re-created one."""
 
 
 @instead_of(KafkaDiscovery, "_dispute")
@@ -190,23 +168,6 @@ def one_look_at_the_end() -> Iterator[None]:
     """SPARK-26267, KAFKA-7703: an end too low for a moment is believed."""
     with patch.object(source_module, "END_LOOKS", 1):
         yield
-
-
-@instead_of(KafkaSource, "_never_behind")
-def ends_go_back(_: Any, self: Any, splits: Any, ends: Any, parted: Any) -> Any:
-    """SPARK-26267: an end before what was read is gone back to, and nothing proves it (I3, I4)."""
-    return ends
-
-
-@instead_of(KafkaSource, "on_splits_missing")
-def losses_are_not_told(*_: Any) -> None:
-    """failOnDataLoss, and a topic is deleted."""
-
-
-@instead_of(KafkaSource, "_diverged")
-def truncations_are_not_told(*_: Any) -> Any:
-    """KIP-320 is not asked."""
-    return iter(())
 
 
 @instead_of(KafkaOffsets, "from_json")
@@ -264,11 +225,6 @@ def stale_epochs_are_written(*_: Any) -> None:
     """An older copy of a checkpoint writes its epochs again."""
 
 
-@instead_of(writers, "_content")
-def batches_are_told_by_number(*_: Any) -> None:
-    """Regression: a copy of a checkpoint plans its next batch again, with another end, and it is skipped as a replay."""
-
-
 @instead_of(writers, "_commit")
 def committer_is_kept_after_a_failure(_: Any, sink: Any, job: str, asked: Any, driver_id: str | None) -> None:
     """A driver's process continues with a commit that has failed."""
@@ -310,11 +266,6 @@ def owners_give_up(_: Any, act: Any) -> None:
     act()
 
 
-@instead_of(commit_module, "refuse_another")
-def driver_ids_are_ignored(*_: Any) -> None:
-    """Who was fenced fences again, whosever the job is: two drivers do so alternately."""
-
-
 @instead_of(StreamWriter, "_started")
 def planned_batches_are_taken_for_recorded(started: Any, self: Any, job: str, last_batch: Any, begin: Any) -> Any:
     """What is in the offset log was started, and need not have come to the sink."""
@@ -322,5 +273,24 @@ def planned_batches_are_taken_for_recorded(started: Any, self: Any, job: str, la
     return last_batch()
 
 
-IN_SPARK = bugs_of(globals())
+IN_SPARK = bugs_of(globals()) + by_name(
+    # maxOffsetsPerTrigger below the number of splits: none gets any offset.
+    share_rounded_down=(planning, "_share", lambda _, size, total, limit: min(size, limit * size // total)),
+    # Regression: a task reads what was written after it was planned, where the log was cut meanwhile; so does the next.
+    rewritten_records_are_read=(KafkaSplit, "_epoch_up_to", lambda *_: None),
+    # findings, Spark 4: one broker that lags behind is believed.
+    one_look_proves_absence=(KafkaDiscovery, "_missing", lambda _, self, absent: frozenset(split.split_id for split in absent)),
+    # Regression: one that lags behind reports a topic that was deleted before; it is taken for a re-created one.
+    one_broker_brings_a_deleted_topic_back=(KafkaDiscovery, "_dispute", lambda *_: None),
+    # SPARK-26267: an end before what was read is gone back to, and nothing proves it (I3, I4).
+    ends_go_back=(KafkaSource, "_never_behind", lambda _, self, splits, ends, parted: ends),
+    # failOnDataLoss, and a topic is deleted.
+    losses_are_not_told=(KafkaSource, "on_splits_missing", lambda *_: None),
+    # KIP-320 is not asked.
+    truncations_are_not_told=(KafkaSource, "_diverged", lambda *_: iter(())),
+    # Regression: a copy of a checkpoint plans its next batch again, with another end, and it is skipped as a replay.
+    batches_are_told_by_number=(writers, "_content", lambda *_: None),
+    # Who was fenced fences again, whosever the job is: two drivers do so alternately.
+    driver_ids_are_ignored=(commit_module, "refuse_another", lambda *_: None),
+)
 """Those that the simulation of Spark must find."""

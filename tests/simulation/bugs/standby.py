@@ -10,7 +10,7 @@ from headrace.runners.spark.supervision import lock as locks
 from headrace.runners.spark.supervision.core import SupervisionPhase
 from headrace.runners.spark.supervision.lock import KillProcessTree, LooksAlive, ReadLast, WriteLast
 from headrace.runners.spark.supervision.standby import StandbyCore
-from tests.simulation.bugs.injecting import bug, bugs_of, instead_of
+from tests.simulation.bugs.injecting import bug, bugs_of, by_name, instead_of
 from tests.simulation.standby import Simulation
 
 
@@ -23,27 +23,6 @@ def _answered(taking: Callable[[str], Iterator[Any]], me: str, kind: type, answe
             step = steps.send(answer if isinstance(step, kind) else (yield step))
         except StopIteration:
             return
-
-
-@instead_of(locks, "taking")
-def a_free_lock_is_taken_beside_a_living_jvm(taking: Any, me: str) -> Any:
-    return _answered(taking, me, ReadLast, None)
-
-
-@instead_of(locks, "taking")
-def who_has_the_lock_is_not_written_down(taking: Any, me: str) -> Any:
-    return _answered(taking, me, WriteLast, None)
-
-
-@instead_of(locks, "taking")
-def nobody_kills_who_had_the_lock(taking: Any, me: str) -> Any:
-    return _answered(taking, me, KillProcessTree, None)
-
-
-@instead_of(locks, "taking")
-def dead_supervisors_keep_their_lock(taking: Any, me: str) -> Any:
-    """Their drivers may be stopped, and would end by themselves otherwise."""
-    return _answered(taking, me, LooksAlive, True)
 
 
 @instead_of(Simulation, "answer")
@@ -69,20 +48,18 @@ def a_dry_run_is_on_the_checkpoint() -> Iterator[None]:
         yield
 
 
-@instead_of(StandbyCore, "_silenced")
-def silence_is_not_heard(*_: Any) -> Any:
-    return []
-
-
 @instead_of(StandbyCore, "_top_up")
 def standbys_are_not_replaced(top_up: Any, self: Any, now_s: float) -> Any:
     return top_up(self, now_s) if self.drivers_started <= self._limits.standbys else []
 
 
-@instead_of(StandbyCore, "_dismiss_standbys")
-def standbys_outlive_the_job(*_: Any) -> Any:
-    return []
-
-
-INJECTED = bugs_of(globals())
+INJECTED = bugs_of(globals()) + by_name(
+    a_free_lock_is_taken_beside_a_living_jvm=(locks, "taking", lambda taking, me: _answered(taking, me, ReadLast, None)),
+    who_has_the_lock_is_not_written_down=(locks, "taking", lambda taking, me: _answered(taking, me, WriteLast, None)),
+    nobody_kills_who_had_the_lock=(locks, "taking", lambda taking, me: _answered(taking, me, KillProcessTree, None)),
+    # Their drivers may be stopped, and would end by themselves otherwise.
+    dead_supervisors_keep_their_lock=(locks, "taking", lambda taking, me: _answered(taking, me, LooksAlive, True)),
+    silence_is_not_heard=(StandbyCore, "_silenced", lambda *_: []),
+    standbys_outlive_the_job=(StandbyCore, "_dismiss_standbys", lambda *_: []),
+)
 """Each breaks a promise in some history."""
