@@ -81,14 +81,9 @@ class Page:
                 raise
 
     def _regions(self, document: Document) -> list[Region]:
-        lexers = LexerCollection(
-            [
-                FencedCodeBlockLexer(r"[^\n]*"),
-                DirectiveInHTMLCommentLexer(
-                    "invisible-code-block", "python", mapping={"arguments": "language", "source": "source"}
-                ),
-            ]
-        )
+        named = {"arguments": "language", "source": "source"}
+        hidden = DirectiveInHTMLCommentLexer("invisible-code-block", "python", mapping=named)
+        lexers = LexerCollection([FencedCodeBlockLexer(r"[^\n]*"), hidden])
         return [Region(block.start, block.end, block, self._evaluate) for block in lexers(document)]
 
     def _evaluate(self, example: Example) -> None:

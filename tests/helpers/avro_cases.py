@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import struct
 from collections.abc import Callable
 from decimal import Decimal
@@ -62,11 +61,8 @@ def _schema(draw: st.DrawFn, names: _Names, depth: int, with_empty: bool) -> Any
         case "fixed":
             return {"type": "fixed", "name": names.next("F"), "size": draw(st.integers(0 if with_empty else 1, 20))}
         case "enum":
-            return {
-                "type": "enum",
-                "name": names.next("E"),
-                "symbols": [names.next("S") for _ in range(draw(st.integers(1, 4)))],
-            }
+            named = {"type": "enum", "name": names.next("E")}
+            return {**named, "symbols": [names.next("S") for _ in range(draw(st.integers(1, 4)))]}
         case "array":
             return {"type": "array", "items": _schema(draw, names, inner, with_empty)}
         case "map":
@@ -166,10 +162,6 @@ def read(writer: Any, data: bytes, reader: Any = None) -> Any:
     """A value by fastavro, without logical types."""
     wanted = None if reader is None else fastavro.parse_schema(raw(reader))
     return fastavro.schemaless_reader(io.BytesIO(data), fastavro.parse_schema(raw(writer)), wanted)
-
-
-def as_text(schema: Any) -> str:
-    return json.dumps(schema)
 
 
 def expected(schema: Any, value: Any) -> Any:

@@ -89,11 +89,9 @@ class Stage:
         )  # fmt: skip
         self.invoker = invoker
         outputs.on_output = self.on_output
-        residuals = invoker.invoke_process(
-            WindowedValue(work.element, work.timestamp, (GlobalWindow(),)),
-            restriction=self._coder.decode(work.restriction),
-            watermark_estimator_state=self._state_coder.decode(work.estimator_state),
-        )
+        element = WindowedValue(work.element, work.timestamp, (GlobalWindow(),))
+        restriction, state = self._coder.decode(work.restriction), self._state_coder.decode(work.estimator_state)
+        residuals = invoker.invoke_process(element, restriction=restriction, watermark_estimator_state=state)
         rest, watermark, delay_s = [], None, None
         for residual in residuals:
             (element, (restriction, state)), size = residual.residual_value.value

@@ -241,10 +241,8 @@ class Reading:
 
     def positions(self) -> dict[tuple[str, int], int]:
         """(topic, partition) -> durable next offset."""
-        return {
-            (entry.durable.topic, entry.durable.partition): entry.durable.next_offset
-            for entry in self.run.coordinator.enumerator.ledger
-        }
+        durable = [entry.durable for entry in self.run.coordinator.enumerator.ledger]
+        return {(split.topic, split.partition): split.next_offset for split in durable}
 
 
 def rows_of(records: Any) -> list[Row]:

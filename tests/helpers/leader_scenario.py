@@ -89,11 +89,8 @@ def _asked(rig: Rig, raw: RawKafka, topic: str, epoch: int) -> Facts:
         answer = _fetched(raw, topic, 0, current_leader_epoch=known)
         facts.append(["fetch", known - epoch, answer.error_code, answer.high_watermark, _epochs(answer, epoch)])
         parts = [{"partition": 0, "current_leader_epoch": known, "leader_epoch": 0}]
-        found = (
-            raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])
-            .topics[0]
-            .partitions[0]
-        )
+        answer = raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])
+        found = answer.topics[0].partitions[0]
         facts.append(["end of epoch 0", known - epoch, found.error_code, found.leader_epoch, found.end_offset])
         wanted = [{"partition_index": 0, "timestamp": -1, "current_leader_epoch": known}]
         answer = raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": wanted}])

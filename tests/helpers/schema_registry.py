@@ -117,11 +117,9 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         ]
         for verb, pattern, answer in routes:
             match = re.fullmatch(pattern, path)
-            if (
-                verb == method
-                and match is not None
-                and not any(each.isdigit() and int(each) > JAVAS_INT for each in match.groups())
-            ):
+            if verb == method and match is not None:
+                if any(each.isdigit() and int(each) > JAVAS_INT for each in match.groups()):
+                    continue
                 return answer(*map(unquote, match.groups()))
         return 404, NO_SUCH_PATH
 

@@ -39,10 +39,8 @@ class SparkJob:
         self._arguments = {"checkpoint": str(folder / "checkpoint"), "done": str(self._done), **given}
         self._environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if fault is not None:
-            injected = {
-                "HEADRACE_KILL": json.dumps({**fault, "mark": str(self.mark)}),
-                "PYTHONPATH": python_path(ROOT / "tests" / "faults" / "kill"),
-            }
+            path = python_path(ROOT / "tests" / "faults" / "kill")
+            injected = {"HEADRACE_KILL": json.dumps({**fault, "mark": str(self.mark)}), "PYTHONPATH": path}
             executors = {f"spark.executorEnv.{name}": value for name, value in injected.items()}
             self._environment |= injected
             self._arguments["settings"] = {**self._arguments.get("settings", {}), **executors}

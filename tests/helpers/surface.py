@@ -61,10 +61,8 @@ class _Text:
 
 def _signature(value: Any) -> str:
     found = inspect.signature(value)
-    parameters = [
-        parameter.replace(annotation=_annotation(parameter.annotation), default=_default(parameter.default))
-        for parameter in found.parameters.values()
-    ]
+    given = found.parameters.values()
+    parameters = [each.replace(annotation=_annotation(each.annotation), default=_default(each.default)) for each in given]
     return str(found.replace(parameters=parameters, return_annotation=_annotation(found.return_annotation)))
 
 

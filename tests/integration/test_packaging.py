@@ -354,10 +354,8 @@ def test_the_guides_lines_copy_a_topic_once_with_4_workers_killed_and_restarted_
     for name in (numbers, copied):
         create_topic(broker.bootstrap, name, 4)
     names = {"127.0.0.1:9092": broker.bootstrap, '"numbers"': f'"{numbers}"', '"copy"': f'"{copied}"'}
-    names |= {
-        "--input numbers --output copy": f"--input {numbers} --output {copied}",
-        "1000 records in, 1000": "3000 records in, 3000",
-    }
+    names["--input numbers --output copy"] = f"--input {numbers} --output {copied}"
+    names["1000 records in, 1000"] = "3000 records in, 3000"
     lines = GuidesCopy(made, tmp_path, names)
 
     def write(first: int) -> None:

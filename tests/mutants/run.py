@@ -157,12 +157,8 @@ def change_of(copy: Path, mutant: str) -> Change:
 def explained(modules: Iterable[str]) -> dict[Change, str]:
     """The entries of `equivalent.json` for these modules, with their reasons."""
     names = tuple(module.replace("/", ".") + "." for module in modules)
-    entries = json.loads(EQUIVALENT.read_text())
-    return {
-        Change(entry["function"], entry["was"], entry["now"]): entry["why"]
-        for entry in entries
-        if entry["function"].startswith(names)
-    }
+    entries = [entry for entry in json.loads(EQUIVALENT.read_text()) if entry["function"].startswith(names)]
+    return {Change(entry["function"], entry["was"], entry["now"]): entry["why"] for entry in entries}
 
 
 def run(copy: Path, children: int) -> None:
@@ -182,11 +178,8 @@ def check(name: str, copy: Path) -> tuple[dict[str, object], list[str]]:
     """Of what mutmut has found in the group: the figures, and what is wrong with them."""
     request, reasons = survivors(copy), explained(GROUPS[name].modules)
     changes = {mutant: change_of(copy, mutant) for mutant in request}
-    wrong = [
-        f"{request[mutant]}: {mutant}\n    - {change.was}\n    + {change.now}"
-        for mutant, change in changes.items()
-        if change not in reasons
-    ]
+    unexplained = {mutant: change for mutant, change in changes.items() if change not in reasons}
+    wrong = [f"{request[name]}: {name}\n    - {each.was}\n    + {each.now}" for name, each in unexplained.items()]
     wrong += [f"explained, and no survivor: {change}" for change in reasons.keys() - set(changes.values())]
     total = len(mutmut(copy, "results", "--all", "true").splitlines())
     if total == 0:

@@ -399,11 +399,9 @@ class FetchSimulation:
 
 
 def _metadata(topic: str, view: View) -> TopicMetadata | None:
-    return (
-        None
-        if view.topic_id is None
-        else TopicMetadata(topic, view.topic_id, {0: PartitionMetadata(view.leader.node_id, view.epoch)})
-    )
+    if view.topic_id is None:
+        return None
+    return TopicMetadata(topic, view.topic_id, {0: PartitionMetadata(view.leader.node_id, view.epoch)})
 
 
 def _said(records: bytes = b"", **given: object) -> PartitionAnswer:

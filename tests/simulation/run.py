@@ -235,11 +235,8 @@ class Lifetime:
         self.store.add_worker(number)
         restored = self.store.latest()
         shape: dict[str, Any] = {"parallelism": simulation.parallelism}
-        enumerator: Any = (
-            create_enumerator(BalancedEnumerator, **shape)
-            if restored is None
-            else restore_enumerator(BalancedEnumerator, restored.positions, **shape)
-        )
+        made = [BalancedEnumerator] if restored is None else [BalancedEnumerator, restored.positions]
+        enumerator: Any = (create_enumerator if restored is None else restore_enumerator)(*made, **shape)
         self.core: RunCore[MemorySplit, MemoryHandle] = RunCore(
             enumerator, _SCHEDULE, Restarts(ExponentialDelay()), next_number=number + 1, last_checkpoint_id=self.store.last_id
         )
@@ -466,12 +463,8 @@ class RunSimulation:
 
     def holders(self, row: tuple[str, int], asking: Worker) -> set[str]:
         """The jobs whose transactions have written this row."""
-        living = {
-            entry
-            for worker in (*self.lifetime.workers.values(), *self.zombies)
-            if worker.alive
-            for entry in worker.open.values()
-        }
+        workers = [worker for worker in (*self.lifetime.workers.values(), *self.zombies) if worker.alive]
+        living = {entry for worker in workers for entry in worker.open.values()}
         others = living - {*asking.open.values()}
         held = (entry for entry in self.log.entries if entry.state is State.PREPARED or entry.number in others)
         return {entry.job for entry in held if entry.unended and row in entry.rows}

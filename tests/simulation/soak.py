@@ -39,10 +39,8 @@ def search_chunk(task: tuple[str, int]) -> tuple[Counter[str], str | None]:
     except BrokenScheduleError as error:
         schedule = shortened(adversary, adversary.draw(error.seed), type(error.error))
         order = os.environ["PYTHONHASHSEED"]
-        return (
-            Counter(),
-            f"# {error}; PYTHONHASHSEED={order}\n{as_test(adversary, schedule, f'schedule_{error.seed}_of_{name}')}",
-        )
+        text = as_test(adversary, schedule, f"schedule_{error.seed}_of_{name}")
+        return Counter(), f"# {error}; PYTHONHASHSEED={order}\n{text}"
 
 
 def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> dict[str, Any]:

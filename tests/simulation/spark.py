@@ -309,11 +309,8 @@ class SparkSimulation:
         """Another process starts the query from a copy of its checkpoint that is some batches old."""
         query = self._query(which)
         recorded = self.sink.recorded_epochs().get(query.job, -1)
-        if (
-            query.checkpoint.committed > 2
-            and recorded >= query.checkpoint.committed - 1
-            and len(query.zombies) < ZOMBIES_AT_MOST
-        ):
+        committed = query.checkpoint.committed
+        if committed > 2 and recorded >= committed - 1 and len(query.zombies) < ZOMBIES_AT_MOST:
             query.zombies.append(self._started(query, query.checkpoint.copy(1 + back % 3), stale=True))
             self.happened["rewind"] += 1
 
@@ -370,11 +367,8 @@ class SparkSimulation:
                 cannot_be_proven = self.brokers.lagging or self.brokers.dead_broker is not None  # yet
                 assert cannot_be_proven, f"{split} is gone, and nothing is said"
                 continue  # and with it what it lost before
-            cut = [
-                kept
-                for kept, batches in self.brokers.cuts.get(key, ())
-                if batches[query.job] == batch and kept < split.next_offset
-            ]
+            cuts = [kept for kept, batches in self.brokers.cuts.get(key, ()) if batches[query.job] == batch]
+            cut = [kept for kept in cuts if kept < split.next_offset]
             assert not cut, f"{split} was truncated to {cut}, and nothing is said"
 
     def _note_began(self, query: Query, end: str) -> None:
@@ -602,12 +596,8 @@ class SparkSimulation:
         assert committed <= self.log.listed, "a transaction was committed that never was on a durable list"
 
     def _visible(self, query: Query) -> Counter[int]:
-        return Counter(
-            row["value"]
-            for entry in self.log.entries
-            if entry.state is State.COMMITTED and entry.job == query.job
-            for row in entry.rows
-        )
+        committed = [entry for entry in self.log.entries if entry.state is State.COMMITTED and entry.job == query.job]
+        return Counter(row["value"] for entry in committed for row in entry.rows)
 
     def _check_batch(self, driver: Driver) -> None:
         """What lies before the end of a batch that is done is visible."""
@@ -910,10 +900,8 @@ def simulated() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with (
-            patch.object(source_module, "shared_cluster", lambda _: SparkSimulation.latest.cluster),
-            patch.object(tenacity.nap, "time", SimpleNamespace(sleep=lambda _: None)),
-        ):
+        cluster = patch.object(source_module, "shared_cluster", lambda _: SparkSimulation.latest.cluster)
+        with cluster, patch.object(tenacity.nap, "time", SimpleNamespace(sleep=lambda _: None)):
             yield
     finally:
         logging.disable(disabled)

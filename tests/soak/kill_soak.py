@@ -41,15 +41,8 @@ from tests.helpers.sink_rig import eventually, kafka_sink, read_all, set_transac
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 ROOT = Path(__file__).parents[2]
-PHASES = [
-    *(("KafkaTransaction", "write", when) for when in ("before", "after")),
-    *(("KafkaTransaction", "prepare", when) for when in ("before", "after")),
-    *(
-        ("KafkaCommitter", step, when)
-        for step in ("fence", "check", "record", "end", "clean_up")
-        for when in ("before", "after")
-    ),
-]
+_STEPS = {"KafkaTransaction": ("write", "prepare"), "KafkaCommitter": ("fence", "check", "record", "end", "clean_up")}
+PHASES = [(owner, step, when) for owner, steps in _STEPS.items() for step in steps for when in ("before", "after")]
 REPAIR_PHASES = [(step, when, 1) for step in ("copy", "record", "clean_up") for when in ("before", "after")]
 MOST_TASKS = 4
 ROWS = 60

@@ -75,12 +75,9 @@ def chosen(plan: dict[str, Any]) -> list[int]:
     leader = os.getpgrp()
     workers = [child.pid for child in psutil.Process(leader).children(recursive=True) if child.ppid() != leader]
     own = os.getpid()
-    found = {
-        "worker": [own] if own in workers else workers[:1],
-        "coordinator": [leader],
-        "everything": [plan["supervisor"], leader, *workers],
-    }[plan["victims"]]
-    return sorted(found, key=lambda victim: victim == own)
+    one = [own] if own in workers else workers[:1]
+    found = {"worker": one, "coordinator": [leader], "everything": [plan["supervisor"], leader, *workers]}
+    return sorted(found[plan["victims"]], key=lambda victim: victim == own)
 
 
 def positions_of_the_checkpoint_before() -> None:

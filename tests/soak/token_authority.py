@@ -26,6 +26,13 @@ def _number(value: int) -> str:
     return _text(value.to_bytes((value.bit_length() + 7) // 8, "big"))
 
 
+ENV_PROVIDER = {
+    "config.providers": "env",
+    "config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
+}
+"""Properties of a client that knows its secret by an environment variable."""
+
+
 class TokenAuthority:
     """Over HTTP: POST /token with the client's credentials, GET /jwks. A context manager.
 

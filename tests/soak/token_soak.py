@@ -28,7 +28,7 @@ from headrace.testing.servers.kafka import create_topic, start_broker
 from headrace.testing.servers.kafka.jars import KAFKA_VERSION
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import read_all
-from tests.soak.token_authority import TokenAuthority
+from tests.soak.token_authority import ENV_PROVIDER, TokenAuthority
 
 SECRET = "hunter2-of-the-soak"
 LONGEST_GAP_S = 10.0
@@ -153,11 +153,7 @@ def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
                 create_topic(cluster.bootstrap, topic)
             settings = {
                 "bootstrap": cluster.listeners["SASL_PLAINTEXT"],
-                "properties": authority.properties('clientId="job" clientSecret="${env:TOKEN_SECRET}"')
-                | {
-                    "config.providers": "env",
-                    "config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
-                },
+                "properties": authority.properties('clientId="job" clientSecret="${env:TOKEN_SECRET}"') | ENV_PROVIDER,
                 "seconds": seconds,
                 "checkpoint": str(folder / "checkpoint"),
                 "found": str(folder / "found"),

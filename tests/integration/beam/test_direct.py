@@ -62,15 +62,8 @@ class TestBounded:
             write_records(bootstrap, name, [record])
         with on_direct() as pipeline:
             records = pipeline | ReadFromKafka(config, names, with_metadata=True, stop=Latest())
-            assert_that(
-                records,
-                equal_to(
-                    [
-                        KafkaRecord(name, 0, 0, 1_700_000_000_123, b"k", b"v", [KafkaHeader("h", b"1")], 0, "CreateTime")
-                        for name in names
-                    ]
-                ),
-            )
+            fields = (0, 0, 1_700_000_000_123, b"k", b"v", [KafkaHeader("h", b"1")], 0, "CreateTime")
+            assert_that(records, equal_to([KafkaRecord(name, *fields) for name in names]))
 
     def test_batches_of_a_pattern_redistributed(self, bootstrap, config):
         stem = f"pattern-{uuid.uuid4().hex[:8]}"
@@ -78,13 +71,10 @@ class TestBounded:
             create_topic(bootstrap, f"{stem}.{number}")
             write(bootstrap, f"{stem}.{number}", numbers("v", 10))
         with on_direct() as pipeline:
-            batches = pipeline | ReadFromKafka(
-                config, pattern=rf"{stem}\..*", stop=Latest(), output="arrow", columns=["value"], redistribute=True
-            )
-            assert_that(
-                batches | beam.Map(lambda batch: (isinstance(batch, pa.RecordBatch), batch.num_rows, batch.schema.names)),
-                equal_to([(True, 10, ["value"])] * 3),
-            )
+            given = {"output": "arrow", "columns": ["value"], "redistribute": True}
+            batches = pipeline | ReadFromKafka(config, pattern=rf"{stem}\..*", stop=Latest(), **given)
+            shape = beam.Map(lambda batch: (isinstance(batch, pa.RecordBatch), batch.num_rows, batch.schema.names))
+            assert_that(batches | shape, equal_to([(True, 10, ["value"])] * 3))
 
     @pytest.mark.parametrize(("isolation", "expected"), [(None, [b"no", b"yes"]), ("read_committed", [b"yes"])])
     def test_isolation(self, bootstrap, config, topic, isolation, expected):
@@ -103,13 +93,10 @@ class TestBounded:
             records = [{"value": b"x", "timestamp": 1_700_000_000_000 + 1000 * second} for second in range(30)]
             write_records(bootstrap, name, records, partition)
         with on_direct() as pipeline:
-            counts = (
-                pipeline
-                | ReadFromKafka(config, [name], stop=Latest(), timestamp_policy=ReadFromKafka.create_time_policy)
-                | beam.WindowInto(FixedWindows(10))
-                | beam.combiners.Count.Globally().without_defaults()
-            )
-            assert_that(counts, equal_to([20, 20, 20]))
+            policy = ReadFromKafka.create_time_policy
+            records = pipeline | ReadFromKafka(config, [name], stop=Latest(), timestamp_policy=policy)
+            windows = records | beam.WindowInto(FixedWindows(10))
+            assert_that(windows | beam.combiners.Count.Globally().without_defaults(), equal_to([20, 20, 20]))
 
     def test_it_starts_at_the_groups_offsets_and_commits_its_own_when_bundles_are_final(self, bootstrap, config, topic):
         name, group = created(bootstrap, topic), f"g-{uuid.uuid4().hex[:8]}"

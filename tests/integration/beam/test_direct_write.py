@@ -31,11 +31,8 @@ def test_pairs_arrive(broker: BrokerCluster, topic: Callable[[], str]) -> None:
 
 def test_arrow_batches_arrive(broker: BrokerCluster, topic: Callable[[], str]) -> None:
     name = created(broker.bootstrap, topic)
-    run(
-        [pa.RecordBatch.from_pydict({"value": [b"a", b"b"]}), pa.RecordBatch.from_pydict({"value": [b"c"]})],
-        broker.bootstrap,
-        name,
-    )
+    batches = [pa.RecordBatch.from_pydict({"value": values}) for values in ([b"a", b"b"], [b"c"])]
+    run(batches, broker.bootstrap, name)
     assert read_all(broker.bootstrap, name) == ["a", "b", "c"]
 
 

@@ -426,10 +426,8 @@ def test_concurrent_first_uses_download_once(own: None, tmp_path: Path) -> None:
         "from headrace.testing.servers.jars import Bundle, installed\n"
         "print(installed(Bundle('a logger', 'logger', ('org.slf4j:slf4j-simple:1.7.36',), jars=2, size='60 KB')))"
     )
-    users = [
-        subprocess.Popen([sys.executable, "-P", "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(3)
-    ]
+    command, pipe = [sys.executable, "-P", "-c", code], subprocess.PIPE
+    users = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe) for _ in range(3)]
     printed = [user.communicate() for user in users]
     folder = tmp_path / "headrace" / "logger"
     assert {answer for answer, _ in printed} == {f"{folder}\n".encode()}

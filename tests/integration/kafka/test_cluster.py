@@ -85,10 +85,7 @@ def test_an_unknown_topic_is_reported_after_a_grace(broker, kafka, topic):
 def test_offsets(broker, kafka, topic):
     name = created(broker.bootstrap, topic, partitions=2)
     tp, other = (name, 0), (name, 1)
-    assert kafka.list_offsets({tp: Earliest(), other: Latest()}) == {
-        tp: OffsetAnswer(0, None, 0),
-        other: OffsetAnswer(0, None, 0),
-    }
+    assert kafka.list_offsets({tp: Earliest(), other: Latest()}) == dict.fromkeys((tp, other), OffsetAnswer(0, None, 0))
     before = int(time.time() * 1000)
     produce(broker.bootstrap, name, {0: [b"a", b"b", b"c"]})
     assert kafka.list_offsets({tp: Latest(), other: Latest()})[tp].offset == 3
@@ -183,10 +180,8 @@ def test_a_topic_made_again_has_another_id(broker, kafka, topic):
 
 def test_when_no_broker_answers_the_error_says_what_was_tried_and_why():
     config = ClientConfig(bootstrap="127.0.0.1:1", default_api_timeout_ms=1000)
-    with (
-        KafkaCluster(config) as kafka,
-        pytest.raises(DeadlineExceededError, match=r"looking up topics.*127\.0\.0\.1:1.*refused") as caught,
-    ):
+    tried = pytest.raises(DeadlineExceededError, match=r"looking up topics.*127\.0\.0\.1:1.*refused")
+    with KafkaCluster(config) as kafka, tried as caught:
         kafka.topics(["t"])
     assert isinstance(caught.value.__cause__, RetriableError)
 

@@ -27,11 +27,8 @@ pytestmark = pytest.mark.broker
 
 USER, PASSWORD = "alice", "s;e'c r#et-hunter2"
 SESSION_MS = 3000
-MODULES = {
-    "PLAIN": "plain.PlainLoginModule",
-    "SCRAM-SHA-256": "scram.ScramLoginModule",
-    "SCRAM-SHA-512": "scram.ScramLoginModule",
-}
+MODULES = {"PLAIN": "plain.PlainLoginModule"}
+MODULES |= dict.fromkeys(("SCRAM-SHA-256", "SCRAM-SHA-512"), "scram.ScramLoginModule")
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +94,8 @@ def test_reading_over_every_protocol_and_mechanism(secured, topic, protocol, mec
 def test_a_wrong_password_is_refused_at_once_and_shown_to_no_process(secured, protocol, mechanism, caplog):
     caplog.set_level(logging.DEBUG)
     started = time.monotonic()
-    with (
-        KafkaCluster(client(secured, protocol, mechanism, password="wrong-hunter3")) as kafka,
-        pytest.raises(AuthenticationError) as caught,
-    ):
+    wrong = client(secured, protocol, mechanism, password="wrong-hunter3")
+    with KafkaCluster(wrong) as kafka, pytest.raises(AuthenticationError) as caught:
         kafka.topics(["t"])
     assert not is_retriable(caught.value)
     assert time.monotonic() - started < 5

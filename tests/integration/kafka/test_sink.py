@@ -79,15 +79,11 @@ def test_properties_bound_the_batches_in_the_log(sink, out):
     given = {"batch.size": "2000", "compression.type": "gzip", "compression.gzip.level": "9"}
     small = replace(sink, properties={**sink.properties, **given})
     (handle,) = prepared(small, JOB, 0, [f"{number:0>500}" for number in range(60)])
-    written = [
-        batch
-        for partition in range(3)
-        for batch in dump(small.cluster(), out, partition)
-        if batch.stored.producer_id == handle.producer.producer_id and not batch.stored.is_control
-    ]
-    assert sum(batch.stored.records for batch in written) == 60
-    assert {batch.stored.compression for batch in written} == {"gzip"}
-    assert max(batch.stored.records for batch in written) == 3  # of some 510 bytes each
+    stored = [batch.stored for partition in range(3) for batch in dump(small.cluster(), out, partition)]
+    written = [batch for batch in stored if batch.producer_id == handle.producer.producer_id and not batch.is_control]
+    assert sum(batch.records for batch in written) == 60
+    assert {batch.compression for batch in written} == {"gzip"}
+    assert max(batch.records for batch in written) == 3  # of some 510 bytes each
 
 
 @ONCE

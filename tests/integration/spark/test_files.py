@@ -108,11 +108,8 @@ def test_a_topic_is_copied_and_the_query_continues(spark, topics, numbers, tmp_p
 @pytest.mark.long
 def test_a_driver_killed_after_its_list_was_durable(spark, topics, numbers, tmp_path):
     sink = FileSink(str(tmp_path / "out"))
-    arguments = {
-        "read": topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=50),
-        "select": [ID],
-        "write": {"connector": "files", "path": sink.path},
-    }
+    read = topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=50)
+    arguments = {"read": read, "select": [ID], "write": {"connector": "files", "path": sink.path}}
     kill_driver(tmp_path, arguments, "headrace.connectors.files.sink", "FileCommitter", "record", "after", 1)
     assert published(sink) == []
     assert sink.recorded_epochs()

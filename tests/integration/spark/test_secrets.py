@@ -26,11 +26,8 @@ def registry():
 
 
 def typed(registry):
-    return {
-        "valueFormat": "avro",
-        "schemaRegistryUrl": registry.url,
-        "schema.registry.basic.auth.user.info": f"me:{REGISTRY_PASSWORD}",
-    }
+    given = {"valueFormat": "avro", "schemaRegistryUrl": registry.url}
+    return {**given, "schema.registry.basic.auth.user.info": f"me:{REGISTRY_PASSWORD}"}
 
 
 def as_options(properties):

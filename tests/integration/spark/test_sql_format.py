@@ -195,11 +195,8 @@ class TestStream:
 @pytest.mark.long
 def test_a_driver_killed_after_its_list_was_durable(topics, numbers, rig, tmp_path):
     rig.create()
-    arguments = {
-        "read": topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=50),
-        "select": [ID],
-        "write": options_of(rig),
-    }
+    read = topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=50)
+    arguments = {"read": read, "select": [ID], "write": options_of(rig)}
     kill_driver(tmp_path, arguments, "headrace.connectors.sql.sink", "SqlCommitter", "record", "after", 1)
     assert rig.prepared()
     assert rig.ids() == []

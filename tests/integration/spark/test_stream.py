@@ -62,14 +62,9 @@ def test_partitions_and_topics_that_appear_are_read_from_their_first_record(quer
     topics.send(topic, ["second partition"], 1)
     topics.holding(["another topic"])
     query.caught_up()
-    assert (
-        set(query.values)
-        == {
-            "subscribe": {"first", "second partition"},
-            "subscribePattern": {"first", "second partition", "another topic"},
-            "assign": {"first"},
-        }[how]
-    )
+    of_topic = {"first", "second partition"}
+    wanted = {"subscribe": of_topic, "subscribePattern": {*of_topic, "another topic"}, "assign": {"first"}}
+    assert set(query.values) == wanted[how]
 
 
 def test_a_partition_that_appears_while_stopped_is_read_from_its_first_record(query, topics):
@@ -235,9 +230,8 @@ def test_progress_reports_offsets_and_the_end_of_the_topic(query, topics):
     first = query.running.recentProgress[0]
     assert first["numInputRows"] == 6
     (source,) = first["sources"]
-    offset, latest = (
-        json.loads(text) if isinstance(text, str) else text for text in (source["endOffset"], source["latestOffset"])
-    )
+    texts = (source["endOffset"], source["latestOffset"])
+    offset, latest = (json.loads(text) if isinstance(text, str) else text for text in texts)
     assert offset[topic] == {"0": 6}
     assert latest == {topic: {"0": 10}}
     lag = sum(

@@ -811,11 +811,8 @@ def test_a_table_whose_engine_has_no_transactions_is_refused(rig):
 # --- values -----------------------------------------------------------------------------------------------------------
 
 TEXTS = ["", "\\N", "\\.", "a\tb\nc\rd\\e", "%s %% 'quoted\" `", "ä🎈", " trailing ", None]
-INSTANTS = [
-    datetime(2020, 2, 29, 23, 59, 59, 999999, UTC),
-    datetime(1970, 1, 1, tzinfo=UTC),
-    datetime(1969, 7, 20, 20, 17, tzinfo=UTC),
-]
+LEAP_DAY = datetime(2020, 2, 29, 23, 59, 59, 999999, UTC)
+INSTANTS = [LEAP_DAY, datetime(1970, 1, 1, tzinfo=UTC), datetime(1969, 7, 20, 20, 17, tzinfo=UTC)]
 SUMMER = [datetime(2021, 6, 1, 12, tzinfo=timezone(timedelta(hours=2)))]
 
 # Column: Arrow's type, values, the type in PostgreSQL and in MariaDB.

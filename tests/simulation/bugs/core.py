@@ -106,11 +106,8 @@ def end_of_input_sent_once() -> Iterator[None]:
     def injected_exhausted(self: Any) -> bool:
         return self._discovery is Discovery.EXHAUSTED and id(self) not in began_exhausted
 
-    with (
-        patch.object(Coordinator, "_signals", injected_signals),
-        patch.object(SplitEnumerator, "exhausted", property(injected_exhausted)),
-        patch.object(Coordinator, "_started", injected_started),
-    ):
+    exhausted = patch.object(SplitEnumerator, "exhausted", property(injected_exhausted))
+    with exhausted, patch.multiple(Coordinator, _signals=injected_signals, _started=injected_started):
         yield
 
 
@@ -217,7 +214,7 @@ def gone_stays_for_ever(*_: Any) -> None:
 
 
 IN_THE_CORE = bugs_of(globals())
-"""Those that the simulation must catch."""
+"""Those that the simulation must catch. The rest only a real source can show, and so the conformance kit must catch."""
 
 
 @instead_of(MemoryDiscovery, "later")
@@ -243,10 +240,6 @@ def stop_offset_ignored(read: Any, self: Any, split: Any) -> Any:
 def split_version_ignored(deserialize: Any, self: Any, _: int, data: bytes) -> Any:
     """Splits of a newer version are read as if they were of this one."""
     return deserialize(self, 1, data)
-
-
-IN_A_CONNECTOR = (later_splits_at_latest, removed_splits_not_reported, stop_offset_ignored, split_version_ignored)
-"""Those that only a real source can show, and so the conformance kit must catch."""
 
 
 def _snapshot(ledger: Any, reported: Mapping[str, Any]) -> list[Any]:
