@@ -1,6 +1,4 @@
-"""A small HDFS on this machine: name node and data node of Hadoop's own test jar, in one Java process, alongside Spark's
-jars.
-"""
+"""A small HDFS on this machine: name node and data node of Hadoop's own test jar, in one Java process with Spark's jars."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the tests of the Kafka sink need: rows, readers that know nothing of headrace, and a committer that dies where
-reported.
-"""
+"""What the tests of the Kafka sink need: rows, readers that know nothing of headrace, and a committer that dies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Regression suite, Kafka: the sequences by which real systems lost or doubled records, replayed on KafkaSource and a real
-broker.
-"""
+"""Regression suite: the sequences by which real systems lost or doubled records, on KafkaSource and a real broker."""
 
 from __future__ import annotations
 

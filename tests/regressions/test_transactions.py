@@ -1,6 +1,4 @@
-"""The regression suite's transactions: what other systems did, and what must come of it. On a real broker, or a fake one that
-fails.
-"""
+"""The regression suite's transactions: what other systems did, and what must come of it; on a real broker, or a fake one."""
 
 import uuid
 from dataclasses import replace

@@ -1,5 +1,4 @@
-"""The simulation of a job on two hosts: supervisors with a lease, their drivers, the lease store, a checkpoint for both, and
-the sink.
+"""The simulation of a job on two hosts: supervisors with a lease, their drivers, the lease store, a checkpoint, and the sink.
 
 Run for real: `LeaseCore`, `StandbyCore`, commit and recovery (`JobCommitter`, one command at a time) with who owns the job,
 what a driver and its tasks refuse by what is recorded (`StreamWriter`), and the heartbeat as it is stored. Played: processes,
@@ -12,9 +11,8 @@ where it was, in the middle of whatever it did.
 
 What must be true: a row is visible once and none is lost; only who owns the job writes its list; no process ends for having
 been fenced by the other one, nor before it is instructed to, as this job has no end; who has not seen the lease store for so
-long that it may have been taken for dead calls no driver. Once nothing is wrong any more exactly one host
-leads, the other one follows with a warm driver, the job gets on, and it stays so, also while the lease store is away; and when
-the leader's host is dead the other one leads.
+long that it may have been taken for dead calls no driver. Once nothing is wrong any more exactly one host leads, the other one
+follows with a warm driver, the job gets on, and it stays so, also while the lease store is away; a dead leader is replaced.
 """
 
 from __future__ import annotations

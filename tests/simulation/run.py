@@ -1,5 +1,4 @@
-"""The simulation of `headrace run`: the real core and committer, and workers, disks and a sink that die, freeze, expire, fill
-up.
+"""The simulation of `headrace run`: the real core and committer; workers, disks and a sink that die, freeze, expire, fill up.
 
 Every message comes late or never. The sink may be a table with a unique key: then a row that one transaction has, prepared or
 open, locks out the worker that writes it in another. A coordinator may die between any two changes at the sink or on its disk;

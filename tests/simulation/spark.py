@@ -1,5 +1,4 @@
-"""Streaming queries on Spark from Kafka to a transactional sink, with everything of headrace that decides, and a model of the
-rest.
+"""Streaming queries on Spark from Kafka to a transactional sink: all of headrace that decides, and a model of the rest.
 
 Ours: `StreamPlanner`, `KafkaSource` with its discovery and its offsets' JSON, `read_splits`, `StreamWriter`, commit and
 recovery. Modelled: the brokers (`brokers.py`), the sink's transactions (`MemorySink`), and Spark. Of Spark: offset and commit
@@ -843,10 +842,6 @@ def _expire_records(simulation: SparkSimulation, which: int, count: int) -> None
         simulation.happened["retention"] += 1
 
 
-def _create(simulation: SparkSimulation, which: int, partitions: int) -> None:
-    simulation.brokers.create(NAMES[which % len(NAMES)], partitions)
-
-
 def _delete(simulation: SparkSimulation, which: int, again: int) -> None:
     name = NAMES[which % len(NAMES)]
     if name in simulation.brokers.topics:
@@ -857,21 +852,9 @@ def _delete(simulation: SparkSimulation, which: int, again: int) -> None:
             simulation.happened["topic recreated"] += 1
 
 
-def _add_partition(simulation: SparkSimulation, which: int) -> None:
-    simulation.brokers.add_partition(NAMES[which % len(NAMES)])
-
-
-def _lag(simulation: SparkSimulation, number: int) -> None:
-    simulation.brokers.lag(number)
-
-
 def _forget(simulation: SparkSimulation, number: int, which: int) -> None:
     simulation.brokers.forget(number, NAMES[which % len(NAMES)])
     simulation.happened["topic forgotten"] += 1
-
-
-def _catch_up(simulation: SparkSimulation) -> None:
-    simulation.brokers.settle()
 
 
 def _outage(simulation: SparkSimulation, kind: int) -> None:
@@ -936,8 +919,11 @@ SPARK = Adversary(
     ),
     longest=80,
     around=simulated,
-    actions=taking(
-        _grow, _create, _delete, _add_partition, _new_leader, _expire_records, _lag, _forget, _catch_up, _outage, _wait,
-        _expire_transaction
-    ),
+    actions={
+        "create": (lambda simulation, which, partitions: simulation.brokers.create(NAMES[which % len(NAMES)], partitions), 2),
+        "add_partition": (lambda simulation, which: simulation.brokers.add_partition(NAMES[which % len(NAMES)]), 1),
+        "lag": (lambda simulation, number: simulation.brokers.lag(number), 1),
+        "catch_up": (lambda simulation: simulation.brokers.settle(), 0),
+        **taking(_grow, _delete, _new_leader, _expire_records, _forget, _outage, _wait, _expire_transaction),
+    },
 )  # fmt: skip

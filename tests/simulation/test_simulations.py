@@ -1,6 +1,4 @@
-"""Every simulated simulation: its promises hold in random schedules, what matters happens often, and injected bugs are
-found.
-"""
+"""Every simulation: its promises hold in random schedules, what matters happens often, and injected bugs are found."""
 
 from __future__ import annotations
 
