@@ -100,8 +100,6 @@ def test_every_code_block_is_fenced_so_that_it_is_run(path):
 
 
 # --- the checker --------------------------------------------------------------------------------------------------------
-
-
 def run(tmp_path: Path, text: str) -> Page:
     path = tmp_path / "page.md"
     path.write_text(text)

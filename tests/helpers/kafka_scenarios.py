@@ -163,8 +163,6 @@ def _is_there(value: Any, field: Any) -> bool:
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------------
-
-
 class Producer:
     """A transactional producer of one version of the protocol, request by request."""
 
@@ -429,8 +427,6 @@ def offsets_in_transactions(rig: Rig, version: int) -> Iterator[Any]:
 
 
 # --- producing ---------------------------------------------------------------------------------------------------------------
-
-
 @scenario
 def sequences(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
@@ -515,8 +511,6 @@ def the_time_of_appending(rig: Rig) -> Iterator[Any]:
 
 
 # --- reading -----------------------------------------------------------------------------------------------------------------
-
-
 @scenario
 def fetches(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
@@ -650,8 +644,6 @@ def fetch_sessions(rig: Rig) -> Iterator[Any]:
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------------
-
-
 class Group:
     def __init__(self, rig: Rig, text: str = "group") -> None:
         self.rig, self.id, self.raw = rig, rig.name(text), rig.raw
@@ -824,8 +816,6 @@ def offsets_of_groups(rig: Rig) -> Iterator[Any]:
 
 
 # --- topics ------------------------------------------------------------------------------------------------------------------
-
-
 @scenario
 def metadata_of_topics(rig: Rig) -> Iterator[Any]:
     topic = rig.topic(partitions=2)

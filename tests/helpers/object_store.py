@@ -84,8 +84,6 @@ def object_store() -> Iterator[ObjectStore]:
 
 
 # --- in its process -----------------------------------------------------------------------------------------------------
-
-
 class _Faults:
     """What is to fail. Thread-safe."""
 

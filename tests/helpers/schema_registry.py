@@ -102,7 +102,6 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         return self
 
     # --- the API
-
     def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         path, _, query = path.partition("?")
         self._as_descriptors = "format=serialized" in query

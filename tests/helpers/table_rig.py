@@ -70,8 +70,6 @@ def open_marks(folder: str, job: str = JOB) -> set[str]:
 
 
 # --- Delta, by its protocol alone --------------------------------------------------------------------------------------
-
-
 def delta_actions(folder: str) -> list[dict[str, Any]]:
     """Every action of the log, in order; these tests write no checkpoints."""
     commits = sorted((Path(folder) / "_delta_log").glob("*.json"))
@@ -104,8 +102,6 @@ def unadded_transactions(folder: str, job: str) -> set[str]:
 
 
 # --- faults ------------------------------------------------------------------------------------------------------------
-
-
 def _of_inner(name: str) -> Any:
     return property(lambda self: getattr(self._inner, name))
 

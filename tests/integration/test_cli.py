@@ -90,8 +90,6 @@ def state_of(sink, name):
 
 
 # --- transactions --------------------------------------------------------------------------------------------------------
-
-
 def test_transactions_are_listed_whatever_became_of_them(run, sink, where):
     committer(sink, "done").commit(0, prepared(sink, "done", 0, ["a"]))
     transaction = sink.begin(Attempt("gone", 3, 5, 1))
@@ -254,8 +252,6 @@ def test_the_older_transaction_protocol(run, topic):
 
 
 # --- verify --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def source(broker, topic):
     return created(broker.bootstrap, topic, 2)
@@ -339,8 +335,6 @@ def test_what_an_open_transaction_hides_is_said(run, broker, source, out, sink):
 
 
 # --- dump and lag --------------------------------------------------------------------------------------------------------
-
-
 def test_a_dump_shows_what_readers_do_not_see(run, broker, out):
     write(broker.bootstrap, out, [b"plain"], **{"compression.type": "gzip"})
     writer = transactional(broker.bootstrap, f"dump-{uuid.uuid4().hex[:8]}")
@@ -410,8 +404,6 @@ def test_lag_is_looked_at_again_until_interrupted(broker, out, topic):
 
 
 # --- how it ends ---------------------------------------------------------------------------------------------------------
-
-
 def headrace(*arguments, **environment):
     known = {name: value for name, value in os.environ.items() if name != "HEADRACE_BOOTSTRAP"}
     settings = {"capture_output": True, "text": True, "timeout": 60, "env": {**known, **environment}}

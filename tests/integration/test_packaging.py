@@ -170,8 +170,6 @@ def unbuilt(tmp_path_factory) -> Path:
 
 
 # --- what the distributions hold ----------------------------------------------------------------------------------------
-
-
 def modules() -> set[str]:
     folders = (
         ("", "headrace"), ("headrace/", "enumerator"), ("headrace/", "connectors"), ("headrace/", "runners"),
@@ -232,8 +230,6 @@ def test_a_release_shows_links_into_its_repository_which_lead_to_files_that_are_
 
 
 # --- from where it is imported ------------------------------------------------------------------------------------------
-
-
 def kernels(environment: Environment, cwd: Path) -> list[str]:
     done = environment.run(IMPORT, cwd)
     assert done.returncode == 0, done.stderr
@@ -293,8 +289,6 @@ def test_a_kernel_of_another_source_is_not_imported_from_the_checkout(installed)
 
 
 # --- what is declared is enough -----------------------------------------------------------------------------------------
-
-
 def declared(wheel: Path, extra: str) -> set[str]:
     """What a folder of packages has after `pip install headrace[extra]`: the files and folders of all that is required."""
     with zipfile.ZipFile(wheel) as archive:
@@ -389,8 +383,6 @@ def test_the_guides_lines_copy_a_topic_once_with_4_workers_killed_and_restarted_
 
 
 # --- a checkout that was never built ------------------------------------------------------------------------------------
-
-
 def test_a_checkout_that_was_never_built_runs_uncompiled_where_cython_is(unbuilt, tmp_path):
     found = kernels(environment(tmp_path), unbuilt)
     folders = ("kafka/format", "formats/avro")

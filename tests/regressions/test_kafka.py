@@ -40,9 +40,8 @@ from tests.helpers.kafka_tools import created
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
+
 # --- I2: resolved once --------------------------------------------------------------------------------------------------
-
-
 def test_kafka_12478_kafka_20539_latest_and_a_partition_added_before_it_is_discovered(bootstrap, ten):
     with Reading(KafkaSource(bootstrap, topics=[ten], start=Latest())) as reading:
         add_partitions(bootstrap, ten, 2)
@@ -76,8 +75,6 @@ def test_risingwave_19443_a_rebuilt_reader_does_not_seek_to_latest(bootstrap, te
 
 
 # --- I3: the next offset --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "aborted"])
 def test_flink_34470_the_end_offset_is_a_control_record(bootstrap, ten, is_committed):
     transactional(bootstrap, ten).transaction(ten, [b"t"], commit=is_committed)
@@ -198,8 +195,6 @@ def test_librdkafka_4844_an_error_moves_no_position(bootstrap, topic, monkeypatc
 
 
 # --- I4: a reset needs proof ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("start", [Earliest(), Latest()], ids=str)
 def test_librdkafka_a_transient_disconnect_resets_no_position(broker, ten, start, monkeypatch):
     """Cut amid answers, then refused, then nameless: no record twice (a reset to earliest), none lost (to latest)."""
@@ -248,8 +243,6 @@ def test_spark_26267_kafka_7703_an_end_that_briefly_answers_earliest(bootstrap, 
 
 
 # --- I5: a topic is its id --------------------------------------------------------------------------------------------------
-
-
 def recreate(bootstrap, name, values):
     delete_topic(bootstrap, name)
     create_topic(bootstrap, name)
@@ -301,8 +294,6 @@ def test_flink_35228_a_topic_removed_and_added_again_is_read(bootstrap, topic):
 
 
 # --- I1: one place ----------------------------------------------------------------------------------------------------------
-
-
 def flapping(monkeypatch, name, looks):
     """For this many looks, at one broker or at each, metadata shows one partition of the topic less."""
     find_topics, topic_views, flaps = KafkaCluster.find_topics, KafkaCluster.topic_views, []
@@ -372,8 +363,6 @@ def test_seatunnel_11677_a_cached_reader_is_woken_by_splits_that_come_back(boots
 
 
 # --- I7: nothing is committed before it is durable --------------------------------------------------------------------------
-
-
 def test_beam_21742_without_a_checkpoint_the_group_does_not_move(bootstrap, ten):
     source = KafkaSource(bootstrap, topics=[ten], stop=Latest(), group=ten, start=Committed())
     with Reading(source) as reading:

@@ -83,7 +83,6 @@ class Brokers:
         """Split -> offsets below this may be lost: the log was truncated or records have expired."""
 
     # --- what happens to it -------------------------------------------------------------------------------------------
-
     def create(self, name: str, partitions: int) -> None:
         if name not in self.topics:
             self.made += 1
@@ -162,7 +161,6 @@ class Brokers:
         return self.dead_broker is not None and all(view[name][0] == topic_id for view in views if name in view)
 
     # --- `KafkaCluster` -----------------------------------------------------------------------------------------------
-
     def find_topics(self, names: Collection[str]) -> dict[str, TopicMetadata | None]:
         self._reach()
         return {name: self._seen(self._any(), name) for name in names}

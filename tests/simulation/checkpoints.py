@@ -125,7 +125,6 @@ class Simulation:
         return [Process(self.make_shard(), next(self.nonces)) for _ in range(1 if self.engine.sticky else 2)]
 
     # --- what may happen ----------------------------------------------------------------------------------------------
-
     def step(self) -> None:
         actions = 3 * [self.write, self.heartbeat, self.barrier, self.complete, self.notification]
         actions += [self.savepoint, self.abort, self.crash, self.zombie, self.zombie, self.expire, self.time]
@@ -216,7 +215,6 @@ class Simulation:
         self.now_s += self.random.choice([1.0, CLEAN_UP_S])
 
     # --- how ----------------------------------------------------------------------------------------------------------
-
     def run(self, rows: list[int], *, may_die: bool) -> None:
         """One call of the live attempt, which may die in the middle of it."""
         process = self.random.choice(self.processes)
@@ -292,7 +290,6 @@ class Simulation:
         self.happened[what] = self.happened.get(what, 0) + 1
 
     # --- what must be true --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Nothing is seen twice, and nothing that a restore would write again. It still is so where nothing has changed."""
         now = (self.log.changes, self.completed.position)

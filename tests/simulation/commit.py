@@ -156,7 +156,6 @@ class CommitSimulation:
         self.log.prepare(self.bystander)
 
     # --- actions ------------------------------------------------------------------------------------------------------
-
     def restart(self, zombie: int, recover: int) -> None:
         """A new driver; the old one is dead, or continues without knowing."""
         if zombie % 2 and len(self.zombies) < ZOMBIES_AT_MOST:
@@ -274,7 +273,6 @@ class CommitSimulation:
                 transaction.prepare()
 
     # --- checks -------------------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """What must be true at any moment; it still is where nothing has changed."""
         now = (self.log.changes, len(self.rows), len(self.completed))
@@ -309,7 +307,6 @@ class CommitSimulation:
         assert self.completed.issuperset(range(self.done + 1))
 
     # --- steps --------------------------------------------------------------------------------------------------------
-
     def _run(self, which: int) -> Run:
         """Mostly the engine's driver."""
         runs = [self.current, self.current, *self.zombies]

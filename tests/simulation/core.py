@@ -119,7 +119,6 @@ class Simulation:
         self.start(parallelism=2, assignment=0)
 
     # --- a lifetime of the whole job --------------------------------------------------------------------------------------
-
     def start(self, *, parallelism: int, assignment: int) -> None:
         self.lifetimes += 1
         self.slots = [Slot() for _ in range(parallelism)]
@@ -155,7 +154,6 @@ class Simulation:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
-
     def handle(self, event: Any) -> None:
         for command in self.coordinator.handle(event):
             self.carry_out(command)
@@ -188,7 +186,6 @@ class Simulation:
                 self.count(type(command).__name__)
 
     # --- discovery ----------------------------------------------------------------------------------------------------
-
     def run_discovery(self) -> None:
         """The discovery looks at the simulation; its answer is on its way."""
         if not self.asked:
@@ -225,7 +222,6 @@ class Simulation:
             self.handle(e.DiscoveryDue())
 
     # --- readers ------------------------------------------------------------------------------------------------------
-
     def begin_reader(self, slot_number: int) -> None:
         """A reader starts in this slot. Should another live there, it dies unnoticed, and the new one registers again."""
         slot = self.slots[slot_number % len(self.slots)]
@@ -305,7 +301,6 @@ class Simulation:
             slot.outbox.append((reader, e.SplitRequested(reader.slot)))
 
     # --- checkpoints and the oracle -----------------------------------------------------------------------------------
-
     def trigger(self) -> None:
         self.last_checkpoint_id += 1
         self.handle(e.CheckpointTriggered(self.last_checkpoint_id))
@@ -375,7 +370,6 @@ class Simulation:
         self.done[split.split_id] = split.next_offset
 
     # --- the end ------------------------------------------------------------------------------------------------------
-
     def drain(self) -> None:
         """Nothing bad happens any more, everything is delivered: all there was must come out, and a bounded run end (I8)."""
         self.external_state.closed = True

@@ -147,7 +147,6 @@ class FetchSimulation:
         self.plan.add(FetchFrom(log.topic, 0, offset, log.topic_id, stop, epoch))
 
     # --- the fetcher --------------------------------------------------------------------------------------------------
-
     def look_up(self, trouble: int) -> None:
         """Every leader that is to be looked up; and the range of those unresolved."""
         for source in self.plan.leaderless(self.now):
@@ -274,7 +273,6 @@ class FetchSimulation:
         self.position[log.topic], self.read_epochs[log.topic] = data.next_offset, batches[-1].epoch
 
     # --- what happens to the brokers ----------------------------------------------------------------------------------
-
     def append(self, which: int, records: int, padding: int) -> None:
         log = self.logs[which % PARTITIONS]
         if not log.is_gone:
@@ -361,7 +359,6 @@ class FetchSimulation:
             self.land(trouble, 0)
 
     # --- what must be true --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """A position never passes the end of what was there."""
 

@@ -152,7 +152,6 @@ class Host:
         return StandbyCore(FixedDelay(attempts=10_000, delay_s=1.0), supervision.SupervisionLimits(), limits)
 
     # --- as `_Supervisor` does it -------------------------------------------------------------------------------------
-
     def tell(self, event: standby.StandbyEvent) -> None:
         for command in self.core.handle(event):
             match command:
@@ -272,7 +271,6 @@ class Simulation:
         return None if self.lease_store is None else heartbeat_in(self.lease_store)
 
     # --- a driver -----------------------------------------------------------------------------------------------------
-
     def launch(self, host: Host, number: int) -> Driver:
         driver = Driver(f"{host.name}-{host.started}-{number}-{self.happened['launched']}", number)
         self.happened["launched"] += 1
@@ -407,7 +405,6 @@ class Simulation:
             assert owner == driver.name, f"{driver.name} has written the list of a job that is {owner}'s"
 
     # --- what must be true --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Nothing of a batch that is done is lost. That nothing is visible twice is seen by the log."""
         if len(self.commits) == self.checked:
@@ -418,7 +415,6 @@ class Simulation:
         self.checked = len(self.commits)
 
     # --- what happens -------------------------------------------------------------------------------------------------
-
     def step(self) -> None:
         """A moment: each host gets on by some of it, in any order."""
         chance = self.chances.random
@@ -530,7 +526,6 @@ class Simulation:
         self.host().now_s += 3600.0
 
     # --- the end ------------------------------------------------------------------------------------------------------
-
     def drain(self) -> None:
         """Nothing is wrong any more: the job gets on, one host leads and the other follows, and so it stays."""
         self.wake()

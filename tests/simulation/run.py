@@ -394,7 +394,6 @@ class RunSimulation:
                 raise CoordinatorDiedError
 
     # --- actions ------------------------------------------------------------------------------------------------------
-
     def grow(self, which: int, rows: int) -> None:
         self.ends["abc"[which % 3]] += 1 + rows % 5
 
@@ -598,7 +597,6 @@ class RunSimulation:
         self.look()
 
     # --- promises -----------------------------------------------------------------------------------------------------
-
     def begin(self) -> None:
         self.lifetime = Lifetime(self, self.disk)
 

@@ -254,7 +254,6 @@ class SparkSimulation:
         )  # fmt: skip
 
     # --- drivers ------------------------------------------------------------------------------------------------------
-
     def restart(self, which: int, zombie: int) -> None:
         """A driver is killed, or seems to be, and another takes its place."""
         query = self._query(which)
@@ -320,7 +319,6 @@ class SparkSimulation:
             driver.processes = [CommitProcess()] if both % 2 else [*driver.processes[-1:], CommitProcess()]
 
     # --- a batch ------------------------------------------------------------------------------------------------------
-
     def plan(self, which: int) -> None:
         """The driver's next batch, or the one that its predecessor has left, up to the tasks."""
         driver = self._driver(which)
@@ -577,7 +575,6 @@ class SparkSimulation:
             self.store(which)
 
     # --- what must be true --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Nothing twice, nothing that is on no list, nothing of a job that another has ended."""
         if self.log.changes != self.checked:
@@ -691,7 +688,6 @@ class SparkSimulation:
                 action(self._drivers().index(driver))
 
     # --- how ----------------------------------------------------------------------------------------------------------
-
     def _drivers(self) -> list[Driver]:
         return [driver for query in self.queries for driver in (query.driver, *query.zombies) if driver is not None]
 
@@ -819,8 +815,6 @@ def patch_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 # --- what happens to the brokers ------------------------------------------------------------------------------------------
-
-
 def _grow(simulation: SparkSimulation, which: int, count: int) -> None:
     logs = simulation.brokers.logs()
     if logs:

@@ -134,7 +134,6 @@ class Simulation:
         self.happened: Counter[str] = Counter()
 
     # --- what processes do --------------------------------------------------------------------------------------------
-
     def launch(self, supervisor: Supervisor, number: int) -> ProcessTree:
         tree = ProcessTree(f"{supervisor.me.pid}-{supervisor.me.started}-0-{number}", supervisor, number)
         tree.main = Played(tree.name, self.driver(tree))
@@ -238,7 +237,6 @@ class Simulation:
                 raise TwoAtWorkError(f"{tree.name} is running, and {other.name} is alive")
 
     # --- what happens to them -----------------------------------------------------------------------------------------
-
     def kill_tree(self, name: str) -> None:
         for process in self.trees[name].processes:
             process.is_alive = False
@@ -303,7 +301,6 @@ class Simulation:
         self.supervisors[-1].begin()
 
     # --- a history ----------------------------------------------------------------------------------------------------
-
     def step(self) -> None:
         self.now_s += self.chances.random()
         for supervisor in self.supervisors:

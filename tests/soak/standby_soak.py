@@ -277,8 +277,6 @@ def take_over(job: SupervisedJob, traffic: Traffic, strike: Callable[[str], None
 
 
 # --- the soak -----------------------------------------------------------------------------------------------------------
-
-
 class Soak:
     """Takeovers of all kinds of one job. `kinds`: what is done to the active driver's process tree; the first word of a
     result.

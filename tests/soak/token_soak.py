@@ -38,8 +38,6 @@ _LISTS = "soak-commits"
 
 
 # --- the jobs, in a process whose output is searched --------------------------------------------------------------------
-
-
 class Script:
     """Writes in a thread, and reads in another. `problems`: what either has raised."""
 
@@ -133,8 +131,6 @@ def jobs(settings: dict[str, Any]) -> None:
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------
-
-
 def leaks(authority: TokenAuthority, folder: Path) -> list[str]:
     """The files below the folder that hold the secret, or any token that was issued."""
     wanted = [SECRET.encode(), *(token.encode() for token in authority.tokens)]

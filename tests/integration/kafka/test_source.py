@@ -35,8 +35,6 @@ def timed(bootstrap, topic):
 
 
 # --- start ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("start", "first"),
     [
@@ -99,8 +97,6 @@ def test_what_does_not_exist_is_refused_by_name(bootstrap, timed, topic):
 
 
 # --- stop -----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("stop", "end"),
     [
@@ -157,8 +153,6 @@ def test_a_control_record_at_the_end(bootstrap, topic, is_committed):
 
 
 # --- which partitions ---------------------------------------------------------------------------------------------------
-
-
 def test_a_pattern_is_matched_against_the_whole_name(bootstrap, topic):
     first, second, other = (f"{topic()}.{end}" for end in ("in", "in", "out"))
     for name in (first, second, other):
@@ -190,8 +184,6 @@ def test_an_internal_topic_is_read_by_name_only(bootstrap, timed, topic):
 
 
 # --- discovery ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_partition_added_while_reading_is_read_from_its_first_record(bootstrap, timed):
     with Reading(KafkaSource(bootstrap, topics=[timed], start=Latest())) as reading:
         add_partitions(bootstrap, timed, 3)
@@ -266,8 +258,6 @@ def test_without_an_interval_discovery_happens_at_restore_only(bootstrap, timed)
 
 
 # --- transactions -------------------------------------------------------------------------------------------------------
-
-
 def write_interleaved(bootstrap, name):
     """Committed, aborted, interleaved and plain; then one that stays open, and something plain behind it."""
     first, second, third = (transactional(bootstrap, f"{name}.{n}") for n in range(3))
@@ -327,8 +317,6 @@ def test_an_aborted_open_transaction_lets_reading_continue(bootstrap, topic):
 
 
 # --- what records hold ----------------------------------------------------------------------------------------------------
-
-
 def test_every_compression(bootstrap, topic):
     name = created(bootstrap, topic)
     codecs = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -41,8 +41,6 @@ def id_of(source, name):
 
 
 # --- restores -----------------------------------------------------------------------------------------------------------
-
-
 def write_puzzle(bootstrap, name):
     """Two partitions of small batches, markers, an aborted transaction, and an empty end."""
     create_topic(bootstrap, name, partitions=3)
@@ -115,8 +113,6 @@ def test_a_lost_reader_is_taken_over_from_the_last_checkpoint(bootstrap, topic):
 
 
 # --- groups -------------------------------------------------------------------------------------------------------------
-
-
 def test_group_offsets_move_when_a_checkpoint_completes_and_never_otherwise(bootstrap, ten, topic):
     group, partition = topic(), (ten, 0)
     source = KafkaSource(bootstrap, topics=[ten], start=Committed(), group=group)
@@ -147,8 +143,6 @@ def test_a_group_with_live_members_is_not_overwritten(bootstrap, ten, topic):
 
 
 # --- topics that go -----------------------------------------------------------------------------------------------------
-
-
 def recreate(bootstrap, name, values):
     delete_topic(bootstrap, name)
     create_topic(bootstrap, name)
@@ -226,8 +220,6 @@ def test_a_topic_deleted_while_reading(bootstrap, ten, topic, caplog):
 
 
 # --- offsets that go ------------------------------------------------------------------------------------------------------
-
-
 def test_records_deleted_before_they_were_read(bootstrap, ten, caplog):
     strict = KafkaSource(bootstrap, topics=[ten], start=At(2))
     with Reading(strict) as reading:
@@ -296,8 +288,6 @@ def test_a_position_beyond_the_end(bootstrap, ten, topic, caplog):
 
 
 # --- gaps -----------------------------------------------------------------------------------------------------------------
-
-
 def compact(broker, name):
     """Write keys again and again into their own segments, and wait until the cleaner has left gaps."""
     tidy = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "60000", "delete.retention.ms": "0"}
@@ -353,8 +343,6 @@ def test_gaps_that_compaction_leaves_are_no_loss(broker, topic, eager_cleaner):
 
 
 # --- size -----------------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_fetched_ahead_stays_within_the_budget(bootstrap, topic):
     name, budget = created(bootstrap, topic, partitions=2), 2 << 20
     values = [bytes(64_000)] * 200
@@ -392,8 +380,6 @@ def test_records_larger_than_every_limit(bootstrap, topic):
 
 
 # --- brokers that die ---------------------------------------------------------------------------------------------------
-
-
 def leader_of(source, name):
     return shared_cluster(source.config).topics([name])[name].partitions[0].leader
 

@@ -127,8 +127,6 @@ def write_all(sink: Any, attempt: Attempt, *batches: pa.RecordBatch) -> SqlHandl
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------
-
-
 def test_rows_are_seen_once_committed_and_not_before(rig, job, driver):
     handles = write_epoch(rig.sink(), job, 0, [[1, 2], [3]])
     assert [handle.rows for handle in handles] == [2, 1]
@@ -208,8 +206,6 @@ def test_an_old_driver_can_neither_record_nor_cleans_up(rig, job, sink, driver):
 
 
 # --- workers of headrace run ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def run_on(rig, tmp_path):
     """A coordinator's committer on the folder of this name, and its store."""
@@ -402,8 +398,6 @@ def test_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_that_a_lis
 
 
 # --- two tables of one job ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def other(rig) -> Iterator[SqlRig]:
     other = SqlRig(rig.url)
@@ -457,8 +451,6 @@ def test_a_table_has_one_list_however_its_name_is_written(rig, job):
 
 
 # --- what an earlier run remaining --------------------------------------------------------------------------------------
-
-
 class Context:
     """What Spark shows a task of a streaming query."""
 
@@ -688,8 +680,6 @@ def test_our_tables_are_made_by_the_process_that_comes_first(rig):
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
 def test_a_missing_table_is_named(rig):
     with pytest.raises(errors.UsageError, match=rig.table):
         rig.sink().begin(Attempt("q", 0, 0, 0))
@@ -920,8 +910,6 @@ def test_many_rows(rig, driver):
 
 
 # --- upsert -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(params=[*SERVERS, "sqlite"])
 def any_rig(server, request, tmp_path: Path) -> SqlRig:
     return SqlRig(f"sqlite:///{tmp_path / 'some.db'}" if request.param == "sqlite" else server(request.param).url)

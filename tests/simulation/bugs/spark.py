@@ -25,9 +25,8 @@ from headrace.runners.spark.writers import StreamWriter
 from headrace.spark.kafka_offsets import KafkaOffsets
 from tests.simulation.bugs.injecting import bug, bugs_of, by_name, instead_of
 
+
 # --- the planner ----------------------------------------------------------------------------------------------------------
-
-
 @instead_of(StreamPlanner, "_begins")
 def replayed_batch_0_initialises_again(_: Any, self: Any, first: Any, last: Any) -> Any:
     """findings, Spark 3: where batch 0 started is asked again when it is run again."""
@@ -114,8 +113,6 @@ def one_broker_tells_a_group_its_topics(_: Any, self: Any, splits: Any) -> None:
 
 
 # --- discovery and the source ---------------------------------------------------------------------------------------------
-
-
 @instead_of(KafkaDiscovery, "retired", _trusted_where_losses_pass)
 def one_broker_retires_a_topic(_: Any, self: Any, splits: Any) -> Any:
     """What one broker does not know is gone for good: its splits leave the offsets."""
@@ -179,8 +176,6 @@ def last_offset_read_is_taken_for_the_next(from_json: Any, self: Any, text: str)
 
 
 # --- tasks ----------------------------------------------------------------------------------------------------------------
-
-
 @instead_of(tasks, "well_sized")
 def last_row_of_a_task_dropped(well_sized: Any, batches: Any) -> Any:
     """What waits to be put together is not handed out."""
@@ -194,8 +189,6 @@ def last_row_of_a_task_dropped(well_sized: Any, batches: Any) -> Any:
 
 
 # --- writers --------------------------------------------------------------------------------------------------------------
-
-
 @instead_of(writers, "_abort")
 def abort_fences_whoever_goes_on(_: Any, sink: Any, job: str, epoch: int, driver_id: str | None) -> Any:
     """findings, Sinks 13: the abort of a driver that was replaced fences the one that took its place."""
