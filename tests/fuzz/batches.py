@@ -11,18 +11,8 @@ from crc32c import crc32c
 
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS
 from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER
-from tests.helpers.record_batches import (
-    APPEND_TIME,
-    CODECS,
-    TRANSACTIONAL,
-    Record,
-    batch,
-    emptied,
-    marker,
-    numbered,
-    payload,
-    seal,
-)
+from tests.helpers import record_batches as made
+from tests.helpers.record_batches import APPEND_TIME, CODECS, TRANSACTIONAL, Record, batch, emptied, marker, numbered, payload
 
 EVERYTHING = (*ALL_COLUMNS, "headers")
 UNPACKED_LIMIT = 1 << 16
@@ -151,4 +141,4 @@ def _changed_inside(noise: bytes) -> bytes:
     body = bytearray(_BODY)
     change(body, noise)
     number, compress = _QUICK[noise[2] % len(_QUICK)] if noise[2] & 1 else CODECS["none"]
-    return seal(compress(bytes(body)), count=4, last=3, codec=number, first_time=_TIMES[0], max_time=_TIMES[1])
+    return made.seal(compress(bytes(body)), count=4, last=3, codec=number, first_time=_TIMES[0], max_time=_TIMES[1])

@@ -19,18 +19,10 @@ from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.transactions import TransactionResult, Transactions
 from headrace.testing.servers.kafka import create_topic, start_broker
+from tests.helpers import sink_rig as rig
 from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
 from tests.helpers.kafka_tools import created
-from tests.helpers.sink_rig import (
-    committer,
-    die_in_commit,
-    eventually,
-    kafka_sink,
-    prepared,
-    read_all,
-    rows,
-    set_transaction_version,
-)
+from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -234,7 +226,7 @@ def test_the_older_transaction_protocol(run, topic):
     if os.environ.get("HEADRACE_BOOTSTRAP"):
         pytest.skip("it sets the cluster's transaction.version")
     with start_broker() as old:
-        set_transaction_version(old.address(1), 1)
+        rig.set_transaction_version(old.address(1), 1)
         create_topic(old.bootstrap, name := topic(), 2)
         sink = kafka_sink(old.bootstrap, name, "headrace-commits")
         die_in_commit(sink, "job", prepared(sink, "job", 0, ["a"], ["b"]), "end")

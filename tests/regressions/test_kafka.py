@@ -19,23 +19,9 @@ from headrace.enumerator import LazyEnumerator
 from headrace.enumerator.errors import CorruptDataError, DataLossError
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest
 from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic
+from tests.helpers import kafka_rig as rig
 from tests.helpers.envelopes import body_of
-from tests.helpers.kafka_rig import (
-    ONE_BATCH_PER_FETCH,
-    TEN,
-    Reading,
-    by_partition,
-    committed,
-    delete_records,
-    end_of,
-    eventually,
-    read_all,
-    through_proxy,
-    transactional,
-    wait_for_end,
-    write,
-    write_batches,
-)
+from tests.helpers.kafka_rig import TEN, Reading, committed, read_all, transactional, wait_for_end, write, write_batches
 from tests.helpers.kafka_tools import created
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -88,7 +74,7 @@ def test_flink_34470_the_end_offset_is_a_control_record(bootstrap, ten, is_commi
 @pytest.mark.parametrize("earliest", [0, 4])
 def test_flink_28475_a_stop_at_offset_0(bootstrap, ten, earliest):
     if earliest:
-        delete_records(bootstrap, ten, earliest)
+        rig.delete_records(bootstrap, ten, earliest)
     assert read_all(KafkaSource(bootstrap, topics=[ten], stop=At(0))) == []
 
 
@@ -114,7 +100,7 @@ def test_beam_25962_the_position_moves_over_records_that_yield_nothing(bootstrap
         reading.until(lambda: reading.store() and reading.positions() == {(ten, 0): 16})
         assert reading.rows == []
         stored = reading.store()
-    delete_records(bootstrap, ten, 16)
+    rig.delete_records(bootstrap, ten, 16)
     with Reading(source, stored) as restored:
         write(bootstrap, ten, [b"next"])
         assert restored.until_rows(1) == [(ten, 0, 16, b"next")]
@@ -123,7 +109,7 @@ def test_beam_25962_the_position_moves_over_records_that_yield_nothing(bootstrap
 def test_risingwave_5192_arroyo_910_one_restore_per_record_and_no_duplicate(bootstrap, topic):
     name = created(bootstrap, topic)
     write_batches(bootstrap, name, [[value] for value in TEN[:6]])
-    source = KafkaSource(bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH)
+    source = KafkaSource(bootstrap, topics=[name], properties=rig.ONE_BATCH_PER_FETCH)
     stored, values = None, []
     for _ in range(6):
         with Reading(source, stored) as reading:
@@ -151,13 +137,13 @@ def test_librdkafka_1_7_an_aborted_empty_transaction_hides_nothing_behind_it(boo
 def test_librdkafka_4636_what_was_asked_before_a_seek_is_not_given_after_it(bootstrap, topic):
     name = created(bootstrap, topic)
     write_batches(bootstrap, name, [[b"%d" % n] for n in range(30)])
-    source = KafkaSource(bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH)
+    source = KafkaSource(bootstrap, topics=[name], properties=rig.ONE_BATCH_PER_FETCH)
     with Fetcher(shared_cluster(source.config), [FetchFrom(name, 0, 0)], budget_bytes=1 << 20) as fetcher:
         for seek in (20, 3, 29, 0, 15):
-            eventually(lambda: fetcher.poll(0.2), "nothing came")
+            rig.eventually(lambda: fetcher.poll(0.2), "nothing came")
             fetcher.assign(FetchFrom(name, 0, seek))  # with data in the queue and a request in flight
             for expected in range(seek, min(seek + 3, 30)):
-                data = eventually(lambda: fetcher.poll(0.2), "nothing came")
+                data = rig.eventually(lambda: fetcher.poll(0.2), "nothing came")
                 assert isinstance(data, FetchedData)
                 assert (data.fetch_offset, data.next_offset) == (expected, expected + 1)
             if seek == 29:
@@ -167,7 +153,7 @@ def test_librdkafka_4636_what_was_asked_before_a_seek_is_not_given_after_it(boot
 def test_librdkafka_4844_an_error_moves_no_position(bootstrap, topic, monkeypatch):
     name = created(bootstrap, topic)
     write_batches(bootstrap, name, [[b"0", b"1"], [b"2", b"3"], [b"4"]])
-    source = KafkaSource(bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH, group=name)
+    source = KafkaSource(bootstrap, topics=[name], properties=rig.ONE_BATCH_PER_FETCH, group=name)
     decode, failures = reader_module.decode, []
 
     def failing(data, *, start, **others):
@@ -201,7 +187,7 @@ def test_librdkafka_a_transient_disconnect_resets_no_position(broker, ten, start
     values = [b"%05d" % n + bytes(2000) for n in range(400)]
     impatient = {"client.id": f"cut-{start}", "reconnect.backoff.max.ms": "100", "retry.backoff.max.ms": "100"}
     source = KafkaSource(broker.bootstrap, topics=[ten], start=start, properties=impatient)
-    with through_proxy(monkeypatch, broker.bootstrap) as proxy, Reading(source) as reading:
+    with rig.through_proxy(monkeypatch, broker.bootstrap) as proxy, Reading(source) as reading:
         if start == Earliest():
             reading.until_rows(10)
         before = len(reading.rows)
@@ -392,5 +378,5 @@ def test_beam_20836_partitions_added_between_two_runs(bootstrap, ten):
     add_partitions(bootstrap, ten, 3)
     write(bootstrap, ten, [b"x"], partition=2)
     with Reading(source, stored) as restored:
-        assert by_partition(restored.until_rows(1)) == {(ten, 2): [0]}
-        assert end_of(bootstrap, ten, 2) == 1
+        assert rig.by_partition(restored.until_rows(1)) == {(ten, 2): [0]}
+        assert rig.end_of(bootstrap, ten, 2) == 1

@@ -17,19 +17,10 @@ from headrace.connectors.kafka.write.transactions import TransactionProtocol, Tr
 from headrace.enumerator.errors import HeadraceError
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import ErrorCode, Refuse
+from tests.helpers import sink_rig as rig
 from tests.helpers.kafka_tools import created
 from tests.helpers.record_batches import HEADER
-from tests.helpers.sink_rig import (
-    committer,
-    die_in_commit,
-    eventually,
-    kafka_sink,
-    ongoing,
-    prepared,
-    read_all,
-    rows,
-    take_over,
-)
+from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, ongoing, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -294,7 +285,7 @@ def test_what_is_ended_in_the_clusters_version_is_written_twice(fake, monkeypatc
 def test_a_batch_part_committed_part_aborted_is_repaired(sink, out, bootstrap):
     handles = prepared(sink, JOB, 0, ["a"], ["b"])
     die_in_commit(sink, JOB, handles, "end")
-    take_over(sink, handles[1])
+    rig.take_over(sink, handles[1])
     committer(sink, JOB).commit(0, ())
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
 

@@ -12,18 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+from headrace.connectors.kafka.client import topology
 from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest, Latest
-from headrace.connectors.kafka.client.topology import (
-    Broker,
-    PartitionMetadata,
-    TopicIdPartition,
-    TopicMetadata,
-    TopicPartition,
-    TopicViews,
-)
+from headrace.connectors.kafka.client.topology import Broker, PartitionMetadata, TopicMetadata, TopicPartition, TopicViews
 from headrace.enumerator.errors import OutageError, RetriableError
 
 BROKERS = 3
@@ -203,7 +197,7 @@ class Brokers:
         known = self.views[COORDINATOR]
         self.committed |= {tp: (known[tp[0]][0], at.offset) for tp, at in offsets.items() if tp[0] in known}
 
-    def commit_offsets_by_id(self, group: str, offsets: Mapping[TopicIdPartition, CommittedOffset]) -> None:
+    def commit_offsets_by_id(self, group: str, offsets: Mapping[topology.TopicIdPartition, CommittedOffset]) -> None:
         known = {(topic_id, name) for name, (topic_id, _) in self.views[COORDINATOR].items()}
         own = {(name, number): at for (topic_id, name, number), at in offsets.items() if (topic_id, name) in known}
         self.commit_offsets(group, own)

@@ -20,18 +20,8 @@ import pyarrow as pa
 from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
 from headrace.connectors.base.sink import Attempt
 from headrace.enumerator.errors import PeerError
-from headrace.runners.beam.shard import (
-    CLEAN_UP_S,
-    BundleFinalised,
-    CallFailed,
-    CallStarted,
-    Return,
-    RowsWritten,
-    Shard,
-    ShardCall,
-    ShardState,
-    Write,
-)
+from headrace.runners.beam import shard as beam_shard
+from headrace.runners.beam.shard import CLEAN_UP_S, BundleFinalised, CallFailed, CallStarted, Return, Shard, ShardState, Write
 from headrace.testing.memory_sink import MemorySink, State
 from tests.simulation.commit import FusedLog
 
@@ -84,7 +74,7 @@ class Call:
 
     process: Process
     rows: list[int]
-    core: ShardCall[Any]
+    core: beam_shard.ShardCall[Any]
     commands: deque[Any]
 
     def tell(self, event: Any) -> None:
@@ -275,7 +265,7 @@ class Simulation:
             case Write(slot):
                 with self.sink.begin(Attempt(JOB, 0, slot, call.process.nonce)) as transaction:
                     transaction.write(_batch(call.rows))
-                    return RowsWritten(transaction.prepare())
+                    return beam_shard.RowsWritten(transaction.prepare())
         raise AssertionError(command)
 
     def restore(self) -> None:

@@ -19,17 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.base.commit import (
-    ClaimRequested,
-    CommitPhase,
-    CommitRequested,
-    JobCommitter,
-    RecoveryRequested,
-    ReleaseRequested,
-    StaleEpochError,
-    SupersededError,
-    refuse_stale,
-)
+from headrace.connectors.base import commit as commits
+from headrace.connectors.base.commit import ClaimRequested, CommitPhase, CommitRequested, RecoveryRequested, StaleEpochError
 from headrace.connectors.base.sink import Attempt, CommitList, JobClaim, Outcome
 from headrace.enumerator.errors import FencedError, PeerError
 from headrace.testing import memory_sink
@@ -91,7 +82,7 @@ class FusedLog(MemoryTransactionLog):
         return list_in(self.stored()[JOB]).claim if JOB in self.stored() else None
 
 
-class SteppedCommitter(JobCommitter[MemoryHandle]):
+class SteppedCommitter(commits.JobCommitter[MemoryHandle]):
     """A JobCommitter that performs one command when instructed to, so that others can act in between."""
 
     def __init__(self, sink: MemorySink, driver_id: str | None) -> None:
@@ -185,7 +176,7 @@ class CommitSimulation:
             self.rows.append([f"{len(self.rows)}:{row}" for row in range(size % (ROWS_AT_MOST + 1))])
         recorded = self.sink.recorded_epochs().get(JOB, -1) if look % 2 else -1
         try:
-            refuse_stale(JOB, run.epoch, recorded)
+            commits.refuse_stale(JOB, run.epoch, recorded)
         except StaleEpochError:
             assert run is not self.current, "the engine's driver is informed that its checkpoint is old"
             self._lose(run, "tasks refused")
@@ -335,7 +326,7 @@ class CommitSimulation:
 
     def _release(self, run: Run) -> None:
         run.committer = SteppedCommitter(self.sink, run.driver_id)
-        run.committer.request(ReleaseRequested())
+        run.committer.request(commits.ReleaseRequested())
 
     def _fenced(self, run: Run) -> None:
         """Another of the driver's processes asks again for what this one has not got done."""
@@ -365,7 +356,7 @@ class CommitSimulation:
         except StaleEpochError:
             assert run.epoch < self.log.recorded(), "an epoch that is not stale was refused"
             self._lose(run, "stale epoch refused")
-        except SupersededError:
+        except commits.SupersededError:
             claim = self.log.claim()
             assert claim is not None
             assert claim.driver_id != run.driver_id, "who owns the job was informed that it is another's"

@@ -18,15 +18,8 @@ from headrace.formats import JsonFormat
 from headrace.kafka import Earliest
 from headrace.testing.servers.flink import FlinkCluster
 from headrace.testing.servers.kafka import BrokerCluster, create_topic
-from tests.helpers.flink_rig import (
-    Numbers,
-    eventually,
-    frozen_workers,
-    job,
-    kill_and_restart,
-    python_workers,
-    savepoint_at_last,
-)
+from tests.helpers import flink_rig as rig
+from tests.helpers.flink_rig import Numbers, eventually, frozen_workers, job, kill_and_restart, python_workers
 from tests.helpers.kafka_rig import write_records
 from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import read_all, read_pairs
@@ -95,7 +88,7 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_
         with frozen_workers(flink) as zombies:
             kill_and_restart(flink, first)
             assert zombies < python_workers(flink)
-        savepoint = savepoint_at_last(flink, first)  # what zombies do may fail the job again
+        savepoint = rig.savepoint_at_last(flink, first)  # what zombies do may fail the job again
     with job(flink, build, savepoint=savepoint):
         eventually(lambda: seen() == END, 120)
         assert read_all(bootstrap, name) == all_numbers()

@@ -24,20 +24,10 @@ from headrace.connectors.kafka.write.transactions import TransactionProtocol, Tr
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
 from headrace.testing import COMMITTER_STEPS
 from headrace.testing.servers.kafka import create_topic, delete_topic, start_broker
+from tests.helpers import sink_rig as rig
 from tests.helpers.kafka_tools import created
 from tests.helpers.python_path import python_path
-from tests.helpers.sink_rig import (
-    committer,
-    die_in_commit,
-    eventually,
-    kafka_sink,
-    ongoing,
-    prepared,
-    read_all,
-    rows,
-    set_transaction_version,
-    take_over,
-)
+from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, ongoing, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -50,7 +40,7 @@ def bootstrap(request):
     if os.environ.get("HEADRACE_BOOTSTRAP"):
         pytest.skip("it sets the cluster's transaction.version")
     with start_broker(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster:
-        set_transaction_version(cluster.bootstrap, int(request.param[1]))
+        rig.set_transaction_version(cluster.bootstrap, int(request.param[1]))
         yield cluster.bootstrap
 
 
@@ -131,7 +121,7 @@ def test_transactions_aborted_after_they_were_recorded_are_copied(sink, out, boo
     handles = prepared(sink, JOB, 0, ["a", "b"], ["c", "d"])
     die_in_commit(sink, JOB, handles)
     for index in lost:
-        take_over(sink, handles[index])
+        rig.take_over(sink, handles[index])
     committer(sink, JOB).commit(0, ())
     eventually(lambda: read_all(bootstrap, out), ["a", "b", "c", "d"])
     assert len(read_all(bootstrap, out, "read_uncommitted")) == 4 + 2 * len(lost)
@@ -143,7 +133,7 @@ def test_transactions_aborted_after_they_were_recorded_are_copied(sink, out, boo
 def test_a_driver_killed_in_a_repair(sink, out, bootstrap, step, nth, when):
     handles = prepared(sink, JOB, 0, ["a", "b"])
     die_in_commit(sink, JOB, handles)
-    take_over(sink, handles[0])
+    rig.take_over(sink, handles[0])
     die_in_commit(sink, JOB, (), step, when, nth)
     committer(sink, JOB).recover()
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
@@ -173,7 +163,7 @@ def test_what_times_out_before_it_is_recorded_fails_the_epoch(bootstrap, out):
 def test_rows_that_retention_took_are_named(sink, out, bootstrap):
     handles = prepared(sink, JOB, 0, ["a"])
     die_in_commit(sink, JOB, handles)
-    take_over(sink, handles[0])
+    rig.take_over(sink, handles[0])
     delete_topic(bootstrap, out)
     create_topic(bootstrap, out, 3)
     with pytest.raises(DataLossError, match=out):

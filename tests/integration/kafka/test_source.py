@@ -9,18 +9,8 @@ import pytest
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest, Timestamp
 from headrace.testing.servers.kafka import add_partitions, create_topic
-from tests.helpers.kafka_rig import (
-    TEN,
-    Reading,
-    by_partition,
-    commit,
-    end_of,
-    read_all,
-    transactional,
-    wait_for_end,
-    write,
-    write_records,
-)
+from tests.helpers import kafka_rig as rig
+from tests.helpers.kafka_rig import TEN, Reading, by_partition, commit, end_of, read_all, transactional, write, write_records
 from tests.helpers.kafka_tools import created
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -142,7 +132,7 @@ def test_empty_partitions_end_at_once(bootstrap, topic):
 def test_a_control_record_at_the_end(bootstrap, topic, is_committed):
     name = created(bootstrap, topic)
     transactional(bootstrap, name).transaction(name, [b"a", b"b"], commit=is_committed)
-    wait_for_end(bootstrap, name, 3)
+    rig.wait_for_end(bootstrap, name, 3)
     expected = [(name, 0, 0, b"a"), (name, 0, 1, b"b")]
     with Reading(KafkaSource(bootstrap, topics=[name], stop=Latest())) as reading:
         assert reading.until_finished() == (expected if is_committed else [])
@@ -272,7 +262,7 @@ def write_interleaved(bootstrap, name):
     write(bootstrap, name, [b"p0"])
     first.write(name, [{"value": b"x2"}])
     first.end(commit=True)
-    wait_for_end(bootstrap, name, end_of(bootstrap, name, isolation="read_uncommitted"))
+    rig.wait_for_end(bootstrap, name, end_of(bootstrap, name, isolation="read_uncommitted"))
     third.producer.begin_transaction()
     third.write(name, [{"value": b"open"}])
     write(bootstrap, name, [b"p1"])

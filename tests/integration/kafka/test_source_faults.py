@@ -13,24 +13,8 @@ from headrace.connectors.kafka.client.errors import GroupInUseError, OffsetOutOf
 from headrace.enumerator.errors import CorruptDataError, DataLossError
 from headrace.kafka import At, Committed, KafkaSource, Latest
 from headrace.testing.servers.kafka import create_topic, delete_topic
-from tests.helpers.kafka_rig import (
-    ONE_BATCH_PER_FETCH,
-    TEN,
-    Reading,
-    by_partition,
-    committed,
-    consume,
-    delete_records,
-    end_of,
-    eventually,
-    member_of,
-    read_all,
-    transactional,
-    wait_for_end,
-    write,
-    write_batches,
-    write_records,
-)
+from tests.helpers import kafka_rig as rig
+from tests.helpers.kafka_rig import ONE_BATCH_PER_FETCH, TEN, Reading, committed, eventually, read_all, write, write_batches
 from tests.helpers.kafka_tools import created
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
@@ -44,7 +28,7 @@ def id_of(source, name):
 def write_puzzle(bootstrap, name):
     """Two partitions of small batches, markers, an aborted transaction, and an empty end."""
     create_topic(bootstrap, name, partitions=3)
-    writer = transactional(bootstrap, name)
+    writer = rig.transactional(bootstrap, name)
     write_batches(bootstrap, name, [[b"a0", b"a1"], [b"a2"]])
     writer.transaction(name, [b"a3", b"a4", b"a5"])
     writer.transaction(name, [b"gone"], commit=False)
@@ -52,7 +36,7 @@ def write_puzzle(bootstrap, name):
     write_batches(bootstrap, name, [[b"b0"], [b"b1", b"b2", b"b3"], [b"b4"]], partition=1)
     writer.transaction(name, [b"gone too"], 1, commit=False)
     for partition in (0, 1):
-        wait_for_end(bootstrap, name, end_of(bootstrap, name, partition, "read_uncommitted"), partition)
+        rig.wait_for_end(bootstrap, name, rig.end_of(bootstrap, name, partition, "read_uncommitted"), partition)
 
 
 @pytest.mark.parametrize("stop", [Latest(), None], ids=["bounded", "unbounded"])
@@ -61,7 +45,7 @@ def test_restored_at_every_cut_nothing_is_lost_or_read_twice(bootstrap, topic, s
     write_puzzle(bootstrap, name)
     wanted = sorted([b"a%d" % n for n in range(10)] + [b"b%d" % n for n in range(5)])
     source = KafkaSource(bootstrap, topics=[name], stop=stop, properties=ONE_BATCH_PER_FETCH, discovery_interval_s=None)
-    ends = {(name, partition): end_of(bootstrap, name, partition) for partition in range(3)}
+    ends = {(name, partition): rig.end_of(bootstrap, name, partition) for partition in range(3)}
     cuts: dict[tuple[int, ...], tuple[bytes, int]] = {}
     with Reading(source) as reading:
 
@@ -135,7 +119,7 @@ def test_group_offsets_move_when_a_checkpoint_completes_and_never_otherwise(boot
 
 def test_a_group_with_live_members_is_not_overwritten(bootstrap, ten, topic):
     group = topic()
-    with member_of(bootstrap, group, ten), Reading(KafkaSource(bootstrap, topics=[ten], group=group)) as reading:
+    with rig.member_of(bootstrap, group, ten), Reading(KafkaSource(bootstrap, topics=[ten], group=group)) as reading:
         reading.until_rows(10)
         with pytest.raises(GroupInUseError, match=group):
             reading.store()
@@ -224,7 +208,7 @@ def test_records_deleted_before_they_were_read(bootstrap, ten, caplog):
     strict = KafkaSource(bootstrap, topics=[ten], start=At(2))
     with Reading(strict) as reading:
         stored = reading.store()
-    delete_records(bootstrap, ten, 6)
+    rig.delete_records(bootstrap, ten, 6)
     with Reading(strict, stored) as restored, pytest.raises(OffsetOutOfRangeError) as raised:
         restored.until(lambda: False)
     error = raised.value
@@ -233,7 +217,7 @@ def test_records_deleted_before_they_were_read(bootstrap, ten, caplog):
     assert any("fail_on_data_loss" in note for note in error.__notes__)
     lax = KafkaSource(bootstrap, topics=[ten], fail_on_data_loss=False)
     with caplog.at_level(logging.WARNING), Reading(lax, stored) as going_on:
-        assert by_partition(going_on.until_rows(4)) == {(ten, 0): [6, 7, 8, 9]}
+        assert rig.by_partition(going_on.until_rows(4)) == {(ten, 0): [6, 7, 8, 9]}
     assert "continuing at offset 6" in caplog.text
 
 
@@ -241,7 +225,7 @@ def test_records_deleted_past_a_stop_end_the_partition(bootstrap, ten):
     source = KafkaSource(bootstrap, topics=[ten], stop=At(4), fail_on_data_loss=False)
     with Reading(source) as reading:
         stored = reading.store()
-    delete_records(bootstrap, ten, 6)
+    rig.delete_records(bootstrap, ten, 6)
     with Reading(source, stored) as restored:
         # What was fetched ahead in the first run is of no use to the second.
         assert restored.until_finished() == []
@@ -250,14 +234,14 @@ def test_records_deleted_past_a_stop_end_the_partition(bootstrap, ten):
 
 @pytest.mark.parametrize("wanted", [At(11), {"partition": At(11)}], ids=["one", "by partition"])
 def test_a_start_out_of_range_is_refused_or_moved(bootstrap, ten, wanted, caplog):
-    delete_records(bootstrap, ten, 3)
+    rig.delete_records(bootstrap, ten, 3)
     start = wanted if isinstance(wanted, At) else {(ten, 0): wanted["partition"]}
     with pytest.raises(DataLossError, match=f"{ten}-0: offset 11 is wanted, but only 3 to 10"):
         read_all(KafkaSource(bootstrap, topics=[ten], start=start, stop=Latest()))
     with pytest.raises(DataLossError, match=f"{ten}-0: offset 1 is wanted, but only 3 to 10"):
         read_all(KafkaSource(bootstrap, topics=[ten], start=At(1), stop=Latest()))
     lax = KafkaSource(bootstrap, topics=[ten], start=At(1), stop=Latest(), fail_on_data_loss=False)
-    assert by_partition(read_all(lax)) == {(ten, 0): list(range(3, 10))}
+    assert rig.by_partition(read_all(lax)) == {(ten, 0): list(range(3, 10))}
     assert "continuing at 3" in caplog.text
 
 
@@ -296,13 +280,13 @@ def compact(broker, name):
     for turn in range(4):  # every batch is an hour later than the previous one, so it opens a new segment
         keys = [b"a", b"b"] if turn % 2 else [b"a", b"c", b"d"]
         records = [{"key": key, "value": b"%s%d" % (key, turn), "timestamp": 1_000_000 + turn * hour_ms} for key in keys]
-        write_records(broker.bootstrap, name, records)
-    writer = transactional(broker.bootstrap, name)
+        rig.write_records(broker.bootstrap, name, records)
+    writer = rig.transactional(broker.bootstrap, name)
     writer.producer.begin_transaction()
     writer.write(name, [{"key": b"e", "value": b"e", "timestamp": 1_000_000 + 5 * hour_ms}])
     writer.end(commit=True)
-    write_records(broker.bootstrap, name, [{"key": b"a", "value": b"last", "timestamp": 1_000_000 + 9 * hour_ms}])
-    return eventually(lambda: (rows := consume(broker.bootstrap, name)) and len(rows) <= 6 and rows, "never compacted")
+    rig.write_records(broker.bootstrap, name, [{"key": b"a", "value": b"last", "timestamp": 1_000_000 + 9 * hour_ms}])
+    return eventually(lambda: (rows := rig.consume(broker.bootstrap, name)) and len(rows) <= 6 and rows, "never compacted")
 
 
 @pytest.fixture
