@@ -13,18 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.enumerator import (
-    Checkpoint,
-    CheckpointSerializer,
-    Coordinator,
-    DiscoveryResult,
-    EagerEnumerator,
-    LazyEnumerator,
-    SplitBatch,
-    SplitState,
-    create_enumerator,
-    restore_enumerator,
-)
+from headrace import enumerator as enumeration
+from headrace.enumerator import Checkpoint, CheckpointSerializer, Coordinator, DiscoveryResult, EagerEnumerator, SplitState
 from headrace.enumerator import events as e
 from headrace.enumerator.coordinator import CheckpointPhase
 from headrace.enumerator.progress import ReaderProgress
@@ -33,7 +23,7 @@ from headrace.testing.memory import MemorySplit, MemorySplitSerializer
 SLOTS_AT_MOST = 4
 SPLITS_AT_MOST = 8
 DRAIN_ROUNDS_AT_MOST = 60
-ASSIGNMENTS = (EagerEnumerator, LazyEnumerator)
+ASSIGNMENTS = (EagerEnumerator, enumeration.LazyEnumerator)
 
 Record = tuple[str, int]
 
@@ -134,10 +124,10 @@ class Simulation:
         kind = ASSIGNMENTS[assignment % len(ASSIGNMENTS)]
         if self.durable is None:
             self.done = {}
-            enumerator = create_enumerator(kind, parallelism=parallelism, discovery_interval_s=1.0)
+            enumerator = enumeration.create_enumerator(kind, parallelism=parallelism, discovery_interval_s=1.0)
         else:
             checkpoint = self.serializer.deserialize(self.durable)
-            enumerator = restore_enumerator(kind, checkpoint, parallelism=parallelism, discovery_interval_s=1.0)
+            enumerator = enumeration.restore_enumerator(kind, checkpoint, parallelism=parallelism, discovery_interval_s=1.0)
         self.coordinator: Coordinator[MemorySplit] = Coordinator(enumerator)
         self.handle(e.Started())
         for slot in range(parallelism):
@@ -293,7 +283,7 @@ class Simulation:
             return
         moved = split.between(stop, split.stop_offset)
         reader.open += self.external_state.records(split_id, split.next_offset, stop)
-        reader.progress.delivered(SplitBatch(moved, None, finished))  # type: ignore[arg-type]
+        reader.progress.delivered(enumeration.SplitBatch(moved, None, finished))  # type: ignore[arg-type]
         reader.reading[split_id] = moved
         if finished:
             del reader.reading[split_id]
