@@ -49,9 +49,7 @@ def produce(bootstrap: str, topic: str, values: Mapping[int, list[bytes]], **set
 
 
 class Proxy:
-    """Forwards TCP connections to one address; `cut` after this many bytes came from the server, `freeze`, count
-    connections.
-    """
+    """Forwards TCP connections to one address. It can cut one after some bytes from the server, freeze, and count them."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)

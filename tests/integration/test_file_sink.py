@@ -1,6 +1,4 @@
-"""The file sink on a real disk: processes that are killed in the middle, readers alongside it, and every type that Spark
-gives.
-"""
+"""The file sink on a real disk: processes killed in the middle, readers alongside, and every type that Spark gives."""
 
 from __future__ import annotations
 

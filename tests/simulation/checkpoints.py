@@ -229,9 +229,7 @@ class Simulation:
             self.outstanding.append(partial(core.handle, BundleFinalised()))
 
     def die(self, call: Call) -> None:
-        """Before the call's next command, to continue with it later perhaps; in the middle of writing; or as the command
-        fails.
-        """
+        """Before the call's next command, to continue with it later perhaps; or while writing; or as the command fails."""
         command = call.commands[0]
         if isinstance(command, Write) and self.random.random() < 0.5:
             transaction = self.sink.begin(Attempt(JOB, 0, command.slot, call.process.nonce))

@@ -157,9 +157,7 @@ class CommitSimulation:
             self.current.committer.request(RecoveryRequested())
 
     def rewind(self, back: int, fates: int) -> None:
-        """Another process starts the job from an older copy of the checkpoint; its tasks write what they find now, or have yet
-        to.
-        """
+        """Another process starts the job from an older copy of the checkpoint; its tasks write what they find then."""
         epoch = self.log.recorded() - 1 - back % 2
         if epoch >= 0 and len(self.zombies) < ZOMBIES_AT_MOST:
             run = Run(self.sink, epoch, stale=True)

@@ -310,9 +310,7 @@ class FetchSimulation:
         log.followed = max(0, len(log.batches) - batches % 3)
 
     def forget(self, which: int) -> None:
-        """The metadata does not know the topic for a while; not for longer, and not again before another process has seen
-        it.
-        """
+        """The metadata lacks the topic for a while; not for longer, and not again before another process has seen it."""
         log = self.logs[which % PARTITIONS]
         if log.seen_at > log.forgotten_until:
             log.forgotten_until = self.now + LONGEST_SILENCE_S

@@ -223,9 +223,7 @@ class Simulation:
             batch += 1
 
     def begin(self, tree: ProcessTree) -> None:
-        """This process tree starts to read the checkpoint. Once its driver is dead the lock may be another's that has not
-        started.
-        """
+        """This process tree starts to read the checkpoint. The lock of a dead driver may be another's that has not started."""
         if tree.main.is_alive and self.flock is not tree.main:
             raise TwoAtWorkError(f"{tree.name} is running without the lock")
         self.touch(tree)
@@ -373,9 +371,7 @@ class Simulation:
 
 
 class StandbySimulation(Simulation):
-    """The same as a schedule of steps; chances are taken from an action's numbers. TwoAtWorkError is raised where it
-    happens.
-    """
+    """As a schedule of steps; chances are taken from an action's numbers. TwoAtWorkError is raised where it happens."""
 
     def __init__(self, standbys: int, high: int, low: int) -> None:
         super().__init__(high * NUMBERS + low)

@@ -278,9 +278,7 @@ def take_over(job: SupervisedJob, traffic: Traffic, strike: Callable[[str], None
 
 # --- the soak -----------------------------------------------------------------------------------------------------------
 class Soak:
-    """Takeovers of all kinds of one job. `kinds`: what is done to the active driver's process tree; the first word of a
-    result.
-    """
+    """Takeovers of one job. `kinds`: what is done to the active driver's process tree; the first word of a result."""
 
     def __init__(self, job: SupervisedJob, traffic: Traffic, broker: BrokerCluster, chances: random.Random) -> None:
         self.job, self.traffic, self.broker, self.chances = job, traffic, broker, chances

@@ -221,9 +221,7 @@ PHASES = {
 @pytest.mark.parametrize("protocol", ["v1"], indirect=True)
 @pytest.mark.usefixtures("protocol")
 def test_a_query_killed_in_each_phase_in_turn_while_the_cluster_moves_to_the_newer_protocol(topics, filled, written, tmp_path):
-    """Each driver continues from the checkpoint of the previous one. What is on the durable list is ended in its own
-    version.
-    """
+    """Each driver continues from the checkpoint of the previous one; what is on a list is ended in its own version."""
     read = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=20)
     arguments = {"read": read, "select": ["key", "value"], "write": written}
     wanted = sorted(map(str, range(100)))

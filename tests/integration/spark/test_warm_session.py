@@ -90,9 +90,7 @@ print(json.dumps({{"values": values, "tasks": frame.rdd.getNumPartitions()}}))
 
 @pytest.fixture
 def four(broker, topic):
-    """A topic of four partitions, 300 records each: more than share a task unless another process states that two run at
-    once.
-    """
+    """A topic of four partitions, 300 records each: more than share a task unless it is known that two run at once."""
     name = created(broker.bootstrap, topic, 4)
     produce(broker.bootstrap, name, {partition: [b"%d" % partition] * 300 for partition in range(4)})
     return name

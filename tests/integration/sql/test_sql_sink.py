@@ -600,9 +600,7 @@ def test_a_forgotten_job_starts_over(rig, job, driver):
 
 
 def test_an_attempt_that_prepares_after_the_write_was_committed_holds_no_lock_for_ever(rig, driver):
-    """findings: Sinks 14. No process comes after a batch write that has no name, to roll back what a late attempt has
-    prepared.
-    """
+    """findings: Sinks 14. After a batch write without a name no process comes to roll back what a late attempt prepares."""
     rig.create("id BIGINT, name VARCHAR(100)")
     job = one_off_job()
     loser = rig.sink().begin(Attempt(job, 0, 0, 1))
