@@ -16,7 +16,7 @@ from kafka import KafkaProducer
 
 from headrace.errors import RetriableError
 from headrace.runners.waiting import wait_until
-from headrace.testing.servers.kafka import BrokerCluster, create_topic
+from headrace.testing.servers.kafka import create_topic
 from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.sink_rig import read_pairs
 
@@ -26,9 +26,7 @@ TIMEOUT_S = 90.0
 RECORDS = 2000
 
 
-def test_the_lines_of_the_guide_copy_a_topic_exactly_once_with_4_workers_killed_and_restarted(
-    broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
-) -> None:
+def test_the_lines_of_the_guide_copy_a_topic_exactly_once_with_4_workers_killed_and_restarted(broker, topic, tmp_path):
     source, target = topic(), topic()
     for name in (source, target):
         create_topic(broker.bootstrap, name, 4)

@@ -182,9 +182,7 @@ def test_the_command_gives_options_says_that_workers_do_not_start_and_leaves_not
         assert [path.name for path in temporary.iterdir()] == ["stderr"]
 
 
-def test_workers_that_could_not_import_what_they_need_are_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_could_not_import_what_they_need_are_refused_at_once(tmp_path, monkeypatch):
     venv.create(tmp_path / "empty", symlinks=True)
     monkeypatch.delenv("PYTHONPATH", raising=False)  # which may name the checkout
     monkeypatch.setattr(sys, "executable", str(tmp_path / "empty" / "bin" / "python"))

@@ -73,9 +73,7 @@ def test_each_row_is_in_the_table_once_after_a_kill(flink: FlinkCluster, table: 
 
 
 @pytest.mark.long
-def test_each_row_is_in_the_table_once_after_a_kill_a_savepoint_and_a_new_submission(
-    flink: FlinkCluster, table: Table, tmp_path: Path
-) -> None:
+def test_each_row_is_in_the_table_once_after_a_kill_a_savepoint_and_a_new_submission(flink, table, tmp_path):
     end = 1000
     with job(flink, table.written_by(end)) as first:
         eventually(table.seen)

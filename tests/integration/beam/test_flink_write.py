@@ -98,9 +98,7 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_
 
 
 @pytest.mark.long
-def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_through_a_kill(
-    flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str]
-) -> None:
+def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_through_a_kill(flink, broker, topic):
     source, output, dead = names = [topic() for _ in range(3)]
     for name in names:
         create_topic(broker.bootstrap, name, partitions=2)
@@ -141,9 +139,7 @@ def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_thro
 
 
 @pytest.mark.long
-def test_at_least_once_loses_nothing_through_a_kill(
-    flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
-) -> None:
+def test_at_least_once_loses_nothing_through_a_kill(flink, broker, topic, tmp_path):
     bootstrap = broker.bootstrap
     name = created(bootstrap, topic, partitions=2)
     with job(flink, writing(tmp_path, bootstrap, name)) as running:

@@ -149,9 +149,7 @@ def test_what_timed_out_after_its_checkpoint_is_copied(runner: Runner, seen: Cal
     assert ongoing(runner.sink, runner.job) == []
 
 
-def test_what_a_zombie_worker_starts_late_is_aborted_by_the_next_cleans_up(
-    runner: Runner, seen: Callable[[], list[str]]
-) -> None:
+def test_what_a_zombie_worker_starts_late_is_aborted_by_the_next_cleans_up(runner, seen):
     runner.call(["a"])
     runner.checkpointed()
     runner.restored()

@@ -128,9 +128,7 @@ def test_a_topic_helper_without_a_broker_says_so() -> None:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
-def test_sasl_listeners_know_every_user(
-    secured: BrokerCluster, topic: Callable[[], str], protocol: str, mechanism: str
-) -> None:
+def test_sasl_listeners_know_every_user(secured, topic, protocol, mechanism):
     name = created(secured.bootstrap, topic)
     for user, password in secured.users.items():
         client = sasl(secured, protocol, mechanism, user, password)
@@ -249,9 +247,7 @@ def test_nothing_is_left_behind(own: None, tmp_path: Path, monkeypatch: pytest.M
     assert_nothing_left(tmp_path, address)
 
 
-def test_a_broker_that_fails_to_start_shows_the_end_of_its_log(
-    own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_fails_to_start_shows_the_end_of_its_log(own, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(PeerError, match=r"Kafka broker 1 ended while starting(?s:.*)NoSuchOption"):
         start_broker(jvm_options=["-XX:NoSuchOption=1"]).__enter__()
@@ -314,9 +310,7 @@ def test_without_java_that_is_said(own: None, monkeypatch: pytest.MonkeyPatch, t
         pass
 
 
-def test_an_external_cluster_is_used_and_not_touched(
-    own: None, three: BrokerCluster, topic: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_external_cluster_is_used_and_not_touched(own, three, topic, monkeypatch):
     monkeypatch.setenv(OWN, three.bootstrap)
     with start_broker(2) as cluster:
         assert cluster.nodes == (1, 2, 3)
