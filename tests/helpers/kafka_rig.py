@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.connectors.kafka.client.wire import handshake
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, SplitBatch, SplitEnumerator
 from headrace.kafka import KafkaSource, KafkaSplit
+from headrace.testing.servers.kafka import create_topic, delete_topic
 from tests.helpers.kafka_tools import AT_THE_END, proxy_to
 
 DEADLINE_S = 40.0
@@ -146,6 +147,13 @@ def member_of(bootstrap: str, group: str, topic: str) -> Iterator[Consumer]:
 
         eventually(has_assignment, "the group never gave its member an assignment")
         yield consumer
+
+
+def recreate(bootstrap: str, topic: str, values: Sequence[bytes | None]) -> None:
+    """Another topic of the same name, with these values."""
+    delete_topic(bootstrap, topic)
+    create_topic(bootstrap, topic)
+    write(bootstrap, topic, values)
 
 
 def delete_records(bootstrap: str, topic: str, before: int, partition: int = 0) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from headrace.testing.servers.kafka import create_topic
 
+_DELETE = AlterConfigOpType.DELETE
 IDEMPOTENT = {"enable.idempotence": True, "topic.metadata.refresh.interval.ms": 10}
 """Of a librdkafka producer. It gets its producer id when it looks at its brokers again, by default half a second later."""
 
@@ -25,6 +27,17 @@ def created(bootstrap: str, topic: Callable[[], str], partitions: int = 1, **sha
     name = topic()
     create_topic(bootstrap, name, partitions, **shape)
     return name
+
+
+def set_config(bootstrap: str, kind: str, name: str, **settings: str | None) -> None:
+    """Set them of a "topic" or a "broker", `__` for a dot; None: back to the default."""
+    entries = [
+        ConfigEntry(key.replace("__", "."), value, incremental_operation=_DELETE if value is None else AlterConfigOpType.SET)
+        for key, value in settings.items()
+    ]
+    resource = ConfigResource(kind, name, incremental_configs=entries)
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 def produce(bootstrap: str, topic: str, values: Mapping[int, list[bytes]], **settings: str | int) -> None:

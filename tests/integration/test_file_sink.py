@@ -63,9 +63,8 @@ job_committer(sink).commit(0, tuple(prepared(sink, 0, task, [f"row-{task}"]) for
 def kill_after_line(code: str, line: str, times: int, *arguments: str) -> None:
     """Run the code in a process, wait until it has printed the line this many times, and kill it."""
     environment = os.environ | {"PYTHONPATH": python_path()}
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         watchdog = threading.Timer(TIMEOUT_S, process.kill)
         watchdog.start()
         try:
@@ -183,6 +182,10 @@ VALUES: list[tuple[pa.DataType, Any, str]] = [
 IN_PARQUET = [(data_type, value) for data_type, value, _ in VALUES if data_type != pa.struct([])]
 
 
+def named_by_type(item: Any) -> str:
+    return str(item) if isinstance(item, pa.DataType) else ""
+
+
 def written(sink: FileSink, batch: pa.RecordBatch) -> Path:
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(batch)
@@ -194,9 +197,7 @@ def written(sink: FileSink, batch: pa.RecordBatch) -> Path:
     return Path(sink.path) / name
 
 
-@pytest.mark.parametrize(
-    ("data_type", "value", "text"), VALUES, ids=lambda item: str(item) if isinstance(item, pa.DataType) else ""
-)
+@pytest.mark.parametrize(("data_type", "value", "text"), VALUES, ids=named_by_type)
 def test_json_lines_of_every_type(tmp_path, data_type, value, text):
     batch = pa.record_batch([pa.array([None, value, None, value], data_type)], names=["the column"])
     lines = written(FileSink(str(tmp_path), FileFormat.JSON_LINES), batch).read_bytes().decode().split("\n")
@@ -204,9 +205,7 @@ def test_json_lines_of_every_type(tmp_path, data_type, value, text):
     assert all(json.loads(line).keys() == {"the column"} for line in lines[:-1])
 
 
-@pytest.mark.parametrize(
-    ("data_type", "value"), IN_PARQUET, ids=lambda item: str(item) if isinstance(item, pa.DataType) else ""
-)
+@pytest.mark.parametrize(("data_type", "value"), IN_PARQUET, ids=named_by_type)
 def test_parquet_of_every_type(tmp_path, data_type, value):
     batch = pa.record_batch([pa.array([None, value, None, value], data_type)], names=["the column"])
     found = pq.read_table(written(FileSink(str(tmp_path)), batch))

@@ -229,18 +229,12 @@ def test_spark_26267_kafka_7703_an_end_that_briefly_answers_earliest(bootstrap, 
 
 
 # --- I5: a topic is its id --------------------------------------------------------------------------------------------------
-def recreate(bootstrap, name, values):
-    delete_topic(bootstrap, name)
-    create_topic(bootstrap, name)
-    write(bootstrap, name, values)
-
-
 @pytest.mark.parametrize("count", [3, 10], ids=["smaller", "same size"])
 def test_materialize_20141_a_topic_recreated_under_a_running_reader(bootstrap, ten, count):
     """Smaller: a panic there. Same size: it stopped silently. Here both are informed by the id."""
     with Reading(KafkaSource(bootstrap, topics=[ten], discovery_interval_s=None)) as reading:
         reading.until_rows(10)
-        recreate(bootstrap, ten, TEN[:count])
+        rig.recreate(bootstrap, ten, TEN[:count])
         with pytest.raises(TopicRecreatedError, match="deleted and created again"):
             reading.until(lambda: False)
         assert len(reading.rows) == 10
@@ -250,7 +244,7 @@ def test_franz_go_1426_old_offsets_are_not_committed_to_a_recreated_topic(bootst
     source = KafkaSource(bootstrap, topics=[ten], start=Committed(), group=ten, fail_on_data_loss=False)
     with Reading(source) as reading:
         reading.until_rows(10)
-        recreate(bootstrap, ten, [b"new %d" % n for n in range(20)])
+        rig.recreate(bootstrap, ten, [b"new %d" % n for n in range(20)])
         reading.store()  # before the run has noticed
         assert committed(bootstrap, ten, (ten, 0)) == [None]
         reading.look()

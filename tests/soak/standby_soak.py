@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from benchmarks.environment import environment
 from headrace.runners.spark.session import QUICK_JVM
@@ -43,6 +43,7 @@ from headrace.runners.spark_processes.spark_archive import archive_at_hand
 from headrace.testing.servers.kafka import add_partitions, create_topic, start_broker
 from headrace.testing.servers.kafka.brokers import BrokerCluster
 from tests.helpers.python_path import python_path
+from tests.helpers.sink_rig import read_pairs
 from tests.soak import standby_job
 
 PARTITIONS = 4
@@ -358,9 +359,9 @@ class Soak:
 
 def two_lists(bootstrap: str, topic: str) -> int:
     """How many epochs were recorded with one driver's transactions, and again with others, as by two drivers running."""
-    first: dict[tuple[bytes, int], str] = {}
-    twice: set[tuple[bytes, int]] = set()
-    for key, value in committed_records(bootstrap, topic):
+    first: dict[tuple[bytes | None, int], str] = {}
+    twice: set[tuple[bytes | None, int]] = set()
+    for key, value in read_pairs(bootstrap, topic):
         found = json.loads(value) if value else {}
         handles = found.get("handles")
         if handles:
@@ -369,28 +370,6 @@ def two_lists(bootstrap: str, topic: str) -> int:
                 twice.add(epoch)
     assert first, f"{topic} has no list of transactions"
     return len(twice)
-
-
-def committed_records(bootstrap: str, topic: str) -> list[tuple[bytes, bytes | None]]:
-    """Keys and values of a topic of one partition, as it is now."""
-    group = {"group.id": "none", "enable.auto.commit": False, "isolation.level": "read_committed"}
-    consumer = Consumer({"bootstrap.servers": bootstrap, **group, "enable.partition.eof": True})
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-    found: list[tuple[bytes, bytes | None]] = []
-    deadline = time.monotonic() + DRAIN_S
-    try:
-        while time.monotonic() < deadline:
-            message = consumer.poll(1.0)
-            if message is None:
-                continue
-            error = message.error()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                return found
-            if error is None:
-                found.append((message.key(), message.value()))
-    finally:
-        consumer.close()
-    raise TimeoutError(f"the end of {topic} was not reached in {DRAIN_S:g} s")
 
 
 @dataclass(frozen=True)

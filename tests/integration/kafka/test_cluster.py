@@ -18,6 +18,7 @@ from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
 from headrace.testing.servers.kafka import BrokerCluster, create_topic, delete_topic
+from tests.helpers.kafka_rig import transactional
 from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.broker
@@ -27,14 +28,6 @@ pytestmark = pytest.mark.broker
 def kafka(broker):
     with KafkaCluster(ClientConfig(bootstrap=broker.bootstrap)) as cluster:
         yield cluster
-
-
-def transactional(bootstrap: str):
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"t-{time.monotonic_ns()}"})
-    producer.init_transactions(30)
-    return producer
 
 
 def test_nothing_is_contacted_before_it_is_used():
@@ -105,7 +98,7 @@ def test_a_timestamp_that_nothing_matches_answers_none_and_not_minus_one(broker,
 
 def test_latest_under_read_committed_is_the_last_stable_offset(broker, kafka, topic):
     name = created(broker.bootstrap, topic)
-    producer = transactional(broker.bootstrap)
+    producer = transactional(broker.bootstrap, topic()).producer
     producer.begin_transaction()
     producer.produce(name, b"open", partition=0)
     producer.flush(30)

@@ -10,16 +10,16 @@ import pytest
 from kafka.record import MemoryRecords
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, TopicRecreatedError
 from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.topology import Broker
 from headrace.connectors.kafka.client.wire.connection import Connection
-from headrace.connectors.kafka.client.wire.protocol import DeleteRecordsRequest, FetchRequest
+from headrace.connectors.kafka.client.wire.protocol import FetchRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
 from headrace.enumerator.errors import DataLossError
 from headrace.testing.servers.kafka import BrokerCluster, create_topic, delete_topic
+from tests.helpers import kafka_rig as rig
 from tests.helpers.kafka_tools import Proxy, created, produce, proxy_to
 
 pytestmark = pytest.mark.broker
@@ -203,15 +203,10 @@ def test_fetching_continues_where_it_is_reported(broker, kafka, topic):
 
 
 def open_transaction(bootstrap: str, topic: str, count: int):
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": uuid4().hex})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    for number in range(count):
-        producer.produce(topic, b"t%d" % number, partition=0)
-    producer.flush(30)
-    return producer
+    writer = rig.transactional(bootstrap, uuid4().hex)
+    writer.producer.begin_transaction()
+    writer.write(topic, [{"value": b"t%d" % number} for number in range(count)])
+    return writer.producer
 
 
 def test_read_committed_stops_at_an_open_transaction_and_shows_what_was_aborted(broker, topic):
@@ -240,14 +235,6 @@ def test_read_committed_stops_at_an_open_transaction_and_shows_what_was_aborted(
         assert records_of(item) == [(5, b"t0")]
 
 
-def delete_records(kafka: KafkaCluster, topic: str, before: int) -> None:
-    wanted = DeleteRecordsRequest.DeleteRecordsTopic
-    partition = wanted.DeleteRecordsPartition(partition_index=0, offset=before)
-    message = DeleteRecordsRequest(topics=[wanted(name=topic, partitions=[partition])], timeout_ms=30_000)
-    response = kafka.call(kafka.leader(topic, 0).broker, message)
-    assert response.topics[0].partitions[0].error_code == ErrorCode.NONE
-
-
 def fails(kafka: KafkaCluster, source: FetchFrom) -> FetchFailed:
     with Fetcher(kafka, [source]) as fetcher:
         item = fetcher.poll(TIMEOUT_S)
@@ -261,7 +248,7 @@ def fails(kafka: KafkaCluster, source: FetchFrom) -> FetchFailed:
 def test_deleted_records_are_data_loss_with_the_lost_range_and_others_continue(broker, kafka, topic):
     name, written = filled(broker, topic, 2, 100)
     sources = whole(kafka, name)
-    delete_records(kafka, name, before=30)
+    rig.delete_records(broker.bootstrap, name, before=30)
     error = fails(kafka, sources[0]).error
     assert isinstance(error, OffsetOutOfRangeError)
     assert (error.wanted, error.earliest, error.latest) == (0, 30, 100)

@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.errors import GroupInUseError, OffsetOutOfRangeError, TopicRecreatedError
@@ -15,7 +14,7 @@ from headrace.kafka import At, Committed, KafkaSource, Latest
 from headrace.testing.servers.kafka import create_topic, delete_topic
 from tests.helpers import kafka_rig as rig
 from tests.helpers.kafka_rig import ONE_BATCH_PER_FETCH, TEN, Reading, committed, eventually, read_all, write, write_batches
-from tests.helpers.kafka_tools import created
+from tests.helpers.kafka_tools import created, set_config
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -127,12 +126,6 @@ def test_a_group_with_live_members_is_not_overwritten(bootstrap, ten, topic):
 
 
 # --- topics that go -----------------------------------------------------------------------------------------------------
-def recreate(bootstrap, name, values):
-    delete_topic(bootstrap, name)
-    create_topic(bootstrap, name)
-    write(bootstrap, name, values)
-
-
 @pytest.mark.parametrize("count", [0, 3, 10, 25], ids=["empty", "smaller", "same size", "larger"])
 def test_a_topic_recreated_while_stopped_is_reported_by_its_id(bootstrap, ten, count):
     source = KafkaSource(bootstrap, topics=[ten])
@@ -140,7 +133,7 @@ def test_a_topic_recreated_while_stopped_is_reported_by_its_id(bootstrap, ten, c
         reading.until_rows(10)
         stored = reading.store()
     old = id_of(source, ten)
-    recreate(bootstrap, ten, [b"new"] * count)
+    rig.recreate(bootstrap, ten, [b"new"] * count)
     new = id_of(source, ten)
     assert old != new
     with pytest.raises(DataLossError, match=rf"{ten}-0 \(topic id {old}, checkpoint at offset 10\): .* {new}"):
@@ -152,7 +145,7 @@ def test_where_loss_is_allowed_a_topic_recreated_is_read_from_its_first_record(b
     with Reading(source) as reading:
         reading.until_rows(10)
         stored = reading.store()
-    recreate(bootstrap, ten, [b"new %d" % n for n in range(12)])
+    rig.recreate(bootstrap, ten, [b"new %d" % n for n in range(12)])
     with caplog.at_level(logging.WARNING), Reading(source, stored) as restored:
         assert restored.until_rows(12) == [(ten, 0, n, b"new %d" % n) for n in range(12)]
         stored = restored.store()
@@ -169,7 +162,7 @@ def test_a_topic_recreated_while_reading_is_reported_by_its_id(bootstrap, ten, c
     with Reading(strict) as first, Reading(lax) as second:
         first.until_rows(10)
         second.until_rows(10)
-        recreate(bootstrap, ten, TEN)
+        rig.recreate(bootstrap, ten, TEN)
         with pytest.raises(TopicRecreatedError, match=str(old)) as raised:
             first.until(lambda: False)
         assert raised.value.found == str(id_of(strict, ten))
@@ -291,17 +284,9 @@ def compact(broker, name):
 
 @pytest.fixture
 def eager_cleaner(broker):
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-
-    def set_backoff(operation, value):
-        entry = ConfigEntry("log.cleaner.backoff.ms", value, incremental_operation=operation)
-        resource = ConfigResource("BROKER", str(broker.nodes[0]), incremental_configs=[entry])
-        for future in admin.incremental_alter_configs([resource]).values():
-            future.result(30)
-
-    set_backoff(AlterConfigOpType.SET, "100")
+    set_config(broker.bootstrap, "broker", str(broker.nodes[0]), log__cleaner__backoff__ms="100")
     yield
-    set_backoff(AlterConfigOpType.DELETE, "")
+    set_config(broker.bootstrap, "broker", str(broker.nodes[0]), log__cleaner__backoff__ms=None)
 
 
 def test_gaps_that_compaction_leaves_are_no_loss(broker, topic, eager_cleaner):

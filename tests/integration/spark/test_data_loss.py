@@ -1,22 +1,12 @@
 """Records that are gone, with failOnDataLoss on and off (KafkaDontFailOnDataLossSuite)."""
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from headrace.runners.spark.supervision.core import Ending
 from headrace.runners.spark.supervision.exit_causes import end_by
+from tests.helpers.kafka_rig import delete_records
 from tests.helpers.spark_tools import numbers
-
-
-def drop_before(topics, topic, offset):
-    """Delete a partition's records below an offset, as retention does; returns once the log starts there."""
-    admin = AdminClient({"bootstrap.servers": topics.bootstrap})
-    place = TopicPartition(topic, 0, offset)
-    admin.delete_records([place])[place].result(30)
-    start = admin.list_offsets({TopicPartition(topic, 0): OffsetSpec.earliest()})
-    assert next(iter(start.values())).result(30).offset == offset
 
 
 class TestStreaming:
@@ -26,7 +16,7 @@ class TestStreaming:
         topic = topics.holding(range(5))
         query.run_available(topics.options(topic, startingOffsets="earliest"))
         topics.send(topic, range(5, 15))
-        drop_before(topics, topic, 10)
+        delete_records(topics.bootstrap, topic, 10)
         return topic
 
     def test_the_query_fails_and_names_the_lost_range(self, query, topics, aged):
@@ -108,7 +98,7 @@ class TestBatch:
     @pytest.fixture
     def aged(self, topics):
         topic = topics.holding(range(15))
-        drop_before(topics, topic, 10)
+        delete_records(topics.bootstrap, topic, 10)
         return topic
 
     def read(self, spark, topics, topic, **options):

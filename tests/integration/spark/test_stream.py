@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import StreamingQueryException
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
@@ -14,18 +13,10 @@ from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.runners.spark.supervision.core import Ending
 from headrace.runners.spark.supervision.exit_causes import end_by
+from tests.helpers.kafka_rig import committed
 from tests.helpers.spark_tools import numbers
 
 LONG_AGO = 1_600_000_000_000
-
-
-def committed_of(topics, group, topic, partitions):
-    consumer = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": group})
-    try:
-        answer = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=30)
-        return [item.offset for item in answer]
-    finally:
-        consumer.close()
 
 
 def test_latest_is_where_the_query_started(query, topics):
@@ -163,7 +154,7 @@ class TestGroups:
         topics.send(topic, range(10, 14), 1)
         options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=5, commitOffsetsToGroup=f"g-{topic}")
         query.run_available(options)
-        assert committed_of(topics, f"g-{topic}", topic, 2) == [10, 4]
+        assert committed(topics.bootstrap, f"g-{topic}", (topic, 0), (topic, 1)) == [10, 4]
 
     def test_a_failed_batch_is_not_committed(self, query, topics):
         topic = topics.holding(range(10))
@@ -171,7 +162,7 @@ class TestGroups:
         options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=6, commitOffsetsToGroup=f"g-{topic}")
         with pytest.raises(StreamingQueryException, match="injected failure"):
             query.run_available(options)
-        assert committed_of(topics, f"g-{topic}", topic, 1) == [6]
+        assert committed(topics.bootstrap, f"g-{topic}", (topic, 0)) == [6]
 
     def test_a_query_can_start_where_a_group_is(self, query, topics):
         topic = topics.create(2)
