@@ -146,13 +146,8 @@ class Page:
         if "--port" in words:
             at = words.index("--port")
             words = [*words[:at], *words[at + 2 :]]
-        with subprocess.Popen(
-            [sys.executable, "-c", MAIN, *words],
-            cwd=self.folder,
-            env={**environment, "HEADRACE_BOOTSTRAP": self.bootstrap},
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as server:
+        command, environment = [sys.executable, "-c", MAIN, *words], {**environment, "HEADRACE_BOOTSTRAP": self.bootstrap}
+        with subprocess.Popen(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             line = server.stdout.readline()
             server.terminate()

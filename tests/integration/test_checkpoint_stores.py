@@ -30,14 +30,9 @@ _numbers = itertools.count()
 @pytest.fixture(scope="module")
 def bucket():
     with pytest.MonkeyPatch.context() as patch, object_store() as served:
-        for name, value in {
-            "AWS_ENDPOINT_URL": served.address,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
-            "HEADRACE_BOOTSTRAP": "",
-        }.items():
+        login = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+        more = {"AWS_REQUEST_CHECKSUM_CALCULATION": "when_required", "HEADRACE_BOOTSTRAP": ""}
+        for name, value in {"AWS_ENDPOINT_URL": served.address, **login, **more}.items():
             patch.setenv(name, value)
         client = served.client()
         client.create_bucket(Bucket=BUCKET)

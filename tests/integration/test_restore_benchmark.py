@@ -75,10 +75,8 @@ def test_what_the_load_says_it_wrote_is_in_the_topic_and_the_probe_sees_it_all(b
     name = created(broker.bootstrap, topic, 3)
     controls = Controls()
     controls.partitions.value, controls.rate.value = 3, 2000.0
-    with (
-        probe(broker.bootstrap, name, tmp_path / "probe", controls) as watching,
-        load(broker.bootstrap, name, 100, tmp_path / "load", controls) as running,
-    ):
+    seeing = probe(broker.bootstrap, name, tmp_path / "probe", controls)
+    with seeing as watching, load(broker.bootstrap, name, 100, tmp_path / "load", controls) as running:
         _until(lambda: controls.produced.value >= 3000, running.check)
         counts = running.stop()
         _until(lambda: controls.visible.value >= sum(counts), watching.check)

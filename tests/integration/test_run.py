@@ -72,13 +72,9 @@ def lines_of_the_guide(bootstrap: str, source: str, target: str, checkpoints: Pa
     """With these in place of its address, topics and folder, and checkpoints oftener than every 10 s."""
     guide = (ROOT / "docs" / "how-to" / "run-without-an-engine.md").read_text()
     (lines,) = re.findall(r"```python\n(# job.py\n.*?)```", guide, re.DOTALL)
-    for there, here in {
-        "127.0.0.1:9092": bootstrap,
-        '"flights"': f'"{source}"',
-        '"loud"': f'"{target}"',
-        "/var/lib/headrace/loud": str(checkpoints),
-        "workers=4": "workers=4, interval_s=0.2",
-    }.items():
+    names = {"127.0.0.1:9092": bootstrap, '"flights"': f'"{source}"', '"loud"': f'"{target}"'}
+    settings = {"/var/lib/headrace/loud": str(checkpoints), "workers=4": "workers=4, interval_s=0.2"}
+    for there, here in {**names, **settings}.items():
         assert there in lines
         lines = lines.replace(there, here)
     return lines

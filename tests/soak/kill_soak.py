@@ -305,11 +305,8 @@ def main() -> int:
     parser.add_argument("--result", type=Path)
     options = parser.parse_args()
     document: dict[str, Any] = {"kafka": KAFKA_VERSION, "engine": options.engine, "seed": options.seed, "protocols": {}}
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        start_broker(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster,
-        Progress() as progress,
-    ):
+    config = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+    with tempfile.TemporaryDirectory() as scratch, start_broker(config=config) as cluster, Progress() as progress:
         for level in (1, 2):
             set_transaction_version(cluster.bootstrap, level)
             soak = ENGINES[options.engine](cluster.bootstrap, Path(scratch), random.Random(options.seed + level))

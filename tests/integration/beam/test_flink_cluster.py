@@ -135,10 +135,8 @@ if any("SdkHarness" in argument for argument in sys.orig_argv):
 def command(folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """`headrace beam` with its temporary files in the folder."""
     arguments, variables = [*CLI, "--patience", "5"], {**os.environ, "TMPDIR": str(folder), **environment}
-    with (
-        (folder / "stderr").open("w") as stderr,
-        subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
-    ):
+    given = {"env": variables, "stdout": subprocess.PIPE, "text": True}
+    with (folder / "stderr").open("w") as stderr, subprocess.Popen(arguments, stderr=stderr, **given) as process:
         try:
             yield process
         finally:

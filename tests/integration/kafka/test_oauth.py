@@ -35,12 +35,8 @@ def authority():
 def cluster(authority):
     if "HEADRACE_BOOTSTRAP" in os.environ or docker_answers():
         pytest.skip("a broker elsewhere cannot fetch the test's keys")
-    with start_broker(
-        security=("SASL_PLAINTEXT",),
-        users={"nobody": "x"},
-        config=authority.broker_config(),
-        jvm_options=authority.jvm_options(),
-    ) as cluster:
+    given = {"config": authority.broker_config(), "jvm_options": authority.jvm_options()}
+    with start_broker(security=("SASL_PLAINTEXT",), users={"nobody": "x"}, **given) as cluster:
         create_topic(cluster.bootstrap, "t")
         yield cluster
 

@@ -35,11 +35,8 @@ MODULES |= dict.fromkeys(("SCRAM-SHA-256", "SCRAM-SHA-512"), "scram.ScramLoginMo
 def secured():
     if "HEADRACE_BOOTSTRAP" in os.environ:
         pytest.skip("an external cluster has its own listeners and users")
-    with start_broker(
-        security=("SSL", "SASL_PLAINTEXT", "SASL_SSL"),
-        users={USER: PASSWORD},
-        config={"connections.max.reauth.ms": str(SESSION_MS)},
-    ) as cluster:
+    config = {"connections.max.reauth.ms": str(SESSION_MS)}
+    with start_broker(security=("SSL", "SASL_PLAINTEXT", "SASL_SSL"), users={USER: PASSWORD}, config=config) as cluster:
         yield cluster
 
 

@@ -91,11 +91,8 @@ def test_both_connectors_read_the_same_from_it(spark, kafka):
 def test_the_java_producer_commits_and_aborts_transactions(spark, kafka, java_producer):
     producer = java_producer(transactional_id="java")
     producer.initTransactions()
-    for value, end in (
-        ("kept", producer.commitTransaction),
-        ("dropped", producer.abortTransaction),
-        ("kept too", producer.commitTransaction),
-    ):
+    commit, abort = producer.commitTransaction, producer.abortTransaction
+    for value, end in (("kept", commit), ("dropped", abort), ("kept too", commit)):
         producer.beginTransaction()
         producer.send(java_record(spark, "out", value)).get()
         end()

@@ -307,12 +307,8 @@ def test_a_cleans_up_touches_nothing_of_other_jobs_databases_and_applications(ri
         names = [f"'{gtrid}','{branch}'", "X'ff00fe2e27','b',7", "X'ff','\\''", like_ours]
         for name in names:
             with rig._engine.connect() as connection:
-                for statement in (
-                    f"XA START {name}",
-                    f"INSERT INTO {rig.table}_x VALUES (1)",
-                    f"XA END {name}",
-                    f"XA PREPARE {name}",
-                ):
+                insert = f"INSERT INTO {rig.table}_x VALUES (1)"
+                for statement in (f"XA START {name}", insert, f"XA END {name}", f"XA PREPARE {name}"):
                     connection.exec_driver_sql(statement)
                 connection.invalidate()
     try:
