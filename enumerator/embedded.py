@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Generic, Self, assert_never
+from typing import Generic, Self
 
 from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.coordinator import Coordinator
 from headrace.enumerator.enumerator import Assignment, EagerEnumerator, create_enumerator, restore_enumerator
-from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 from headrace.enumerator.events import Command, Event
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
+from headrace.enumerator.resumed import selected
 from headrace.enumerator.source import Source, SourceReader, SplitBatch
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.enumerator.split import SplitT
@@ -35,6 +36,10 @@ class EmbeddedRun(Generic[SplitT]):
     """One run of a source, fresh or restored from a checkpoint. Not thread-safe. A context manager.
 
     `poll` delivers; what it has returned counts as delivered, and is what the next `checkpoint` stores.
+
+    A call may be interrupted anywhere, as by Ctrl-C or a MemoryError. What `poll` had taken then is not delivered: the
+    next call starts new readers at what was delivered, and repeats what the source was asked. Where the bookkeeping itself was
+    interrupted, which takes microseconds, each call that follows raises StateError.
     """
 
     def __init__(
@@ -60,10 +65,14 @@ class EmbeddedRun(Generic[SplitT]):
         self._declined = ""
         self._last_id = 0
         self._closed = False
+        self._commands: deque[Command[SplitT]] = deque()
+        self._handed: tuple[int, SplitBatch[SplitT]] | None = None
+        self._readers_are_behind = False
+        self._is_deciding = False
         if checkpoint is None:
             enumerator = create_enumerator(assignment, parallelism=parallelism, discovery_interval_s=discovery_interval_s)
         else:
-            restored = self._serializer.deserialize(checkpoint)
+            restored = selected(source, self._serializer.deserialize(checkpoint))
             self._last_id = restored.checkpoint_id
             enumerator = restore_enumerator(
                 assignment, restored, parallelism=parallelism, discovery_interval_s=discovery_interval_s
@@ -81,25 +90,52 @@ class EmbeddedRun(Generic[SplitT]):
     @property
     def finished(self) -> bool:
         """True when every split is read to its end and none will be added. Losing a reader may take it back."""
+        self._note_delivered()
         return self.coordinator.enumerator.exhausted and self.coordinator.enumerator.ledger.all_finished
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
         """The next batch of any reader; None when nothing came in about `timeout` seconds or the source has `finished`."""
         if self._closed:
             return None
+        self._note_delivered()
+        self._carry_on()
+        try:
+            self._handed = self._polled(timeout)
+            return None if self._handed is None else self._handed[1]
+        except HeadraceError:
+            raise
+        except BaseException:
+            self._handed, self._readers_are_behind = None, True
+            raise
+
+    @property
+    def handed(self) -> SplitBatch[SplitT] | None:
+        """What the last `poll` returned, until the call that follows counts it as delivered."""
+        return None if self._handed is None else self._handed[1]
+
+    def take_back(self, before: SplitBatch[SplitT] | None) -> None:
+        """What `poll` has returned has reached no caller, unless it is the batch `before`: it will be returned again."""
+        if self._handed is not None and self._handed[1] is not before:
+            self._handed, self._readers_are_behind = None, True
+
+    def _polled(self, timeout: float) -> tuple[int, SplitBatch[SplitT]] | None:
         if self._due_at is not None and self._clock() >= self._due_at:
-            self._due_at = None
+            self._is_deciding, self._due_at = True, None
             self._send(ev.DiscoveryDue())
         ledger = self.coordinator.enumerator.ledger
         waiting = [number for number in self._slots if ledger.load(number)] or list(self._slots)
         for number in list(self._slots):
             # the reader polled last goes to the end, so that one busy reader does not starve the others
-            slot = self._slots.pop(number)
-            self._slots[number] = slot
+            slot = self._slots[number]
+            self._slots = {**{other: each for other, each in self._slots.items() if other != number}, number: slot}
             batch = slot.reader.poll(timeout / len(waiting) if number in waiting else 0.0)
             if batch is not None:
-                self._delivered(number, slot, batch)
-                return batch
+                return number, batch
             # or a lazy enumerator would leave splits waiting behind one that has no end
             self._send(ev.SplitRequested(number))
         return None
@@ -109,9 +145,10 @@ class EmbeddedRun(Generic[SplitT]):
 
         Raises StateError when no checkpoint is available now.
         """
+        self._note_delivered()
         self._last_id += 1
         self._declined = ""
-        self._send(ev.CheckpointTriggered(self._last_id))
+        self._decide(ev.CheckpointTriggered(self._last_id))
         if self._persisting is None or self._declined:
             raise StateError(f"no checkpoint is available now: {self._declined}")
         return self._serializer.serialize(self._persisting)
@@ -138,6 +175,7 @@ class EmbeddedRun(Generic[SplitT]):
 
     def lose_reader(self, reader: int) -> None:
         """Close one reader; its splits continue elsewhere from the last completed checkpoint."""
+        self._note_delivered()
         self._slots.pop(reader).reader.close()
         self._send(ev.ReaderLost(reader))
 
@@ -164,43 +202,99 @@ class EmbeddedRun(Generic[SplitT]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _delivered(self, number: int, slot: _Slot[SplitT], batch: SplitBatch[SplitT]) -> None:
-        slot.progress.delivered(batch)
+    def _note_delivered(self) -> None:
+        """The caller is back, so it has what the last `poll` returned. Does no I/O."""
+        if self._is_deciding:
+            raise StateError(
+                "this run was interrupted while it changed its own state: continue with a new one, from its last checkpoint"
+            )
+        if self._handed is None:
+            return
+        number, batch = self._handed
+        self._slots[number].progress.delivered(batch)
         if batch.finished:
-            self._send(ev.SplitFinished(number, batch.split.split_id))
-            self._send(ev.SplitRequested(number))
+            self._is_deciding, self._handed = True, None
+            self._decide(ev.SplitFinished(number, batch.split.split_id))
+            self._decide(ev.SplitRequested(number))
+        self._handed = None
+
+    def _carry_on(self) -> None:
+        """Carry out what an interruption has left, then replace the readers that lost a batch by it."""
+        self._carry_out_commands()
+        if self._readers_are_behind:
+            for slot in self._slots.values():
+                slot.reader.close()
+                slot.reader = self.source.create_reader()
+                slot.reader.add_splits([state.split for state in slot.progress.snapshot().values() if not state.finished])
+            self._readers_are_behind = False
 
     def _send(self, event: Event[SplitT]) -> None:
-        events: deque[Event[SplitT]] = deque([event])
-        while events:
-            for command in self.coordinator.handle(events.popleft()):
-                answer = self._carry_out(command)
-                if answer is not None:
-                    events.append(answer)
+        self._decide(event)
+        self._carry_out_commands()
 
-    def _carry_out(self, command: Command[SplitT]) -> Event[SplitT] | None:
+    def _decide(self, event: Event[SplitT]) -> None:
+        """Hand an event to the coordinator, which does no I/O. Commands that do wait in the queue."""
+        self._is_deciding = True
+        try:
+            events: deque[Event[SplitT]] = deque([event])
+            while events:
+                for command in self.coordinator.handle(events.popleft()):
+                    answer = self._note(command)
+                    if answer is not None:
+                        events.append(answer)
+        except HeadraceError:
+            self._is_deciding = False
+            raise
+        self._is_deciding = False
+
+    def _note(self, command: Command[SplitT]) -> Event[SplitT] | None:
         match command:
-            case ev.DiscoverInitial() | ev.DiscoverLater() | ev.ReportDiscoveryFailure():
-                return self._driver.perform(command)
-            case ev.ReportMissing() | ev.ProveGone() | ev.PublishPositions():
-                return self._driver.perform(command)
             case ev.ScheduleDiscovery(delay_s):
                 self._due_at = self._clock() + delay_s
-            case ev.Assign(reader, splits):
-                self._slots[reader].progress.assigned(splits)
-                self._slots[reader].reader.add_splits(splits)
             case ev.SnapshotReader(reader, checkpoint_id):
                 slot = self._slots[reader]
                 slot.reported = slot.progress.snapshot()
                 return ev.ReaderSnapshotted(reader, checkpoint_id, slot.reported)
+            case ev.Assign(reader, splits):
+                self._slots[reader].progress.assigned(splits)
+                self._commands.append(command)
             case ev.PersistCheckpoint(checkpoint):
                 self._persisting = checkpoint
             case ev.DeclineCheckpoint(_, reason):
                 self._declined = reason
-            case ev.Fail(error):
-                raise error
             case ev.NoMoreSplits() | ev.SourceFinished():
                 pass  # readers here are polled until the whole source has `finished`, which is read off the ledger
             case _:
-                assert_never(command)
+                self._commands.append(command)
         return None
+
+    def _carry_out_commands(self) -> None:
+        while self._commands:
+            try:
+                answer = self._carry_out(self._commands[0])
+            except Exception as error:
+                if isinstance(error, MemoryError):
+                    self._readers_are_behind = True
+                else:
+                    self._commands.clear()
+                raise
+            except BaseException:
+                self._readers_are_behind = True
+                raise
+            self._is_deciding = True
+            self._commands.popleft()
+            if answer is not None:
+                self._decide(answer)
+            self._is_deciding = False
+
+    def _carry_out(self, command: Command[SplitT]) -> Event[SplitT] | None:
+        """May be interrupted, and is then repeated."""
+        match command:
+            case ev.Assign(reader, splits):
+                if not self._readers_are_behind and not self._closed:  # else a new reader starts with them
+                    self._slots[reader].reader.add_splits(splits)
+                return None
+            case ev.Fail(error):
+                raise error
+            case _:
+                return self._driver.perform(command)  # type: ignore[arg-type]  # those that `_note` leaves

@@ -16,9 +16,19 @@ from enum import Enum, auto
 from itertools import islice
 from typing import Generic
 
-from headrace.enumerator import events as ev
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import ProtocolViolationError, UsageError, is_retriable
+from headrace.enumerator.events import (
+    Assign,
+    Command,
+    DiscoverInitial,
+    DiscoverLater,
+    Fail,
+    ProveGone,
+    ReportDiscoveryFailure,
+    ReportMissing,
+    ScheduleDiscovery,
+)
 from headrace.enumerator.ledger import Ledger
 from headrace.enumerator.pauses import DiscoveryPauses
 from headrace.enumerator.source import DiscoveryResult
@@ -86,38 +96,42 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         """True when no split will ever be added."""
         return self._discovery is Discovery.EXHAUSTED
 
-    def start(self) -> list[ev.Command[SplitT]]:
+    def start(self) -> list[Command[SplitT]]:
         """The runner is ready."""
         self._move(Trigger.START)
         return self._discover()
 
-    def discovery_due(self) -> list[ev.Command[SplitT]]:
+    def discovery_due(self) -> list[Command[SplitT]]:
         """The scheduled time has come."""
         self._move(Trigger.DUE)
         return self._discover()
 
-    def discovered(self, findings: DiscoveryResult[SplitT]) -> list[ev.Command[SplitT]]:
+    def discovered(self, findings: DiscoveryResult[SplitT]) -> list[Command[SplitT]]:
         """A discovery has answered. New splits are entered, known ones left as they are."""
         self._move(Trigger.LAST_ANSWER if findings.complete else Trigger.ANSWER)
         self.ledger.add(findings.added)
-        commands: list[ev.Command[SplitT]] = []
+        commands: list[Command[SplitT]] = []  # first the next round: to report what is missing may raise, and the caller go on
+        if findings.inconclusive is not None:
+            commands += _again(findings.inconclusive, self._pauses.after_inconclusive())
+        elif (pause_s := self._pauses.after_success()) is not None and not findings.complete:
+            commands.append(ScheduleDiscovery(pause_s))
         missing = self.ledger.mark_missing(findings.missing)
         if missing:
-            commands.append(ev.ReportMissing(tuple(missing)))
+            commands.append(ReportMissing(tuple(missing)))
         if unresolved := self.ledger.missing():
-            commands.append(ev.ProveGone(tuple(unresolved)))
-        if findings.inconclusive is not None:
-            return commands + _again(findings.inconclusive, self._pauses.after_inconclusive())
-        pause_s = self._pauses.after_success()
-        if pause_s is not None and not findings.complete:
-            commands.append(ev.ScheduleDiscovery(pause_s))
+            commands.append(ProveGone(tuple(unresolved)))
         return commands
 
-    def discovery_failed(self, error: Exception) -> list[ev.Command[SplitT]]:
-        """A discovery has raised. A first one must succeed; a later one may be tried again when the error is transient."""
-        if self._discovery is not Discovery.DISCOVERING or not is_retriable(error):
-            return [ev.Fail(error)]
+    def discovery_failed(self, error: Exception) -> list[Command[SplitT]]:
+        """A discovery has raised. A first one must succeed; a later one may be tried again when the error is transient.
+
+        An error that is not ends the job. A caller that goes on all the same looks again when it is time.
+        """
+        if self._discovery is not Discovery.DISCOVERING:
+            return [Fail(error)]
         self._move(Trigger.FAILURE)
+        if not is_retriable(error):
+            return [ScheduleDiscovery(self._pauses.after_failure()), Fail(error)]
         return _again(error, self._pauses.after_failure())
 
     @abstractmethod
@@ -129,7 +143,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         """A reader asks for a split."""
 
     @abstractmethod
-    def assignments(self, readers: Sequence[int]) -> list[ev.Assign[SplitT]]:
+    def assignments(self, readers: Sequence[int]) -> list[Assign[SplitT]]:
         """Take from the ledger what can be assigned to these readers now."""
 
     def reader_lost(self, reader: int) -> None:
@@ -142,18 +156,18 @@ class SplitEnumerator(ABC, Generic[SplitT]):
             raise ProtocolViolationError(f"discovery is {self._discovery.name}: {trigger.name} is not possible now")
         self._discovery = state
 
-    def _discover(self) -> list[ev.Command[SplitT]]:
+    def _discover(self) -> list[Command[SplitT]]:
         match self._discovery:
             case Discovery.INITIALISING:
-                return [ev.DiscoverInitial()]
+                return [DiscoverInitial()]
             case Discovery.DISCOVERING:
-                return [ev.DiscoverLater(self.ledger.known())]
+                return [DiscoverLater(self.ledger.known())]
             case _:
                 return []
 
 
-def _again(error: Exception, pause_s: float) -> list[ev.Command[SplitT]]:
-    return [ev.ReportDiscoveryFailure(error), ev.ScheduleDiscovery(pause_s)]
+def _again(error: Exception, pause_s: float) -> list[Command[SplitT]]:
+    return [ReportDiscoveryFailure(error), ScheduleDiscovery(pause_s)]
 
 
 class EagerEnumerator(SplitEnumerator[SplitT]):
@@ -177,16 +191,16 @@ class EagerEnumerator(SplitEnumerator[SplitT]):
         super().reader_lost(reader)
         self._planned[reader].clear()
 
-    def assignments(self, readers: Sequence[int]) -> list[ev.Assign[SplitT]]:
+    def assignments(self, readers: Sequence[int]) -> list[Assign[SplitT]]:
         """Plan every waiting split, then hand each of these readers what is planned for it."""
         self._plan()
-        assigns: list[ev.Assign[SplitT]] = []
+        assigns: list[Assign[SplitT]] = []
         for reader in readers:
             planned = self._planned[reader]
             if planned:
                 splits = tuple(self.ledger.assign(split_id, reader) for split_id in planned)
                 planned.clear()
-                assigns.append(ev.Assign(reader, splits))
+                assigns.append(Assign(reader, splits))
         return assigns
 
     def _plan(self) -> None:
@@ -229,15 +243,15 @@ class LazyEnumerator(SplitEnumerator[SplitT]):
         super().reader_lost(reader)
         self._asking.pop(reader, None)
 
-    def assignments(self, readers: Sequence[int]) -> list[ev.Assign[SplitT]]:
+    def assignments(self, readers: Sequence[int]) -> list[Assign[SplitT]]:
         """One split for each of these readers that asked, oldest request and oldest split first."""
         allowed = set(readers)
         asking = [reader for reader in self._asking if reader in allowed]
         oldest = list(islice(self.ledger.unassigned, len(asking)))
-        assigns: list[ev.Assign[SplitT]] = []
+        assigns: list[Assign[SplitT]] = []
         for reader, split_id in zip(asking, oldest, strict=False):
             del self._asking[reader]
-            assigns.append(ev.Assign(reader, (self.ledger.assign(split_id, reader),)))
+            assigns.append(Assign(reader, (self.ledger.assign(split_id, reader),)))
         return assigns
 
 

@@ -31,6 +31,13 @@ class RetriableError(PeerError):
     """A transient condition (no leader, timeout, lost connection): the same request may succeed later."""
 
 
+class UnclassifiedError(PeerError):
+    """The other side refused for a reason that is in no table: it may pass, or never.
+
+    A run is restarted for it as often as its restart strategy says, and a bounded number of times where that sets no number.
+    """
+
+
 class DeadlineExceededError(PeerError):
     """Retriable errors did not pass within the deadline. The message holds the last one; `__cause__` is it."""
 

@@ -156,6 +156,14 @@ class Source(ABC, Generic[SplitT]):
     def create_reader(self) -> SourceReader[SplitT]:
         """A reader for one reader process."""
 
+    def selects(self, split: SplitT) -> bool:
+        """Whether this source reads such a split, be it there or not. Asked of splits that come from a checkpoint.
+
+        Those that it does not are reported to `on_splits_missing`; where that returns they are left out. Does no I/O. Default:
+        True.
+        """
+        return True
+
     def on_splits_missing(self, splits: Sequence[SplitT]) -> None:
         """Known splits have vanished. Raise DataLossError to stop the job, or return to continue. Coordinator's process."""
 

@@ -7,6 +7,7 @@
           OutageError                   it lasts longer than one call waits; trying on is safe
         DeadlineExceededError          it did not pass in the time that was set
         AuthenticationError, CorruptDataError, TlsError
+        UnclassifiedError              refused for a reason that is not known: retried a bounded number of times
         UnknownSchemaError             a schema registry has no such schema, subject or version
         BrokerError                    a Kafka error code, with its `code` and `name`
       DataLossError                    records that were promised are gone
@@ -49,6 +50,7 @@ from headrace.enumerator.errors import (
     RetriableError,
     RunFailedError,
     StateError,
+    UnclassifiedError,
     UsageError,
     is_retriable,
 )
@@ -80,6 +82,7 @@ __all__ = [
     "SupersededError",
     "TlsError",
     "TopicRecreatedError",
+    "UnclassifiedError",
     "UnknownSchemaError",
     "UnknownTopicError",
     "UsageError",

@@ -15,6 +15,7 @@ is a protocol each, such as `SingleCommit` or `RowSharding`: a sink inherits tho
 from headrace.connectors.base.capabilities import (
     Confirmation,
     CopyPerSink,
+    EpochRecord,
     GroupedEnd,
     LeftoverCleanup,
     OutageRetry,
@@ -53,6 +54,7 @@ __all__ = [
     "Committer",
     "Confirmation",
     "CopyPerSink",
+    "EpochRecord",
     "FunctionSink",
     "GroupedEnd",
     "HandleSerializer",

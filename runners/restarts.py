@@ -23,6 +23,7 @@ from headrace.enumerator.errors import UsageError
 
 __all__ = [
     "RESTART_STRATEGIES",
+    "UNCLASSIFIED_ATTEMPTS",
     "ExponentialDelay",
     "FailureRate",
     "FixedDelay",
@@ -108,6 +109,9 @@ RESTART_STRATEGIES: Mapping[str, type[RestartStrategy]] = MappingProxyType(
 )
 """Flink's name of each. `exponential-delay` is the default of a job with checkpoints."""
 
+UNCLASSIFIED_ATTEMPTS = 10
+"""Restarts for errors that no table has, without a quiet time between, where the strategy sets no number of attempts."""
+
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 
@@ -135,6 +139,7 @@ class Restarts:
         """Nothing has failed yet."""
         self._strategy = strategy
         self._attempts = 0
+        self._unclassified = 0
         self._failures: deque[float] = deque()
         self._backoff_s = 0.0
         self._restart_at_s: float | None = None
@@ -152,6 +157,16 @@ class Restarts:
                 return self._after_growing_delay(self._strategy, now_s, chance)
             case _:
                 assert_never(self._strategy)
+
+    def failed_unclassified(self, now_s: float, chance: float) -> RestartDecision:
+        """As `failed`, by an error that may never pass (`UnclassifiedError`): what is never given up else, is given up then."""
+        planned_s = self._restart_at_s
+        decision = self.failed(now_s, chance)
+        if planned_s is None or now_s >= planned_s:  # else it is one failure with the previous one
+            self._unclassified += 1
+        if self._unclassified > UNCLASSIFIED_ATTEMPTS and _is_endless(self._strategy):
+            return GiveUp(f"it was restarted {UNCLASSIFIED_ATTEMPTS} times after errors of unknown kind, which is the most")
+        return decision
 
     def _after_fixed_delay(self, strategy: FixedDelay) -> RestartDecision:
         self._attempts += 1
@@ -175,7 +190,7 @@ class Restarts:
         if planned_s is not None and now_s < planned_s:
             return Restart(planned_s - now_s)  # one failure with the previous one
         if planned_s is None or now_s - planned_s >= strategy.reset_backoff_threshold_s:
-            self._attempts, self._backoff_s = 0, strategy.initial_backoff_s
+            self._attempts, self._unclassified, self._backoff_s = 0, 0, strategy.initial_backoff_s
         else:
             self._backoff_s = min(self._backoff_s * strategy.backoff_multiplier, strategy.max_backoff_s)
         self._attempts += 1
@@ -186,6 +201,10 @@ class Restarts:
         delay_s = min(max(varied_s, strategy.initial_backoff_s), strategy.max_backoff_s)
         self._restart_at_s = now_s + delay_s
         return Restart(delay_s)
+
+
+def _is_endless(strategy: RestartStrategy) -> bool:
+    return isinstance(strategy, ExponentialDelay) and strategy.attempts_before_reset_backoff is None
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

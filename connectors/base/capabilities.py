@@ -5,8 +5,8 @@ function of a method's name here. That function calls the method, or does what i
 
 Wrappers: a class that passes calls on to another sink or committer has the capabilities that it declares, not those of the
 wrapped one. So it declares them too, and its methods call the functions here. Nothing else than what the wrapped one does
-happens then. `SingleCommit` is the exception: it has no function, since a sink without it is driven in another way. A wrapper
-that can be around either kind needs two classes.
+happens then. `SingleCommit` and `EpochRecord` are the exceptions: a runner asks for the protocol itself, since a sink without
+it is driven in another way. A wrapper that can be around either kind needs two classes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from headrace.enumerator.errors import StateError, UsageError
 __all__ = [
     "Confirmation",
     "CopyPerSink",
+    "EpochRecord",
     "GroupedEnd",
     "LeftoverCleanup",
     "OutageRetry",
@@ -43,6 +44,7 @@ __all__ = [
     "left_over",
     "reached",
     "recorded_now",
+    "records_all_epochs",
     "rows_name_targets",
     "shards_of",
     "targets_of",
@@ -74,6 +76,19 @@ class SingleCommit(Protocol):
 
         A runner whose checkpoint is stored before it can ask refuses such a sink.
         """
+
+
+@runtime_checkable
+class EpochRecord(Protocol):
+    """The lists are in the same place as the rows: one that was restored from a backup shows it by an older epoch.
+
+    Without it: the lists may be lost while the rows are there.
+    """
+
+    @property
+    @abstractmethod
+    def records_all_epochs(self) -> bool:
+        """Whether transactions have no handles: a runner whose checkpoint is the list records epochs without them, too."""
 
 
 @runtime_checkable
@@ -237,74 +252,66 @@ def rows_name_targets(sink: TwoPhaseSink[Any]) -> bool:
     return isinstance(sink, RowRouting) and sink.rows_name_targets
 
 
+def records_all_epochs(sink: TwoPhaseSink[Any]) -> bool:
+    """See `EpochRecord`."""
+    return isinstance(sink, EpochRecord) and sink.records_all_epochs
+
+
 def targets_of(sink: TwoPhaseSink[Any], rows: pa.RecordBatch) -> frozenset[str]:
-    """See `RowRouting`."""
     return sink.targets_of(rows) if isinstance(sink, RowRouting) else frozenset()
 
 
 def shards_of(sink: TwoPhaseSink[Any], rows: pa.RecordBatch, shards: int) -> pa.Int32Array:
-    """See `RowSharding`."""
     return sink.shards_of(rows, shards) if isinstance(sink, RowSharding) else pa.nulls(rows.num_rows, pa.int32())
 
 
 def recorded_now(sink: TwoPhaseSink[Any]) -> Mapping[str, RecordedEpoch]:
-    """See `PromptLookup`."""
     return sink.recorded_now() if isinstance(sink, PromptLookup) else sink.recorded()
 
 
 def bounded(sink: TwoPhaseSink[HandleT]) -> TwoPhaseSink[HandleT]:
-    """See `OutageRetry`."""
     return sink.bounded() if isinstance(sink, OutageRetry) else sink
 
 
 def reached(sink: TwoPhaseSink[Any]) -> None:
-    """See `OutageRetry`."""
     if isinstance(sink, OutageRetry):
         sink.reached()
 
 
 def warm(sink: TwoPhaseSink[Any]) -> None:
-    """See `Warmable`."""
     if isinstance(sink, Warmable):
         sink.warm()
 
 
 def warm_driver(sink: TwoPhaseSink[Any]) -> None:
-    """See `Warmable`."""
     if isinstance(sink, Warmable):
         sink.warm_driver()
 
 
 def left_over(sink: TwoPhaseSink[Any]) -> frozenset[str]:
-    """See `LeftoverCleanup`."""
     return sink.left_over() if isinstance(sink, LeftoverCleanup) else frozenset()
 
 
 def end_left_over(sink: TwoPhaseSink[Any], job: str, left: frozenset[str], driver_id: str | None = None) -> None:
-    """See `LeftoverCleanup`."""
     if isinstance(sink, LeftoverCleanup):
         sink.end_left_over(job, left, driver_id)
 
 
 def committer_of_writer(sink: TwoPhaseSink[HandleT], writer: str, driver: Committer[HandleT]) -> Committer[HandleT]:
-    """See `WriterCommit`."""
     return sink.committer_of_writer(writer, driver) if isinstance(sink, WriterCommit) else sink.committer(writer)
 
 
 def end_all(committer: Committer[HandleT], handles: Sequence[HandleT]) -> Sequence[Outcome]:
-    """See `GroupedEnd`."""
     if isinstance(committer, GroupedEnd):
         return committer.end_all(handles)
     return [committer.end(handle) for handle in handles]
 
 
 def copy_all(committer: Committer[HandleT], handles: Sequence[HandleT]) -> Sequence[HandleT]:
-    """See `CopyPerSink`."""
     return committer.copy_all(handles) if isinstance(committer, CopyPerSink) else (committer.copy(handles),)
 
 
 def confirm(committer: Committer[HandleT], handles: Sequence[HandleT]) -> None:
-    """See `Confirmation`."""
     if isinstance(committer, Confirmation):
         committer.confirm(handles)
 

@@ -21,7 +21,7 @@ from apache_beam.internal import pickler
 from apache_beam.io.iobase import BoundedSource, Read
 from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
 
-from headrace.connectors.beam.rows import VALUE, inferred_schema, record_batch, table_of
+from headrace.connectors.beam.rows import VALUE, inferred_schema, record_batch, record_batches, table_of
 from headrace.connectors.beam.split import BundleSplit, BundleSplitSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.enumerator.source import Boundedness, DiscoveryResult, Source, SourceReader, SplitBatch, SplitDiscovery
@@ -253,14 +253,7 @@ class _OpenBundle:
             close()
 
     def _take(self, table: pa.Table) -> None:
-        missing = [name for name in self._schema.names if name not in table.column_names]
-        if missing:
-            raise UsageError(f"a table of the source has no {', '.join(missing)}; it has {', '.join(table.column_names)}")
-        try:
-            wanted = table.select(self._schema.names).cast(self._schema)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise UsageError(f"what the source gives cannot be held by the schema: {error}") from error
-        self._batches.extend(batch for batch in wanted.to_batches(BATCH_ROWS) if batch.num_rows)
+        self._batches.extend(record_batches(table, self._schema, BATCH_ROWS))
 
     def _skip(self, rows: int) -> None:
         left = rows

@@ -33,7 +33,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from headrace.connectors.base.capabilities import WriterCommit
+from headrace.connectors.base.capabilities import EpochRecord, WriterCommit
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
@@ -56,7 +56,7 @@ _LOOKS = 100  # every look that fails means that another driver has just written
 
 
 @dataclass(frozen=True)
-class FileSink(TwoPhaseSink[FileHandle], WriterCommit):
+class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
     """Writes rows of any columns, exactly once, as files that appear in a folder when their epoch is committed.
 
     - `path`: the folder, a local path, `file://`, or a URL of any fsspec filesystem (extra `files`). A relative path means the
@@ -93,6 +93,11 @@ class FileSink(TwoPhaseSink[FileHandle], WriterCommit):
     def handles(self) -> FileHandleSerializer:
         """JSON objects that name a file."""
         return FileHandleSerializer()
+
+    @property
+    def records_all_epochs(self) -> bool:
+        """Each file has a handle."""
+        return False
 
     def begin(self, attempt: Attempt) -> FileTransaction:
         """A new transaction; its file is made when the first row comes. What an earlier attempt left is cleaned up at the

@@ -33,8 +33,8 @@ class JsonSchemaFormat(ValueFormat):
     """JSON values as the columns of a JSON Schema's properties.
 
     `schema`: its JSON text. `references`: texts of the schemas to which a `$ref` leads, by the names that it uses, or by their
-    own `$id`. `fields`: only these properties, `"address.city"` is one of a property, and none makes an empty struct; the
-    default is all. `header_bytes` (default 0) are skipped at the start of each value.
+    own `$id`. `fields`: only these properties, `"address.city"` is one of a property, a name with a dot is between backticks,
+    and none makes an empty struct; the default is all. `header_bytes` (default 0) are skipped at the start of each value.
 
     `integer` is `int64`, `number` `double`; an object is a struct, an array a list; a property that is absent is null.
     Raises UsageError for what is not JSON Schema, for a field that it does not have, and for one that has no Arrow type.
@@ -296,7 +296,7 @@ def _name_of(value: Any) -> str:  # noqa: ANN401 - JSON
 
 def _document(text: str) -> Any:  # noqa: ANN401 - JSON
     try:
-        return json.loads(text)
+        return json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"this is not a JSON Schema: {error}") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary, without
+from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary, is_text, without
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["BytesFormat", "StringFormat"]
@@ -41,7 +41,7 @@ class StringFormat(ValueFormat):
         try:
             return DecodedValues(binary.cast(pa.string()), [])
         except pa.ArrowInvalid:
-            bad = [index for index, value in enumerate(binary.to_pylist()) if value is not None and not _is_text(value)]
+            bad = [index for index, value in enumerate(binary.to_pylist()) if value is not None and not is_text(value)]
         good = without(binary, bad)
         return DecodedValues(good.cast(pa.string()), [BadValue(index, "text is not UTF-8") for index in bad])
 
@@ -51,11 +51,3 @@ class StringFormat(ValueFormat):
             return values.cast(pa.string()).cast(pa.binary())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise UsageError(f"a column of {values.type} is not text: {error}") from error
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

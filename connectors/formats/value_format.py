@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,22 @@ import pyarrow.compute as pc
 
 from headrace.enumerator.errors import HeadraceError, UsageError
 
-__all__ = ["BadValue", "ColumnFullError", "DecodedValues", "ValueFormat", "as_binary", "field_tree", "without"]
+__all__ = [
+    "BadValue",
+    "ColumnFullError",
+    "DecodedValues",
+    "ValueFormat",
+    "as_binary",
+    "field_path",
+    "field_tree",
+    "is_text",
+    "nullable",
+    "quoted_part",
+    "without",
+]
+
+
+_PART = re.compile(r"`((?:[^`]|``)+)`(?=\.|$)|([^.]*)")
 
 
 class ColumnFullError(HeadraceError):
@@ -87,17 +103,54 @@ def as_binary(values: pa.Array) -> pa.Array:
     raise UsageError(f"a column to be decoded must be binary or string, and is {kind}")
 
 
+def is_text(value: bytes) -> bool:
+    """Whether it is UTF-8."""
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def nullable(kind: pa.DataType) -> pa.DataType:
+    """The same type with nullable fields everywhere; keys of maps are not."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, nullable(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, nullable(kind.item_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(nullable(kind.value_type))
+    return pa.list_(nullable(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
 def without(values: pa.Array, rows: Collection[int]) -> pa.Array:
     """The same column with nulls in these rows."""
     chosen = set(rows)
     return pc.if_else(pa.array([row in chosen for row in range(len(values))]), pa.scalar(None, values.type), values)
 
 
+def field_path(name: str) -> list[str]:
+    """The parts of a dotted name. A part with a dot in it is between backticks: "`service.name`.first"."""
+    parts: list[str] = []
+    at = 0
+    while at <= len(name):
+        found = _PART.match(name, at)
+        assert found is not None  # it may be empty
+        parts.append(found[2] if found[1] is None else found[1].replace("``", "`"))
+        at = found.end() + 1
+    return parts
+
+
+def quoted_part(name: str) -> str:
+    """A field's own name as a part of a dotted one."""
+    return "`" + name.replace("`", "``") + "`" if "." in name or name.startswith("`") else name
+
+
 def field_tree(fields: Sequence[str]) -> dict[str, Any]:
     """Dotted names as a tree: an empty one is all of a field."""
     tree: dict[str, Any] = {}
-    for name in sorted(fields, key=lambda each: each.count(".")):
-        inside, parts = tree, name.split(".")
+    for parts in sorted(map(field_path, fields), key=len):
+        inside = tree
         for depth, part in enumerate(parts):
             is_whole = part in inside and not inside[part]
             inside = inside.setdefault(part, {})

@@ -6,7 +6,7 @@ Instants (timestamps with a time zone) are sent in UTC, in sessions whose time z
 from __future__ import annotations
 
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -40,11 +40,15 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column that is written. `digits`: how many of a second's decimals the table keeps."""
+    """A column that is written. `digits`: how many of a second's decimals the table keeps. `rule`: what else it does not keep.
+
+    A rule returns what is wrong with one of the normalised values; None if all are kept.
+    """
 
     name: str
     kind: Kind
     digits: int = _MICROSECOND_DIGITS
+    rule: Callable[[pa.Array], str | None] | None = None
 
 
 _CANONICAL: dict[Kind, pa.DataType] = {
@@ -83,7 +87,7 @@ def kind_of(arrow: pa.DataType) -> Kind | None:
 
 
 def normalised(array: pa.Array, field: Field) -> pa.Array:
-    """The values in the one Arrow type of their kind. Raises UsageError, naming the column, if the table would round one."""
+    """The values in the one Arrow type of their kind. Raises UsageError, naming the column, if the table would change one."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if field.kind is Kind.INSTANT:
@@ -95,6 +99,9 @@ def normalised(array: pa.Array, field: Field) -> pa.Array:
         raise UsageError(f"column {field.name!r}: {error}") from error
     if field.kind in (Kind.TIME, Kind.INSTANT, Kind.LOCAL) and field.digits < _MICROSECOND_DIGITS:
         _check_digits(array, field)
+    problem = None if field.rule is None else field.rule(array)
+    if problem is not None:
+        raise UsageError(f"column {field.name!r}: {problem}")
     return array
 
 

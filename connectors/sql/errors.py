@@ -1,42 +1,194 @@
-"""A database's errors in our tree: one table for PostgreSQL's SQLSTATEs, one for the numbers of MariaDB and MySQL."""
+"""A database's errors in our tree: tables for PostgreSQL's SQLSTATEs, the numbers of MariaDB and MySQL, and SQLite's codes.
+
+What a table does not have becomes an `UnclassifiedError`, which runners retry a bounded number of times.
+"""
 
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from headrace.enumerator.errors import AuthenticationError, HeadraceError, PeerError, RetriableError, UsageError
+from headrace.enumerator.errors import AuthenticationError, HeadraceError, RetriableError, UnclassifiedError, UsageError
 
 __all__ = ["code_of", "text_of", "translated"]
 
+_Kind = type[HeadraceError]
+
 # By the longest prefix of the SQLSTATE. A value or a row that the table refuses is the caller's.
-_STATES: dict[str, type[HeadraceError]] = {
+_STATES: dict[str, _Kind] = {
     "08": RetriableError,  # connection lost
+    "0A": UsageError,  # not supported
+    "0L": AuthenticationError,
+    "0P": AuthenticationError,
+    "21": UsageError,  # a subquery of a trigger with many rows
     "22": UsageError,  # a value that cannot be stored
-    "23": UsageError,  # a constraint
+    "23": UsageError,  # a constraint, or no partition for the row
+    "25006": RetriableError,  # read-only: a standby, until it is promoted
     "28": AuthenticationError,
+    "2F": UsageError,  # a function or trigger
+    "38": UsageError,  # the same, in another language
+    "39": UsageError,
     "3D": UsageError,  # no such database
+    "3F": UsageError,  # no such schema
     "40": RetriableError,  # deadlock, serialization failure
-    "42": UsageError,  # no such table or column
+    "42": UsageError,  # no such table or column, a generated column
     "42501": AuthenticationError,  # insufficient privilege
+    "44": UsageError,  # a view's WITH CHECK OPTION
     "53": RetriableError,  # out of connections, prepared transactions, memory, disk
+    "54": UsageError,  # a row that is too large
+    "55": UsageError,  # not in the state that is needed
+    "55006": RetriableError,  # object in use
     "55P03": RetriableError,  # lock timeout
     "57": RetriableError,  # shutting down, statement timeout
+    "57P04": UsageError,  # the database was dropped
+    "P0": UsageError,  # RAISE in a trigger
 }
-_NUMBERS: dict[int, type[HeadraceError]] = {
-    **dict.fromkeys((1044, 1045, 1142, 1143, 1227, 1370, 1401, 1698), AuthenticationError),
-    **dict.fromkeys((1040, 1041, 1053, 1203, 1205, 1213, 1637, 1927, 2002, 2003, 2006, 2013, 2055, 3024), RetriableError),
-    **dict.fromkeys((1048, 1049, 1054, 1062, 1064, 1146, 1153, 1264, 1265, 1292, 1364, 1366, 1367, 1406), UsageError),
-    **dict.fromkeys((1451, 1452, 3140, 3819, 4025), UsageError),
+
+_NUMBERS: dict[int, _Kind] = {
+    **dict.fromkeys(
+        # refused logins and hosts, missing rights, expired passwords, locked accounts
+        (
+            1044,
+            1045,
+            1129,
+            1130,
+            1131,
+            1132,
+            1142,
+            1143,
+            1227,
+            1251,
+            1370,
+            1401,
+            1410,
+            1524,
+            1698,
+            1820,
+            1862,
+            2059,
+            3118,
+            4151,
+        ),
+        AuthenticationError,
+    ),
+    **dict.fromkeys(
+        # connections, processes, memory, disk space
+        (0, 1021, 1037, 1038, 1040, 1041, 1043, 1053, 1079, 1114, 1135, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1290),
+        RetriableError,
+    ),
+    **dict.fromkeys(
+        # locks, deadlocks, timeouts, statements and transactions that were ended, servers that are read-only for now
+        (
+            1020,
+            1047,
+            1205,
+            1206,
+            1213,
+            1317,
+            1402,
+            1412,
+            1613,
+            1614,
+            1615,
+            1637,
+            1792,
+            1836,
+            1927,
+            1969,
+            3024,
+            3101,
+            3572,
+            4031,
+        ),
+        RetriableError,
+    ),
+    **dict.fromkeys((2002, 2003, 2006, 2013, 2055), RetriableError),  # of the client
+    **dict.fromkeys(
+        # no such database, table, column, function or definer; a table or view that takes no rows
+        (
+            1036,
+            1046,
+            1049,
+            1051,
+            1054,
+            1064,
+            1103,
+            1109,
+            1110,
+            1136,
+            1146,
+            1286,
+            1288,
+            1305,
+            1347,
+            1356,
+            1423,
+            1449,
+            1471,
+            2026,
+        ),
+        UsageError,
+    ),
+    **dict.fromkeys(
+        # values that the column cannot hold, and rows that are too large
+        (
+            1048,
+            1118,
+            1153,
+            1264,
+            1265,
+            1292,
+            1364,
+            1366,
+            1367,
+            1406,
+            1411,
+            1416,
+            1690,
+            3140,
+            3141,
+            3144,
+            3156,
+            3157,
+            3903,
+            4078,
+        ),
+        UsageError,
+    ),
+    **dict.fromkeys(
+        # keys, foreign keys, checks, partitions, views, generated columns
+        (1022, 1062, 1169, 1216, 1217, 1369, 1451, 1452, 1526, 1586, 1591, 1748, 1761, 1762, 1906, 1907, 3105, 3819, 4025),
+        UsageError,
+    ),
+    **dict.fromkeys((1172, 1242, 1329, 1339, 1362, 1422, 1442, 1456, 1642, 1643, 1644, 1645), UsageError),  # SIGNAL, triggers
 }
-# What the driver itself, or SQLite, refuses has no code.
-_REFUSED = ("DataError", "IntegrityError", "OverflowError", "ProgrammingError")
+
+# By the primary code, the lowest byte. A folder that is missing looks like one that is not mounted yet: retriable.
+_SQLITE: dict[int, _Kind] = {
+    **dict.fromkeys((sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY), AuthenticationError),
+    **dict.fromkeys(
+        (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_SCHEMA), RetriableError
+    ),
+    **dict.fromkeys((sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN), RetriableError),
+    **dict.fromkeys(
+        (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG), UsageError
+    ),
+    **dict.fromkeys((sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_RANGE), UsageError),
+}
+_PRIMARY = 0xFF
+
+# What a driver itself refuses has no code.
+_BY_NAME: dict[str, _Kind] = {
+    **dict.fromkeys(("DataError", "IntegrityError", "OverflowError", "ProgrammingError"), UsageError),
+    **dict.fromkeys(("InterfaceError", "OperationalError"), RetriableError),  # the connection is gone
+}
 # Nor has, in psycopg, what happens while it connects.
-_CONNECTING: tuple[tuple[str, type[HeadraceError]], ...] = (
+_CONNECTING: tuple[tuple[str, _Kind], ...] = (
     ('database ".*" does not exist', UsageError),
     ("authentication failed|no password supplied|no pg_hba.conf entry|does not exist|permission denied", AuthenticationError),
 )
@@ -70,19 +222,23 @@ def translated(engine: Engine, doing: str) -> Iterator[None]:
         text = text_of(error)
         if engine.url.password:
             text = text.replace(str(engine.url.password), "***")
-        raise _kind_of(error, driver.OperationalError)(f"{doing}: {text}") from error
+        raise _kind_of(error)(f"{doing}: {text}") from error
 
 
 def _driver_error(error: BaseException) -> BaseException:
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
-def _kind_of(error: BaseException, operational: type[Exception]) -> type[HeadraceError]:
+def _kind_of(error: BaseException) -> _Kind:
     code, original = code_of(error), _driver_error(error)
     if isinstance(code, str):
-        return next((_STATES[code[:length]] for length in (5, 2) if code[:length] in _STATES), PeerError)
+        return next((_STATES[code[:length]] for length in (5, 2) if code[:length] in _STATES), UnclassifiedError)
     if isinstance(code, int):
-        return _NUMBERS.get(code, PeerError)
-    if isinstance(original, operational):
-        return next((kind for text, kind in _CONNECTING if re.search(text, str(original))), RetriableError)
-    return UsageError if type(original).__name__ in _REFUSED else PeerError
+        return _NUMBERS.get(code, UnclassifiedError)
+    extended = getattr(original, "sqlite_errorcode", None)
+    if extended is not None:
+        return _SQLITE.get(extended & _PRIMARY, UnclassifiedError)
+    kind = next((_BY_NAME[base.__name__] for base in type(original).__mro__ if base.__name__ in _BY_NAME), UnclassifiedError)
+    if kind is RetriableError:
+        return next((found for text, found in _CONNECTING if re.search(text, str(original))), RetriableError)
+    return kind

@@ -10,10 +10,13 @@ that they are text, which drivers then cannot decode: it is asked for hexadecima
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
@@ -26,11 +29,12 @@ from headrace.connectors.sql.handles import is_gid, split_gid
 from headrace.connectors.sql.table import Table, split_name
 from headrace.enumerator.errors import AuthenticationError, RetriableError, UsageError
 
-__all__ = ["MySql"]
+__all__ = ["BulkInsert", "MySql"]
 
 _NO_SUCH_TRANSACTION = 1397  # XAER_NOTA
 _MAY_NOT_RECOVER = 1401  # XAER_RMERR: MySQL's answer to XA RECOVER without the privilege
 _ROLLED_BACK = (1402, 1613, 1614)  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK: the branch is gone
+_LONGEST_VALUE = 100  # of a number or a time, in characters
 _FORMAT = 1  # of transactions whose statement named no other
 _OLDEST_MARIADB = (10, 5)
 _OLDEST_MYSQL = (8, 0)
@@ -66,8 +70,9 @@ class MySql(TwoPhaseDatabase):
 
     def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
         """XA START, which must be the first statement of a transaction."""
+        bulk = BulkInsert(connection, table)
         connection.commit()
-        return _Writer(connection, table, gid)
+        return _Writer(connection, table, gid, bulk)
 
     def prepared(self, connection: Connection, prefix: str) -> set[str]:
         """Raises AuthenticationError without the right to look."""
@@ -138,11 +143,50 @@ def _xid(gid: str) -> str:
     return f"'{job}','{attempt}'"
 
 
-class _Writer(Writer):
-    """The driver makes one INSERT of many rows, up to a megabyte each."""
+class BulkInsert:
+    """The driver makes one INSERT of many rows, up to a megabyte each, or as much as the server takes in one packet.
 
-    def __init__(self, connection: Connection, table: Table, gid: str) -> None:
+    A larger row cannot be sent: the server closes the connection, which looks like an outage.
+    """
+
+    def __init__(self, connection: Connection, table: Table) -> None:
+        """Asks the server."""
         self._connection = connection
+        self._table = table
+        self._packet = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+
+    def put(self, statement: str, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+        """Run the statement, which is for one row, for all rows. Raises UsageError for one that is too large."""
+        cursor: Any = self._connection.connection.driver_connection.cursor()  # type: ignore[union-attr] # open
+        rows = python_rows(columns, fields)
+        for number in self._large(statement, columns).to_pylist():
+            size = len(cursor.mogrify(statement, rows[number]).encode(errors="surrogateescape"))
+            if size >= self._packet:
+                raise UsageError(
+                    f"a row for table {self._table.name!r} is a statement of {size} bytes, and the server takes "
+                    f"{self._packet}: raise its max_allowed_packet, or leave such rows out"
+                )
+        cursor.max_stmt_length = min(cursor.max_stmt_length, self._packet - 1)
+        cursor.executemany(statement, rows)
+        cursor.close()
+
+    def _large(self, statement: str, columns: Sequence[pa.Array]) -> pa.Array:
+        """The numbers of the rows that may be too large: escaped, a byte becomes two at most."""
+        others = 4 * len(statement) + _LONGEST_VALUE * len(columns)
+        texts = [column for column in columns if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)]
+        if 2 * sum(column.nbytes for column in texts) + others < self._packet:
+            return pa.array([], pa.int64())
+        lengths = [pc.fill_null(pc.binary_length(column), 0) for column in texts]
+        sizes = functools.reduce(pc.add, lengths, pa.repeat(pa.scalar(0, pa.int64()), len(columns[0])))
+        return pc.indices_nonzero(pc.greater_equal(sizes, (self._packet - others) // 2))
+
+
+class _Writer(Writer):
+    """Each batch is its own statements."""
+
+    def __init__(self, connection: Connection, table: Table, gid: str, bulk: BulkInsert) -> None:
+        self._connection = connection
+        self._bulk = bulk
         self._table = table
         self._gid = gid
         self._execute(f"XA START {_xid(gid)}")
@@ -153,7 +197,7 @@ class _Writer(Writer):
         names = ", ".join(quote(field.name) for field in fields)
         values = ", ".join("%s" for _ in fields)
         statement = f"INSERT INTO {self._table.sql} ({names}) VALUES ({values})"  # noqa: S608 - names are quoted
-        self._connection.exec_driver_sql(statement, python_rows(columns, fields))
+        self._bulk.put(statement, fields, columns)
 
     def end_rows(self) -> None:
         """Each batch was its own statement."""

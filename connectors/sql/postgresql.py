@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from headrace.connectors.sql.arrow import Field, copy_lines
-from headrace.connectors.sql.commits import TRANSACTIONS
+from headrace.connectors.sql.commits import COMMITS, TRANSACTIONS
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
 from headrace.connectors.sql.handles import is_gid
@@ -40,8 +40,12 @@ class PostgreSql(TwoPhaseDatabase):
             )
 
     def place(self, connection: Connection) -> tuple[str, ...]:
-        """The database and the schema in which tables are made."""
-        database, schema = connection.exec_driver_sql("SELECT current_database(), current_schema()").one()
+        """The database and the schema of our tables: where they are found, or would be made. A new schema may come first in the
+        search path.
+        """
+        found = "SELECT nspname FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON relnamespace = pg_namespace.oid "
+        found += f"WHERE pg_class.oid = to_regclass('{COMMITS.name}')"
+        database, schema = connection.exec_driver_sql(f"SELECT current_database(), coalesce(({found}), current_schema())").one()
         return str(database), str(schema)
 
     def writer(self, connection: Connection, table: Table, gid: str) -> Writer:

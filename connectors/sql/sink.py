@@ -20,7 +20,7 @@ import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from headrace.connectors.base.capabilities import GroupedEnd, LeftoverCleanup, WriterCommit
+from headrace.connectors.base.capabilities import EpochRecord, GroupedEnd, LeftoverCleanup, WriterCommit
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.jobs import check_job, is_one_off
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome
@@ -46,7 +46,7 @@ _NAMED = 10  # more gids than this are counted in a message, not named
 
 
 @dataclass(frozen=True, repr=False)
-class SqlSink(TableSink, WriterCommit, LeftoverCleanup):
+class SqlSink(TableSink, EpochRecord, WriterCommit, LeftoverCleanup):
     """Adds rows to a table, which exists. Picklable; its repr hides the password.
 
     url: as SQLAlchemy has it, `postgresql://user:password@host:5432/database`, `mysql://...` or `mariadb://...`.
@@ -106,6 +106,11 @@ class SqlSink(TableSink, WriterCommit, LeftoverCleanup):
         if earlier:
             with closing(_EarlierCommitter(self._store(), self._database, job, self.lock_timeout_s, earlier)) as committer:
                 committer.recover(driver_id)
+
+    @property
+    def records_all_epochs(self) -> bool:
+        """Each transaction with rows has a handle."""
+        return False
 
     @property
     def _database(self) -> TwoPhaseDatabase:

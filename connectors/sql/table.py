@@ -6,22 +6,24 @@ long, a null where there may be none) are left to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import inspect, text
 from sqlalchemy import types as sql
-from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql.sqltypes import _Binary  # there is no public name for what all binary types have in common
 
 from headrace.connectors.sql.arrow import Field, Kind, kind_of
+from headrace.connectors.sql.kept import refused_text, rule_of
+from headrace.connectors.sql.unique import UniqueKey, unique_keys
 from headrace.connectors.sql.url import Product
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["Table", "check_key", "destination_of", "fields_of", "read_table", "split_name"]
+__all__ = ["Table", "destination_of", "fields_of", "read_table", "split_name"]
 
 _KNOWN = (sql.Boolean, sql.Integer, sql.Float, sql.Numeric, sql.Date, sql.DateTime, sql.Time, _Binary)
 _DOUBLE_BITS = 64
@@ -36,7 +38,7 @@ class Table:
     sql: str
     product: Product
     columns: Mapping[str, Mapping[str, Any]]
-    unique: frozenset[frozenset[str]]
+    unique: tuple[UniqueKey, ...]
 
 
 def split_name(name: str) -> tuple[str | None, str]:
@@ -61,17 +63,22 @@ def destination_of(connection: Connection, name: str, product: Product) -> str:
 
     Raises UsageError when there is no such table.
     """
+    found = connection.execute(text(_FULL_NAME[product]), _place(connection, name)).all()
+    if not found:
+        raise UsageError(f"there is no table {name!r} in {connection.engine.url.database!r}: create it first")
+    # The exact name first: a catalogue may be searched without regard to case where tables are distinguished by it.
+    _, table = split_name(name)
+    full = min(found, key=lambda row: bool(row[1] != table))
+    return f"{full[0]}.{full[1]}"
+
+
+def _place(connection: Connection, name: str) -> dict[str, str | None]:
+    """What catalogues are asked by."""
     schema, table = split_name(name)
     quote = connection.dialect.identifier_preparer.quote_identifier
     # The preparer doubles percent signs, for statements with parameters; this is a parameter.
     quoted = ".".join(quote(part) for part in (schema, table) if part is not None).replace("%%", "%")
-    given = {"schema": schema, "name": table, "quoted": quoted}
-    found = connection.execute(text(_FULL_NAME[product]), given).all()
-    if not found:
-        raise UsageError(f"there is no table {name!r} in {connection.engine.url.database!r}: create it first")
-    # The exact name first: a catalogue may be searched without regard to case where tables are distinguished by it.
-    full = min(found, key=lambda row: bool(row[1] != table))
-    return f"{full[0]}.{full[1]}"
+    return {"schema": schema, "name": table, "quoted": quoted}
 
 
 def read_table(connection: Connection, name: str, product: Product) -> Table:
@@ -79,16 +86,20 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
     schema, table = split_name(name)
     destination = destination_of(connection, name, product)
     inspector = inspect(connection)
-    columns = {column["name"]: dict(column) for column in inspector.get_columns(table, schema=schema)}
-    unique = {frozenset(inspector.get_pk_constraint(table, schema=schema)["constrained_columns"])}
-    unique |= {frozenset(found["column_names"]) for found in inspector.get_unique_constraints(table, schema=schema)}
-    for index in inspector.get_indexes(table, schema=schema):
-        partial = any(key.endswith("_where") for key in index.get("dialect_options", {}))
-        if index["unique"] and not partial and None not in index["column_names"]:
-            unique.add(frozenset(column for column in index["column_names"] if column is not None))
+    found = inspector.get_columns(table, schema=schema)
+    columns = {column["name"]: dict(column, type=_stored(column["type"])) for column in found}
+    primary = inspector.get_pk_constraint(table, schema=schema)["constrained_columns"]
+    unique = unique_keys(connection, _place(connection, name), primary, product)
     quote = connection.dialect.identifier_preparer.quote
     written = ".".join(quote(part) for part in (schema, table) if part is not None)
-    return Table(name, destination, written, product, columns, frozenset(unique - {frozenset()}))
+    return Table(name, destination, written, product, columns, unique)
+
+
+def _stored(column: sql.TypeEngine[Any]) -> sql.TypeEngine[Any]:
+    """What a domain is made of."""
+    while isinstance(column, postgresql.DOMAIN):
+        column = column.data_type
+    return column
 
 
 def fields_of(table: Table, schema: pa.Schema) -> tuple[Field, ...]:
@@ -104,12 +115,17 @@ def fields_of(table: Table, schema: pa.Schema) -> tuple[Field, ...]:
         if column is None:
             problems.append(f"column {arrow.name!r} ({arrow.type}) is not in the table")
             continue
+        if column.get("computed"):
+            problems.append(f"column {arrow.name!r} is generated by the database: leave it out")
+            continue
         if refusal := _refusal(arrow.type, column["type"], table.product):
             problems.append(f"column {arrow.name!r}: {refusal}")
             continue
         kind = kind_of(arrow.type)
         assert kind is not None  # or it would have been refused
-        fields.append(Field(arrow.name, kind, _digits(column["type"], table.product)))
+        fields.append(
+            Field(arrow.name, kind, _digits(column["type"], table.product), _rule(kind, column["type"], table.product))
+        )
     missing = [name for name, column in table.columns.items() if name not in schema.names and _is_needed(column, table.product)]
     problems += [f"column {name!r} may not be null and has no default, and the rows have none" for name in missing]
     if problems:
@@ -135,6 +151,10 @@ def _digits(column: sql.TypeEngine[Any], product: Product) -> int:
         return int(getattr(column, "fsp", None) or 0)
     precision = getattr(column, "precision", None) if isinstance(column, sql.DateTime | sql.Time) else None
     return 6 if precision is None else int(precision)
+
+
+def _rule(kind: Kind, column: sql.TypeEngine[Any], product: Product) -> Callable[[pa.Array], str | None] | None:
+    return rule_of(column, product, binary=kind is Kind.BINARY) if kind in (Kind.TEXT, Kind.BINARY) else None
 
 
 def _refusal(arrow: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
@@ -169,7 +189,9 @@ def _integer(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], ___: Product
         return None
     if isinstance(column, sql.Float):
         return "large integers would be rounded; cast them first"
-    return None if isinstance(column, sql.Numeric) else ""
+    if not isinstance(column, sql.Numeric):
+        return ""
+    return "the column rounds" if (column.scale or 0) < 0 else None
 
 
 def _float(_: Kind, arrow: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
@@ -192,9 +214,9 @@ def _decimal(_: Kind, arrow: pa.DataType, column: sql.TypeEngine[Any], product: 
     )
 
 
-def _text(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], ___: Product) -> str | None:
+def _text(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
     """Texts also go where the database reads its own text form: JSON, UUID, arrays, intervals, types of extensions."""
-    return "" if isinstance(column, _KNOWN) else None
+    return "" if isinstance(column, _KNOWN) else refused_text(column, product)
 
 
 def _time(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], ___: Product) -> str | None:
@@ -223,14 +245,3 @@ _REASONS = {
     Kind.INSTANT: _instant,
     Kind.LOCAL: _local,
 }
-
-
-def check_key(table: Table, key: Sequence[str]) -> None:
-    """Raise UsageError unless rows are distinguished by exactly these columns: else an upsert would add rows, or change
-    others.
-    """
-    if not key or len(set(key)) != len(key):
-        raise UsageError(f"the key of table {table.name!r} must name columns, each once; got {list(key)}")
-    if frozenset(key) not in table.unique:
-        keys = ", ".join(str(sorted(columns)) for columns in sorted(table.unique, key=sorted)) or "none"
-        raise UsageError(f"table {table.name!r} has no unique key of the columns {sorted(key)}; it has {keys}")

@@ -16,14 +16,17 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from headrace.connectors.base.capabilities import EpochRecord
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.sql.arrow import Field, check_finite, python_rows, text_rows
 from headrace.connectors.sql.commits import COMMITS, create_tables
 from headrace.connectors.sql.handles import SqlHandle, list_key
+from headrace.connectors.sql.mysql import BulkInsert
 from headrace.connectors.sql.rows import RowTransaction
-from headrace.connectors.sql.table import Table, check_key
+from headrace.connectors.sql.table import Table
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
+from headrace.connectors.sql.unique import check_key, check_other_keys
 from headrace.connectors.sql.url import Product, shown
 from headrace.enumerator.errors import FencedError, UsageError
 
@@ -31,12 +34,13 @@ __all__ = ["UpsertCommitter", "UpsertSink"]
 
 
 @dataclass(frozen=True, repr=False)
-class UpsertSink(TableSink):
+class UpsertSink(TableSink, EpochRecord):
     """Inserts rows, or replaces those of the same key. Picklable; its repr hides the password.
 
     url: as SQLAlchemy has it, of PostgreSQL, MariaDB, MySQL or SQLite (`sqlite:////folder/file.db`).
     table: `table` or `schema.table`. Columns are matched by name; those that the rows do not have keep their values.
-    key: the columns of a unique key of the table.
+    key: the columns of a unique index of the table, of these columns and as a whole. No row has a null in them. MariaDB and
+    MySQL match rows by every unique index: there is no other that rows give a part of.
     lock_timeout_s: how long to wait for a lock that another transaction holds, in seconds; 30 by default.
 
     Raises UsageError for an address or a table's name that cannot be used, without any I/O.
@@ -53,6 +57,11 @@ class UpsertSink(TableSink):
         if not self.key or not all(self.key) or len(set(self.key)) != len(self.key):
             raise UsageError(f"the key must name columns, each once; got {list(self.key)}")
 
+    @property
+    def records_all_epochs(self) -> bool:
+        """There are no handles."""
+        return True
+
     def begin(self, attempt: Attempt) -> UpsertTransaction:
         """Connect and look at the table. Raises as `SqlSink.begin`, and UsageError when `key` is not a unique key of the
         table.
@@ -67,7 +76,7 @@ class UpsertSink(TableSink):
         return UpsertCommitter(self._store(), check_job(job))
 
     def _check_table(self, connection: Connection, table: Table) -> None:
-        check_key(table, self.key)
+        check_key(table.name, table.unique, self.key)
 
     def _check_columns(self, table: Table, schema: pa.Schema) -> None:
         _check_columns(table, self.key, schema)
@@ -81,17 +90,25 @@ class UpsertTransaction(RowTransaction):
         super().__init__(engine, connection, table)
         self._key = key
         self._attempt = attempt
+        self._bulk = BulkInsert(connection, table) if table.product is Product.MYSQL else None
 
     def _check(self, schema: pa.Schema) -> None:
         _check_columns(self._table, self._key, schema)
 
     def _put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
-        rows = python_rows
+        for field, column in zip(fields, columns, strict=True):
+            if field.name in self._key and column.null_count:
+                raise UsageError(
+                    f"table {self._table.name!r}: column {field.name!r} of the upsert's key must not be null, and a row has a "
+                    "null there: no unique index finds it again, so it would be added with each retry"
+                )
         if self._table.product is not Product.POSTGRESQL:
             check_finite(columns, fields, "this database")
-        if self._table.product is Product.SQLITE:
-            rows = text_rows
         statement = _upsert(self._connection, self._table, self._key, [field.name for field in fields])
+        if self._bulk is not None:
+            self._bulk.put(statement, fields, columns)
+            return
+        rows = text_rows if self._table.product is Product.SQLITE else python_rows
         self._connection.exec_driver_sql(statement, rows(columns, fields))
 
     def _pre_commit(self) -> None:
@@ -110,10 +127,7 @@ def _check_columns(table: Table, key: Sequence[str], schema: pa.Schema) -> None:
         raise UsageError(f"the rows for table {table.name!r} lack the columns {missing} of the key; they have {schema.names}")
     if table.product is not Product.MYSQL:
         return
-    # ON DUPLICATE KEY names no key: a row that agrees in another one would change the wrong row.
-    others = [sorted(unique) for unique in table.unique if unique != set(key) and unique <= set(schema.names)]
-    if others:
-        raise UsageError(f"table {table.name!r} has other unique keys, {others}: MariaDB would match rows by these too")
+    check_other_keys(table.name, table.unique, key, table.columns, schema.names)
 
 
 def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
@@ -29,7 +30,7 @@ from headrace.connectors.files.store import is_local, normal_path
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.metadata_folder import jobs_in, refused_by_store
-from headrace.connectors.tables.rows import between, can_partition, check_columns, check_no_twins, check_partition_columns
+from headrace.connectors.tables.rows import can_partition, check_columns, check_no_twins, check_partition_columns
 from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import delta_statistics
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
@@ -59,6 +60,8 @@ _NOT_REWRITTEN = {
     "delta.appendOnly": "its rows stay as they are",
     "delta.enableChangeDataFeed": "it keeps a record of every change, which this sink does not write",
 }
+_ALL_PARTITIONS = "partitioned by all of its columns, and files without columns have no rows"
+_MILLISECOND = pa.scalar(1_000, pa.duration("us"))
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
 
@@ -100,13 +103,15 @@ class DeltaSink(OpenTableSink):
         """Partitions are by text, integers, booleans and dates."""
         check_partition_columns(schema, partition_by, self.uri)
         check_no_twins(schema.names, (), self.uri)
+        if not set(schema.names) - set(partition_by):
+            raise UsageError(f"{self.uri}: a table cannot be {_ALL_PARTITIONS}: leave one out of them")
         if is_local(self.uri):
             os.makedirs(self.uri, exist_ok=True)
         try:
             with _translated(self.uri):
                 DeltaTable.create(
                     self.uri,
-                    schema=_microseconds(schema),
+                    schema=schema,
                     mode="ignore",
                     partition_by=list(partition_by),
                     storage_options=dict(self.storage_options),
@@ -117,6 +122,9 @@ class DeltaSink(OpenTableSink):
     def log(self) -> TableLog:
         """The table's log, and the store of its files."""
         return _DeltaLog(self.uri, self.storage_options)
+
+    def _own_type(self, kind: pa.DataType) -> pa.DataType | None:
+        return pa.binary() if pa.types.is_fixed_size_binary(kind) else None
 
     def _markers(self) -> dict[str, JobMarker | None]:
         log = self.log()
@@ -164,7 +172,7 @@ class _LoadedDelta(LoadedTable):
 
     @property
     def files(self) -> FileLayout:
-        return _DeltaFiles(self.partitioning)
+        return _DeltaFiles(self.partitioning, self._schema)
 
     @property
     def version(self) -> object:
@@ -212,11 +220,31 @@ class _LoadedDelta(LoadedTable):
             yield from self._dataset().to_batches(columns=list(columns))
 
     def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
-        """Those whose least and greatest values leave space for one of the keys."""
+        """Those whose least and greatest values leave space for one of the keys, or are not known."""
         with _translated(self._uri):
-            dataset = self._dataset()
-            for fragment in dataset.get_fragments(between(keys)):
-                yield _DeltaFile(fragment, dataset.schema, self._schema)
+            paths, dataset = self._paths_with(keys), self._dataset()
+            for fragment in dataset.get_fragments():
+                if fragment.path in paths:
+                    yield _DeltaFile(fragment, dataset.schema, self._schema)
+
+    def _paths_with(self, keys: pa.Table) -> frozenset[str]:
+        """By the log itself: the dataset of `deltalake` takes a bound that is missing for null, which passes the file over.
+
+        Decimals are not asked for: others write them as doubles, which say nothing of a value with many digits.
+        """
+        files = pa.table(self._table.get_add_actions(flatten=False))
+        found = pa.repeat(pa.scalar(value=True), len(files))
+        for name in keys.column_names:
+            if pa.types.is_decimal(keys[name].type):
+                continue
+            wanted = pc.min_max(keys[name])
+            low, high = (_bound(files, bound, name) for bound in ("min", "max"))
+            if low is not None:
+                found = pc.and_(found, pc.fill_null(pc.less_equal(low, wanted["max"]), fill_value=True))
+            if high is not None:
+                high = pc.add(high, _MILLISECOND) if pa.types.is_timestamp(high.type) else high  # most writers truncate it
+                found = pc.and_(found, pc.fill_null(pc.greater_equal(high, wanted["min"]), fill_value=True))
+        return frozenset(files["path"].filter(found).to_pylist())
 
     def _dataset(self) -> ds.Dataset:
         # Others write timestamps as INT96, which by itself Arrow takes for nanoseconds: the year 9999 becomes another one.
@@ -224,7 +252,7 @@ class _LoadedDelta(LoadedTable):
 
     def widen(self, columns: pa.Schema) -> None:
         with _translated(self._uri):
-            fields = DeltaSchema.from_arrow(_microseconds(columns)).fields
+            fields = DeltaSchema.from_arrow(columns).fields
             self._table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
 
     def refers_to(self, paths: Collection[str]) -> bool:
@@ -245,6 +273,8 @@ class _LoadedDelta(LoadedTable):
             for key in _OF_COLUMNS:
                 if key in column.metadata:
                     yield f"its column {column.name!r} has {key}"
+        if not set(self._schema.names) - set(self.partitioning):
+            yield f"it is {_ALL_PARTITIONS}"
         for name in self.partitioning:
             kind = self._schema.field(name).type
             if not can_partition(kind):
@@ -264,8 +294,8 @@ class _DeltaFile(TableFile):
 
 
 class _DeltaFiles(FileLayout):
-    def __init__(self, partitioning: tuple[str, ...]) -> None:
-        self._partitioning = partitioning
+    def __init__(self, partitioning: tuple[str, ...], table: pa.Schema) -> None:
+        self._partitioning, self._table = partitioning, table
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -275,7 +305,9 @@ class _DeltaFiles(FileLayout):
         return [rows.column(name) for name in self._partitioning]
 
     def columns(self, schema: pa.Schema) -> pa.Schema:
-        return pa.schema([column for column in schema if column.name not in self._partitioning])
+        """Rows of partitions' values alone get a column of nulls: a file without columns would have no rows."""
+        kept = [column for column in schema if column.name not in self._partitioning]
+        return pa.schema(kept or [column for column in self._table if column.name not in self._partitioning][:1])
 
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
         return tuple((name, _partition_value(name, value)) for name, value in zip(self._partitioning, values, strict=True))
@@ -321,6 +353,14 @@ def _applications(job: str) -> tuple[str, ...]:
     return tuple(f"headrace.{job}{part}" for part in (".driver", "", ".recorded-by", ".content", ".claim", ".owner"))
 
 
+def _bound(files: pa.Table, bound: str, name: str) -> pa.ChunkedArray | None:
+    """Of a column in each file, null where it is not known; None if no file has it."""
+    for place in (bound, "partition"):
+        if place in files.column_names and files[place].type.get_field_index(name) >= 0:
+            return pc.struct_field(files[place], [name])
+    return None
+
+
 def _added(file: DataFile, now_ms: int) -> AddAction:
     return AddAction(file.path, file.size, dict(file.partition), now_ms, data_change=True, stats=file.statistics)
 
@@ -337,14 +377,6 @@ def _partition_value(name: str, value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value) if isinstance(value, bool) else str(value)
-
-
-def _microseconds(schema: pa.Schema) -> pa.Schema:
-    fields = []
-    for column in schema:
-        kind = column.type
-        fields.append(column.with_type(pa.timestamp("us", tz=kind.tz)) if pa.types.is_timestamp(kind) else column)
-    return pa.schema(fields)
 
 
 def _has_codec(name: str) -> bool:

@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -39,8 +39,10 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.io.pyarrow import (
-    ArrowScan,
+    MetricModeTypes,
+    MetricsMode,
     PyArrowFileIO,
+    StatisticsCollector,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -54,10 +56,12 @@ from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, T
 from pyiceberg.typedef import Record
 
 from headrace.connectors.tables.handles import DataFile
+from headrace.connectors.tables.iceberg_files import read_as_it_is
 from headrace.connectors.tables.iceberg_partitions import TablePartition
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.rows import check_columns
 from headrace.connectors.tables.sink import OpenTableSink
+from headrace.connectors.tables.statistics import has_bounds
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
 
 __all__ = ["IcebergSink"]
@@ -126,6 +130,9 @@ class IcebergSink(OpenTableSink):
     def log(self) -> TableLog:
         """The table's log, and the store of its files."""
         return _IcebergLog(self.table, self.catalog)
+
+    def _own_type(self, kind: pa.DataType) -> pa.DataType | None:
+        return pa.time64("us") if pa.types.is_time(kind) else kind
 
     def _markers(self) -> dict[str, JobMarker | None]:
         loaded = _IcebergLog(self.table, self.catalog).load()
@@ -199,8 +206,13 @@ class _LoadedIceberg(LoadedTable):
                     f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is {part.transform} of "
                     f"{partition.kind}"
                 )
-        if sanitize_column_names(schema) != schema:
-            raise UsageError(f"{self._name}: headrace cannot write to this table: Avro does not allow the names of its columns")
+        clean = sanitize_column_names(schema)
+        if clean != schema:
+            found = [repr(name) for name in schema.column_names if name not in clean.column_names]
+            raise UsageError(
+                f"{self._name}: headrace cannot write to this table: Avro does not allow the names of its columns "
+                f"{', '.join(found)}: rename them to A-Z, a-z, 0-9 and _"
+            )
         if self._table.metadata.format_version > 2:
             raise UsageError(f"{self._name}: headrace writes to tables of format version 1 and 2, and this one is newer")
 
@@ -265,16 +277,20 @@ class _LoadedIceberg(LoadedTable):
             transaction.commit_transaction()
 
     def refers_to(self, paths: Collection[str]) -> bool:
-        wanted = {f"{self._table.location()}/{path}" for path in paths}
+        wanted = {f"{self._location}/{path}" for path in paths}
         with _translated(self._name):
             return any(task.file.file_path in wanted for task in self._table.scan().plan_files())
+
+    @property
+    def _location(self) -> str:
+        return str(self._table.location()).rstrip("/")
 
     def _added(self, file: DataFile) -> IcebergFile:
         spec = self._table.spec()
         values = [part.stored(text) for (_, text), part in zip(file.partition, self._partitions, strict=True)]
         return IcebergFile.from_args(
             content=DataFileContent.DATA,
-            file_path=f"{self._table.location()}/{file.path}",
+            file_path=f"{self._location}/{file.path}",
             file_format=FileFormat.PARQUET,
             partition=Record(*values),
             file_size_in_bytes=file.size,
@@ -291,9 +307,7 @@ class _IcebergFile(TableFile):
         self._table, self.task, self._wanted = table, task, wanted
 
     def read(self) -> pa.Table:
-        metadata = self._table.metadata
-        scan = ArrowScan(metadata, self._table.io, self._table.schema(), AlwaysTrue())
-        return scan.to_table([self.task]).cast(self._wanted)
+        return read_as_it_is(self._table, self.task).cast(self._wanted)
 
 
 class _IcebergFiles(FileLayout):
@@ -316,12 +330,25 @@ class _IcebergFiles(FileLayout):
         )
 
     def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
+        """A bound is that of all row groups, or there is none; the library takes what it finds."""
+        plan, ids = compute_statistics_plan(self._schema, self._properties), parquet_path_to_id_mapping(self._schema)
+        for index in range(len(footer.schema)):
+            wanted = plan[ids[footer.schema.column(index).path]]
+            if not _has_bounds(footer, index, wanted):
+                plan[wanted.field_id] = replace(wanted, mode=MetricsMode(MetricModeTypes.COUNTS))
         found = data_file_statistics_from_parquet_metadata(
-            parquet_metadata=footer,
-            stats_columns=compute_statistics_plan(self._schema, self._properties),
-            parquet_column_mapping=parquet_path_to_id_mapping(self._schema),
+            parquet_metadata=footer, stats_columns=plan, parquet_column_mapping=ids
         )
         return _to_json(found.to_serialized_dict())
+
+
+def _has_bounds(footer: pq.FileMetaData, index: int, wanted: StatisticsCollector) -> bool:
+    groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+    if not all(map(has_bounds, groups)):
+        return False
+    texts = [group.max for group in groups if group.num_values and isinstance(group.max, str)]
+    # the library rounds a text up to the next code point, and after this one there is none that can be written
+    return not any("\ud7ff" in text[: wanted.mode.length] for text in texts)
 
 
 def _catalog(properties: Mapping[str, str]) -> Catalog:

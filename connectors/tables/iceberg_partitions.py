@@ -130,7 +130,11 @@ class TablePartition:
                 column = pc.floor_temporal(column, unit="hour")  # so that there are few
         found = column.dictionary_encode()
         function = self.transform.transform(self.kind)
-        made = [function(_internal(value)) for value in found.dictionary.to_pylist()]
+        try:
+            made = [function(_internal(value)) for value in found.dictionary.to_pylist()]
+        except OverflowError as error:
+            message = f"column {self.column!r}: {self.transform} of a timestamp after the year 9999 is not supported: {error}"
+            raise UsageError(message) from error
         kind = column.type if isinstance(self.transform, TruncateTransform) else pa.int32()
         return pc.take(pa.array(made, kind), found.indices)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import TypeVar
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from headrace.connectors.tables.column_types import has_empty_struct
 from headrace.enumerator.errors import UsageError
 
 __all__ = [
-    "between",
     "can_partition",
     "check_columns",
     "check_no_twins",
@@ -25,7 +27,9 @@ __all__ = [
 ]
 
 _INTEGERS = (types.is_int8, types.is_int16, types.is_int32, types.is_int64)
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # by the width of an unsigned integer
 _ROW = "__headrace_row"
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 def fitting_schema(rows: pa.Schema, table: pa.Schema, partitioning: Collection[str], where: str) -> pa.Schema:
@@ -43,6 +47,10 @@ def fitting_schema(rows: pa.Schema, table: pa.Schema, partitioning: Collection[s
         if field.name not in rows.names:
             if not field.nullable:
                 raise UsageError(f"{where}: column {field.name!r} of the table must not be null, and the rows do not have it")
+        elif has_empty_struct(field.type):
+            raise UsageError(
+                f"{where}: column {field.name!r} has a struct without fields, which Parquet does not have: drop it"
+            )
         elif not _holds(field.type, rows.field(field.name).type):
             found = rows.field(field.name).type
             raise UsageError(f"{where}: column {field.name!r} is {field.type} in the table, and {found} in the rows: cast it")
@@ -94,29 +102,16 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def between(keys: pa.Table) -> pc.Expression:
-    """What every row with one of these keys satisfies, of columns whose least and greatest values a table's log has exactly.
-
-    Decimals are numbers of JSON there, which `deltalake` reads as doubles: they say nothing of a value with many digits.
-    """
-    found = pc.scalar(value=True)
-    for name in keys.column_names:
-        if types.is_decimal(keys[name].type):
-            continue
-        bounds = pc.min_max(keys[name])
-        found = found & (pc.field(name) >= bounds["min"]) & (pc.field(name) <= bounds["max"])
-    return found
-
-
 def new_columns(rows: pa.Schema, table: pa.Schema) -> pa.Schema:
     """The columns of rows that the table does not have, nullable."""
     return pa.schema([field.with_nullable(nullable=True) for field in rows if field.name not in table.names])
 
 
-def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """With the columns of this schema that the rows do not have, which are null."""
-    columns = [rows[field.name] if field.name in rows.schema.names else pa.nulls(len(rows), field.type) for field in schema]
-    return pa.table(columns, schema=schema)
+def completed(rows: _Rows, schema: pa.Schema) -> _Rows:
+    """The columns of this schema; those that the rows do not have are null."""
+    names = frozenset(rows.schema.names)
+    columns = [rows.column(field.name) if field.name in names else pa.nulls(rows.num_rows, field.type) for field in schema]
+    return type(rows).from_arrays(columns, schema=schema)
 
 
 def partitions_of(batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Iterator[tuple[tuple[object, ...], pa.RecordBatch]]:
@@ -138,8 +133,10 @@ def row_numbers(count: int) -> pa.Array:
 
 def _cast(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
     try:
+        if isinstance(field.type, pa.UuidType):
+            return pa.array([None if text is None else UUID(text).bytes for text in column.to_pylist()], field.type)
         return pc.cast(column, field.type)  # safe: it raises where a value would change
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:
         raise UsageError(f"{where}: column {field.name!r}: {error}") from error
 
 
@@ -149,6 +146,10 @@ def _holds(wanted: pa.DataType, found: pa.DataType) -> bool:
         return _holds(wanted, found.value_type)
     if wanted == found:
         return True
+    if isinstance(wanted, pa.UuidType):
+        return _is_text(found)
+    if types.is_fixed_size_binary(wanted):  # the length is checked value by value
+        return bool(types.is_binary(found) or types.is_large_binary(found))
     for is_kind in _LIKE:
         if is_kind(wanted):
             return bool(is_kind(found))
@@ -172,10 +173,18 @@ def _holds_nested(wanted: pa.DataType, found: pa.DataType) -> bool:
 
 
 def _is_wider(wanted: pa.DataType, found: pa.DataType) -> bool:
+    if types.is_unsigned_integer(found):
+        if types.is_decimal(wanted):
+            return bool(wanted.precision - wanted.scale >= _DIGITS[found.bit_width])
+        return bool(types.is_signed_integer(wanted) and wanted.bit_width > found.bit_width)
     width = [at for at, is_kind in enumerate(_INTEGERS) if is_kind(wanted)]
     if width:
         return any(is_kind(found) for is_kind in _INTEGERS[: width[0]])
-    return bool(types.is_float64(wanted) and types.is_float32(found))
+    if types.is_floating(wanted):
+        return bool(types.is_floating(found) and wanted.bit_width >= found.bit_width)
+    if types.is_time(wanted):
+        return bool(types.is_time(found))  # a finer one is checked value by value, as timestamps are
+    return bool(types.is_date32(wanted) and types.is_date64(found))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -183,7 +192,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+    return bool(
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    ) or types.is_fixed_size_binary(kind)
 
 
 def _is_list(kind: pa.DataType) -> bool:

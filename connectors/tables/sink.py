@@ -12,6 +12,7 @@ from headrace.connectors.base.capabilities import SingleCommit
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, RecordedEpoch, TwoPhaseSink, numbered_content
 from headrace.connectors.tables.changes import Changes
+from headrace.connectors.tables.column_types import table_schema
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer
 from headrace.connectors.tables.log import JobMarker, TableLog
@@ -49,6 +50,10 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
         """An empty table, unless there is one."""
 
     @abstractmethod
+    def _own_type(self, kind: pa.DataType) -> pa.DataType | None:
+        """See `OwnType`."""
+
+    @abstractmethod
     def _markers(self) -> Mapping[str, JobMarker | None]:
         """Of the jobs that the table may know."""
 
@@ -76,7 +81,8 @@ class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):
         That is left as it is, but gets the columns that it does not have, all nullable, with `merge_schema`. With `changes` the
         column of the change type is none of the table's. Raises UsageError for what the format has no type or partitions for.
         """
-        wanted = schema if self.changes is None else self.changes.new_table(schema)
+        rows = schema if self.changes is None else self.changes.new_table(schema)
+        wanted = table_schema(rows, self._own_type, self.where)
         self._make(wanted, partition_by)
         if self.merge_schema:
             self.committer("schema").widen(lambda table: self._missing(wanted, table))

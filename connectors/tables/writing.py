@@ -19,7 +19,7 @@ from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
 from headrace.connectors.tables.log import FileLayout, LoadedTable, TableLog
 from headrace.connectors.tables.metadata_folder import WorkFolder
-from headrace.connectors.tables.rows import fitted, fitting_schema, partitions_of
+from headrace.connectors.tables.rows import completed, fitted, fitting_schema, partitions_of
 from headrace.enumerator.errors import PeerError, UsageError
 
 __all__ = ["TARGET_FILE_BYTES", "Layout", "PartitionedFiles", "TableTransaction", "written_columns"]
@@ -168,7 +168,7 @@ class PartitionedFiles:
         for values, rows in partitions_of(batch, self._format.keys(batch)):
             file = self._open.get(values) or self._begin(values)
             self._open.move_to_end(values)
-            file.write(rows.select(self._columns.names))
+            file.write(completed(rows, self._columns))
             if file.size >= self._layout.target_file_bytes:
                 self._close(values)
 

@@ -143,7 +143,6 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         num_readers: int | None = None,
         start_from_savepoint: str | None = None,
     ) -> None:
-        """See the class."""
         super().__init__()
         _no_java(expansion_service, key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
         _refuse_contradictions(output, with_metadata, columns, (value_format, key_format))

@@ -116,6 +116,7 @@ def _decoded(
     """Values of one schema, by the message types that they name if it has several; or why they cannot be decoded."""
     import pyarrow as pa
 
+    from headrace.connectors.formats.registry.avro_values import is_raw
     from headrace.connectors.formats.registry.protobuf_values import by_message_type
 
     if group.schema_id not in schemas:
@@ -129,6 +130,8 @@ def _decoded(
             return [_Part(rows, made.decode(bodies)) for rows, bodies, made in by_message_type(schema, group, values)]
         recursive: Recursive | None = "json" if "recursive" in spec.arguments else None
         made = create_format(wanted, schema=schema.text, references=dict(schema.references), recursive=recursive)
+        if recursive is not None and is_raw(schema):
+            made = create_format("bytes")
     except UsageError as error:
         return str(error)
     bodies = pa.array([value[group.skipped :] for value in values.to_pylist()], pa.binary())

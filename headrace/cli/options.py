@@ -55,7 +55,6 @@ class ClientOptions:
     properties_file: PropertiesFile = None
 
     def client_properties(self) -> dict[str, str]:
-        """See `client_properties`."""
         return client_properties(self.bootstrap, self.properties, self.properties_file)
 
     def registry_properties(self) -> dict[str, str]:
@@ -64,7 +63,6 @@ class ClientOptions:
         return {name.removeprefix(REGISTRY): value for name, value in given.items() if name.startswith(REGISTRY)}
 
     def connect(self) -> KafkaCluster:
-        """See `connect`."""
         return connect(client_config(self.bootstrap, self.properties, self.properties_file))
 
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from headrace.connectors.formats.by_name import FORMATS, FormatSpec, create_format
 from headrace.connectors.formats.registry.registered import RegisteredFormat
 from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaReference, SubjectStrategy, UnknownSchemaError
-from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
+from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, quoted_part
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
 
@@ -94,11 +94,9 @@ class TypedFormat(ValueFormat):
         return self.inner.reads_headers
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """As `ValueFormat` says."""
         return self.decode_records(values, None)
 
     def decode_records(self, values: pa.Array, headers: pa.Array | None) -> DecodedValues:
-        """As `ValueFormat` says."""
         decoded, bad = self.inner.decode_records(values, headers)
         if decoded.type == self._type:
             return DecodedValues(decoded, bad)
@@ -335,7 +333,8 @@ def _leaves(kind: DataType, path: str) -> Iterator[str]:
     match kind:
         case StructType():
             for each in kind.fields:
-                inside = f"{path}.{each.name}" if path else each.name
+                part = quoted_part(each.name)
+                inside = f"{path}.{part}" if path else part
                 yield from list(_leaves(each.dataType, inside)) or [inside]
         case ArrayType():
             yield from _leaves(kind.elementType, path)
@@ -352,7 +351,7 @@ def _inline(field: Field, given: Mapping[str, Any]) -> str | None:
         raise UsageError(f"give {field}Schema or {field}SchemaFile, not both")
     path = given[f"{field}SchemaFile"]
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"option '{field}SchemaFile': {path} cannot be read: {error}") from error
 
@@ -532,7 +531,7 @@ def _registered(asked: _Asked, _period: int) -> ValueFormat:
         return make(registry.version(asked.subject_in(registry, asked.record), asked.version))
     if asked.version is not None:
         raise UsageError("give a version of the subject, or a schema, not both")
-    own = registry.compose(str(asked.spec.registry_kind), asked.text, asked.references)
+    own = registry.compose(str(asked.spec.registry_kind), asked.text, asked.references, subject=asked.subject)
     subject = asked.subject_in(registry, make(own).record)  # what is not a schema of the format is not registered
     return make(registry.register(subject, own) if asked.registers else registry.lookup(subject, own))
 

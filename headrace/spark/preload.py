@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["preload"]
-
 
 def preload() -> None:
     """Import it. Called by the process that Spark's are forked from, and by a standby."""

@@ -12,8 +12,6 @@ from headrace.connectors.tables.changes import Changes
 from headrace.enumerator.errors import UsageError
 from headrace.spark.options import REPEATED_WRITE, Option, Parse, boolean, integer, text
 
-__all__ = ["table_arguments", "table_options"]
-
 DEFAULT_SEQUENCE = "offset"
 
 

@@ -54,41 +54,31 @@ class DyingCommitter(Committer[HandleT], capabilities.Confirmation[HandleT], cap
         return self._call("fence", self._inner.fence)
 
     def check(self, handles: Sequence[HandleT]) -> None:
-        """As the real one."""
         self._call("check", lambda: self._inner.check(handles))
 
     def record(self, commits: CommitList[HandleT]) -> None:
-        """As the real one."""
         self._call("record", lambda: self._inner.record(commits))
 
     def end(self, handle: HandleT) -> Outcome:
-        """As the real one."""
         return self._call("end", lambda: self._inner.end(handle))
 
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
-        """As the real one."""
         return self._call("copy", lambda: self._inner.copy(handles))
 
     def clean_up(self, keep: Collection[HandleT]) -> None:
-        """As the real one."""
         self._call("clean_up", lambda: self._inner.clean_up(keep))
 
     def confirm(self, handles: Sequence[HandleT]) -> None:
-        """As the real one."""
         capabilities.confirm(self._inner, handles)
 
     def clean_up_tasks(self, tasks: Collection[int], keep: Collection[HandleT]) -> None:
-        """As the real one."""
         capabilities.task_cleanup(self._inner).clean_up_tasks(tasks, keep)
 
     def open_tasks(self) -> frozenset[int]:
-        """As the real one."""
         return capabilities.task_cleanup(self._inner).open_tasks()
 
     def forget(self) -> None:
-        """As the real one."""
         self._inner.forget()
 
     def close(self) -> None:
-        """As the real one."""
         self._inner.close()

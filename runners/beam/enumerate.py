@@ -178,7 +178,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
                 self._worker.pauses.after_success()
             else:
                 self._worker.pauses.after_failure()
-            self._report([split for split in found.missing if split.split_id not in self._worker.reported])
+            self._worker.report_missing(self._source, found.missing)
             if not tracker.try_claim(self._without_gone(found)):
                 return
             self._worker.last_look = workers.LastPoll(found.checkpoint.checkpoint_id, time.monotonic())
@@ -192,8 +192,12 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         tracker.defer_remainder(pause(self._pause_s(time.monotonic())))
 
     def _without_gone(self, found: Look[Any]) -> Checkpoint[Any]:
-        """The ledger without splits that can never come back: the process that reads them has them in its own restriction."""
+        """The ledger without splits that can never come back, or that the source selects no more.
+
+        The process that reads them has them in its own restriction.
+        """
         gone = self._driver.confirm_gone(found.missing)
+        gone |= {split.split_id for split in found.missing if not self._source.selects(split)}
         left = tuple(state for state in found.checkpoint.splits if state.split.split_id not in gone)
         return replace(found.checkpoint, splits=left)
 
@@ -224,11 +228,6 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         """From the last look to the next; None if there is none in this process."""
         waits_s = [wait_s for wait_s in (self._worker.pauses.retry_s, self._interval_s) if wait_s is not None]
         return min(waits_s, default=None)
-
-    def _report(self, missing: Sequence[Any]) -> None:
-        if missing:
-            self._source.on_splits_missing(missing)  # raises where that ends the job: then it is said at every attempt
-            self._worker.reported |= {split.split_id for split in missing}
 
 
 class EnumerateBounded(_Enumerate):

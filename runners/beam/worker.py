@@ -17,7 +17,7 @@ from typing import Any, Generic
 from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.pauses import DiscoveryPauses
-from headrace.enumerator.source import SourceReader
+from headrace.enumerator.source import Source, SourceReader
 from headrace.enumerator.source_driver import FailureLog
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam.end_offsets import Ends
@@ -134,6 +134,13 @@ class Worker(Generic[SplitT]):
     ended: threading.Event = field(default_factory=threading.Event)
     _publications: dict[str, Publication[SplitT]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def report_missing(self, source: Source[SplitT], missing: Sequence[SplitT]) -> None:
+        """Each is reported once, unless the source raises, which ends the job: then at every attempt."""
+        unreported = [split for split in missing if split.split_id not in self.reported]
+        if unreported:
+            source.on_splits_missing(unreported)
+            self.reported |= {split.split_id for split in unreported}
 
     def publication(self, split_id: str) -> Publication[SplitT]:
         with self._lock:

@@ -40,6 +40,7 @@ from headrace.enumerator.errors import (
     StateError,
     UsageError,
 )
+from headrace.enumerator.resumed import resumed, selected
 from headrace.enumerator.source_driver import SourceCommand, SourceDriver
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.balanced import BalancedEnumerator
@@ -80,7 +81,7 @@ from headrace.runners.local.monitoring.lag import LagWatch
 from headrace.runners.local.monitoring.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.processes import WorkerProcesses, leave_signals_to_supervisor
 from headrace.runners.local.rescale import RescaleRequest, Rescaling
-from headrace.runners.local.savepoints import begin_with, given_savepoint, make_savepoint_folder, started, take_savepoint
+from headrace.runners.local.savepoints import begin_with, given_savepoint, make_savepoint_folder, take_savepoint
 from headrace.runners.local.settings import Retention, RunSettings
 from headrace.runners.local.storage.places import run_files, usable
 from headrace.runners.local.worker_pool import WorkerPool
@@ -204,7 +205,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, worke
             raise _gone(checkpoints, order.run)
         supervisor.send(RunBegan(store.registry.run))
         remove_status(order.settings.folder)  # of a lifetime before
-        begin_with(savepoint, store, positions, partial(started, pipeline.source))
+        begin_with(savepoint, store, positions, partial(resumed, pipeline.source))
         coordination = _Coordination(order, socket, pipeline, store, worker_processes, supervisor.send)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()
@@ -308,7 +309,8 @@ class _Coordination:
         if restored is None:
             enumerator: Any = create_enumerator(BalancedEnumerator, **common)  # type: ignore[arg-type]
         else:
-            enumerator = restore_enumerator(BalancedEnumerator, restored.positions, **common)  # type: ignore[arg-type]
+            positions = selected(self._pipeline.source, restored.positions)
+            enumerator = restore_enumerator(BalancedEnumerator, positions, **common)  # type: ignore[arg-type]
         assert isinstance(enumerator, BalancedEnumerator)
         return RunCore(
             enumerator, settings.schedule, self._order.restarts, next_number=next_number, last_checkpoint_id=self._store.last_id
@@ -345,14 +347,15 @@ class _Coordination:
         finally:
             self._end_workers()
             if self._is_over(self._outcome):  # else who looks is to see that it starts again
-                if self._outcome.error is None:
-                    self._publish_last()
+                self._publish_last()
                 remove_status(self._order.settings.folder)
             with suppress(Exception):  # the outcome is, whatever its cleaning up says
                 self._driver.close()
 
     def _publish_last(self) -> None:
-        """Later positions, which would be another try, do not come: wait for the last ones, for some time."""
+        """Wait some time for the last positions of a run that has ended well: no later ones are another try."""
+        if self._outcome is None or self._outcome.error is not None:
+            return
         deadline_s = time.monotonic() + PUBLISH_S
 
         def publish() -> None:

@@ -210,7 +210,8 @@ class RunCore(Generic[SplitT, HandleT]):
         commands: list[run.RunCommand[SplitT, HandleT]] = [run.RetireWorker(event.number)]
         if event.is_final:
             return [*commands, *self._fail(RunFailedError(event.reason))]
-        decision = self._restarts.failed(event.now_s, event.chance)
+        failed = self._restarts.failed_unclassified if event.is_unclassified else self._restarts.failed
+        decision = failed(event.now_s, event.chance)
         match decision:
             case GiveUp():
                 return [*commands, *self._fail(RunFailedError(f"{event.reason}; not restarted: {decision.reason}"))]

@@ -90,6 +90,7 @@ class WorkerDied:
     """The worker's process has ended: that is certain. `now_s`: monotonic; `chance` of [0, 1) varies the delay of a restart.
 
     `is_final`: it has said itself that no other worker would do better (an option that cannot be honoured, a lost record).
+    `is_unclassified`: that another one may never do better (`UnclassifiedError`).
     """
 
     number: int
@@ -97,6 +98,7 @@ class WorkerDied:
     now_s: float
     chance: float
     is_final: bool = False
+    is_unclassified: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ beginning.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,9 +19,6 @@ from typing import Any
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.envelope import Envelope, stored_number, stored_text
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
-from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.resumed import ResumedLogDiscovery
-from headrace.enumerator.source import LogSource, Source
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import RUN_CHECKPOINT, SAVEPOINT, CheckpointStore, RunCheckpoint, newest_positions
 from headrace.runners.local.storage.files import RunFiles
@@ -37,7 +33,6 @@ __all__ = [
     "make_savepoint_folder",
     "read_savepoint",
     "shown",
-    "started",
     "take_savepoint",
 ]
 
@@ -153,23 +148,6 @@ def _read(location: str) -> bytes:
         return bytes(stream.read())
 
 
-def started(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
-    """Where a run of this source starts with these positions: a log ends where the source says, and not where that job ended.
-
-    So a run without a stop continues after one that had one, and the other way round. Contacts a log's source. Raises what its
-    discovery raises, and what it reports about splits that are missing.
-    """
-    if not isinstance(source, LogSource):
-        return positions
-    with closing(ResumedLogDiscovery(source, positions)) as discovery:
-        found = discovery.initial()
-    lost = [split for split in found.added if split.split_id in found.missing]
-    if lost and found.complete:  # no process looks later
-        source.on_splits_missing(lost)
-    states = tuple(SplitState(split, finished=False) for split in found.added)
-    return Checkpoint(positions.checkpoint_id, states, found.complete)
-
-
 def given_savepoint(path: Path | None, files: RunFiles) -> Savepoint | None:
     """What a run is instructed to start with; None where it is reported nothing, or its file is gone and `files` have a copy of
     one.
@@ -190,8 +168,8 @@ def begin_with(
     """Make the savepoint the first checkpoint of a folder that has none; one that has started with it continues from its own.
 
     `given`: what `given_savepoint` gave. The folder's copy represents it: the process that died before the first checkpoint is
-    followed by one that starts there, and not where the source does. `starts`: where a run with these positions starts
-    (`started`).
+    followed by one that starts there, and not where the source does. `earliest`: where a run with these positions starts
+    (`resumed`).
     Raises UsageError for a folder that has started otherwise, StateError for a savepoint of another source, and what `starts`
     raises.
     """

@@ -21,7 +21,7 @@ from typing import Any
 from headrace._extras import needs_extra
 from headrace.connectors.base.commit import StaleEpochError
 from headrace.enumerator import errors
-from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UsageError
+from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UnclassifiedError, UsageError
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunOutcome, RunStart, coordinate
 from headrace.runners.local.monitoring.status import remove_status
@@ -93,7 +93,9 @@ def _supervise(
             error = _error_of(outcome)
             if outcome.is_final or coordinator.stopping.is_set():
                 raise error
-            decision = coordinator.restarts.failed(time.monotonic(), random.random())  # noqa: S311 - jitter
+            restarts = coordinator.restarts
+            failed = restarts.failed_unclassified if UnclassifiedError.__name__ in outcome.kinds else restarts.failed
+            decision = failed(time.monotonic(), random.random())  # noqa: S311 - jitter
             if isinstance(decision, GiveUp):
                 raise RunFailedError(f"{outcome.error}; not restarted: {decision.reason}") from error
             log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)

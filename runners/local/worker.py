@@ -20,7 +20,7 @@ from typing import Any
 from headrace.connectors.base import capabilities
 from headrace.connectors.base.outputs import WrongOutputError
 from headrace.connectors.base.sink import Attempt, Transaction
-from headrace.enumerator.errors import AuthenticationError, DataLossError, UsageError
+from headrace.enumerator.errors import AuthenticationError, DataLossError, UnclassifiedError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import SplitBatch
@@ -65,7 +65,9 @@ def work(order: WorkerOrder) -> None:
     except Exception as error:  # noqa: BLE001 - it is instructed to the coordinator, which decides
         from headrace.runners.local.wire import run_pb2 as pb
 
-        stream.send(pb.FromWorker(failed=pb.Failed(error=described(error), final=isinstance(error, FINAL))))
+        is_final, is_unclassified = isinstance(error, FINAL), isinstance(error, UnclassifiedError)
+        failed = pb.Failed(error=described(error), final=is_final, unclassified=is_unclassified)
+        stream.send(pb.FromWorker(failed=failed))
         stream.close(CLOSE_S)
         sys.exit(1)
     stream.close(CLOSE_S)

@@ -34,10 +34,11 @@ MessageTo = AssignSplits[Any] | TakeSnapshot | NotifyCheckpointStored | StopWork
 
 @dataclass(frozen=True)
 class ExitReport:
-    """Why a worker ends, and whether no other would do better."""
+    """Why a worker ends, and whether no other would do better, or may never do (`WorkerDied`)."""
 
     reason: str
     is_final: bool = False
+    is_unclassified: bool = False
 
 
 class WorkerPool:
@@ -118,11 +119,12 @@ class WorkerPool:
         self._server.forget(number, _LAST_MESSAGES_S)
         last = self._reports.pop(number, ExitReport(how))
         chance = random.random()  # noqa: S311 - jitter
-        return WorkerDied(number, f"worker {number}: {last.reason}", time.monotonic(), chance, last.is_final)
+        reason, now_s = f"worker {number}: {last.reason}", time.monotonic()
+        return WorkerDied(number, reason, now_s, chance, last.is_final, last.is_unclassified)
 
     def close(self, timeout_s: float) -> None:
         self._processes.close(timeout_s)
         self._server.close()
 
     def _note_failure(self, number: int, failed: Any) -> None:  # noqa: ANN401 - a message of run.proto
-        self._reports[number] = ExitReport(failed.error, is_final=failed.final)
+        self._reports[number] = ExitReport(failed.error, is_final=failed.final, is_unclassified=failed.unclassified)

@@ -14,9 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-TASK_RECORDS = 65_536
-"""Ranges are packed into one task up to this many records at most."""
-
+TASK_RECORDS = 65_536  # ranges are packed into one task up to this many records at most
 LEAST_TASK_RECORDS = 256
 """Ranges may always be packed into one task up to this many records: a task costs more than what it saves on them."""
 

@@ -76,15 +76,12 @@ def _load(name: str) -> None:
 
 
 def _other_threads() -> set[str]:
-    """The names of all threads but this one."""
     tasks = Path("/proc/self/task").iterdir()
     return {(task / "comm").read_text().strip() for task in tasks if task.name != str(os.getpid())}
 
 
 def _serve(listener: socket.socket) -> socket.socket | None:
-    """Fork for each that connects. Returns None when the driver is gone; in a fork, the connection of the process that asked
-    for it.
-    """
+    """Fork for each that connects. Returns None when the driver is gone; in a fork, the connection of who asked for it."""
     with selectors.DefaultSelector() as ready:
         ready.register(sys.stdin, selectors.EVENT_READ)
         ready.register(listener, selectors.EVENT_READ)

@@ -85,9 +85,7 @@ class ProcessRun(Run):
         self._until(self._is_settled)
 
     def _restored(self, savepoint: bytes, files: dict[str, bytes], source: KafkaSource) -> list[str]:
-        """The options. With a savepoint a bounded source ends where it is instructed to end now, not where the first run
-        ended.
-        """
+        """The options. With a savepoint a bounded source ends where it is to end now, not where the first run ended."""
         if source.boundedness is Boundedness.UNBOUNDED:
             (self._folder / "savepoint.json").write_bytes(savepoint)
             return ["--from-savepoint", str(self._folder / "savepoint.json")]

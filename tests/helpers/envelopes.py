@@ -7,6 +7,8 @@ from typing import Any
 
 from headrace.enumerator.envelope import Envelope
 
+NO_ENVELOPES = (b"", b"{}", b"[]", b"null", b"7", b"\xff\xfe\x00", b"[" * 100_000)
+
 
 def body_of(data: bytes | str) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(data)["body"]

@@ -27,6 +27,14 @@ Row = tuple[str, int, int, bytes | None]
 """Topic, partition, offset, value."""
 
 
+def flip_a_bit(response: Any) -> None:
+    """One bit of the records in an answer to a fetch."""
+    for part in (part for topic in response.responses for part in topic.partitions if part.records):
+        data = bytearray(part.records)
+        data[100] ^= 1
+        part.records = bytes(data)
+
+
 def _quiet(**settings: Any) -> dict[str, Any]:
     return {"log_level": 0, "log.connection.close": False, **settings}
 

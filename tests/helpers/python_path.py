@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -11,3 +13,9 @@ ROOT = Path(__file__).parents[2]
 def python_path(*folders: Path) -> str:
     """A PYTHONPATH: these folders first, then this checkout, then what is there already."""
     return os.pathsep.join([*map(str, folders), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def printed(code: str, folder: Path | None = None) -> str:
+    """What a new Python process prints that runs this code, by default in this folder."""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
+    return out.stdout.strip()

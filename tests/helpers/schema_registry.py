@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
@@ -38,17 +38,21 @@ def _parsed(text: str) -> Any:
         return text
 
 
+def _context(subject: str) -> str:
+    return subject.split(":")[1] if subject.startswith(":.") else ""
+
+
 class FakeRegistry(AbstractContextManager["FakeRegistry"]):
     """Serves until it is closed, by https where it has certificates: it then asks for the client's, too.
 
-    `asked`: the requests so far, as method and path.
+    `asked`: the requests so far, as method and path; what was looked up in a context with its query. Ids count per context.
     """
 
     def __init__(self, *, user: str | None = None, token: str | None = None, certificates: Certificates | None = None) -> None:
         self.asked: list[str] = []
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
         """Faults: given in place of the next answers."""
-        self._schemas: dict[int, dict[str, Any]] = {}
+        self._schemas: dict[tuple[str, int], dict[str, Any]] = {}
         self._subjects: dict[str, dict[int, int]] = {}
         self._wanted = None
         if user is not None:
@@ -70,17 +74,32 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
     def url(self) -> str:
         return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
-    def register(self, subject: str, schema: Any, references: list[dict[str, Any]] | None = None, kind: str = "AVRO") -> int:
-        """A new version of the subject; the id of the same schema elsewhere, or the next."""
+    def register(
+        self,
+        subject: str,
+        schema: Any,
+        references: list[dict[str, Any]] | None = None,
+        kind: str = "AVRO",
+        rules: dict[str, Any] | None = None,
+    ) -> int:
+        """A new version of the subject; the id of the same schema elsewhere in its context, or the next."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
-        entry = {"schema": text, "schemaType": kind, "references": references or []}
-        known = (number for number, each in self._schemas.items() if {k: each[k] for k in entry} == entry)
-        schema_id = next(known, 1 + len(self._schemas))
-        self._schemas[schema_id] = {**entry, "guid": str(uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(entry)))}
+        rules = rules or self._newest_rules(subject)
+        entry = {"schema": text, "schemaType": kind, "references": references or [], **({"ruleSet": rules} if rules else {})}
+        context = _context(subject)
+        here = {number: each for (where, number), each in self._schemas.items() if where == context}
+        known = (number for number, each in here.items() if {k: v for k, v in each.items() if k != "guid"} == entry)
+        schema_id = next(known, 1 + len(here))
+        self._schemas[context, schema_id] = {**entry, "guid": str(uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(entry)))}
         versions = self._subjects.setdefault(subject, {})
         if schema_id not in versions.values():
             versions[max(versions, default=0) + 1] = schema_id
         return schema_id
+
+    def _newest_rules(self, subject: str) -> dict[str, Any] | None:
+        """A version that comes without rules has those of the previous one."""
+        versions = self._subjects.get(subject)
+        return self._schemas[_context(subject), versions[max(versions)]].get("ruleSet") if versions else None
 
     def start_over(self) -> None:
         """Lose everything: ids start at 1 again."""
@@ -88,7 +107,7 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         self._subjects.clear()
 
     def guid(self, schema_id: int) -> uuid.UUID:
-        return uuid.UUID(self._schemas[schema_id]["guid"])
+        return uuid.UUID(self._schemas["", schema_id]["guid"])
 
     def close(self) -> None:
         self._server.shutdown()
@@ -105,8 +124,9 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
     def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         path, _, query = path.partition("?")
         self._as_descriptors = "format=serialized" in query
+        context = _context(dict(parse_qsl(query)).get("subject", ""))
         routes: list[tuple[str, str, Callable[..., tuple[int, Any]]]] = [
-            ("GET", r"/schemas/ids/(\d+)", lambda number: self._by_id(int(number))),
+            ("GET", r"/schemas/ids/(\d+)", lambda number: self._by_id(context, int(number))),
             ("GET", r"/schemas/guids/([0-9a-f-]+)", self._by_guid),
             ("GET", r"/subjects", lambda: (200, sorted(self._subjects))),
             ("GET", r"/subjects/([^/]+)/versions", self._versions),
@@ -122,8 +142,9 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
                 return answer(*map(unquote, match.groups()))
         return 404, NO_SUCH_PATH
 
-    def _by_id(self, number: int) -> tuple[int, Any]:
-        return (200, self._shown(self._schemas[number])) if number in self._schemas else self._missing(40403)
+    def _by_id(self, context: str, number: int) -> tuple[int, Any]:
+        found = self._schemas.get((context, number))
+        return (200, self._shown(found)) if found is not None else self._missing(40403)
 
     def _by_guid(self, guid: str) -> tuple[int, Any]:
         return next(((200, self._shown(each)) for each in self._schemas.values() if each["guid"] == guid), self._missing(40403))
@@ -137,7 +158,12 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         if number not in versions:
             return self._missing(40402 if versions else 40401)
         schema_id = versions[number]
-        return 200, {"subject": subject, "version": number, "id": schema_id, **self._shown(self._schemas[schema_id])}
+        return 200, {
+            "subject": subject,
+            "version": number,
+            "id": schema_id,
+            **self._shown(self._schemas[_context(subject), schema_id]),
+        }
 
     def _register(self, subject: str, body: Any) -> tuple[int, Any]:
         for each in body.get("references") or []:
@@ -150,7 +176,7 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         if subject not in self._subjects:
             return self._missing(40401)
         for schema_id in self._subjects[subject].values():
-            entry = self._schemas[schema_id]
+            entry = self._schemas[_context(subject), schema_id]
             same = _parsed(entry["schema"]) == _parsed(body["schema"]) and entry["references"] == (body.get("references") or [])
             if same:
                 return self._with_id(subject, schema_id)
@@ -158,7 +184,12 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
 
     def _with_id(self, subject: str, schema_id: int) -> tuple[int, Any]:
         version = next(number for number, each in self._subjects[subject].items() if each == schema_id)
-        return 200, {"subject": subject, "version": version, "id": schema_id, **self._shown(self._schemas[schema_id])}
+        return 200, {
+            "subject": subject,
+            "version": version,
+            "id": schema_id,
+            **self._shown(self._schemas[_context(subject), schema_id]),
+        }
 
     def _shown(self, entry: dict[str, Any]) -> dict[str, Any]:
         """As the real one: Avro is not said, and no references are left out."""
@@ -184,7 +215,9 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
             protocol_version = "HTTP/1.1"
 
             def _serve(self) -> None:
-                registry.asked.append(f"{self.command} {urlsplit(self.path).path}")
+                parts = urlsplit(self.path)
+                in_context = f"?{unquote(parts.query)}" if "subject=%3A" in parts.query else ""
+                registry.asked.append(f"{self.command} {parts.path}{in_context}")
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 status, headers, answer = 401, {}, b'{"error_code": 401, "message": "Unauthorized"}'
                 if registry.answers:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.tables.handles import TableHandle
-from headrace.connectors.tables.log import LoadedTable, TableLog
+from headrace.connectors.tables.log import LoadedTable, OutdatedError, TableLog
 from headrace.sinks import Attempt, TwoPhaseSink
 
 JOB = "job"
@@ -46,6 +46,18 @@ class Death:
             self.step()
 
         return dying
+
+
+def answer_lost(*, is_applied: bool) -> Callable[[int, Callable[[], None]], None]:
+    """The second commit fails for a newer version of the table, before or after it is applied."""
+
+    def around(number: int, commit: Callable[[], None]) -> None:
+        if number != 2 or is_applied:
+            commit()
+        if number == 2:
+            raise OutdatedError("injected")
+
+    return around
 
 
 def batch_of(values: Sequence[str]) -> pa.RecordBatch:

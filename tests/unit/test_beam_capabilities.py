@@ -33,8 +33,7 @@ def test_the_table_names_classes_of_beam():
     ],
 )
 def test_what_a_runner_can_do(runner: type[Any], stages: Stages, checks: Any):
-    pipeline = SimpleNamespace(runner=runner.__new__(runner))
-    assert of_runner(pipeline) == Capabilities(stages, checks)
+    assert of_runner(SimpleNamespace(runner=runner.__new__(runner))) == Capabilities(stages, checks)
 
 
 def test_a_runner_that_is_not_in_the_table_streams_and_has_no_checkpoints_for_a_sink():

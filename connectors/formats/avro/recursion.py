@@ -25,6 +25,7 @@ from headrace.connectors.formats.avro.schema import (
     AvroReference,
     AvroType,
     AvroUnion,
+    parsed_json,
 )
 from headrace.connectors.formats.value_format import BadValue
 from headrace.enumerator.errors import UsageError
@@ -143,7 +144,9 @@ class JsonFields:
     ) -> None:
         """`writer`, `reader`: texts of schemas, and of those that they use by full name. `tree`: the reader's, as asked for."""
         self.paths = tuple(paths)
-        self._writer, self._reader, self._tree = _parsed(*writer), _parsed(*reader), tree
+        self._tree = tree
+        # What has no date, no time and no precision can be read whatever the number is.
+        self._writer, self._reader = (parsed_json(*each, ignored=lambda _: True)[0] for each in (writer, reader))
 
     def added(self, column: pa.Array, values: pa.Array, header_bytes: int) -> tuple[pa.Array, list[BadValue]]:
         """The column of all other fields with these among them, and which values cannot be read, though the others can.
@@ -176,25 +179,6 @@ class JsonFields:
         except Exception as error:  # noqa: BLE001 - fastavro raises of many kinds on bytes that are none of its schema's
             named = ", ".join(repr(".".join(path)) for path in self.paths)
             return f"field {named}: fastavro, which reads types that contain themselves, fails with {type(error).__name__}"
-
-
-def _parsed(text: str, references: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON
-    import fastavro
-
-    named: dict[str, Any] = {}
-    for each in references.values():
-        fastavro.parse_schema(_without_logical(json.loads(each)), named)
-    return fastavro.parse_schema(_without_logical(json.loads(text)), named)
-
-
-def _without_logical(schema: Any) -> Any:  # noqa: ANN401 - JSON
-    """Of a schema's JSON: what has no date, no time and no precision can be read whatever the number is."""
-    if isinstance(schema, list):
-        return [_without_logical(each) for each in schema]
-    if isinstance(schema, dict):
-        kept = {name: each for name, each in schema.items() if name != "logicalType"}
-        return {name: each if name == "default" else _without_logical(each) for name, each in kept.items()}
-    return schema
 
 
 def _at(value: Any, path: Path) -> Any:  # noqa: ANN401 - JSON

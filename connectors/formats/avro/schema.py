@@ -1,16 +1,20 @@
 """Avro schemas as trees of frozen values: names resolved, logical types read, one object for each place where a type is.
 
 fastavro's parser checks the JSON and completes the names. What the specification says to ignore is ignored: a logical type
-that is unknown, or that does not fit the type it is on.
+that is unknown, or that does not fit the type it is on. A default of another type than its field's is an error where it is
+needed: registries are full of them, as Avro before 1.9 did not check.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from headrace.connectors.formats.value_format import field_tree
 from headrace.enumerator.errors import UsageError
 
 MOST_NODES = 10_000
@@ -122,6 +126,7 @@ _LOGICAL_ON: dict[str, tuple[str, ...]] = {
     "duration": ("fixed",),
 }
 _LOGICAL_SIZES = {"uuid": 16, "duration": 12}
+_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|/\*.*?\*/|//[^\n]*', re.DOTALL)
 
 
 def parse(schema: str, references: Mapping[str, str] | None = None) -> AvroType:
@@ -130,21 +135,54 @@ def parse(schema: str, references: Mapping[str, str] | None = None) -> AvroType:
     A name of a primitive type (`string`, with or without quotes) is a schema, too. Raises UsageError for text that is no
     Avro schema, for one of more than MOST_NODES types, and where fastavro is not installed.
     """
+    parsed, named = parsed_json(schema, references or {})
+    return _Tree(named).node(parsed, ())
+
+
+def _is_odd_decimal(schema: Mapping[str, Any]) -> bool:
+    """A decimal whose precision and scale are not those of one, or are more than the bytes of its fixed type hold."""
+    if schema.get("logicalType") != "decimal":
+        return False
+    precision, scale, size = schema.get("precision"), schema.get("scale", 0), schema.get("size")
+    if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or precision == 0:
+        return True
+    return type(size) is int and 0 <= size <= MOST_FIXED_BYTES and precision > math.log10(2) * max(8 * size - 1, 0)
+
+
+def parsed_json(
+    schema: str, references: Mapping[str, str], ignored: Callable[[Mapping[str, Any]], bool] = _is_odd_decimal
+) -> tuple[Any, dict[str, Any]]:
+    """A schema as fastavro parses it, and the named types in it. Raises as `parse`.
+
+    `ignored`: of which types the logical type is left out; the default is what the specification ignores, and fastavro refuses.
+    As in Java, the text may start with a byte order mark, and have comments.
+    """
     try:
-        import fastavro
-        from fastavro.schema import SchemaParseException, UnknownType
+        from fastavro.schema import SchemaParseException, UnknownType, parse_schema
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[avro]'") from error
+        raise UsageError("fastavro is not installed; run: pip install 'headrace[avro]'") from error
     named: dict[str, Any] = {}
     try:
-        for text in (references or {}).values():
-            fastavro.parse_schema(json.loads(text), named)
-        parsed = fastavro.parse_schema(schema if schema in PRIMITIVES else json.loads(schema), named)
+        for each in [*references.values(), schema]:
+            parsed = parse_schema(_without_logical(_loaded(each), ignored), named, _ignore_default_error=True)
     except UnknownType as error:
         raise UsageError(f"the Avro schema uses a type that it does not define: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SchemaParseException) as error:
         raise UsageError(f"this is not an Avro schema: {type(error).__name__}: {error}") from error
-    return _Tree(named).node(parsed, ())
+    return parsed, named
+
+
+def _loaded(text: str) -> Any:  # noqa: ANN401 - JSON
+    return text if text in PRIMITIVES else json.loads(_COMMENT.sub(r"\1", text.removeprefix("\ufeff")))
+
+
+def _without_logical(schema: Any, ignored: Callable[[Mapping[str, Any]], bool]) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(schema, list):
+        return [_without_logical(each, ignored) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: each for name, each in schema.items() if name != "logicalType" or not ignored(schema)}
+    return {name: each if name == "default" else _without_logical(each, ignored) for name, each in kept.items()}
 
 
 class _Tree:
@@ -220,12 +258,8 @@ def _with_logical(node: AvroPrimitive | AvroFixed, schema: Mapping[str, Any]) ->
         return node
     if logical != "decimal":
         return replace(node, logical=logical)
-    precision, scale = schema.get("precision"), schema.get("scale", 0)
-    if not isinstance(precision, int) or not isinstance(scale, int):
-        return node
-    if not 0 < precision <= MOST_DECIMAL_DIGITS or not 0 <= scale <= precision:
-        return node
-    return replace(node, logical=logical, precision=precision, scale=scale)
+    precision, scale = schema["precision"], schema.get("scale", 0)
+    return node if precision > MOST_DECIMAL_DIGITS else replace(node, logical=logical, precision=precision, scale=scale)
 
 
 def only(schema: AvroType, fields: Sequence[str]) -> AvroType:
@@ -236,14 +270,10 @@ def only(schema: AvroType, fields: Sequence[str]) -> AvroType:
     """
     if not fields:
         return replace(schema, fields=()) if isinstance(schema, AvroRecord) else schema
-    wanted: dict[str, list[str]] = {}
-    for name in fields:
-        head, dot, rest = name.partition(".")
-        wanted.setdefault(head, []).extend([rest] if dot else [])
-    return _pruned(schema, fields, wanted)
+    return _pruned(schema, fields, field_tree(fields))
 
 
-def _pruned(schema: AvroType, fields: Sequence[str], wanted: Mapping[str, list[str]]) -> AvroType:
+def _pruned(schema: AvroType, fields: Sequence[str], wanted: Mapping[str, Any]) -> AvroType:
     match schema:
         case AvroArray():
             return AvroArray(_pruned(schema.items, fields, wanted))
@@ -263,6 +293,5 @@ def _pruned(schema: AvroType, fields: Sequence[str], wanted: Mapping[str, list[s
     kept = []
     for field in schema.fields:
         if (inner := wanted.get(field.name)) is not None:
-            whole = not inner or field.name in fields
-            kept.append(field if whole else replace(field, type=only(field.type, inner)))
+            kept.append(replace(field, type=_pruned(field.type, list(inner), inner)) if inner else field)
     return replace(schema, fields=tuple(kept))

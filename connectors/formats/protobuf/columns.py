@@ -11,18 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["as_kind", "beyond", "nullable", "picked", "struct_of"]
+__all__ = ["as_kind", "beyond", "picked", "struct_of"]
 
 _EXTREMES = pa.array([-(2**63), 2**63 - 1], pa.int64())
-
-
-def nullable(kind: pa.DataType) -> pa.DataType:
-    """The same type with nullable fields everywhere; keys of maps are not."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(each.name, nullable(each.type)) for each in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, nullable(kind.item_type))
-    return pa.list_(nullable(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def picked(kind: pa.DataType, fields: dict[str, Any]) -> pa.DataType:

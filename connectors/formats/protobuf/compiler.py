@@ -40,6 +40,30 @@ _NOT_THERE = re.compile(r"No module named '?grpc_tools")
 _KNOWN = re.compile(r"google/(protobuf|type)/[a-z_]+\.proto")
 """Files that Python packages bring, and no schema has to."""
 
+_META = """syntax = "proto3";
+package confluent;
+import "google/protobuf/descriptor.proto";
+message Meta { string doc = 1; map<string, string> params = 2; repeated string tags = 3; repeated Rule rules = 4; }
+message Rule { string name = 1; string doc = 2; string expr = 3; string sql = 4; }
+extend google.protobuf.FileOptions { Meta file_meta = 1088; }
+extend google.protobuf.MessageOptions { Meta message_meta = 1088; }
+extend google.protobuf.FieldOptions { Meta field_meta = 1088; }
+extend google.protobuf.EnumOptions { Meta enum_meta = 1088; }
+extend google.protobuf.EnumValueOptions { Meta enum_value_meta = 1088; }
+"""
+_OF_CONFLUENT = {
+    "confluent/meta.proto": _META,
+    "confluent/type/decimal.proto": """syntax = "proto3";
+package confluent.type;
+message Decimal { bytes value = 1; uint32 precision = 2; int32 scale = 3; }
+""",
+    "confluent/type/variant.proto": """syntax = "proto3";
+package confluent.type;
+message Variant { bytes metadata = 1; bytes value = 2; }
+""",
+}
+"""Files that Confluent's registry has built in, so that no schema names them as references. No package here has them."""
+
 
 def runtime() -> Any:  # noqa: ANN401 - a module
     """`google.protobuf.descriptor_pb2`. Raises UsageError where Protobuf's libraries are not installed."""
@@ -87,7 +111,8 @@ def _compiled(text: str, references: tuple[tuple[str, str], ...]) -> bytes:
             found.name = name
             kept[name] = found
     if own is None:
-        return _protoc({**texts, _MAIN: text}, kept.values())
+        confluents = {name: each for name, each in _OF_CONFLUENT.items() if name not in kept}
+        return _protoc({**confluents, **texts, _MAIN: text}, kept.values())
     if texts:
         raise UsageError("a Protobuf schema that is a descriptor has references that are texts; give all in one form")
     kept = {name: each for name, each in kept.items() if name != own.name}
@@ -128,6 +153,10 @@ def _with_known(files: Iterable[Any]) -> list[Any]:
 
 
 def _known(name: str) -> Any:  # noqa: ANN401 - a FileDescriptorProto
+    if name in _OF_CONFLUENT:
+        file = runtime().FileDescriptorSet.FromString(_compiled(_OF_CONFLUENT[name], ())).file[-1]
+        file.name = name
+        return file
     try:
         if _KNOWN.fullmatch(name) is None:
             raise ModuleNotFoundError(name)
@@ -158,7 +187,10 @@ def _all_known(kept: Iterable[Any]) -> list[Any]:
     """Descriptors of what any schema may import, and of what these import."""
     files: dict[str, Any] = {each.name: each for each in kept}
     names = ("any", "api", "duration", "empty", "field_mask", "source_context", "struct", "timestamp", "type", "wrappers")
-    types = ("date", "datetime", "dayofweek", "decimal", "fraction", "interval", "latlng", "money", "month", "timeofday")
+    types = (
+        *("calendar_period", "color", "date", "datetime", "dayofweek", "decimal", "expr", "fraction", "interval", "latlng"),
+        *("localized_text", "money", "month", "phone_number", "postal_address", "quaternion", "timeofday"),
+    )
     for name in [*(f"google/protobuf/{each}.proto" for each in names), *(f"google/type/{each}.proto" for each in types)]:
         files.setdefault(name, _known(name))
     files.setdefault("google/protobuf/descriptor.proto", _known("google/protobuf/descriptor.proto"))

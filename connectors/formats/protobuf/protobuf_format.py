@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.formats.protobuf import schema as messages
-from headrace.connectors.formats.protobuf.columns import beyond, nullable, picked, struct_of
+from headrace.connectors.formats.protobuf.columns import beyond, picked, struct_of
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
 from headrace.connectors.formats.protobuf.writing import writable
 from headrace.connectors.formats.value_format import (
@@ -20,6 +20,7 @@ from headrace.connectors.formats.value_format import (
     ValueFormat,
     as_binary,
     field_tree,
+    nullable,
 )
 from headrace.enumerator.errors import UsageError
 

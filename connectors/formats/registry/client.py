@@ -10,12 +10,13 @@ all that was kept of it is forgotten.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
@@ -26,8 +27,10 @@ from headrace.connectors.formats.registry.schemas import (
     RegisteredSchema,
     SchemaId,
     SchemaReference,
+    SchemaRule,
     SubjectStrategy,
     UnknownSchemaError,
+    context_of,
     subject_name,
 )
 from headrace.connectors.security.renewal import kept
@@ -42,11 +45,11 @@ from headrace.enumerator.errors import (
 )
 
 if TYPE_CHECKING:
+    import ssl
+
     import urllib3
 
-    from headrace.connectors.security.tls import TlsConfig
-
-    _Tls = tuple[TlsConfig, str | None]
+log = logging.getLogger(__name__)
 
 __all__ = ["SchemaRegistry"]
 
@@ -69,36 +72,40 @@ _FORGOTTEN_S = 60.0
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MEDIA = "application/vnd.schemaregistry.v1+json"
 _GUIDS = "/schemas/guids/"
+_BOTH_WAYS = {"WRITEREAD": ("WRITE", "READ"), "UPDOWN": ("UPGRADE", "DOWNGRADE")}
+_Key: TypeAlias = tuple[str, SchemaId]
+"""A schema's context and its id there. A schema's own id is the same in all."""
 
 
 class _Known:
     """What one process has learnt of one registry."""
 
     def __init__(self) -> None:
-        self.schemas: dict[SchemaId, RegisteredSchema] = {}
-        self.unknown: dict[SchemaId, float] = {}
+        self.schemas: dict[_Key, RegisteredSchema] = {}
+        self.unknown: dict[_Key, float] = {}
         """When it was last said that there is none."""
-        self.pool: tuple[_Tls, urllib3.PoolManager] | None = None
+        self.pool: tuple[ssl.SSLContext | None, urllib3.PoolManager] | None = None
         """Connections, and what they speak TLS with."""
 
     def keep(self, schema: RegisteredSchema) -> None:
         """Take a fresh answer for what is true. One that contradicts what is kept shows that nothing kept is."""
-        kept = self.schemas.get(schema.id)
+        key = _key(schema.id, schema.subject)
+        kept = self.schemas.get(key)
         if kept is not None and kept.fingerprint != schema.fingerprint:
             self.schemas.clear()
             self.unknown.clear()
-        self.schemas[schema.id] = schema
-        self.unknown.pop(schema.id, None)
+        self.schemas[key] = schema
+        self.unknown.pop(key, None)
 
-    def keep_unknown(self, schema_id: SchemaId) -> None:
+    def keep_unknown(self, key: _Key) -> None:
         """That the registry has said so, now."""
         if len(self.unknown) >= _MOST_UNKNOWN:
             self.unknown.clear()
-        self.unknown[schema_id] = time.monotonic()
+        self.unknown[key] = time.monotonic()
 
-    def unknown_since(self, schema_id: SchemaId, seconds: float) -> bool:
+    def unknown_since(self, key: _Key, seconds: float) -> bool:
         """Whether the registry has said within this many seconds that there is none."""
-        said = self.unknown.get(schema_id)
+        said = self.unknown.get(key)
         return said is not None and time.monotonic() - said < seconds
 
 
@@ -159,42 +166,50 @@ class SchemaRegistry:
 
     # --- look-ups
 
-    def by_id(self, schema_id: SchemaId) -> RegisteredSchema:
+    def by_id(self, schema_id: SchemaId, subject: str | None = None) -> RegisteredSchema:
         """The schema of a record that names it so, as `by_ids`. Raises UnknownSchemaError, too."""
-        found = self.by_ids([schema_id])
+        found = self.by_ids([schema_id], subject)
         if schema_id not in found:
             raise UnknownSchemaError(f"{self.config.shown} has no schema {schema_id}")
         return found[schema_id]
 
-    def by_ids(self, schema_ids: Collection[SchemaId]) -> dict[SchemaId, RegisteredSchema]:
+    def by_ids(self, schema_ids: Collection[SchemaId], subject: str | None = None) -> dict[SchemaId, RegisteredSchema]:
         """Those of these schemas that there are. They are kept.
+
+        `subject`: that of the records. Where it is in a context (`:.plant:readings-value`), so are the ids; the default is the
+        default context.
 
         An id that is new here, and unknown, is asked for again for 3 s, all such ids together; then it is believed, for 1.5 s
         without a question. Raises AuthenticationError; DeadlineExceededError where the registry does not answer; PeerError.
         """
         known = self._known
-        found = {each: known.schemas[each] for each in schema_ids if each in known.schemas}
-        due = [each for each in schema_ids if each not in found and not known.unknown_since(each, _UNKNOWN_KEPT_S)]
-        new = [each for each in due if not known.unknown_since(each, _FORGOTTEN_S)]
-        found |= self._fetched(due)
+        keys = {each: _key(each, subject) for each in schema_ids}
+        found = {each: known.schemas[key] for each, key in keys.items() if key in known.schemas}
+        due = [each for each in keys if each not in found and not known.unknown_since(keys[each], _UNKNOWN_KEPT_S)]
+        new = [each for each in due if not known.unknown_since(keys[each], _FORGOTTEN_S)]
+        found |= self._fetched(due, subject)
         for pause in _PAUSES_S:
             missing = [each for each in new if each not in found]
             if not missing:
                 break
             time.sleep(pause)
-            found |= self._fetched(missing)
+            found |= self._fetched(missing, subject)
         return found
 
-    def fetch(self, schema_id: SchemaId) -> RegisteredSchema:
+    def fetch(self, schema_id: SchemaId, subject: str | None = None) -> RegisteredSchema:
         """The schema of this id as the registry has it now, whatever is kept. Raises as `by_id`, at once."""
         path = f"{_GUIDS}{schema_id}" if isinstance(schema_id, UUID) else f"/schemas/ids/{schema_id}"
-        found = self._schema(schema_id, self._get(path, f"schema {schema_id}"))
+        if subject is not None and _key(schema_id, subject)[0]:
+            path += f"?subject={_quoted(subject)}"
+        found = self._schema(schema_id, self._get(path, f"schema {schema_id}"), subject)
         self._known.keep(found)
         return found
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema:
         """A version of a subject, or the newest now (None). Raises as `by_id`."""
-        return self._of_subject(self._version(subject, version))
+        found = self._of_subject(self._version(subject, version), subject)
+        self._known.keep(found)
+        return found
 
     def versions(self, subject: str, newest: int) -> list[RegisteredSchema]:
         """The newest this many versions of a subject, oldest first. Raises as `by_id`."""
@@ -205,18 +220,21 @@ class SchemaRegistry:
         return [self.version(subject, number) for number in sorted(numbers)[-newest:]]
 
     def lookup(self, subject: str, schema: RegisteredSchema) -> RegisteredSchema:
-        """The same schema as it is registered under the subject, with its id there. Raises as `by_id`."""
+        """The same schema as it is registered under the subject, with its id and its rules there. Raises as `by_id`."""
         path = f"/subjects/{_quoted(subject)}"
         answer = self._call("POST", path, f"this schema in subject '{subject}'", _body(schema))
-        return replace(schema, id=self._number(answer, path))
+        return self._as_registered(schema, subject, answer, path)
 
-    def compose(self, kind: str, text: str, references: Sequence[SchemaReference] = ()) -> RegisteredSchema:
+    def compose(
+        self, kind: str, text: str, references: Sequence[SchemaReference] = (), *, subject: str | None = None
+    ) -> RegisteredSchema:
         """A schema of one's own, to be registered or looked up. The texts of those that it refers to are looked up now.
 
-        `kind`: AVRO, JSON or PROTOBUF. Its id is 0 until it has one. Raises as `by_id`.
+        `kind`: AVRO, JSON or PROTOBUF. Its id is 0 until it has one. `subject`: its own, if it is in a context, where its
+        references then are, too. Raises as `by_id`.
         """
         named = [{"name": each.name, "subject": each.subject, "version": each.version} for each in references]
-        return self._schema(0, {"schema": text, "schemaType": kind, "references": named})
+        return self._schema(0, {"schema": text, "schemaType": kind, "references": named}, subject)
 
     def register(self, subject: str, schema: RegisteredSchema) -> RegisteredSchema:
         """Register a schema under the subject; one that is registered already keeps its id.
@@ -227,17 +245,17 @@ class SchemaRegistry:
         """
         path = f"/subjects/{_quoted(subject)}/versions"
         answer = self._call("POST", path, f"subject '{subject}'", _body(schema))
-        return replace(schema, id=self._number(answer, path))
+        return self._as_registered(schema, subject, answer, path)
 
     # --- answers
 
-    def _fetched(self, schema_ids: Collection[SchemaId]) -> dict[SchemaId, RegisteredSchema]:
+    def _fetched(self, schema_ids: Collection[SchemaId], subject: str | None) -> dict[SchemaId, RegisteredSchema]:
         found = {}
         for each in schema_ids:
             try:
-                found[each] = self.fetch(each)
+                found[each] = self.fetch(each, subject)
             except UnknownSchemaError:
-                self._known.keep_unknown(each)
+                self._known.keep_unknown(_key(each, subject))
         return found
 
     @property
@@ -252,30 +270,55 @@ class SchemaRegistry:
             raise self._strange(path)
         return answer
 
-    def _of_subject(self, answer: Mapping[str, Any]) -> RegisteredSchema:
-        found = self._schema(self._number(answer, "the subject"), answer)
-        self._known.keep(found)
-        return found
+    def _of_subject(self, answer: Mapping[str, Any], subject: str) -> RegisteredSchema:
+        return self._schema(self._number(answer, "the subject"), answer, subject)
 
-    def _schema(self, schema_id: SchemaId, answer: Any) -> RegisteredSchema:  # noqa: ANN401 - JSON
+    def _as_registered(self, schema: RegisteredSchema, subject: str, answer: Any, path: str) -> RegisteredSchema:  # noqa: ANN401 - JSON
+        """With its id, and its rules: a subject's next version has those of the previous, unless it has others."""
+        number = self._number(answer, path)
+        is_whole = "schema" in answer  # older registries answer with the id alone
+        rules = self._rules(answer) if is_whole else self.fetch(number, subject).rules
+        return replace(schema, id=number, subject=subject, rules=rules)
+
+    def _schema(self, schema_id: SchemaId, answer: Any, subject: str | None) -> RegisteredSchema:  # noqa: ANN401 - JSON
         if not isinstance(answer, dict) or not isinstance(answer.get("schema"), str):
             raise self._strange(f"schema {schema_id}")
         texts: dict[str, str] = {}
-        self._add_references(answer, texts, ())
-        kind = answer.get("schemaType") or "AVRO"
-        return RegisteredSchema(schema_id, str(kind), answer["schema"], tuple(texts.items()), tuple(self._uses(answer)))
+        self._add_references(answer, texts, (), context_of(subject))
+        return RegisteredSchema(
+            schema_id,
+            str(answer.get("schemaType") or "AVRO"),
+            answer["schema"],
+            tuple(texts.items()),
+            tuple(self._uses(answer)),
+            subject,
+            self._rules(answer),
+        )
 
-    def _add_references(self, answer: Mapping[str, Any], texts: dict[str, str], within: tuple[str, ...]) -> None:
-        """The texts that a schema refers to, deepest first."""
+    def _add_references(self, answer: Mapping[str, Any], texts: dict[str, str], within: tuple[str, ...], context: str) -> None:
+        """The texts that a schema refers to, deepest first. A subject without a context is in that of what refers to it."""
         for reference in self._uses(answer):
             name = reference.name
             if name in within or len(texts) >= _MOST_REFERENCES:
                 raise CorruptDataError(f"{self.config.shown}: the references of a schema run in a circle at '{name}'")
             if name in texts:  # reached on another way
                 continue
-            inner = self._version(reference.subject, reference.version)
-            self._add_references(inner, texts, (*within, name))
+            subject = reference.subject if context_of(reference.subject) else context + reference.subject
+            inner = self._version(subject, reference.version)
+            self._add_references(inner, texts, (*within, name), context_of(subject))
             texts[name] = str(inner.get("schema"))
+
+    def _rules(self, answer: Mapping[str, Any]) -> tuple[SchemaRule, ...]:
+        """Those of a schema that are not disabled, and whose failure is an error."""
+        given = answer.get("ruleSet") or {}
+        try:
+            if (given.get("enableAt") or "ALL") not in ("ALL", "CLIENT"):
+                return ()
+            phases = ("domainRules", "encodingRules", "migrationRules")
+            rules = [_rule(each, phase) for phase in phases for each in given.get(phase) or () if not each.get("disabled")]
+        except (AttributeError, TypeError) as error:
+            raise self._strange("the rules of a schema") from error
+        return tuple(each for each in rules if each.modes)
 
     def _uses(self, answer: Mapping[str, Any]) -> list[SchemaReference]:
         try:
@@ -356,11 +399,17 @@ class SchemaRegistry:
 
     def _pool(self, access: Access) -> urllib3.PoolManager:
         """The connections of this process, recreated where what TLS needs has changed."""
-        kept, wanted = self._known.pool, (access.tls, access.key_file)
-        if kept is None or kept[0] != wanted:
+        kept = self._known.pool
+        try:
             tls = self.config.tls(access) if any(url.startswith("https:") for url in self.config.urls) else None
+        except UsageError as error:
+            if kept is None:
+                raise
+            log.warning("%s; the connections that there are go on", error)  # files that are being renewed
+            return kept[1]
+        if kept is None or kept[0] is not tls:
             made = _urllib3().PoolManager(ssl_context=tls) if tls is not None else _urllib3().PoolManager()
-            self._known.pool = kept = wanted, made
+            self._known.pool = kept = tls, made
         return kept[1]
 
 
@@ -396,6 +445,19 @@ def _urllib3() -> Any:  # noqa: ANN401 - a module
 
 def _quoted(subject: str) -> str:
     return quote(subject, safe="")
+
+
+def _key(schema_id: SchemaId, subject: str | None) -> _Key:
+    return "" if isinstance(schema_id, UUID) else context_of(subject), schema_id
+
+
+def _rule(rule: Mapping[str, Any], phase: str) -> SchemaRule:
+    """One rule. Without a mode it is taken for one of all: what is not known is not taken for none."""
+    mode = str(rule.get("mode") or ("UPDOWN" if phase == "migrationRules" else "WRITEREAD"))
+    modes = _BOTH_WAYS.get(mode, (mode,))
+    actions = str(rule.get("onFailure") or "ERROR").split(",")
+    failing = [each for each, action in zip(modes, actions * len(modes), strict=False) if action.strip() != "NONE"]
+    return SchemaRule(str(rule.get("name")), str(rule.get("type")), frozenset(failing))
 
 
 def _brief(error: Exception) -> str:

@@ -27,7 +27,7 @@ class RegisteredJsonFormat(RegisteredFormat):
     @property
     def record(self) -> str | None:
         """The title of the reader's JSON Schema, if it has one."""
-        document = json.loads(self.reader.text)
+        document = json.loads(self.reader.text.removeprefix("\ufeff"))
         title = document.get("title") if isinstance(document, dict) else None
         return title if isinstance(title, str) else None
 

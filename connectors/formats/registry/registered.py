@@ -30,6 +30,10 @@ class RegisteredFormat(ValueFormat):
 
     A value whose schema no registry knows, is of another kind or does not resolve with the reader's is bad. Raises UsageError
     for a reader's schema of another kind.
+
+    Rules of a schema (encryption, conditions in CEL, migrations) are not executed. As in Confluent's clients, which lack an
+    executor then, writing by a schema that has one for writing is a UsageError, and so is reading, unless its failure there is
+    none (`onFailure` NONE). A value whose writer's schema has one for reading, or that needs a migration, is bad.
     """
 
     kind: ClassVar[str]
@@ -135,8 +139,15 @@ class RegisteredFormat(ValueFormat):
     def decode_records(self, values: pa.Array, headers: pa.Array | None) -> DecodedValues:
         """As `ValueFormat` says.
 
-        Raises DeadlineExceededError where a schema is not known and the registry does not answer, and AuthenticationError.
+        Raises DeadlineExceededError where a schema is not known and the registry does not answer, and AuthenticationError;
+        UsageError where the reader's schema has a rule for reading, unless no field is asked for.
         """
+        rule = self.reader.rule_of(["READ"]) if self._fields != [] else None
+        if rule is not None:
+            raise UsageError(
+                f"{rule}: values would be read as they are stored, encrypted or not checked. Read them by a client of "
+                "Confluent's that has the rule's executor, or take a version of the subject without the rule"
+            )
         binary = as_binary(values)
         bad: list[BadValue] = []
         parts: list[_Part] = [self._nothing(pc.indices_nonzero(binary.is_null()))] if binary.null_count else []
@@ -162,11 +173,24 @@ class RegisteredFormat(ValueFormat):
         return [ids.get(row) for row in range(len(values))]
 
     def encode(self, values: pa.Array) -> pa.Array:
-        """Values by the reader's schema, with its id before each, as `ValueFormat` says."""
+        """Values by the reader's schema, with its id before each, as `ValueFormat` says.
+
+        Raises UsageError, too, where the schema has a rule for writing.
+        """
+        rule = self.reader.rule_of(["WRITE"])
+        if rule is not None:
+            raise UsageError(
+                f"{rule}: values would be written in clear or unchecked. Write them by a client of Confluent's that has the "
+                "rule's executor, or take a version of the subject without the rule"
+            )
         if not isinstance(self.reader.id, int):
             raise UsageError("values can only be written by a schema that has a number in the registry")
         start = pa.scalar(self._prefix(self.reader.id), pa.binary())
-        return pc.binary_join_element_wise(start, self._own.encode(values), pa.scalar(b"", pa.binary()))
+        return pc.binary_join_element_wise(start, self._encoded(values), pa.scalar(b"", pa.binary()))
+
+    def _encoded(self, values: pa.Array) -> pa.Array:
+        """Values by the reader's schema, without anything before them."""
+        return self._own.encode(values)
 
     def _nothing(self, rows: pa.Array) -> _Part:
         return _Part(rows, self._own.decode(pa.nulls(len(rows), pa.binary())).values)
@@ -186,14 +210,22 @@ class RegisteredFormat(ValueFormat):
     def pinned(self, schema_id: SchemaId) -> RegisteredSchema:
         """The schema of this id as the registry has had it since this format was made. Raises as `SchemaRegistry.by_id`."""
         if schema_id not in self._known:
-            self._known[schema_id] = self.registry.fetch(schema_id)
+            self._known[schema_id] = self.registry.fetch(schema_id, self.reader.subject)
         return self._known[schema_id]
 
     def _writers(self, groups: Iterable[Framed]) -> dict[SchemaId, RegisteredSchema]:
         """The schemas that there are. What is not known is asked for together."""
         wanted = {group.schema_id for group in groups}
         known = {each: self._known[each] for each in wanted if each in self._known}
-        return known | self.registry.by_ids(wanted - known.keys())
+        return known | self.registry.by_ids(wanted - known.keys(), self.reader.subject)
+
+    def _rule_between(self, writer: RegisteredSchema) -> str | None:
+        """A rule that values of this schema need, in words. Which of it and the reader's is newer is not known."""
+        if self._fields == []:
+            return None
+        migration = writer.rule_of(["DOWNGRADE"]) or self.reader.rule_of(["UPGRADE"])
+        is_other = migration is not None and writer.fingerprint != self.reader.fingerprint
+        return writer.rule_of(["READ"]) or (migration if is_other else None)
 
     def _group(self, group: Framed, writers: Mapping[SchemaId, RegisteredSchema], binary: pa.Array) -> DecodedValues | str:
         """The values of one schema, or why none of them can be read."""
@@ -202,6 +234,8 @@ class RegisteredFormat(ValueFormat):
             return f"the schema registry has no schema {group.schema_id}"
         if writer.kind != self.kind:
             return f"schema {group.schema_id} of the registry is {writer.kind}, and not {self.kind}"
+        if (rule := self._rule_between(writer)) is not None:
+            return rule
         try:
             return self._decoded(writer, group, binary if len(group.rows) == len(binary) else binary.take(group.rows))
         except UsageError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -10,7 +11,16 @@ from uuid import UUID
 
 from headrace.enumerator.errors import PeerError, UsageError
 
-__all__ = ["RegisteredSchema", "SchemaId", "SchemaReference", "SubjectStrategy", "UnknownSchemaError", "subject_name"]
+__all__ = [
+    "RegisteredSchema",
+    "SchemaId",
+    "SchemaReference",
+    "SchemaRule",
+    "SubjectStrategy",
+    "UnknownSchemaError",
+    "context_of",
+    "subject_name",
+]
 
 SchemaId: TypeAlias = int | UUID
 """How a record names its schema: a number of the registry's, or the schema's own id, which newer writers put into headers."""
@@ -33,11 +43,26 @@ class SchemaReference:
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaRule:
+    """A rule of a schema's `ruleSet` that is active: an encryption, a condition in CEL, a migration. None is executed here.
+
+    `kind`: the type of its executor, such as ENCRYPT. `modes`: WRITE, READ, UPGRADE and DOWNGRADE, as far as its failure there
+    is an error: what a client without the executor refuses.
+    https://docs.confluent.io/platform/current/schema-registry/fundamentals/data-contracts.html#rules
+    """
+
+    name: str
+    kind: str
+    modes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class RegisteredSchema:
     """A schema as a registry has it. `kind` is AVRO, JSON or PROTOBUF.
 
     `references`: full names and texts of the schemas that it uses, each after those that it uses itself. Travels with a plan.
     `uses`: where those that its own text names are registered. `SchemaRegistry.compose` makes one that is not registered yet.
+    `subject`: the one under which it was looked up, if any. `rules`: what values need besides the schema.
     """
 
     id: SchemaId
@@ -45,6 +70,16 @@ class RegisteredSchema:
     text: str
     references: tuple[tuple[str, str], ...] = ()
     uses: tuple[SchemaReference, ...] = field(default=(), compare=False)
+    subject: str | None = field(default=None, compare=False)
+    rules: tuple[SchemaRule, ...] = field(default=(), compare=False)
+
+    def rule_of(self, modes: Collection[str]) -> str | None:
+        """The first rule that values need in one of these modes, in words; None if there is none."""
+        rule = next((each for each in self.rules if not each.modes.isdisjoint(modes)), None)
+        if rule is None:
+            return None
+        of = f" of subject '{self.subject}'" if self.subject else ""
+        return f"schema {self.id}{of} has the rule '{rule.name}' ({rule.kind}), which headrace cannot execute"
 
     @property
     def fingerprint(self) -> str:
@@ -59,6 +94,13 @@ class SubjectStrategy(StrEnum):
     TOPIC_NAME = "TopicNameStrategy"
     RECORD_NAME = "RecordNameStrategy"
     TOPIC_RECORD_NAME = "TopicRecordNameStrategy"
+
+
+def context_of(subject: str | None) -> str:
+    """The context of a subject that starts with one, as `:.plant:`; "" is the default one. Ids and names count in a context."""
+    parts = (subject or "").split(":", 2)
+    is_qualified = len(parts) == 3 and not parts[0] and parts[1] != "."
+    return f":{parts[1]}:" if is_qualified else ""
 
 
 def subject_name(strategy: SubjectStrategy, topic: str | None, *, field: str, record: str | None) -> str:

@@ -134,9 +134,12 @@ class KafkaCluster:
     def brokers(self) -> tuple[Broker, ...]:
         return self._metadata.brokers()
 
-    def warm(self, topics: set[str]) -> None:
-        """One Metadata request for those of the topics whose cache entry is stale. One try; raises as `call_any`."""
-        self._metadata.warm(topics)
+    def warm(self, topics: set[str]) -> set[str]:
+        """One Metadata request for those of the topics whose cache entry is stale; returns those that the broker does not know.
+
+        One try; raises as `call_any`.
+        """
+        return self._metadata.warm(topics)
 
     def invalidate(self, topic: str) -> None:
         """Forget what is cached about a topic, so that the next question goes to a broker."""

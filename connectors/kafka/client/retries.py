@@ -166,6 +166,8 @@ class Retries:
         unknown = _Streak(_UNKNOWN_TOPIC_GRACE_S, lambda error: isinstance(error, UnknownTopicError))
 
         def worth_another_try(error: BaseException) -> bool:
+            if isinstance(error, OutageError):  # a call within this one has tried for as long as a call may
+                return False
             return not unknown.ends_with(error) and is_retriable(error) and not self._is_stopped()
 
         def tell(state: tenacity.RetryCallState) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
-from headrace.connectors.security.endpoint import Http
+from headrace.connectors.security.endpoint import Http, shown
 from headrace.connectors.security.renewal import Renewal
 from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, FileTokens, ManagedIdentity, MskTokens
 from headrace.enumerator.errors import UsageError
@@ -19,6 +21,31 @@ __all__ = ["SASL_PROPERTIES", "SaslConfig", "login", "parse_jaas"]
 _WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _WITH_TOKEN = ("OAUTHBEARER", "AWS_MSK_IAM")
 _MECHANISMS = (*_WITH_PASSWORD, "GSSAPI", *_WITH_TOKEN)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Provider:
+    """What a token provider without a value of its own is known by: itself, and all copies that are made of it here.
+
+    A process has one cluster for equal configurations, whose connections all of its tasks use: each brings a copy.
+    """
+
+    provider: object
+    name: str = field(default_factory=lambda: uuid4().hex)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Provider) and (self.provider is other.provider or self.name == other.name)
+
+    def __hash__(self) -> int:
+        return hash(type(self.provider).__qualname__)
+
+
+def _known_by(provider: object) -> object:
+    if type(provider).__eq__ is not object.__eq__:
+        with suppress(TypeError):  # as a dataclass that is not frozen
+            hash(provider)
+            return provider
+    return _Provider(provider)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +61,8 @@ class SaslConfig:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     kerberos_service_name: str = "kafka"
-    token_provider: Any = field(default=None, repr=False)
+    token_provider: Any = field(default=None, repr=False, compare=False)
+    _provider: object = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raise `UsageError` for an unknown mechanism or missing credentials."""
@@ -52,6 +80,8 @@ class SaslConfig:
                 "sasl.oauthbearer.metadata.authentication.type), or from Python "
                 "SaslConfig(token_provider=...), an object with a token() method"
             )
+        if self.token_provider is not None:
+            object.__setattr__(self, "_provider", _known_by(self.token_provider))
 
     @property
     def wire_mechanism(self) -> str:
@@ -201,7 +231,7 @@ def _check_retriever(given: Mapping[str, str]) -> None:
 def _local_path(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise UsageError(f"{_URL} must be like file:///path/of/the/token, not {url!r}")
+        raise UsageError(f"{_URL} must be like file:///path/of/the/token, not {shown(url)!r}")
     return unquote(parts.path)
 
 

@@ -34,15 +34,19 @@ from headrace.connectors.kafka.read.discovery import (
     Subscription,
     Topics,
     java_pattern,
+    selects,
     validate,
 )
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS, KafkaReader
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.connectors.kafka.read.topic_ids import is_same
 from headrace.connectors.kafka.read.typed import BadRecords, TypedColumns, TypedReader
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.embedded import EmbeddedRun
-from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
+from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError, UsageError
+from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.pauses import POLL_TIMEOUT_S
+from headrace.enumerator.resumed import resumed
 from headrace.enumerator.source import Boundedness, LogSource, SourceReader
 
 log = logging.getLogger(__name__)
@@ -68,7 +72,8 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `start_of_new_partitions`: of those that appear after the first discovery; Earliest() (default), so that none of their
       records is lost.
     - `stop`: None (default) reads for ever; Latest(), At, Timestamp, Committed, or a mapping, ends there, exclusively.
-      It is resolved once, when reading starts, and partitions that appear later are then not read.
+      It is resolved once, when reading starts or continues from a checkpoint; partitions that appear later are not read.
+      Committed is a UsageError then for a group that has committed nothing, unless it has a fallback.
     - `group`: commit the positions there whenever a checkpoint completes (never otherwise). Default: none.
     - `isolation_level`: "read_committed" (default) or "read_uncommitted", which is the Java client's default, and that of the
       engines' transforms and formats that take its options.
@@ -77,7 +82,8 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
     - `fail_on_data_loss`: True (default) raises DataLossError when records are gone. False warns and continues with what is
       there: where the log starts now; or, where leader epochs prove that it was truncated, where it is no more what was read,
-      so that nothing is left out that was written since. A read with a stop never goes back: it ends there.
+      so that nothing is left out that was written since. A read with a stop never goes back: it ends there. What a
+      checkpoint has and the source selects no more is a loss, too: tolerated, it is forgotten.
     - `columns`: of the batches; default key, value, topic, partition, offset, timestamp, timestampType. Also: headers.
     - `discovery_interval_s`: seconds between two looks for new partitions (default 300); None looks only at start and restore.
     - `fetch_budget_bytes`: bound on what one reader holds fetched but not decoded (default 64 MiB).
@@ -360,6 +366,10 @@ class KafkaSource(LogSource[KafkaSplit]):
             raise error
         log.warning("%s; continuing at offset %d", error, resume)
 
+    def selects(self, split: KafkaSplit) -> bool:
+        """Whether the topic, or the partition, is one of those that this source reads."""
+        return selects(self.subscription, (split.topic, split.partition))
+
     def on_splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
         """Partitions are gone. DataLossError, or with `fail_on_data_loss=False` a warning."""
         found = shared_cluster(self.config).find_topics({split.topic for split in splits})
@@ -448,16 +458,28 @@ def _fate(split: KafkaSplit, topic: TopicMetadata | None) -> str:
     return "the topic is there, but the source no longer selects the partition"
 
 
+def _with_own_end(source: KafkaSource, positions: Checkpoint[KafkaSplit]) -> Checkpoint[KafkaSplit]:
+    """These positions, up to where this source ends. In them is where the reading before was to end."""
+    if source.stop is not None:
+        return resumed(source, positions)
+    endless = (SplitState(state.split.between(state.split.next_offset, None), finished=False) for state in positions.splits)
+    return Checkpoint(positions.checkpoint_id, tuple(endless), exhausted=False)
+
+
 class KafkaBatches:
     """Iterates the Arrow record batches of a source in the caller's thread. Not thread-safe; a context manager.
 
     `checkpoint()` gives the state as of the batches taken so far, as bytes to store; once they are stored, call
     `checkpoint_completed()`, which commits offsets to the source's group, if it has one. `source.batches(those bytes)`
-    continues from there: no record twice, none lost, partitions that were added meanwhile included.
+    continues from there: no record twice, none lost, partitions that were added meanwhile included. It ends at the `stop` of
+    that source, as it is then, and without one does not end.
     """
 
     def __init__(self, source: KafkaSource, checkpoint: bytes | None) -> None:
         """Not for callers: see `KafkaSource.batches`. Contacts the cluster."""
+        if checkpoint is not None:  # which has where the reading before was to end
+            serializer = CheckpointSerializer(source.name, source.split_serializer)
+            checkpoint = serializer.serialize(_with_own_end(source, serializer.deserialize(checkpoint)))
         self._run = EmbeddedRun(
             source, clock=time.monotonic, checkpoint=checkpoint, discovery_interval_s=source.discovery_interval_s
         )
@@ -467,11 +489,22 @@ class KafkaBatches:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        """The next batch that has rows; waits for it. Ends when every partition has reached its stop."""
-        while not self._run.finished:
-            batch = self._run.poll(POLL_TIMEOUT_S)
-            if batch is not None and batch.records.num_rows:
-                return batch.records
+        """The next batch that has rows; waits for it. Ends when every partition has reached its stop, and after `close`.
+
+        A call that is interrupted, as by Ctrl-C, has taken nothing: the next one gives what it would have given. Raises
+        StateError where it was interrupted while the run changed its own state.
+        """
+        before = self._run.handed
+        try:
+            while not self._run.finished and not self._run.closed:
+                batch = self._run.poll(POLL_TIMEOUT_S)
+                if batch is not None and batch.records.num_rows:
+                    return batch.records
+        except HeadraceError:
+            raise
+        except BaseException:
+            self._run.take_back(before)
+            raise
         self.close()
         raise StopIteration
 

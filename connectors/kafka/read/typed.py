@@ -55,6 +55,8 @@ class TypedColumns:
         if not raw and self.columns:
             raise UsageError(f"{', '.join(self.columns)} can only be read alongside other columns")
         arrow_schema(raw)
+        for each in self.wanted.values():
+            each.decode(pa.nulls(0, pa.binary()))  # what may never be read is refused here, and not by every task
 
     def bad_columns(self) -> tuple[str, ...]:
         """The names of those that tell of bad records, in their order."""
@@ -162,7 +164,6 @@ class TypedReader(SourceReader[KafkaSplit]):
         self._rest: deque[SplitBatch[KafkaSplit]] = deque()  # parts of a batch that is too large, decoded
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
-        """As `SourceReader` says."""
         self._reader.add_splits(splits)
 
     def poll(self, timeout: float) -> SplitBatch[KafkaSplit] | None:
@@ -193,7 +194,6 @@ class TypedReader(SourceReader[KafkaSplit]):
                 return replace(batch, records=records)
 
     def close(self) -> None:
-        """As `SourceReader` says."""
         self._reader.close()
 
     def _note(self, bad: int) -> None:

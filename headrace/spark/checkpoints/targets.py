@@ -18,8 +18,6 @@ from headrace.connectors.files.store import Store, is_local, open_store
 from headrace.enumerator.errors import UsageError
 from headrace.spark.checkpoints.logs import METADATA
 
-__all__ = ["UNFINISHED", "CopyTarget", "copy_target"]
-
 UNFINISHED = b"headrace checkpoint: this copy is not finished"
 
 

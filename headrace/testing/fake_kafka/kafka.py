@@ -91,7 +91,6 @@ class FakeKafka:
             self._reservations = stack.pop_all()
 
     def __enter__(self) -> FakeKafka:
-        """Itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -103,7 +103,8 @@ class RunCommitter(
             self._fenced = True
         if self._state.stored is None:
             return None
-        return CommitList(self._state.stored.positions.checkpoint_id, self._state.stored.handles, self._state.stored.completed)
+        stored = self._state.stored
+        return CommitList(stored.positions.checkpoint_id, stored.handles, stored.completed or not stored.handles)
 
     # --- committing ---------------------------------------------------------------------------------------------------
 
@@ -124,39 +125,49 @@ class RunCommitter(
         positions, stored = self._proposed, self._state.stored
         if positions is not None and positions.checkpoint_id == commits.epoch:
             self._proposed = None
-            self._record(self._next(positions, commits), commits)
+            following = self._next(positions, commits)
+            self._record(following)
             self._is_stored(commits.epoch)
+            if not following.completed and not following.handles:  # the sinks have recorded it, and there is nothing to end
+                self._state.write(replace(following, completed=True))
             return
         assert stored is not None
         if commits.handles:
-            self._record(self._with_copies(stored, commits.handles), commits)
+            self._record(self._with_copies(stored, commits.handles))
             return
         self._state.write(replace(stored, handles=(), completed=True))
         for output in self._recorded_last:
             output.strategy.completed(self._state.epochs(output).last)
 
-    def _record(self, checkpoint: RunCheckpoint[SplitT, Any], commits: CommitList[WorkerHandle[Any]]) -> None:
+    def _record(self, checkpoint: RunCheckpoint[SplitT, Any]) -> None:
+        """One that is completed has nothing of which a sink is to be notified."""
         self._state.write(checkpoint)
-        if commits.handles:
+        if not checkpoint.completed:
             for output in self._recorded_last:
-                output.driver.record(output.strategy.listed(self._state.epoch, self._state.own(output, commits.handles)))
+                output.driver.record(output.strategy.listed(self._state.epoch, self._state.own(output, checkpoint.handles)))
 
     def _next(self, positions: Checkpoint[SplitT], commits: CommitList[WorkerHandle[Any]]) -> RunCheckpoint[SplitT, Any]:
         """The checkpoint to be stored. Its epoch is in the lower half of its number's: those of copies come behind it."""
         assert commits.epoch is not None, "a run's lists are its checkpoints"
         before = self._state.epoch
         first = commits.epoch << EPOCH_BITS
-        epoch = max(first + self._draw() % (1 << EPOCH_BITS - 1), before + 1) if commits.handles else before
+        stored = self._state.stored
+        has_moved = stored is None or stored.positions.splits != positions.splits
+        recording = {output.name for output in self._state.outputs if output.records_all_epochs and has_moved}
+        is_reported = bool(commits.handles or recording)
+        epoch = max(first + self._draw() % (1 << EPOCH_BITS - 1), before + 1) if is_reported else before
         by_output = {}
         for place, output in enumerate(self._state.outputs):
             last = self._state.epochs(output).last
-            is_notified = commits.handles and (place == 0 or self._state.own(output, commits.handles))
+            is_notified = output.name in recording or (
+                commits.handles and (place == 0 or self._state.own(output, commits.handles))
+            )
             by_output[output.name] = (last, epoch if is_notified else last)
         numbers = {each >> EPOCH_BITS for reported in by_output.values() for each in reported}
         by_output.pop(DEFAULT_OUTPUT, None)
-        replaced = () if self._state.stored is None else self._state.stored.replaced
+        replaced = () if stored is None else stored.replaced
         still = tuple(each for each in replaced if each >> EPOCH_BITS in numbers)
-        return RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output, still)
+        return RunCheckpoint(positions, commits.handles, not is_reported, epoch, before, by_output, still)
 
     def _with_copies(
         self, stored: RunCheckpoint[SplitT, HandleT], copies: Sequence[WorkerHandle[Any]]

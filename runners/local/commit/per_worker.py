@@ -12,7 +12,7 @@ from headrace.enumerator.errors import DeadlineExceededError, RetriableError, St
 from headrace.runners.local.commit.strategy import EPOCH_BITS, CommitStrategy, SinkEpochs
 from headrace.runners.local.events import WorkerHandle
 
-__all__ = ["PerWorkerCommit"]
+__all__ = ["PerWorkerCommit", "RecordedCommit"]
 
 _Result = TypeVar("_Result")
 
@@ -86,6 +86,18 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         for listed in handles:
             own.setdefault(listed.number, []).append(listed.handle)
         return dict(zip(own, at_once(act, [self._of(number) for number in own], list(own.values())), strict=True))
+
+
+class RecordedCommit(PerWorkerCommit[HandleT]):
+    """What is recorded in the sink is in the same place as the rows (`capabilities.EpochRecord`)."""
+
+    def possible(self, reported: SinkEpochs) -> Collection[int]:
+        """A checkpoint is completed after the sink has recorded it: one that does not know it is another one, or an older."""
+        return {reported.last} if reported.completed else reported.possible
+
+    def is_last(self, seen: int, reported: SinkEpochs) -> bool:
+        """What is read is what is recorded; of a list that cannot be read nothing is known."""
+        return seen > 0
 
 
 def at_once(

@@ -11,7 +11,7 @@ from headrace.connectors.base.sink import Attempt, HandleT, TwoPhaseSink
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint, WorkerRegistry
 from headrace.runners.local.commit.per_run import PerRunCommit
-from headrace.runners.local.commit.per_worker import PerWorkerCommit
+from headrace.runners.local.commit.per_worker import PerWorkerCommit, RecordedCommit
 from headrace.runners.local.commit.strategy import CommitStrategy, SinkEpochs
 from headrace.runners.local.events import WorkerHandle
 
@@ -35,10 +35,12 @@ class RunOutput:
         self.name, self.sink = name, sink
         self.run = registry().run_at(name)
         self.driver = sink.committer(self.run)
+        self.records_all_epochs = capabilities.records_all_epochs(sink)
+        per_worker = RecordedCommit if isinstance(sink, capabilities.EpochRecord) else PerWorkerCommit
         self.strategy: CommitStrategy[Any] = (
             PerRunCommit(self.driver)
             if isinstance(sink, capabilities.SingleCommit)
-            else PerWorkerCommit(sink, lambda writer: registry().job(writer, name), number, self.driver)
+            else per_worker(sink, lambda writer: registry().job(writer, name), number, self.driver)
         )
 
     @property

@@ -69,7 +69,7 @@ class RunTakeover(Generic[SplitT, HandleT]):
                 self._record_stored(output, last, decided)
                 decided.append(output)
         left = tuple(listed for listed in stored.handles if self._state.sinks.output_of(listed.handle) not in ended)
-        if len(left) < len(stored.handles):
+        if len(left) < len(stored.handles) or (not left and not stored.completed):
             self._state.write(replace(stored, handles=left, completed=not left))
 
     def _record_stored(self, output: RunOutput, epoch: int, decided: Sequence[RunOutput]) -> None:
@@ -137,7 +137,7 @@ class RunTakeover(Generic[SplitT, HandleT]):
         if seen in possible:
             return
         last = 0 if self._state.stored is None else self._state.stored.positions.checkpoint_id
-        if seen in (0, reported.before):
+        if seen in (0, reported.before) or seen >> EPOCH_BITS < reported.last >> EPOCH_BITS:
             known = f"checkpoint {seen >> EPOCH_BITS}" if seen else "none of its checkpoints"
             raise StateError(
                 f"{self._location}: the last good checkpoint is {last}, and {output.of} knows {known}: it is another "

@@ -81,12 +81,14 @@ class SplitState(_message.Message):
     def __init__(self, split: _Optional[bytes] = ..., finished: bool = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("error", "final")
+    __slots__ = ("error", "final", "unclassified")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    UNCLASSIFIED_FIELD_NUMBER: _ClassVar[int]
     error: str
     final: bool
-    def __init__(self, error: _Optional[str] = ..., final: bool = ...) -> None: ...
+    unclassified: bool
+    def __init__(self, error: _Optional[str] = ..., final: bool = ..., unclassified: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("version",)

@@ -28,17 +28,13 @@ from headrace.connectors.base.capabilities import warm_driver
 from headrace.runners.spark.private import hadoop_path, start_unwatched
 from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, looked, under_way
 from headrace.runners.spark.supervision.exit_causes import one_line
-from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, intercepted
+from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, Starter, intercepted
 from headrace.runners.spark.supervision.takeover import LOCATION, writer_of
 
 log = logging.getLogger(__name__)
 
-__all__ = ["DryRun", "dry_run_folder"]
-
 BATCHES = 5
-KEEP_WARM_S = 30.0
-"""Less than the minute after which Spark ends an idle Python worker."""
-
+KEEP_WARM_S = 30.0  # less than the minute after which Spark ends an idle Python worker
 LONGEST_S = 60.0
 POLL_S = 0.05
 _HARMLESS = frozenset({OURS, "rate", "rate-micro-batch"})
@@ -57,7 +53,7 @@ class _NotDryRun(BaseException):
     """No dry run of this job is possible. Not an Exception: the job's own `except` must not take it for one of its errors."""
 
 
-class DryRun:
+class DryRun(Starter):
     """Of one job in one driver, whose sinks are of the format `data_source`. Called by the driver's main thread.
 
     `called`: the driver is to run the job, so hurry.
@@ -144,7 +140,8 @@ class DryRun:
         writer = started.frame.writeStream
         if started.sink.lower() == OURS:
             # With its options, as its processes look at where they would write.
-            writer = writer.format(OURS).options(**_without_checkpoint(started)).option(DRY_RUN, "true")
+            options = {name: value for name, value in started.options.items() if name.lower() != LOCATION}
+            writer = writer.format(OURS).options(**options).option(DRY_RUN, "true")
             threading.Thread(target=_look, args=[started, self._data_source], daemon=True).start()
         else:
             writer = writer.format("noop")
@@ -171,10 +168,6 @@ class DryRun:
             with suppress(Exception):  # as above
                 path, configuration = hadoop_path(self._elsewhere, str(self._folder))
                 path.getFileSystem(configuration).delete(path, True)  # noqa: FBT003 - Hadoop's: all below it, too
-
-
-def _without_checkpoint(started: StartedQuery) -> dict[str, str]:
-    return {name: value for name, value in started.options.items() if name.lower() != LOCATION}
 
 
 def _look(started: StartedQuery, data_source: type[DataSource]) -> None:

@@ -39,17 +39,12 @@ from headrace.runners.user_cache import cache_directory
 
 log = logging.getLogger(__name__)
 
-__all__ = ["CheckpointLock", "is_held", "taking"]
-
 _ASK_AGAIN_S = 0.05
-_TRIES_IN_SILENCE = 100
-"""Of this many, 5 s, the last one says who is waited for."""
+_TRIES_IN_SILENCE = 100  # of this many, 5 s, the last one says who is waited for
 _TRIES_TO_KEEP = 3
 """The first one finds that the file is another, and opens that; the second one has it, or another driver does."""
 _LONGEST_NAME = 256
-_FLOCK = "hhqqi"
-"""`struct flock` of 64-bit Linux: type, whence, start, length, pid."""
-
+_FLOCK = "hhqqi"  # `struct flock` of 64-bit Linux: type, whence, start, length, pid
 _NO_LOCKS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 """What a file system states that has no locks. All other errors may pass."""
 
@@ -58,8 +53,7 @@ _NO_PLACE = frozenset(
 )
 """What is said of a place at which no file can be, now or later. All other errors may pass."""
 
-_OF_THE_FILE, _OF_THE_PROCESS = 0, 1
-"""The bytes that are locked."""
+_OF_THE_FILE, _OF_THE_PROCESS = 0, 1  # the bytes that are locked
 
 # --- what is done, in which order -------------------------------------------------------------------------------------
 
@@ -117,9 +111,7 @@ Taking = Generator[LockStep, "bool | str | None", None]
 
 
 def taking(me: str) -> Taking:
-    """The steps by which a process tree takes the lock. Raises FencedError where another supervisor is alive and has the
-    job.
-    """
+    """The steps by which a process tree takes the lock. Raises FencedError where another living supervisor has the job."""
     while not (yield TryLock()):
         holder = yield WhoHolds()
         if isinstance(holder, str) and holder != me:  # else it would kill its own JVM
@@ -164,10 +156,7 @@ class CheckpointLock:
     """The lock of one checkpoint, for as long as this process is alive. Called by the driver's main thread."""
 
     def __init__(self, location: str) -> None:
-        """`location`: the checkpoint's path or URI, one name for one place. Nothing is taken.
-
-        Raises UsageError and RetriableError as `take`.
-        """
+        """`location`: the checkpoint's path or URI, one name for one place. Raises UsageError and RetriableError as `take`."""
         self._location = location
         self.path = lock_file(location)
         self._me = ""
@@ -194,8 +183,7 @@ class CheckpointLock:
         self._is_held = True
 
     def keep(self) -> None:
-        """Once it is taken, from time to time, in one thread: if another process has removed the file, take what is there
-        instead.
+        """Once it is taken, from time to time, in one thread: if another process has removed the file, take the new one.
 
         Raises FencedError where another driver has that: then two are running, and this one must end. UsageError and
         RetriableError as `take`; the next call tries again.
@@ -229,7 +217,6 @@ class CheckpointLock:
                 step = steps.send(self._perform(step))
 
     def _opened(self) -> int:
-        """It stays open for as long as the process is alive."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -368,11 +355,8 @@ class CheckpointLock:
         )
 
 
-_taken: set[str] = set()
-"""What this process has locked, by `_identity`."""
-
-_files: set[int] = set()
-"""Descriptors of all files of locks that this process has open."""
+_taken: set[str] = set()  # what this process has locked, by `_identity`
+_files: set[int] = set()  # descriptors of all files of locks that this process has open
 
 
 def _close(file: int) -> None:
@@ -399,10 +383,7 @@ def lock_file(location: str) -> Path:
 
 
 def is_held(location: str) -> bool:
-    """Whether a driver has the lock of this checkpoint, a local folder, now. Takes nothing, and so keeps no process out.
-
-    By any process, as the lock that is bound to the file is asked for. Raises OSError.
-    """
+    """Whether any process has the lock of this local checkpoint, by the one bound to the file. Takes none. Raises OSError."""
     try:
         file = os.open(lock_file(location), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

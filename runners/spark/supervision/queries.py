@@ -12,8 +12,6 @@ from headrace.runners.spark.supervision.exit_causes import refusal_behind
 
 log = logging.getLogger(__name__)
 
-__all__ = ["ProgressOfQueries", "RunningQuery", "WatchedQuery", "queries_of"]
-
 
 @runtime_checkable
 class RunningQuery(Protocol):

@@ -31,8 +31,6 @@ from headrace.enumerator.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-__all__ = ["StatusFile", "instant_in"]
-
 
 @dataclass(frozen=True, slots=True)
 class StatusFile:

@@ -17,6 +17,7 @@ from headrace.connectors.kafka.client.positions import Earliest, Latest, Timesta
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
+from headrace.runners.waiting import wait_until
 from headrace.testing.servers.kafka import BrokerCluster, create_topic, delete_topic
 from tests.helpers.kafka_rig import transactional
 from tests.helpers.kafka_tools import created, produce
@@ -212,6 +213,12 @@ def test_offsets_and_groups_survive_the_death_of_leaders(three: BrokerCluster, t
         after = kafka.list_offsets(dict.fromkeys(tps, Latest()))
         assert {tp: a.offset for tp, a in after.items()} == {tp: b.offset for tp, b in before.items()}
         assert victim not in {kafka.leader(*tp).broker.node_id for tp in tps}
-        committed = kafka.committed_offsets(group, tps)
-        assert {tp: found and found.offset for tp, found in committed.items()} == dict.fromkeys(tps, 1)
+
+        def check_committed() -> None:
+            committed = kafka.committed_offsets(group, tps)
+            if {tp: found and found.offset for tp, found in committed.items()} != dict.fromkeys(tps, 1):
+                raise RetriableError(f"{committed}")
+
+        # A new coordinator shows what is below its high watermark, which it learns from the others.
+        wait_until(check_committed, "what was committed")
         kafka.commit_offsets(group, dict.fromkeys(tps, CommittedOffset(2)))

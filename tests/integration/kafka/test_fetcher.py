@@ -198,7 +198,7 @@ def test_fetching_continues_where_it_is_reported(broker, kafka, topic):
         assert isinstance(fetcher.poll(TIMEOUT_S), FetchedData)
         fetcher.finish(name, 1)
         again = FetchFrom(name, 0, 40, stop=60)
-        fetcher.assign(again)
+        fetcher.assign([again])
         assert Reader(fetcher, [again]).read_all() == {0: written[0][40:60]}
 
 

@@ -195,12 +195,12 @@ def session(tmp_path, monkeypatch) -> Iterator[Callable[[str], Session]]:
     monkeypatch.setattr(databases, "docker_answers", lambda: False)
     with ExitStack() as stack:
 
-        def begin(system: str) -> Session:
+        def start(system: str) -> Session:
             with SERVERS[system]():
                 pass
             return Session(system, Servers.FAKE, Journal(tmp_path / "lines.jsonl"), stack)
 
-        yield begin
+        yield start
 
 
 @pytest.mark.long

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -37,15 +36,14 @@ from headrace.runners.local.events import WorkerHandle
 from headrace.runners.spark import writers
 from headrace.testing import FakeKafka
 from headrace.testing.memory import MemorySplitSerializer
-from headrace.testing.servers.databases import PASSWORD, Database
+from headrace.testing.servers.databases import PASSWORD
 from tests.helpers import run_into_sql
-from tests.helpers.databases import REQUIRED, mariadb, postgresql, unavailable
+from tests.helpers.databases import REQUIRED, postgresql, unavailable
 from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
 
 pytestmark = pytest.mark.timeout(300)
 
 STEPS = ["fence", "clean_up", "check", "record", "end", "end", "clean_up", "record"]
-SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
 
 # What a task does that is killed: everything but to end by itself.
 WRITER = """
@@ -60,22 +58,6 @@ if step == "prepared":
 print("ready", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Callable[[str], Database]]:
-    """Gives servers by name, each started when it is first asked for."""
-    with ExitStack() as stack:
-        yield functools.cache(lambda name: stack.enter_context(SERVERS[name]()))
-
-
-@pytest.fixture(params=SERVERS)
-def rig(server, request) -> Iterator[SqlRig]:
-    rig = SqlRig(server(request.param).url)
-    yield rig
-    for gid in rig.prepared():
-        rig.roll_back(gid)
-    rig.execute(f"DROP TABLE IF EXISTS {rig.table}")
 
 
 @pytest.fixture
@@ -434,7 +416,7 @@ def test_a_driver_of_one_table_cleans_up_and_fences_nothing_of_another(rig, job,
         others.check(handles)
         others.record(CommitList(0, handles))
         assert others.end(handles[0]) is Outcome.COMMITTED
-        run_epoch(rig.sink(), job, 9, [[3]])  # drops what is kept of its own transactions only
+        run_epoch(rig.sink(), job, 9, [[3]])  # drops what is kept of this job at this table
         assert [others.end(handle) for handle in handles] == [Outcome.COMMITTED] * 2
     assert other.ids() == [1, 2]
     assert rig.sink().left_over() == other.sink().left_over() == frozenset()
@@ -572,6 +554,24 @@ def test_tasks_that_recover_at_the_same_time_wait_for_each_other(rig, job, sink)
     with closing(sink.committer(job)) as committer:
         JobCommitter(job, committer).commit(0, handles)
     assert rig.ids() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("rig", ["postgresql"], indirect=True)  # others have no search path
+def test_a_new_schema_in_the_search_path_hides_nothing_that_is_prepared(rig):
+    """Our tables are found where they were, and names of transactions were made of the schema that came first."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    job, sink = rig.job(), rig.sink(lock_timeout_s=1)
+    run_epoch(sink, job, 0, [[1]])
+    prepare(sink, Attempt(job, 1, 0, 0), [2])
+    rig.execute("CREATE SCHEMA writer")  # of the user's name: the first in the default path
+    try:
+        assert sink.left_over() == rig.prepared() != set()
+        run_epoch(sink, job, 1, [[2]])
+        assert rig.ids() == [1, 2]
+        assert not rig.prepared()
+        assert rig.execute("SELECT schemaname FROM pg_tables WHERE tablename = 'headrace_commits'") == [("public",)]
+    finally:
+        rig.execute("DROP SCHEMA writer CASCADE")
 
 
 def test_a_recovery_without_anything_of_the_job_contacts_no_process():
@@ -904,11 +904,6 @@ def test_many_rows(rig, driver):
 
 
 # --- upsert -----------------------------------------------------------------------------------------------------------
-@pytest.fixture(params=[*SERVERS, "sqlite"])
-def any_rig(server, request, tmp_path: Path) -> SqlRig:
-    return SqlRig(f"sqlite:///{tmp_path / 'some.db'}" if request.param == "sqlite" else server(request.param).url)
-
-
 def test_an_upsert_that_is_replayed_gives_the_same_table(any_rig):
     rig, job = any_rig, any_rig.job()
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100), other INT DEFAULT 7")

@@ -25,6 +25,7 @@ from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam.event_time import ColumnTime
 from headrace.spark.kafka_read import Mode, kafka_read
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, Refuse, Rewrite
+from tests.helpers.kafka_rig import flip_a_bit
 
 NANOSECONDS = 1_700_000_000_000_000_000  # of a producer that counts in them
 
@@ -92,8 +93,7 @@ def test_in_beam_it_is_minus_one_and_at_the_beginning_of_time(kafka):
 
 def test_the_limit_of_what_a_batch_may_unpack_to_can_be_raised(kafka):
     kafka.create_topic("big")
-    sink = AtLeastOnceKafkaSink(kafka.bootstrap, topic="big", properties={"compression.type": "gzip"})
-    write(sink, b"x" * 3_000_000)
+    write(AtLeastOnceKafkaSink(kafka.bootstrap, topic="big", properties={"compression.type": "gzip"}), b"x" * 3_000_000)
     limited = KafkaSource(kafka.bootstrap, topics=["big"], stop=Latest(), max_uncompressed_batch_bytes=1 << 20)
     with pytest.raises(CorruptDataError, match=r"topic 'big'.*at most 1048576 bytes .the limit is max_uncompressed"):
         read(limited)
@@ -236,8 +236,7 @@ def test_an_answer_that_is_damaged_once_is_no_damaged_log(batches, change, bad_b
     """One bit on the way: what was there was skipped for good, or ended the job."""
     spoilt = spoil(batches, 1, change, seal=False, times=1)
     reading = {"topics": ["t"], "stop": Latest(), "columns": ["offset"], "bad_batches": bad_batches}
-    found = read_offsets(KafkaSource(batches.bootstrap, **reading))
-    assert found == list(range(9))
+    assert read_offsets(KafkaSource(batches.bootstrap, **reading)) == list(range(9))
     assert spoilt.fired == 1
 
 
@@ -319,7 +318,7 @@ def test_a_second_look_brings_little_more_than_the_batch(kafka, monkeypatch):
     kafka.create_topic("large")
     for _ in range(30):
         kafka.append("large", b"x" * 20_000)
-    spoilt = kafka.fault("Fetch", Rewrite(flip_the_first), times=1)
+    spoilt = kafka.fault("Fetch", Rewrite(flip_a_bit), times=1)
     fetch, looks = reader.fetch_there, []
 
     def noted(*arguments, **limits):
@@ -330,13 +329,6 @@ def test_a_second_look_brings_little_more_than_the_batch(kafka, monkeypatch):
     assert read_offsets(KafkaSource(kafka.bootstrap, topics=["large"], stop=Latest(), columns=["offset"])) == list(range(30))
     assert [len(look.records) <= 64 * 1024 for look in looks] == [True]
     assert spoilt.fired == 1
-
-
-def flip_the_first(response):
-    for part in (part for topic in response.responses for part in topic.partitions if part.records):
-        data = bytearray(part.records)
-        data[100] ^= 1
-        part.records = bytes(data)
 
 
 @pytest.mark.parametrize("spoilt", ["the marker", "what is behind it"])

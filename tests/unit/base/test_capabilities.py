@@ -34,9 +34,9 @@ def sinks(folder: Path) -> Iterator[tuple[TwoPhaseSink[Any], set[str]]]:
     yield MemorySink(MemoryTransactionLog()), set()
     yield FunctionSink(print), set()
     yield KafkaSink("127.0.0.1:1"), {"RowRouting", "RowSharding", "PromptLookup", "OutageRetry", "Warmable"}
-    yield SqlSink("postgresql://127.0.0.1:1/none", "t"), {"WriterCommit", "LeftoverCleanup"}
-    yield UpsertSink("sqlite:///none", "t", key=("id",)), set()
-    yield FileSink(str(folder)), {"WriterCommit"}
+    yield SqlSink("postgresql://127.0.0.1:1/none", "t"), {"EpochRecord", "WriterCommit", "LeftoverCleanup"}
+    yield UpsertSink("sqlite:///none", "t", key=("id",)), {"EpochRecord"}
+    yield FileSink(str(folder)), {"EpochRecord", "WriterCommit"}
     yield DeltaSink(str(folder)), {"SingleCommit"}
 
 
@@ -84,6 +84,7 @@ class TestWithout:
     def test_of_a_sink(self):
         sink = MemorySink(MemoryTransactionLog())
         assert capabilities.bounded(sink) is sink
+        assert not capabilities.records_all_epochs(sink)
         assert capabilities.recorded_now(sink) == sink.recorded() == {}
         assert not capabilities.rows_name_targets(sink)
         assert capabilities.targets_of(sink, ROWS) == frozenset()
@@ -96,8 +97,7 @@ class TestWithout:
         assert isinstance(capabilities.committer_of_writer(sink, "writer", sink.committer("job")), MemoryCommitter)
 
     def test_of_a_committer(self):
-        log = MemoryTransactionLog()
-        sink = MemorySink(log)
+        sink = MemorySink(MemoryTransactionLog())
         handles = [prepared(sink, task) for task in (0, 1)]
         committer = sink.committer("job")
         capabilities.confirm(committer, handles)

@@ -41,7 +41,7 @@ from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, CommitList, JobClaim, Outcome, content_number, numbered_content
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
 from headrace.testing.memory_sink import MemoryCommitter, MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog
-from tests.helpers.envelopes import body_of, enveloped, resealed, without
+from tests.helpers.envelopes import NO_ENVELOPES, body_of, enveloped, resealed, without
 from tests.helpers.tables import arrows
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -339,7 +339,6 @@ def fenced(request: Any, driver_id: str | None, claim: JobClaim | None) -> Commi
 
 
 AS_OWNER = [RecoveryRequested(), CommitRequested(6, (A,)), ReleaseRequested()]
-AS_ANY = [RecoveryRequested(), CommitRequested(6, (A,))]
 
 
 @pytest.mark.parametrize("request_", AS_OWNER, ids=lambda event: type(event).__name__)
@@ -356,7 +355,7 @@ def test_whose_job_it_is_continues_also_where_only_a_number_is_kept(request_, cl
     assert fenced(request_, "mine", claim).phase is CommitPhase.CLEANING_UP
 
 
-@pytest.mark.parametrize("request_", AS_ANY, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("request_", [RecoveryRequested(), CommitRequested(6, (A,))], ids=lambda event: type(event).__name__)
 def test_a_query_without_supervision_takes_no_job_that_is_claimed_and_says_the_way_out(request_):
     with pytest.raises(SupersededError, match=r"supervised driver, his \(claim 2\).*under supervision once and stop it there"):
         fenced(request_, None, HIS)
@@ -585,13 +584,7 @@ def test_something_else_is_refused():
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"{}",
-        b"[]",
-        b"null",
-        b"7",
-        b"\xff\xfe\x00",
-        b"[" * 100_000,
+        *NO_ENVELOPES,
         LISTS.serialize(LISTED)[:-1],
         enveloped(LISTS.serialize(LISTED), version="1"),
         enveloped(LISTS.serialize(LISTED), version=0),

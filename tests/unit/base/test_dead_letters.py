@@ -119,8 +119,7 @@ class TestLetters:
         kafka.append("in", b"{")
         first = letters_of(kept(kafka))[0][2]
         kafka.append("letters", NewRecord(b"{", headers=first))
-        again = letters_of(kept(kafka, topics=["letters"]))[0][2]
-        letter = letter_of(again)
+        letter = letter_of(letters_of(kept(kafka, topics=["letters"]))[0][2])
         assert (letter.topic, letter.headers) == ("letters", tuple(first))
 
     def test_one_of_kafka_connect_is_read_too_and_what_is_none_is_none(self):

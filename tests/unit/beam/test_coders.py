@@ -92,9 +92,8 @@ def test_what_a_reader_has_to_do_comes_back_as_it_was():
 
 
 READER = ReaderRestriction((split("a", 3, 9), split("b", 0)), (split("c", 7, 7),))
-GOLDEN = Path(__file__).parents[1] / "golden"
 LEDGER = Enumerated(checkpoint_of(reading("a", 3, 9), reading("b", 0)))
-GOLDEN_READER, GOLDEN_LEDGER = (GOLDEN / f"beam_{name}_v1.bin" for name in ("reader", "ledger"))
+GOLDEN_READER, GOLDEN_LEDGER = (Path(__file__).parents[1] / "golden" / f"beam_{name}_v1.bin" for name in ("reader", "ledger"))
 
 
 def test_the_golden_files_are_read_and_written():

@@ -214,8 +214,7 @@ def test_what_is_durable_is_one_commit_and_nothing_before(tmp_path):
     flink.checkpoint()
     flink.call(HEARTBEAT)
     assert values(sink, tmp_path) == ALL[:3]
-    versions = [path for path in (Path(sink.uri) / "_delta_log").glob("*.json") if '"add"' in path.read_text()]
-    assert len(versions) == 1
+    assert len([path for path in (Path(sink.uri) / "_delta_log").glob("*.json") if '"add"' in path.read_text()]) == 1
 
 
 def test_a_second_job_from_one_savepoint_is_refused_and_so_is_the_first_that_still_runs(tmp_path):
@@ -223,8 +222,7 @@ def test_a_second_job_from_one_savepoint_is_refused_and_so_is_the_first_that_sti
     first = Flink(sink)
     first.work(1)
     savepoint = first.completed
-    second = Flink(sink, SECOND, savepoint)
-    second.work(9)
+    Flink(sink, SECOND, savepoint).work(9)
     with pytest.raises(FencedError):
         first.work(9)
     first.replace_process()
@@ -267,8 +265,7 @@ def test_an_older_checkpoint_with_as_many_transactions_of_other_rows_is_refused(
 
 
 def test_a_table_recreated_is_refused(tmp_path):
-    sink = sink_of("delta", tmp_path / "a")
-    flink = Flink(sink)
+    flink = Flink(sink_of("delta", tmp_path / "a"))
     flink.work(9)
     other = sink_of("delta", tmp_path / "b")
     with pytest.raises(StateError, match="the table says nothing: it was recreated"):

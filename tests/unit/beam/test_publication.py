@@ -23,15 +23,13 @@ def test_on_flink_a_finalised_bundle_proves_only_those_finalised_before_it_ended
     first, second = publication.register(at(0), at(5)), publication.register(at(5), at(9))
     assert publication.finalised(first) is None
     assert publication.finalised(second) is None
-    third = publication.register(at(9), at(12))
-    assert publication.finalised(third) == at(9)
+    assert publication.finalised(publication.register(at(9), at(12))) == at(9)
 
 
 def test_an_idle_split_publishes_what_it_still_owes_and_is_then_quiet():
     publication = Publication()
     publication.finalised(publication.register(at(0), at(5)))
-    idle = publication.register(at(5), at(5))
-    assert publication.finalised(idle) == at(5)
+    assert publication.finalised(publication.register(at(5), at(5))) == at(5)
     assert publication.register(at(5), at(5)) is None
     assert publication.register(at(5), at(6)) is not None
 
@@ -39,8 +37,7 @@ def test_an_idle_split_publishes_what_it_still_owes_and_is_then_quiet():
 def test_what_was_finalised_before_a_restore_proves_nothing_after_it():
     publication = Publication()
     publication.finalised(publication.register(at(0), at(9)))
-    restored = publication.register(at(4), at(6))
-    assert publication.finalised(restored) is None
+    assert publication.finalised(publication.register(at(4), at(6))) is None
 
 
 def test_the_finalisation_of_a_bundle_from_before_a_restore_is_ignored():
@@ -54,8 +51,7 @@ def test_the_finalisation_of_a_bundle_from_before_a_restore_is_ignored():
 def test_a_position_is_published_once_and_never_behind_an_earlier_one():
     publication = Publication()
     publication.finalised(publication.register(at(0), at(2)))
-    first = publication.register(at(2), at(5))
-    publication.finalised(first)
+    publication.finalised(publication.register(at(2), at(5)))
     second, third = publication.register(at(5), at(9)), publication.register(at(9), at(9))
     assert publication.finalised(third) == at(5)
     assert publication.finalised(second) is None

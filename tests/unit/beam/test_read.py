@@ -200,8 +200,7 @@ def test_a_bounded_source_leaves_nothing_to_enumerate(opened):
 def test_an_unbounded_source_is_asked_again_after_the_interval(opened):
     enumerate_stage, read_stage = stages(MemorySource(log_of(a="12")), discovery_interval_s=2.0)
     opened += [enumerate_stage, read_stage]
-    bundle = enumerate_stage.process(enumerate_stage.begin(BEGIN))
-    assert bundle.delay_s == pytest.approx(2.0, abs=0.5)
+    assert enumerate_stage.process(enumerate_stage.begin(BEGIN)).delay_s == pytest.approx(2.0, abs=0.5)
 
 
 @pytest.mark.parametrize("interval_s", [0.25, 1.0, 3.0])
@@ -209,8 +208,7 @@ def test_flink_drops_the_fraction_of_a_pause_and_the_enumeration_still_pauses(op
     """Its runner takes whole seconds of what is left of the pause when the call has ended."""
     enumerate_stage, _ = stages(MemorySource(log_of(a="12")), discovery_interval_s=interval_s)
     opened.append(enumerate_stage)
-    bundle = enumerate_stage.process(enumerate_stage.begin(BEGIN))
-    assert interval_s <= int(bundle.delay_s) <= interval_s + 1
+    assert interval_s <= int(enumerate_stage.process(enumerate_stage.begin(BEGIN)).delay_s) <= interval_s + 1
 
 
 def test_a_vanished_split_fails_every_attempt_of_the_job_and_not_only_the_first(opened, monkeypatch):
@@ -320,8 +318,7 @@ def test_the_reader_is_kept_from_call_to_call_and_the_last_call_closes_it(opened
     stage, (work,) = begin(opened, MemorySource(log_of(a="123456"), bounded=True), read_s=1e-9)
     for _ in range(3):
         assert closed == []
-        bundle = stage.process(work)
-        work = next(iter(bundle.residuals), None)
+        work = next(iter(stage.process(work).residuals), None)
     assert (work, made, closed) == (None, [1], [1])
 
 
@@ -367,14 +364,11 @@ def dividing(stage, work, after, fraction, rest):
     return divide
 
 
-@given(splits=st.lists(st.tuples(st.integers(0, 12), st.floats(0, 0.99)), max_size=8), batch_size=st.integers(1, 5))
-def test_however_the_runner_divides_a_bounded_split_while_it_is_read_every_record_comes_once(splits, batch_size):
-    """The runner asks after this many batches of a call, for such a fraction."""
-    opened = []
-    source = MemorySource(log_of(a=[str(number) for number in range(40)]), bounded=True, batch_size=batch_size)
-    stage, todo = begin(opened, source)
+def read_divided(source, splits, **options):
+    """The values of all that is read, when the runner asks for these divisions, one each call."""
+    opened, read = [], []
+    stage, todo = begin(opened, source, **options)
     asked = iter(splits)
-    read = []
     while todo:
         work, rest = todo.pop(0), []
         stage.on_output = dividing(stage, work, *next(asked, (1000, 0.0)), rest)
@@ -383,33 +377,29 @@ def test_however_the_runner_divides_a_bounded_split_while_it_is_read_every_recor
         read += values_of(output.value for output in bundle.outputs)
     for item in opened:
         item.close()
-    assert sorted(read, key=int) == [str(number) for number in range(40)]
+    return read
+
+
+@given(splits=st.lists(st.tuples(st.integers(0, 12), st.floats(0, 0.99)), max_size=8), batch_size=st.integers(1, 5))
+def test_however_the_runner_divides_a_bounded_split_while_it_is_read_every_record_comes_once(splits, batch_size):
+    """The runner asks after this many batches of a call, for such a fraction."""
+    values = [str(number) for number in range(40)]
+    read = read_divided(MemorySource(log_of(a=values), bounded=True, batch_size=batch_size), splits)
+    assert sorted(read, key=int) == values
 
 
 @given(splits=st.lists(st.tuples(st.integers(0, 12), st.floats(0, 0.99)), max_size=8), batch_size=st.integers(1, 5))
 def test_however_the_runner_divides_the_splits_of_a_reader_every_record_comes_once_and_in_its_splits_order(splits, batch_size):
     """It moves whole splits, also one whose batch is under way."""
-    opened = []
     log = log_of(**{split_id: [f"{split_id}{number:02}" for number in range(9)] for split_id in "abcde"})
-    stage, todo = begin(opened, MemorySource(log, bounded=True, batch_size=batch_size), num_readers=2)
-    asked = iter(splits)
-    read = []
-    while todo:
-        work, rest = todo.pop(0), []
-        stage.on_output = dividing(stage, work, *next(asked, (1000, 0.0)), rest)
-        bundle = stage.process(work)
-        todo += rest + bundle.residuals
-        read += values_of(output.value for output in bundle.outputs)
-    for item in opened:
-        item.close()
+    read = read_divided(MemorySource(log, bounded=True, batch_size=batch_size), splits, num_readers=2)
     assert sorted(read) == [f"{split_id}{number:02}" for split_id in "abcde" for number in range(9)]
 
 
 def test_a_call_whose_work_the_runner_takes_away_ends_without_a_reader_for_each_split(opened, monkeypatch):
     made = []
     monkeypatch.setattr(MemorySource, "create_reader", lambda self: made.append(1) or MemoryReader(self))
-    source = MemorySource(log_of(**{f"s{number}": "1234" for number in range(20)}))
-    stage, (work,) = begin(opened, source, num_readers=1)
+    stage, (work,) = begin(opened, MemorySource(log_of(**{f"s{number}": "1234" for number in range(20)})), num_readers=1)
     rest = []
     stage.on_output = dividing(stage, work, 1, 0.0, rest)
     bundle = stage.process(work)
@@ -430,8 +420,7 @@ def test_a_split_that_was_divided_while_it_is_read_ends_at_its_new_stop(opened):
 
 
 def test_the_backlog_is_the_size_of_what_is_left(opened):
-    log = log_of(a="123456")
-    stage, (work,) = begin(opened, MemorySource(log), read_s=1e-9)
+    stage, (work,) = begin(opened, MemorySource(log_of(a="123456")), read_s=1e-9)
     (rest,) = stage.process(work).residuals
     assert stage.fn.restriction_size(rest.element, rest.restriction) == 4
 
@@ -516,8 +505,7 @@ def test_the_watermark_of_a_reader_is_that_of_its_slowest_split_that_is_not_idle
 
 def test_the_later_part_of_a_divided_split_is_not_caught_up_where_the_earlier_part_ends(opened, monkeypatch):
     """Its watermark was the clock's then, before it had read one record, and all of its records were late."""
-    log = log_of(a=[str(number) for number in range(10)])
-    source = TimedSource(log, bounded=True, batch_size=2)
+    source = TimedSource(log_of(a=[str(number) for number in range(10)]), bounded=True, batch_size=2)
     stage, (work,) = begin(opened, source, event_time=ColumnTime("time"), read_s=1e-9)
     todo, later = [work], []
     stage.on_output = dividing(stage, work, 1, 0.7, later)

@@ -142,6 +142,7 @@ def test_rows_have_a_schema_that_other_languages_read_and_are_encoded_by_it():
         (pa.list_(pa.null()), r"Beam has no type for null, which field 'v\.x\[\]' has"),
         (pa.struct([("_y", pa.int32())]), r"cannot have a field 'v\.x\._y': ask only for others"),
         (pa.struct([("class", pa.int32())]), r"cannot have a field 'v\.x\.class'"),
+        (pa.struct([("self", pa.string())]), r"cannot have a field 'v\.x\.self'"),
     ],
 )
 def test_what_a_row_cannot_have_is_refused_by_name_and_with_the_field(kind, said):

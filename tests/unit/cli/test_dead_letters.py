@@ -104,8 +104,7 @@ class TestLooking:
             moment_ms("--since", "yesterday")
 
     def test_dead_letters_with_times_of_nanoseconds_are_counted_shown_and_replayed(self, kafka, tmp_path):
-        far = NewRecord(b"x", headers=letter(1).headers, timestamp_ms=1_700_000_000_000_000_000)
-        kafka.append("letters", far)
+        kafka.append("letters", NewRecord(b"x", headers=letter(1).headers, timestamp_ms=1_700_000_000_000_000_000))
         kafka.append("letters", letter(1))
         day = "1970-01-02T00:00:00.000Z"
         assert run(kafka, "list", "letters") == [["letters", "orders", "value: is no JSON", "2", day, day]]
@@ -133,8 +132,7 @@ class TestReplay:
 
     def test_filters_choose(self, kafka, tmp_path):
         kafka.append("letters", *(letter(number, "orders" if number % 2 else "flights") for number in range(10)))
-        choice = ["--from-topic", "orders", "--since", "1970-01-04", "--until", "1970-01-08T00:00:00Z"]
-        replay(kafka, tmp_path, *choice)
+        replay(kafka, tmp_path, *["--from-topic", "orders", "--since", "1970-01-04", "--until", "1970-01-08T00:00:00Z"])
         assert values(kafka) + values(kafka, "flights") == numbers(3, 5)
 
     def test_another_selection_with_the_same_folder_is_refused(self, kafka, tmp_path):

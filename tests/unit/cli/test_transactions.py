@@ -134,8 +134,7 @@ def test_what_a_durable_list_names_is_refused_and_the_command_named():
         DurableLists("t", {key_of("q", "mine"): CommitList(1, (handle("mine.q.0a1b2c3d.0.0.0"),))}),
     )
     assert other.reason.endswith("headrace transactions commit --job q --prefix mine --commit-topic t")
-    completed = lists(q=CommitList(4, RECORDED.handles, completed=True))
-    assert set(decisions(found, completed).values()) == {AbortDecision.ABORT}
+    assert set(decisions(found, lists(q=CommitList(4, RECORDED.handles, completed=True))).values()) == {AbortDecision.ABORT}
 
 
 def test_a_list_that_cannot_be_read_may_name_anything_of_its_job():
@@ -200,8 +199,7 @@ def test_a_job_has_a_list_for_each_destination_and_all_of_the_prefix_are_complet
             "headrace.q.2a1b2c3d": replace(DONE, destination="done"),
         },
     )
-    found = [(item.job, item.topic) for item in plan_commit(known, ["q"], "headrace")]
-    assert found == [("q", "orders"), ("q", None)]
+    assert [(item.job, item.topic) for item in plan_commit(known, ["q"], "headrace")] == [("q", "orders"), ("q", None)]
     assert [item.topic for item in plan_commit(known, None, "green")] == ["orders"]
     with pytest.raises(StateError, match="--prefix green or headrace"):
         plan_commit(known, ["q"], "mine")

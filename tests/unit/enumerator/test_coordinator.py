@@ -150,8 +150,7 @@ def test_losing_a_reader_that_is_not_there_changes_nothing():
 
 
 def test_a_checkpoint_holds_what_the_readers_delivered():
-    driver = reading_job()
-    checkpoint = driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
+    checkpoint = reading_job().checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
     assert checkpoint.splits == (reading("a", 4, 9), reading("b", 2, 9), reading("c", 1, 9))
     assert checkpoint.exhausted
 
@@ -172,8 +171,7 @@ def test_a_checkpoint_before_the_initial_discovery_has_answered_is_declined():
 
 
 def test_a_checkpoint_while_a_restored_enumerator_looks_holds_what_was_restored():
-    driver = Driver(checkpoint_of(reading("a", 3), finished("b", 2)))
-    checkpoint = driver.checkpoint(8)
+    checkpoint = Driver(checkpoint_of(reading("a", 3), finished("b", 2))).checkpoint(8)
     assert checkpoint.splits == (reading("a", 3), finished("b", 2))
     assert not checkpoint.exhausted
 
@@ -321,8 +319,7 @@ def test_a_split_finished_in_the_checkpoint_is_not_read_again_when_its_reader_is
 
 def test_a_reader_that_registers_again_is_taken_to_have_been_lost():
     """FLINK-40710"""
-    driver = reading_job()
-    assert assigned_splits(driver.register(0)) == [split("a", 0, 9), split("c", 0, 9)]
+    assert assigned_splits(reading_job().register(0)) == [split("a", 0, 9), split("c", 0, 9)]
 
 
 def test_a_reader_that_registers_again_costs_the_checkpoint_it_was_asked_for():
@@ -416,8 +413,7 @@ def test_a_reader_that_gets_a_split_of_a_lost_one_hears_again_that_no_more_will_
     driver.checkpoint(1, r0=[finished("a", 9), reading("c", 0, 9)], r1=[reading("b", 0, 9), reading("d", 0, 9)])
     driver.send(e.CheckpointCompleted(1))
     assert driver.send(e.ReaderLost(1)) == [e.Assign(0, (split("d", 0, 9),))]
-    again = driver.register(1)
-    assert again == [e.Assign(1, (split("b", 0, 9),)), e.NoMoreSplits(0), e.NoMoreSplits(1)]
+    assert driver.register(1) == [e.Assign(1, (split("b", 0, 9),)), e.NoMoreSplits(0), e.NoMoreSplits(1)]
 
 
 def test_a_bounded_source_without_splits_finishes():

@@ -66,8 +66,7 @@ def test_a_fresh_enumerator_asks_for_the_initial_discovery():
 
 
 def test_a_restored_enumerator_looks_for_what_it_does_not_know():
-    checkpoint = checkpoint_of(reading("a", 3), finished("b", 2))
-    enumerator = restore_enumerator(EagerEnumerator, checkpoint, parallelism=1)
+    enumerator = restore_enumerator(EagerEnumerator, checkpoint_of(reading("a", 3), finished("b", 2)), parallelism=1)
     assert enumerator.start() == [e.DiscoverLater({"a": split("a", 3), "b": split("b", 2, 2)})]
     assert enumerator.initialised
 
@@ -87,8 +86,7 @@ def test_discovery_is_periodic_only_when_asked_for(assignment):
 
 
 def test_a_complete_discovery_is_not_repeated():
-    driver = Driver(discovery_interval_s=30.0)
-    assert only(driver.discovered(split("a"), complete=True), e.ScheduleDiscovery) == []
+    assert only(Driver(discovery_interval_s=30.0).discovered(split("a"), complete=True), e.ScheduleDiscovery) == []
 
 
 def test_a_failed_initial_discovery_fails_the_job():
@@ -110,7 +108,7 @@ def test_what_a_discovery_could_decide_counts_and_the_rest_is_looked_for_again(i
     error = RetriableError("whether there is a c is not known")
     commands = driver.send(e.SplitsDiscovered(DiscoveryResult([split("b")], frozenset({"a"}), inconclusive=error)))
     assert only(commands, e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
-    assert commands[-2:] == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
+    assert commands[:2] == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
     assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3), "b": split("b")})]
 
 
@@ -154,14 +152,19 @@ def test_who_looks_once_is_notified_of_what_is_inconclusive():
         Half().later_or_raise({})
 
 
-def test_a_later_discovery_that_fails_for_good_fails_the_job():
+@pytest.mark.parametrize(("interval_s", "delay_s"), [(None, DISCOVERY_RETRY_S), (30.0, 30.0)])
+def test_a_later_discovery_that_fails_for_good_fails_the_job_and_whoever_goes_on_looks_again(interval_s, delay_s):
     error = PeerError("not authorised")
-    assert Driver(checkpoint_of()).send(e.DiscoveryFailed(error)) == [e.Fail(error)]
+    driver = Driver(checkpoint_of(), discovery_interval_s=interval_s)
+    assert driver.send(e.DiscoveryFailed(error)) == [e.ScheduleDiscovery(delay_s), e.Fail(error)]
+    assert driver.send(e.DiscoveryDue()) == [e.DiscoverLater({})]
 
 
 def test_missing_splits_are_reported_once():
     driver = Driver(checkpoint_of(reading("a", 3), reading("b", 1)), discovery_interval_s=1.0)
-    assert only(driver.discovered(missing=["a"]), e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
+    commands = driver.discovered(missing=["a"])
+    assert only(commands, e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
+    assert commands[0] == e.ScheduleDiscovery(1.0), "as the report may raise"
     driver.send(e.DiscoveryDue())
     assert only(driver.discovered(missing=["a"]), e.ReportMissing) == []
 
@@ -276,8 +279,7 @@ def test_eager_gives_what_was_planned_for_a_lost_reader_to_its_successor_once():
 @pytest.mark.parametrize("parallelism", [1, 3, 8])
 def test_eager_restores_at_any_parallelism(parallelism):
     states = [reading(f"{number:02}", number) for number in range(20)]
-    driver = Driver(checkpoint_of(*states), parallelism=parallelism)
-    commands = driver.register(*range(parallelism))
+    commands = Driver(checkpoint_of(*states), parallelism=parallelism).register(*range(parallelism))
     assert assigned_splits(commands) == [state.split for state in states]
     sizes = [len(splits) for splits in assigned(commands).values()]
     assert max(sizes) - min(sizes) <= 1

@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import stat
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -44,6 +42,7 @@ from tests.helpers.file_rig import (
     published,
     visible,
 )
+from tests.helpers.python_path import printed
 from tests.simulation.bugs import files
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "file_handle_v1.json"
@@ -168,8 +167,7 @@ def test_an_unknown_scheme_is_refused():
 
 def test_a_local_folder_needs_no_fsspec():
     code = "import sys, headrace.connectors.files as f; f.FileSink('/a').committer('job'); print('fsspec' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "False"
+    assert printed(code) == "False"
 
 
 class PutsAnyway:

@@ -8,8 +8,6 @@ import json
 import math
 import pickle
 import random
-import subprocess
-import sys
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +26,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.formats import AvroFormat
 from tests.helpers.avro_cases import RefusedError, StrictReader, evolved, expected, plain, read, said, schemas, values, written
 from tests.helpers.decode_twin import load
+from tests.helpers.python_path import printed
 
 EXAMPLES = 40
 
@@ -223,8 +222,7 @@ def test_the_modules_under_test_are_compiled(module):
 
 def test_running_compiled_imports_neither_cython_nor_fastavro():
     code = "import sys, headrace.formats; print([m for m in ('cython', 'Cython', 'fastavro') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert out.stdout.strip() == "[]"
+    assert printed(code, Path(__file__).parent) == "[]"
 
 
 # --- logical types ---
@@ -381,7 +379,11 @@ def test_defaults_of_every_type_are_values_of_that_type():
             {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
             "decimal of scale 2; the writer's has decimal of scale 1",
         ),
-        (record(), {**record(), "fields": [{"name": "n", "type": "int", "default": "x"}]}, "must match schema type: int"),
+        (
+            record(),
+            {**record(), "fields": [{"name": "n", "type": "int", "default": "x"}]},
+            "the Avro default at field 'n' is not of type int",
+        ),
     ],
 )
 def test_schemas_that_never_resolve_are_refused_at_once_and_the_field_is_named(writer, reader, words):
@@ -509,8 +511,7 @@ def test_a_value_is_bad_by_its_recursive_field_whatever_types_its_neighbours_hav
     symbol = {"type": "enum", "name": "E", "symbols": ["A"]}
     duration = {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"}
     schema = record(("e", symbol), ("u", ["int", "string"]), ("d", duration), ("tree", ["null", TREE]))
-    good = {"e": "A", "u": "x", "d": b"\1" + b"\0" * 11, "tree": {"n": 1, "next": None, "after": "x"}}
-    value = written(schema, good)
+    value = written(schema, {"e": "A", "u": "x", "d": b"\1" + b"\0" * 11, "tree": {"n": 1, "next": None, "after": "x"}})
     made = AvroFormat(json.dumps(schema), recursive="json")
     column, bad = made.decode(pa.array([value[:-1] + b"\xff", value, None]))
     column.validate(full=True)
@@ -710,3 +711,58 @@ def test_a_slice_of_nested_columns_is_written_as_its_copy_is():
     whole = avro.decode(binary(encoded)).values
     for start, count in ((0, 20), (3, 9), (11, 9), (7, 0)):
         assert avro.encode(whole.slice(start, count)).to_pylist() == encoded[start : start + count]
+
+
+# --- schemas that others read though they are odd
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"precision": 4, "scale": 9},
+        {"precision": 4, "scale": "2"},
+        {"precision": 4, "scale": 2.0},
+        {"precision": "4"},
+        {"precision": 0},
+        {},
+    ],
+)
+@pytest.mark.parametrize("base", [{"type": "bytes"}, {"type": "fixed", "name": "F", "size": 1}])
+def test_a_decimal_that_is_none_is_its_base_type_and_costs_only_itself(odd, base):
+    amount = {"name": "amount", "type": {**base, "logicalType": "decimal", **odd}}
+    schema = json.dumps({"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}, amount]})
+    value = b"\2\2\5" if base["type"] == "bytes" else b"\2\5"
+    assert AvroFormat(schema).decode(pa.array([value])).values.to_pylist() == [{"id": 1, "amount": b"\5"}]
+    assert AvroFormat(schema, fields=["id"]).decode(pa.array([value])).values.to_pylist() == [{"id": 1}]
+
+
+def test_a_decimal_of_more_digits_than_its_fixed_type_holds_is_its_base_type():
+    kind = {"type": "fixed", "name": "F", "size": 2, "logicalType": "decimal"}
+    assert AvroFormat(json.dumps({**kind, "precision": 4})).arrow_type == pa.decimal128(4)
+    assert AvroFormat(json.dumps({**kind, "precision": 5})).arrow_type == pa.binary(2)
+
+
+@pytest.mark.parametrize(("kind", "default"), [("string", None), ("int", "x"), (["null", "int"], "x"), ("double", 1)])
+def test_a_default_of_another_type_is_an_error_only_where_it_is_needed(kind, default):
+    record = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}
+    wrong = {**record, "fields": [*record["fields"], {"name": "f", "type": kind, "default": default}]}
+    value = b"\2" + bytes(8)
+    assert AvroFormat(json.dumps(wrong), fields=["id"]).decode(pa.array([value])).values.to_pylist() == [{"id": 1}]
+    if kind == "double":  # 1 is a double
+        return
+    with pytest.raises(UsageError, match="default at field 'f'"):
+        AvroFormat(json.dumps(record), reader_schema=json.dumps(wrong))
+
+
+def test_a_schema_may_have_comments_and_a_byte_order_mark_as_in_java():
+    head = '\ufeff// of flights\n{"type": "record", /* one */ "name": "R", "doc": "http://x /* y */",'
+    text = head + '\n"fields": [{"name": "a", "type": "int"}]}'
+    assert AvroFormat(text).arrow_type == pa.struct([("a", pa.int32())])
+    assert AvroFormat('"R"', references={"R": text}).arrow_type == pa.struct([("a", pa.int32())])
+
+
+def test_a_field_of_a_type_within_itself_is_read_though_a_default_is_odd():
+    kids = {"name": "kids", "type": {"type": "array", "items": "T"}, "default": None}
+    tree = json.dumps({"type": "record", "name": "T", "fields": [{"name": "n", "type": "int"}, kids]})
+    found = AvroFormat(tree, recursive="json").decode(pa.array([b"\2\2\4\0\0"])).values.to_pylist()
+    assert found == [{"n": 1, "kids": '[{"n":2,"kids":[]}]'}]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import inspect
 import json
+import pickle
+import random
 import sys
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace.connectors.formats import json_values
 from headrace.connectors.formats.by_name import FORMATS, FormatSpec
 from headrace.enumerator.errors import UsageError
 from headrace.formats import FORMAT_NAMES, AvroFormat, BytesFormat, JsonFormat, StringFormat, create_format
@@ -119,7 +122,7 @@ def test_a_value_that_ends_what_it_was_put_into_and_starts_more_is_no_json_value
 def test_a_bad_json_values_reason_says_what_is_wrong_and_quotes_nothing():
     _, bad = JsonFormat(ROW).decode(binary([b'{"a":"secret"}', b'{"b":secret}', b"\xffsecret"]))
     assert [each.reason for each in bad] == [
-        "does not fit the type: JSON parse error: Column(/v/a) changed from number to string",
+        "does not fit the type: field 'a' is a string that is not int64",
         "is not JSON: Expecting value at character 5",
         "text is not UTF-8",
     ]
@@ -145,6 +148,73 @@ def test_more_json_than_is_read_at_once_is_read_in_runs(monkeypatch):
     column, bad = JsonFormat(ROW).decode(binary(items))
     assert [each["a"].as_py() for each in column if each.is_valid] == [*range(50), None, 50]
     assert [each.row for each in bad] == [51]
+
+
+def test_the_words_nan_and_infinity_in_strings_parse_no_value_one_by_one(monkeypatch):
+    def refuse(*_: object) -> str | None:
+        raise AssertionError("a value is parsed by itself")
+
+    monkeypatch.setattr(JsonFormat, "_fault", refuse, raising=False)
+    monkeypatch.setattr(json_values, "_fault", refuse, raising=False)
+    items = [b'{"b": "Information"}', b'{"b": "NaNo, Inf: no"}', b'{"Infinity": 1}']
+    assert JsonFormat(ROW).decode(binary(items)).bad == []
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.1])
+@pytest.mark.parametrize("value", [b'{"a":"x"}', b'{"a":', b'{"a":99999999999999999999}', b'{"b":"\xff"}', b'{"l":[NaN]}'])
+def test_a_bad_json_value_costs_only_itself(monkeypatch, share: float, value: bytes):
+    """By bytes that Arrow reads and values that Python parses: halving reads a chunk ten times, and more."""
+    read = parsed = 0
+    inner, checked = json_values._parsed, JsonFormat._fault
+
+    def counted(lines: bytes, *arguments: Any, **options: Any) -> pa.Table:
+        nonlocal read
+        read += memoryview(lines).nbytes
+        return inner(lines, *arguments, **options)
+
+    def check(self: JsonFormat, text: bytes) -> str | None:
+        nonlocal parsed
+        parsed += 1
+        return checked(self, text)
+
+    monkeypatch.setattr(json_values, "_parsed", counted)
+    monkeypatch.setattr(JsonFormat, "_fault", check)
+    rng = random.Random(1)
+    items = [value if rng.random() < share else b'{"a":%d,"b":"b%d"}' % (row, row) for row in range(20_000)]
+    bad = JsonFormat(ROW).decode(binary(items)).bad
+    assert [each.row for each in bad] == [row for row, item in enumerate(items) if item == value]
+    assert parsed <= 1.1 * len(items)
+    assert read < (6 if share == 0.01 else 4) * sum(map(len, items)) + 25 * len(items)
+
+
+@pytest.mark.parametrize(
+    "value", [b'{"d":"1.234"}', b'{"t":"2020-02-30T00:00:00"}', b'{"t":"2020-01-01T25:00:00"}', b'{"d":true}']
+)
+def test_what_only_arrow_knows_is_found_by_halving(value):
+    kind = pa.struct([("d", pa.decimal128(5, 2)), ("t", pa.timestamp("us"))])
+    items = [b'{"d":"1.23","t":"2020-02-28T00:00:00.5"}'] * 300 + [value] + [b'{"d":"4"}'] * 300
+    column, bad = JsonFormat(kind).decode(binary(items))
+    assert [each.row for each in bad] == [300]
+    assert "/v" not in bad[0].reason
+    assert column.null_count == 1
+
+
+def test_a_field_that_is_there_twice_is_bad_and_named():
+    _, bad = JsonFormat(ROW).decode(binary([b'{"s":{"t":true,"t":false}}', b'{"x":1,"x":2}']))
+    assert [(each.row, each.reason) for each in bad] == [
+        (0, "does not fit the type: JSON parse error: field 's.t' was specified twice")
+    ]
+
+
+def test_a_type_whose_fields_are_never_null_is_written_and_read():
+    kind = pa.struct(
+        [pa.field("id", pa.int64(), nullable=False), pa.field("l", pa.list_(pa.field("e", pa.int8(), nullable=False)))]
+    )
+    format_ = pickle.loads(pickle.dumps(JsonFormat(kind)))
+    written = format_.encode(pa.array([{"id": 0, "l": [1]}, None], kind))
+    assert written.to_pylist() == [b'{"id":0,"l":[1]}', None]
+    assert format_.decode(written).values.to_pylist() == [{"id": 0, "l": [1]}, None]
+    assert format_.decode(binary([b"{}"])).values.to_pylist() == [{"id": None, "l": None}]
 
 
 def test_no_json_values_are_an_empty_column():

@@ -54,8 +54,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
     monkeypatch.setattr(client, "_PAUSES_S", ())
     with FakeRegistry() as registry:
         registry.register("leg", LEG, kind="JSON")
-        references = [{"name": "leg.json", "subject": "leg", "version": 1}]
-        registry.register("flights-value", FLIGHT, references, "JSON")
+        registry.register("flights-value", FLIGHT, [{"name": "leg.json", "subject": "leg", "version": 1}], "JSON")
         yield registry
 
 
@@ -155,8 +154,7 @@ def test_nulls_are_left_out_where_the_schema_does_not_allow_them_and_refused_whe
 def test_what_confluents_serializer_writes_is_read_and_the_other_way_round(registry):
     confluent = SchemaRegistryClient({"url": registry.url})
     conf = {"auto.register.schemas": False, "use.latest.version": True}
-    write = JSONSerializer(confluent.get_latest_version("flights-value").schema, confluent, conf=conf)
-    theirs = write(ROW, CONTEXT)
+    theirs = JSONSerializer(confluent.get_latest_version("flights-value").schema, confluent, conf=conf)(ROW, CONTEXT)
     there = pickle.loads(pickle.dumps(RegisteredJsonFormat.of_subject(SchemaRegistry(registry.url), "flights-value")))
     asked = len(registry.asked)
     values, bad = there.decode(pa.array([theirs, None, theirs[:-1]]))
@@ -185,3 +183,23 @@ def test_a_reference_is_found_by_the_own_id_of_a_schema_too():
     schema = obj(leg={"$ref": "https://air/leg.json#/properties/to"})
     there = create_format("json-schema", schema=json.dumps(schema), references={"leg": json.dumps(LEG)})
     assert str(there.arrow_type) == "struct<leg: string>"
+
+
+def test_a_property_with_a_dot_in_its_name_is_asked_for_between_backticks():
+    inner = {"type": "object", "properties": {"b.c": {"type": "integer"}, "d": {"type": "string"}}}
+    names = {"service.name": {"type": "string"}, "ok": {"type": "integer"}, "a": inner, "x`.y": inner}
+    schema = json.dumps({"type": "object", "properties": names})
+    asked = JsonSchemaFormat(schema, fields=["`service.name`", "a.`b.c`", "`x``.y`.d", "`ok`"])
+    assert asked.arrow_type == pa.struct(
+        [
+            ("service.name", pa.string()),
+            ("ok", pa.int64()),
+            ("a", pa.struct([("b.c", pa.int64())])),
+            ("x`.y", pa.struct([("d", pa.string())])),
+        ]
+    )
+    column, bad = asked.decode(pa.array([b'{"service.name": "s", "a": {"b.c": 1}}']))
+    assert column.to_pylist() == [{"service.name": "s", "ok": None, "a": {"b.c": 1}, "x`.y": None}]
+    assert not bad
+    with pytest.raises(UsageError, match="asked for: 'service'"):
+        JsonSchemaFormat(schema, fields=["service.name"])

@@ -52,8 +52,7 @@ def message_class(text: str) -> Any:
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptor_set(text, {})).file
     for file in files:
         pool.Add(file)
-    name = f"air.{files[-1].message_type[0].name}"
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"air.{files[-1].message_type[0].name}"))
 
 
 def by_runtime(message: Any) -> dict[str, Any]:

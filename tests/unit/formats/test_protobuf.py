@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import math
 import pickle
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -307,8 +308,7 @@ def test_text_of_proto2_that_is_not_utf8_is_bad():
 
 
 def test_only_the_fields_that_are_asked_for_are_columns_and_the_format_is_pickled_with_them():
-    made = ProtobufFormat(PROTO3, fields=["n.x", "mi.y", "rn", "i", "self"])
-    there = pickle.loads(pickle.dumps(made))
+    there = pickle.loads(pickle.dumps(ProtobufFormat(PROTO3, fields=["n.x", "mi.y", "rn", "i", "self"])))
     inner_type = "struct<x: int32, y: string, z: string, a: int32, b: int64>"
     assert str(there.arrow_type) == (
         f"struct<i: int32, n: struct<x: int32>, rn: list<item: {inner_type}>, mi: map<int64, struct<y: string>>, self: binary>"
@@ -387,8 +387,7 @@ def test_references_are_files_that_the_schema_imports_and_a_set_of_descriptors_i
     )
     made = create_format("protobuf", schema=text, references={"d/o.proto": other})
     assert str(made.arrow_type) == "struct<x: struct<a: int32>, d: date32[day]>"
-    files = descriptor_set(text, {"d/o.proto": other})
-    assert str(ProtobufFormat(files, message="o.X").arrow_type) == "struct<a: int32>"
+    assert str(ProtobufFormat(descriptor_set(text, {"d/o.proto": other}), message="o.X").arrow_type) == "struct<a: int32>"
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5), st.binary(max_size=3))
@@ -400,3 +399,31 @@ def test_indices_of_message_types_are_read_as_they_are_written(indices, more):
 @pytest.mark.parametrize("head", [b"", b"\x02", b"\x01", b"\x80", b"\x02\x01", b"\xff\xff\xff\xff\xff\x01", b"\x04\x00"])
 def test_indices_that_are_no_list_of_numbers_are_none(head):
     assert read_indices(head) == ((), 0)
+
+
+# --- imports that a registry has built in
+
+GOOGLES = (
+    "any api descriptor duration empty field_mask source_context struct timestamp type wrappers",
+    "calendar_period color date datetime dayofweek decimal expr fraction interval latlng money month phone_number "
+    "postal_address quaternion timeofday",
+)
+BUILT_IN = [
+    *(f"google/protobuf/{name}.proto" for name in GOOGLES[0].split()),
+    *(f"google/type/{name}.proto" for name in GOOGLES[1].split()),
+    *(f"confluent/{name}.proto" for name in ("meta", "type/decimal", "type/variant")),
+]
+
+
+@pytest.mark.parametrize("is_serialized", [False, True])
+def test_all_that_confluents_registry_has_built_in_is_known(is_serialized: bool):
+    imports = "".join(f'import "{name}";' for name in BUILT_IN)
+    text = f"""syntax = "proto3"; {imports} message M {{
+        int32 a = 1 [(confluent.field_meta).params = {{ key: "connect.type", value: "int16" }}];
+        confluent.type.Decimal price = 2; google.type.Color color = 3; confluent.type.Variant v = 4; }}"""
+    schema = text
+    if is_serialized:  # as a registry has it for some clients: the file alone, without those that it imports
+        schema = base64.b64encode(FileDescriptorSet.FromString(descriptor_set(text)).file[-1].SerializeToString()).decode()
+    format_ = ProtobufFormat(schema, fields=["a", "price", "v"])
+    row = {"a": 5, "price": {"value": b"\1", "precision": 3, "scale": 2}, "v": {"metadata": b"", "value": b"x"}}
+    assert format_.decode(format_.encode(pa.array([row], format_.arrow_type))).values.to_pylist() == [row]

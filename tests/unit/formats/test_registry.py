@@ -132,6 +132,21 @@ def test_what_is_written_here_confluents_deserializer_reads(served, theirs):
     assert [None if each is None else read(each, VALUE) for each in encoded.to_pylist()] == rows
 
 
+@pytest.mark.parametrize("schema", ['"bytes"', '{"type": "bytes"}'])
+def test_a_schema_of_bytes_is_raw_bytes_both_ways_as_in_confluents_client(served, theirs, schema: str):
+    rows = [b"{}", b"\x06abc-and-more", b"x" * 300, b"\x80"]
+    write, read = AvroSerializer(theirs, schema), AvroDeserializer(theirs)
+    values = binary([*(write(each, VALUE) for each in rows), b"\0\0\0\0\1", None])
+    format_ = reading(served)
+    assert format_.decode(values) == (binary([*rows, b"", None]), [])
+    assert format_.encode(binary([*rows, b"", None])).equals(values)
+    assert [read(each, VALUE) for each in format_.encode(binary(rows)).to_pylist()] == rows
+    served.register("flights-value", ["null", "string"])
+    column, bad = reading(served).decode(values)
+    assert column.to_pylist() == ["{}", "\x06abc-and-more", "x" * 300, None, "", None]
+    assert [each.row for each in bad] == [3]
+
+
 def test_a_schema_that_confluents_serializer_names_in_a_header_is_found_there(served, theirs):
     write = AvroSerializer(theirs, json.dumps(FLIGHT), conf={"schema.id.serializer": header_schema_id_serializer})
     headers: list[tuple[str, bytes]] = [("trace", b"x")]
@@ -270,8 +285,7 @@ def test_a_strategy_that_lacks_what_it_names_a_subject_after_is_refused(served):
         SchemaRegistry(served.url).subject(None)
     served.register("air.Flight", FLIGHT)
     assert RegisteredAvroFormat.of_topic(by_record, None, record="air.Flight").reader.id == 1
-    number = RegisteredSchema(9, "AVRO", '"long"')
-    assert RegisteredAvroFormat(by_record, number).record is None
+    assert RegisteredAvroFormat(by_record, RegisteredSchema(9, "AVRO", '"long"')).record is None
 
 
 def test_versions_and_registrations_are_those_that_confluents_client_sees(served, theirs):
@@ -342,8 +356,7 @@ def test_only_the_fields_asked_for_are_read(served):
 def test_a_format_that_knows_its_schemas_asks_no_process_in_another_process(served):
     served.register("flights-value", FLIGHT)
     served.register("flights-value", LATER)
-    format_ = RegisteredAvroFormat.of_subject(SchemaRegistry(served.url), "flights-value", version=1)
-    travelled = pickle.dumps(format_)
+    travelled = pickle.dumps(RegisteredAvroFormat.of_subject(SchemaRegistry(served.url), "flights-value", version=1))
     client._known.clear()
     asked = len(served.asked)
     column, bad = pickle.loads(travelled).decode(binary([b"\0\0\0\0\1\4UA\0", b"\0\0\0\0\2\4AA\0\2B"]))
@@ -750,8 +763,7 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
         served.register("flights-value", FLIGHT)
         for properties in (ours, javas, apart, pkcs12_stores(certificates, tmp_path)):
             assert SchemaRegistry(served.url, properties).version("flights-value").id == 1
-        theirs = SchemaRegistryClient({"url": served.url, **apart})
-        assert theirs.get_latest_version("flights-value").schema_id == 1
+        assert SchemaRegistryClient({"url": served.url, **apart}).get_latest_version("flights-value").schema_id == 1
         wrong = pkcs12_stores(certificates, tmp_path) | {"ssl.keystore.password": "hunter2"}
         with pytest.raises(UsageError, match=r"ssl\.keystore\.password is wrong") as raised:
             SchemaRegistry(served.url, wrong).version("flights-value")
@@ -761,6 +773,27 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
             SchemaRegistry(served.url, {"ssl.truststore.location": str(tmp_path / "trust.jks")}).version("flights-value")
         with pytest.raises(DeadlineExceededError, match=r"cannot be reached: .*certificate"):
             SchemaRegistry(served.url, deadline_s=0.2).version("flights-value")
+
+
+def test_certificates_that_are_renewed_are_used_by_a_registry_that_is_known(tmp_path, caplog):
+    old, new = make_certificates(tmp_path / "old"), make_certificates(tmp_path / "new")
+    key, separator, chain = old.client.read_text().partition("-----BEGIN CERTIFICATE-----")
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "certificate", "key")}
+    properties = {f"ssl.{name}.location": str(path) for name, path in files.items()}
+    for path, text in zip(files.values(), (old.ca.read_text(), separator + chain, key), strict=True):
+        path.write_text(text)
+    with FakeRegistry(certificates=old) as served:
+        served.register("flights-value", FLIGHT)
+        registry = SchemaRegistry(served.url, properties, deadline_s=2)
+        assert registry.version("flights-value").id == 1
+        files["key"].write_text("")  # as it is being renewed
+        assert registry.version("flights-value").id == 1
+        assert "the connections that there are go on" in caplog.text
+        key, separator, chain = new.client.read_text().partition("-----BEGIN CERTIFICATE-----")
+        files["certificate"].write_text(separator + chain)
+        files["key"].write_text(key)
+        with pytest.raises(DeadlineExceededError):  # the server does not trust the new authority
+            registry.version("flights-value")
 
 
 def pkcs12_stores(certificates: Certificates, folder: Path) -> dict[str, str]:
@@ -783,6 +816,5 @@ def pkcs12_stores(certificates: Certificates, folder: Path) -> dict[str, str]:
 
 
 def test_a_guid_is_a_uuid(served):
-    number = served.register("flights-value", FLIGHT)
-    guid = served.guid(number)
+    guid = served.guid(served.register("flights-value", FLIGHT))
     assert SchemaRegistry(served.url).by_id(guid).id == guid

@@ -78,8 +78,7 @@ def test_what_confluents_serializer_writes_is_read_and_it_registers_descriptors_
     )
     assert made.message == "air.Flight"
     asked = len(registry.asked)
-    there = pickle.loads(pickle.dumps(made))
-    found, bad = there.decode(column(*values))
+    found, bad = pickle.loads(pickle.dumps(made)).decode(column(*values))
     assert found.to_pylist() == [
         {"carrier": "UA", "delay": 5, "legs": [{"to": "Rome", "km": 7}]},
         None,

@@ -11,12 +11,10 @@ from headrace.connectors.kafka.client.topology import Broker
 from headrace.connectors.kafka.read.bytes_per_offset import shared_densities
 from headrace.enumerator.errors import DeadlineExceededError
 
-CONFIG = ClientConfig(bootstrap="127.0.0.1:1", default_api_timeout_ms=1, retry_backoff_ms=1)
-
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # which is what is tested
 def test_a_child_forked_while_a_thread_holds_the_locks_uses_the_cluster():
-    with KafkaCluster(CONFIG) as cluster:
+    with KafkaCluster(ClientConfig(bootstrap="127.0.0.1:1", default_api_timeout_ms=1, retry_backoff_ms=1)) as cluster:
         held, done = threading.Event(), threading.Event()
 
         def hold() -> None:

@@ -2,8 +2,6 @@
 
 import random
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +16,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from headrace.enumerator.errors import CorruptDataError, UsageError
 from tests.helpers.decode_twin import compiled, uncompiled
 from tests.helpers.decoding import outcome
+from tests.helpers.python_path import printed
 from tests.helpers.record_batches import (
     APPEND_TIME,
     CODECS,
@@ -69,8 +68,7 @@ def test_the_module_under_test_is_compiled_and_its_twin_is_not() -> None:
 
 def test_running_compiled_does_not_import_cython() -> None:
     code = "import sys, headrace.connectors.kafka.format.decode; print([m for m in ('cython', 'Cython') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert out.stdout.strip() == "[]"
+    assert printed(code, Path(__file__).parent) == "[]"
 
 
 def test_the_schema_is_that_of_sparks_kafka_source(records: ModuleType) -> None:
@@ -118,8 +116,7 @@ def test_any_buffer_is_read(records: ModuleType, kind: Any) -> None:
 
 def test_topics_of_any_length_and_script(records: ModuleType) -> None:
     topic = "søknad-主题" * 25
-    decoded = list(records.decode(batch(numbered(2)), topic=topic, partition=0, start=0))
-    assert column(decoded, "topic") == [topic, topic]
+    assert column(list(records.decode(batch(numbered(2)), topic=topic, partition=0, start=0)), "topic") == [topic, topic]
 
 
 # --- against kafka-python ---
@@ -256,6 +253,31 @@ def test_rows_are_bounded_and_nothing_is_lost_at_the_bounds(records: ModuleType,
         assert column(decoded, "offset") == list(range(70))
         assert max(each.records.num_rows for each in decoded) <= most
         assert [each.next_offset for each in decoded] == [each.records.column("offset")[-1].as_py() + 1 for each in decoded]
+
+
+def compressible(size: int, source: random.Random) -> bytes:
+    return b"".join(source.randbytes(128) * 8 for _ in range(size // 1024))
+
+
+@pytest.mark.parametrize("codec", [name for name in CODECS if name != "none"])
+@pytest.mark.parametrize(
+    "kib", [[110] * 16, [884] * 8, [1769] * 4, [600, 1500, 200, 884] * 3], ids=["small", "large", "huge", "mixed"]
+)
+def test_a_compressed_batch_is_decompressed_once(
+    records: ModuleType, codec: str, kib: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is nearly as large as an Arrow batch each was decompressed to see that it found no space, then again."""
+    calls: list[int] = []
+
+    def counted(name: str, decompress: Any) -> Any:
+        return name, lambda packed, target: (calls.append(len(packed)), decompress(packed, target))[1]
+
+    monkeypatch.setattr(records, "_CODECS", tuple(counted(*each) for each in records._CODECS))
+    source = random.Random(1)
+    values = [compressible(size * 1024, source) for size in kib]
+    data = b"".join(batch([Record(0, b"k", value)], base=base, codec=codec) for base, value in enumerate(values))
+    assert column(run(records, data), "value") == values
+    assert len(calls) == len(values)
 
 
 def test_bytes_are_bounded_but_a_larger_record_is_given_whole(records: ModuleType) -> None:

@@ -135,15 +135,13 @@ def test_a_start_is_asked_for_at_the_sources_isolation():
 
 
 def test_splits_carry_the_topics_id_and_come_in_order():
-    cluster = PretendedCluster({"b": (B, 2), "a": (A, 1)})
-    found = discovery(cluster, Pattern(".*")).initial()
+    found = discovery(PretendedCluster({"b": (B, 2), "a": (A, 1)}), Pattern(".*")).initial()
     assert [split.split_id for split in found.added] == [f"a-0@{A}", f"b-0@{B}", f"b-1@{B}"]
     assert (found.missing, found.complete) == (frozenset(), False)
 
 
 def test_with_a_stop_discovery_is_complete():
-    cluster = PretendedCluster({"t": (A, 2)})
-    found = discovery(cluster, stop={("t", 0): At(4), ("t", 1): Latest()}).initial()
+    found = discovery(PretendedCluster({"t": (A, 2)}), stop={("t", 0): At(4), ("t", 1): Latest()}).initial()
     assert of(found) == {("t", 0): (2, 4), ("t", 1): (2, 9)}
     assert found.complete
 
@@ -171,6 +169,27 @@ def test_a_start_out_of_range_is_loss_or_a_warning(offset, caplog):
 def test_a_stop_beyond_the_end_is_loss():
     with pytest.raises(DataLossError, match="offset 10 is wanted"):
         discovery(PretendedCluster({"t": (A, 1)}), stop=At(10)).initial()
+
+
+def test_a_stop_where_a_group_has_committed_nothing_is_the_users_mistake():
+    """The name may be wrong, or the offsets expired: it read nothing, and ended well."""
+    message = r"the group 'typo' has committed nothing in t-0, t-1, so that it is no stop.* Committed\('typo', fallback=Latest"
+    with pytest.raises(UsageError, match=message):
+        discovery(PretendedCluster({"t": (A, 2)}), stop=Committed("typo")).initial()
+    source = KafkaSource("nowhere:1", topics=["t"], stop=Committed("typo"))
+    with pytest.raises(UsageError, match=message):
+        discovery(PretendedCluster({"t": (A, 2)}), stop=source.stop).stops([KafkaSplit("t", A, 0, 4), KafkaSplit("t", A, 1, 4)])
+
+
+@pytest.mark.parametrize(("fallback", "stop"), [(Latest(), 9), (At(4), 4), (At(0), 2), (Timestamp(50), 5)], ids=str)
+def test_unless_it_has_a_fallback(fallback, stop):
+    (split,) = discovery(PretendedCluster({"t": (A, 1)}), stop=Committed("none", fallback)).initial().added
+    assert split.stop_offset == stop
+
+
+def test_of_a_partition_in_which_the_group_has_read_nothing_nothing_is_read():
+    cluster = PretendedCluster({"t": (A, 2)}, groups={"g": {("t", 0): 7}})
+    assert of(discovery(cluster, stop=Committed("g")).initial()) == {("t", 0): (2, 7), ("t", 1): (2, 2)}
 
 
 def test_a_timestamp_without_match_can_be_an_error():
@@ -217,8 +236,7 @@ def test_a_recreated_topic_is_new_and_the_old_one_missing():
 def test_a_deleted_topic_is_missing_and_no_error():
     old = KafkaSplit("t", A, 0, 5)
     for subscription in (Topics(("t", "u")), Pattern("t"), Partitions((("t", 0), ("u", 0)))):
-        found = discovery(PretendedCluster({"u": (B, 1)}), subscription).later(known(old))
-        assert found.missing == {old.split_id}
+        assert discovery(PretendedCluster({"u": (B, 1)}), subscription).later(known(old)).missing == {old.split_id}
 
 
 @pytest.mark.parametrize(("hidden_for", "rounds"), [(1, 1), (2, 1), (3, 2), (4, 2), (6, 3)])

@@ -3,8 +3,6 @@
 import mmap
 import random
 import struct
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, decode
 from headrace.enumerator.errors import UsageError
 from tests.helpers.encode_twin import compiled, uncompiled
+from tests.helpers.python_path import printed
 from tests.helpers.record_batches import HEADER
 
 NOW = 1_700_000_000_000
@@ -115,8 +114,7 @@ def test_the_module_under_test_is_compiled_and_its_twin_is_not() -> None:
 
 def test_running_compiled_does_not_import_cython() -> None:
     code = "import sys, headrace.connectors.kafka.format.encode; print([m for m in ('cython', 'Cython') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert out.stdout.strip() == "[]"
+    assert printed(code, Path(__file__).parent) == "[]"
 
 
 # --- round trips ---
@@ -471,8 +469,7 @@ def test_keys_have_their_partitions_without_being_encoded(encode: ModuleType) ->
 
 def test_an_explicit_partition_is_taken_whatever_the_key(encode: ModuleType) -> None:
     made = encoder(encode, 5)
-    rows = [Row(b"%d" % n, key=b"same" if n % 2 else None, partition=n % 5) for n in range(20)]
-    made.append(to_arrow(rows), NOW)
+    made.append(to_arrow([Row(b"%d" % n, key=b"same" if n % 2 else None, partition=n % 5) for n in range(20)]), NOW)
     assert placed(made.flush()) == {p: [b"%d" % n for n in range(20) if n % 5 == p] for p in range(5)}
 
 

@@ -204,16 +204,14 @@ def test_a_success_starts_the_deadline_again():
 
 def test_a_lost_connection_keeps_the_offset():
     plan = plan_of(FetchFrom("t", 0, 10), FetchFrom("t", 1, 20))
-    asked = plan.take(ONE, 0.0, HEADROOM)
-    assert plan.lost(asked, RetriableError("gone"), 0.0) == []
+    assert plan.lost(plan.take(ONE, 0.0, HEADROOM), RetriableError("gone"), 0.0) == []
     assert {source.key for source in plan.leaderless(0.2)} == {("t", 0), ("t", 1)}
 
 
 def test_an_error_that_does_not_pass_ends_one_partition_and_no_other():
     plan = plan_of(FetchFrom("t", 0, 10), FetchFrom("t", 1, 20))
     first, second = plan.take(ONE, 0.0, HEADROOM)
-    failed = plan.landed(first, answer(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED), None, 0.0)
-    assert isinstance(failed, FetchFailed)
+    assert isinstance(plan.landed(first, answer(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED), None, 0.0), FetchFailed)
     assert isinstance(plan.landed(second, answer(batches(20, 1)), None, 0.0), FetchedData)
     assert [asked.index for asked in plan.take(ONE, 0.0, HEADROOM)] == [1]
 
@@ -240,8 +238,7 @@ def test_out_of_range_ends_the_partition_when_proven():
 
 
 def test_out_of_range_at_a_follower_asks_the_leader_first():
-    source = FetchFrom("t", 0, 10)
-    plan = plan_of(source)
+    plan = plan_of(FetchFrom("t", 0, 10))
     (asked,) = plan.take(ONE, 0.0, HEADROOM)
     plan.landed(asked, answer(preferred_replica=2), TWO, 0.0)
     assert plan.take(ONE, 0.0, HEADROOM) == []
@@ -266,6 +263,59 @@ def test_a_topic_with_another_id_is_believed_only_when_it_stays_so():
     assert isinstance(failed, FetchFailed)
     assert isinstance(failed.error, TopicRecreatedError)
     assert (failed.error.expected, failed.error.found) == (str(ID), str(OTHER_ID))
+
+
+NOWHERE = TopicRecreatedError("t", str(ID), None)
+"""No broker knows the topic."""
+
+
+def looked_up_at(plan: FetchPlan, until: float, error: Exception) -> dict[float, int]:
+    """When partitions are looked up, and how many at once, where that fails so each time."""
+    looks: dict[float, int] = {}
+    while (now := plan.next_due(None)) is not None and now < until:
+        sources = plan.leaderless(now)
+        looks[now] = len(sources)
+        for source in sources:
+            assert plan.lookup_failed(source, error, now) is None
+    return looks
+
+
+def test_what_is_awaited_is_looked_up_more_and_more_rarely_and_all_at_one_time():
+    """Topics that were deleted, a loss being allowed: each partition was looked up for ever, several times a second."""
+    plan = FetchPlan(CONFIG)
+    for number in range(100):
+        plan.add(FetchFrom(f"t-{number}", 0, 10, topic_id=ID, awaited=True), 1000.25 + number / 100)
+    looks = looked_up_at(plan, 10_000.0, NOWHERE)
+    assert next(iter(looks)) == 1001.0
+    assert all(count == 100 for at, count in looks.items() if at > 1600.0)
+    assert len(looks) < 60
+
+
+def test_one_that_is_awaited_and_comes_back_continues_and_one_that_was_created_again_ends():
+    for found, error in [(ID, None), (OTHER_ID, RECREATED)]:
+        plan, source = FetchPlan(CONFIG), FetchFrom("t", 0, 10, topic_id=ID, last_epoch=2, awaited=True)
+        plan.add(source, 100.0)
+        assert looked_up_at(plan, 500.0, NOWHERE)
+        now = plan.next_due(None)
+        if error is None:
+            plan.leader_found(source, Leader(ONE, 5), found, now)
+            (asked,) = plan.take(ONE, now, HEADROOM)
+            assert (asked.offset, asked.last_epoch) == (10, 2)
+        else:
+            assert plan.lookup_failed(source, error, now) is None
+            failed = plan.lookup_failed(source, error, now + 3.0)
+            assert isinstance(failed, FetchFailed)
+            assert failed.error is error
+
+
+def test_one_that_is_awaited_is_not_said_to_fail_for_long():
+    plan, source = FetchPlan(ClientConfig(bootstrap="b:1")), FetchFrom("t", 0, 10, topic_id=ID, awaited=True)
+    plan.add(source, 100.0)
+    for now in range(101, 120):
+        plan.lookup_failed(source, RetriableError("no broker answers"), float(now))
+    assert "nothing can be fetched of t-0" in str(plan.outages.news(120.0))
+    plan.lookup_failed(source, NOWHERE, 121.0)
+    assert "every partition is fetched again" in str(plan.outages.news(121.0))
 
 
 def test_a_broker_that_lags_behind_is_forgiven():
@@ -505,8 +555,7 @@ def test_a_ready_partition_of_a_topic_that_was_recreated_is_fetched_no_more():
     plan = plan_of(source)
     assert plan.lookup_failed(source, RECREATED, 300.0) is None
     assert not plan.is_ready(source)
-    failed = plan.lookup_failed(source, RECREATED, 303.0)
-    assert isinstance(failed, FetchFailed)
+    assert isinstance(plan.lookup_failed(source, RECREATED, 303.0), FetchFailed)
 
 
 def test_a_topic_that_is_gone_is_reported_by_its_id_where_the_error_is_about_it():

@@ -59,9 +59,7 @@ def committed_by_another(kafka, metadata):
 
 
 def test_offsets_that_another_process_has_reset_are_as_none_and_the_next_heartbeat_replaces_them(kafka):
-    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever: the leader wrote no heartbeat, and no process
-    could take over from it.
-    """
+    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever, and no process could take over."""
     lease = committed_by_another(kafka, metadata="")
     assert lease.read() is None
     lease.write(replace(HEARTBEAT, number=1))

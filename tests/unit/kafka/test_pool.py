@@ -10,8 +10,6 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire import pool as pool_module
 from headrace.connectors.kafka.client.wire.pool import ConnectionPool
 
-ADDRESS = ("broker", 9092)
-
 
 class FakeConnection:
     made = 0
@@ -43,7 +41,7 @@ def fake(monkeypatch):
 
 
 def lend(pool: ConnectionPool) -> Any:
-    return pool.lease(ADDRESS)
+    return pool.lease(("broker", 9092))
 
 
 @pytest.fixture

@@ -95,8 +95,7 @@ class TestIsolatedLeader:
         isolated.cut_off("out")
         committer(sink, JOB).commit(1, prepared(sink, JOB, 1, ["1"]))
         with isolated.heard_by(sink) as restarted:
-            driver = committer(restarted, JOB)
-            driver.commit(1, prepared(restarted, JOB, 1, ["1"]))
+            committer(restarted, JOB).commit(1, prepared(restarted, JOB, 1, ["1"]))
             assert isolated.is_found_out
         assert values(kafka) == ["0", "1"]
         assert ongoing(sink, JOB) == []
@@ -449,8 +448,7 @@ class TestNewLeader:
         assert nothing.fired == 2
 
     def test_nor_does_it_end_the_reading_of_the_lists(self, kafka, sink):
-        handles = prepared(sink, JOB, 0, ["a"])
-        recorded_and_killed(sink, handles)
+        recorded_and_killed(sink, prepared(sink, JOB, 0, ["a"]))
         other = replace(sink, properties={**sink.properties, "client.id": "another"})
         topic = other.cluster().topic_id("commits")
         nothing = kafka.fault("Fetch", Rewrite(brought_nothing(topic)), times=2, when=lambda asked: asks(asked, topic))
@@ -489,8 +487,7 @@ class TestSmallTopics:
     def test_a_topic_that_takes_small_batches_only_gets_small_ones(self, kafka, codec):
         """findings: Sinks 19 (KIP-126). Records of 100 bytes were refused, in a batch of 900 kB."""
         kafka.create_topic("small", partitions=2, configs={"max.message.bytes": "4000"})
-        properties = {"compression.type": codec}
-        sink = KafkaSink(kafka.bootstrap, topic="small", properties=properties, commit_topic="commits")
+        sink = KafkaSink(kafka.bootstrap, topic="small", properties={"compression.type": codec}, commit_topic="commits")
         wanted = [f"{number:0100}" for number in range(2000)]
         with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
             for start in range(0, 2000, 500):

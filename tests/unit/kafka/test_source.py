@@ -5,8 +5,6 @@ from __future__ import annotations
 import pickle
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +15,7 @@ from headrace.connectors.kafka.read.discovery import Partitions, Pattern, Topics
 from headrace.enumerator import Boundedness
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import At, Committed, Earliest, KafkaSource, KafkaSplit, Latest, Timestamp
+from tests.helpers.python_path import printed
 
 NOBODY = "127.0.0.1:1"
 
@@ -171,8 +170,7 @@ def test_a_copy_is_equal_and_works_without_a_network(monkeypatch):
 
 def test_its_text_shows_no_secret():
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="hunter2";'
-    properties = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
-    source = make(properties=properties)
+    source = make(properties={"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas})
     assert "hunter2" not in repr(source) + repr(source.config)
 
 
@@ -180,12 +178,10 @@ def test_its_text_shows_no_secret():
 def test_importing_headrace_imports_no_engine_and_no_client(module):
     unwanted = ("pyspark", "apache_beam", "kafka", "confluent_kafka", "cramjam", "tenacity")
     code = f"import sys, {module}; print([name for name in {unwanted} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert done.stdout.strip() == "[]"
+    assert printed(code, Path(__file__).parent) == "[]"
 
 
 def test_importing_the_kafka_source_imports_no_engine():
     unwanted = ("pyspark", "apache_beam", "confluent_kafka", "testcontainers")
     code = f"import sys, headrace.kafka; print([name for name in {unwanted} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    assert done.stdout.strip() == "[]"
+    assert printed(code, Path(__file__).parent) == "[]"

@@ -16,7 +16,6 @@ from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.ledger import SplitState
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 A = UUID("00112233-4455-6677-8899-aabbccddeeff")
 GOLDEN_SPLITS = [
     KafkaSplit("flights", A, 0, 0),
@@ -39,7 +38,7 @@ splits = st.builds(
 
 def test_the_golden_splits_are_read_and_written():
     """A difference here means that the format has changed, and needs a new version."""
-    written = json.loads((GOLDEN / "kafka_splits_v1.json").read_text())
+    written = json.loads((Path(__file__).parents[1] / "golden" / "kafka_splits_v1.json").read_text())
     assert [serializer.deserialize(1, data) for data in written] == GOLDEN_SPLITS
     assert serializer.version == 1
     assert [serializer.serialize(split) for split in GOLDEN_SPLITS] == written
@@ -103,8 +102,7 @@ def test_identity_is_topic_id_and_partition_and_never_the_position():
     assert split.split_id == f"t-0@{A}"
     assert split.between(7, 9).split_id == split.split_id
     other = UUID(int=1)
-    ids = {KafkaSplit("t", topic_id, n, 5).split_id for topic_id in (A, other, None) for n in (0, 1)}
-    assert len(ids) == 6
+    assert len({KafkaSplit("t", topic_id, n, 5).split_id for topic_id in (A, other, None) for n in (0, 1)}) == 6
 
 
 def test_names_that_look_alike_are_not_taken_for_each_other():

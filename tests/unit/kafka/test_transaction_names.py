@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.connectors.kafka.write.names import JobNames, ListKey, Role, TransactionName, digest_of, parse_key, parse_name
 from headrace.kafka import KafkaSink
+from tests.helpers.python_path import printed
 
 JOBS = st.text("abcXYZ019-_", min_size=1, max_size=20)
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -78,5 +76,4 @@ def test_reading_names_imports_no_client():
         "import sys, headrace.connectors.kafka.write.names; "
         "print([m for m in ('kafka', 'pyarrow', 'tenacity', 'headrace.connectors.base.sink') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert printed(code) == "[]"

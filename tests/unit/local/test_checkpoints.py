@@ -222,8 +222,7 @@ def test_a_port_that_is_taken_ends_a_run_that_starts_and_is_tried_again_by_one_t
         kinds = []
         for run in (None, "run-a"):
             coordination = object.__new__(coordinator._Coordination)
-            settings = RunSettings("x", metrics_port=port)
-            coordination._order = SimpleNamespace(settings=settings, run=run)
+            coordination._order = SimpleNamespace(settings=RunSettings("x", metrics_port=port), run=run)
             with pytest.raises(PEER_OR_USE, match=f"cannot be served at 127.0.0.1:{port}") as caught:
                 coordination._serve_metrics()
             kinds.append((type(caught.value), coordinator._failure(caught.value).is_final))
@@ -572,9 +571,7 @@ def test_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_follo
         store = CheckpointStore(str(tmp_path), serializer, 1)
 
         def one_lifetime(number):
-            made = RunCommitter(
-                store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda checkpoint_id: None, lambda _: None
-            )
+            made = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
             JobCommitter(store.registry.run, made).recover()
             return made
 
@@ -857,10 +854,8 @@ def test_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
         stops = {("in", 0): At(60), ("in", 1): At(7)}
         for start in (At(9999), {("in", 0): At(0)}, Latest(), Committed("nobody")):
             found = started(source(start=start, stop=stops), saved)
-            assert {each.split.partition: (each.split.next_offset, each.split.stop_offset) for each in found.splits} == {
-                0: (50, 60),
-                1: (0, 7),
-            }
+            ranges = {each.split.partition: (each.split.next_offset, each.split.stop_offset) for each in found.splits}
+            assert ranges == {0: (50, 60), 1: (0, 7)}
         past = started(source(stop={("in", 0): At(10), ("in", 1): At(0)}), saved)
         assert [each.split.stop_offset for each in past.splits] == [50, 0]  # nothing to read
         with pytest.raises(UsageError, match="stop positions by partition must name every partition"):
@@ -923,8 +918,7 @@ def test_a_run_continues_though_the_savepoint_that_it_started_with_is_gone(tmp_p
     path, folder = tmp_path / "savepoint.json", tmp_path / "run"
     with pytest.raises(UsageError, match="there is no such savepoint"):
         given_savepoint(path, run_files(str(folder)))
-    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
-    path.write_bytes(savepoint.serialize())
+    path.write_bytes(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()).serialize())
     store = opened(folder)
     begin_with(given_savepoint(path, store.files), store, POSITIONS, as_it_is)
     path.unlink()
@@ -1241,12 +1235,8 @@ def test_removed_checkpoints_leave_a_folder_that_starts_over(tmp_path):
 
 def test_settings_have_flinks_names_and_defaults():
     defaults = RunSettings("x")
-    assert (defaults.min_pause_s, defaults.timeout_s, defaults.tolerable_failed_checkpoints, defaults.retained) == (
-        0,
-        600,
-        0,
-        1,
-    )
+    assert (defaults.min_pause_s, defaults.timeout_s) == (0, 600)
+    assert (defaults.tolerable_failed_checkpoints, defaults.retained) == (0, 1)
     assert (defaults.heartbeat_interval_s, defaults.heartbeat_timeout_s, defaults.restart) == (10, 50, ExponentialDelay())
     assert flink_settings(
         {
@@ -1458,8 +1448,7 @@ def test_a_worker_of_another_version_is_refused():
 
 def test_attempts_of_different_workers_are_never_equal(tmp_path):
     store = opened(tmp_path)
-    names = {Attempt(store.registry.job(number), 0, 0, 0) for number in range(3)}
-    assert len(names) == 3
+    assert len({Attempt(store.registry.job(number), 0, 0, 0) for number in range(3)}) == 3
     store.close()
 
 

@@ -239,8 +239,7 @@ def test_a_dead_workers_splits_go_to_the_others_at_their_stored_positions_and_it
     assert SetTimer(2.0, RestartDue(0)) in commands
     assert only(AssignSplits, commands) == AssignSplits(6, assigned[5])  # from 0, as nothing is stored
     run.handle(PauseOver())
-    commit = only(CommitCheckpoint, run.handle(snapshot(6, SPLITS, 9, 3, ["h6"])))
-    assert commit.handles == (WorkerHandle(6, "h6"),)
+    assert only(CommitCheckpoint, run.handle(snapshot(6, SPLITS, 9, 3, ["h6"]))).handles == (WorkerHandle(6, "h6"),)
 
 
 def test_a_worker_that_dies_while_its_checkpoint_is_being_stored_is_resolved_by_the_outcome():
@@ -276,8 +275,7 @@ def test_a_run_without_restarts_fails_with_its_first_worker():
 
 def test_a_worker_that_says_itself_that_no_other_would_do_better_ends_the_run():
     run, _ = running()
-    commands = run.handle(WorkerDied(5, "worker 5: UsageError: no such column", 0.0, 0.5, is_final=True))
-    error = only(FailRun, commands).error
+    error = only(FailRun, run.handle(WorkerDied(5, "worker 5: UsageError: no such column", 0.0, 0.5, is_final=True))).error
     assert isinstance(error, RunFailedError)
     assert str(error) == "worker 5: UsageError: no such column"
 

@@ -106,8 +106,7 @@ def test_a_run_without_standard_streams_is_as_any_other(kafka, tmp_path, closed)
     file.write_text(job(kafka))
     command = f'exec {sys.executable} -c "{COMMAND}" run {file}:pipeline --checkpoints {tmp_path}/checkpoints {closed}'
     environment = os.environ | {"PYTHONPATH": python_path()}
-    done = subprocess.run(["/bin/sh", "-c", command], env=environment, check=False, timeout=100)
-    assert done.returncode == 0
+    assert subprocess.run(["/bin/sh", "-c", command], env=environment, check=False, timeout=100).returncode == 0
     assert seen(kafka) == Counter(range(30))
 
 

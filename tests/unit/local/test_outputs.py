@@ -232,8 +232,7 @@ class TestOneDecision:
         store, run, job = self.lifetime(tmp_path, sink, 2)
         job.recover()
         stored = store.latest()
-        ended = {entry.state for entry in log.entries}
-        assert ended == {State.COMMITTED}
+        assert {entry.state for entry in log.entries} == {State.COMMITTED}
         assert stored is not None
         assert (stored.completed, stored.handles) == (True, ())
         assert stored.by_output == {"bad": (0, stored.epoch), "good": (0, stored.epoch)}

@@ -288,9 +288,7 @@ def test_two_outputs_are_committed_together_though_workers_and_coordinators_are_
 
 
 def test_of_two_runs_on_copies_of_one_folder_one_continues_and_the_other_ends_with_an_error(kafka, tmp_path):
-    """An older copy is refused, and disturbs no process; one that has all that was committed takes over, and fences the
-    other.
-    """
+    """An older copy is refused, and disturbs no process; one that has all that was committed fences the other."""
     checkpoints = [tmp_path / name / "checkpoints" for name in ("first", "older", "copy")]
     for folder in checkpoints:
         folder.parent.mkdir()
@@ -353,8 +351,7 @@ def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another
         def start(machine, name):
             folder = machine / name
             folder.mkdir(parents=True)
-            environment = {**login, "TMPDIR": str(machine)}
-            runs.append(Run(kafka, folder, workers=2, checkpoints=url, environment=environment))
+            runs.append(Run(kafka, folder, workers=2, checkpoints=url, environment={**login, "TMPDIR": str(machine)}))
             return runs[-1]
 
         def wrote(run, produced):
@@ -508,16 +505,16 @@ def test_a_script_that_calls_run_at_its_top_is_reported_so_and_not_run_again_and
 
 def test_what_no_worker_can_do_ends_the_run_without_a_restart(kafka, tmp_path):
     produce(kafka, 0, 3)
-    pipeline = Pipeline(KafkaSource(kafka.bootstrap, topics=["in"]), KafkaSink(kafka.bootstrap, topic="out"))
-    with pytest.raises(RunFailedError, match=r"UsageError: rows for Kafka have a column 'value'.*got .*'timestampType'"):
+    source = KafkaSource(kafka.bootstrap, topics=["in"], columns=["key", "timestamp"])
+    pipeline = Pipeline(source, KafkaSink(kafka.bootstrap, topic="out"))
+    with pytest.raises(RunFailedError, match=r"UsageError: rows for Kafka have a column 'value'.*got .*'timestamp'"):
         pipeline.run(checkpoints=str(tmp_path), restart=FixedDelay(1000, 0.0))
 
 
 def test_files_take_every_row_once(kafka, tmp_path):
     produce(kafka, 0, 300)
     bounded(kafka, FileSink(str(tmp_path / "out"))).run(checkpoints=str(tmp_path / "checkpoints"), workers=2, interval_s=0.2)
-    values = parquet.read_table(tmp_path / "out").column("value").to_pylist()
-    assert Counter(map(int, values)) == Counter(range(300))
+    assert Counter(map(int, parquet.read_table(tmp_path / "out").column("value").to_pylist())) == Counter(range(300))
 
 
 def child_of_worker_processes(_):

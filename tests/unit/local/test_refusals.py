@@ -58,6 +58,13 @@ class ChangesFolder(Folder):
         job.recover()
         return run, job
 
+    def refused(self, number: int, row: dict[str, Any], then: Callable[[], None] = lambda: None) -> None:
+        """A coordinator stores this checkpoint, and the library refuses its commit after `then`."""
+        run, job = self.coordinator(None, refusing(2, then))
+        job.recover()
+        with pytest.raises(PeerError, match="injected"):
+            commit(run, job, number, self.wrote(1, number - 1, row))
+
     def checkpoints(self) -> list[tuple[int, bool]]:
         """Number of each that is there, and whether it is committed."""
         paths = sorted(Path(self.store.location).glob("checkpoint-*.json"))
@@ -122,16 +129,11 @@ def refusing(number: int, then: Callable[[], None]) -> Callable[[int, Callable[[
 
 @pytest.mark.parametrize("changes", [None, Changes(("id",), ())], ids=["rows", "changes"])
 def test_a_stored_checkpoint_that_the_table_refuses_is_taken_back(tmp_path, changes):
-    """Another process alters the table between check and commit: the run continues from the checkpoint before, with what it is
-    now.
-    """
+    """Another process alters the table between check and commit: the run continues from the checkpoint before."""
     folder = ChangesFolder(tmp_path, IDS, changes)
     run, job = folder.living()
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
-    run, job = folder.coordinator(None, refusing(2, folder.alter))
-    job.recover()
-    with pytest.raises(PeerError, match="injected"):
-        commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
+    folder.refused(2, {"id": 2, "name": "y"}, folder.alter)
     assert folder.checkpoints() == [(1, True), (2, False)]
     with pytest.raises(RetriableError, match=r"checkpoint 2 cannot be committed: .*\(name\).* continues from checkpoint 1$"):
         folder.coordinator()[1].recover()
@@ -146,10 +148,7 @@ def test_a_stored_checkpoint_that_the_table_refuses_is_taken_back(tmp_path, chan
 
 def test_a_stored_checkpoint_whose_table_is_as_it_was_again_is_committed(tmp_path):
     folder = ChangesFolder(tmp_path)
-    run, job = folder.coordinator(None, refusing(2, lambda: None))
-    job.recover()
-    with pytest.raises(PeerError, match="injected"):
-        commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
+    folder.refused(1, {"id": 1, "name": "x"})
     folder.living()
     assert folder.rows() == [(1, "x")]
     assert folder.checkpoints() == [(1, True)]
@@ -160,10 +159,7 @@ def test_a_refusal_that_only_the_commit_itself_makes_takes_the_checkpoint_back_t
     folder = ChangesFolder(tmp_path)
     run, job = folder.living()
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
-    run, job = folder.coordinator(None, refusing(2, lambda: None))
-    job.recover()
-    with pytest.raises(PeerError, match="injected"):
-        commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
+    folder.refused(2, {"id": 2, "name": "y"})
     with pytest.raises(RetriableError, match="checkpoint 2 cannot be committed: injected: refused"):
         folder.coordinator(None, refusing(2, lambda: None))[1].recover()
     folder.living()
@@ -176,10 +172,7 @@ def test_a_commit_that_has_succeeded_though_it_was_said_to_be_refused_is_not_tak
     folder = ChangesFolder(tmp_path)
     run, job = folder.living()
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
-    run, job = folder.coordinator(None, refusing(2, lambda: None))
-    job.recover()
-    with pytest.raises(PeerError, match="injected"):
-        commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
+    folder.refused(2, {"id": 2, "name": "y"})
     run, job = folder.coordinator()
     driver = run._state.outputs[0].driver
     record = driver.record
@@ -209,13 +202,9 @@ def closed_to_changes(folder: ChangesFolder) -> None:
 def test_a_first_checkpoint_that_the_table_refuses_is_kept_and_tried_again_where_that_may_pass(tmp_path, refuses, kind, why):
     """There is none to go back to: where a run started that starts at the latest record no other process knows."""
     folder = ChangesFolder(tmp_path, IDS, Changes(("id",), ()))
-    run, job = folder.coordinator(None, refusing(2, lambda: refuses(folder)))
-    job.recover()
-    with pytest.raises(PeerError, match="injected"):
-        commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
-    with pytest.raises(
-        kind, match=f"checkpoint 1 .*{why}.* no earlier one .* start again, or start over with another"
-    ) as refused:
+    folder.refused(1, {"id": 1, "name": "x"}, lambda: refuses(folder))
+    message = f"checkpoint 1 .*{why}.* no earlier one .* start again, or start over with another"
+    with pytest.raises(kind, match=message) as refused:
         folder.coordinator()[1].recover()
     assert isinstance(refused.value, _FINAL) is (kind is DataLossError)
     assert folder.checkpoints() == [(1, False)]
@@ -227,10 +216,7 @@ def test_a_checkpoint_is_not_taken_back_where_the_source_has_removed_what_would_
     run, job = folder.living()
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
     before = DeltaTable(folder.sink.uri).version()
-    run, job = folder.coordinator(None, refusing(2, folder.alter))
-    job.recover()
-    with pytest.raises(PeerError, match="injected"):
-        commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
+    folder.refused(2, {"id": 2, "name": "y"}, folder.alter)
     asked = []
 
     def removed(splits: Any) -> None:
@@ -255,10 +241,7 @@ def test_a_source_that_cannot_be_asked_now_has_nothing_taken_back(tmp_path, monk
     folder = ChangesFolder(tmp_path)
     run, job = folder.living()
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
-    run, job = folder.coordinator(None, refusing(2, folder.alter))
-    job.recover()
-    with pytest.raises(PeerError, match="injected"):
-        commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
+    folder.refused(2, {"id": 2, "name": "y"}, folder.alter)
 
     def away(splits: Any) -> None:
         raise OutageError("injected: the source is away")
@@ -273,10 +256,7 @@ def test_a_coordinator_that_dies_while_it_takes_a_checkpoint_back_is_followed_by
     folder = ChangesFolder(tmp_path)
     run, job = folder.living()
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
-    run, job = folder.coordinator(None, refusing(2, folder.alter))
-    job.recover()
-    with pytest.raises(PeerError, match="injected"):
-        commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
+    folder.refused(2, {"id": 2, "name": "y"}, folder.alter)
     deaths = 0
     for nth in range(1, 60):
         death = Death(nth)
@@ -364,8 +344,7 @@ class Replay:
         self.share(begin, end)
         run.retire(self.number)
         number = self.folder.store.last_id + 1
-        split = SplitState(MemorySplit("log", end), finished=False)
-        run.propose(Checkpoint(number, (split,), exhausted=False))
+        run.propose(Checkpoint(number, (SplitState(MemorySplit("log", end), finished=False),), exhausted=False))
         job.commit(number, tuple(self.share(*share) for share in ((cut, end), (begin, cut)) if share[0] < share[1]))
 
     def share(self, begin: int, end: int) -> WorkerHandle[Any]:

@@ -7,6 +7,7 @@ import pytest
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import (
     RESTART_STRATEGIES,
+    UNCLASSIFIED_ATTEMPTS,
     ExponentialDelay,
     FailureRate,
     FixedDelay,
@@ -85,6 +86,51 @@ def test_exponential_delay_is_varied_by_its_jitter_factor(chance, delay_s):
 def test_jitter_does_not_leave_the_limits(failures, chance, delay_s):
     restarts = Restarts(ExponentialDelay(max_backoff_s=2.0, jitter_factor=0.5))
     assert [restarts.failed(now_s, chance) for now_s in failures][-1] == Restart(delay_s)
+
+
+def unclassified(strategy, *failures):
+    restarts = Restarts(strategy)
+    return [restarts.failed_unclassified(now_s, EVEN) for now_s in failures]
+
+
+def test_errors_of_unknown_kind_are_given_up_where_the_strategy_never_gives_up():
+    times = [100.0 * n for n in range(UNCLASSIFIED_ATTEMPTS + 1)]
+    *before, last = unclassified(ExponentialDelay(), *times)
+    assert before == decisions(ExponentialDelay(), *times[:-1])
+    assert isinstance(last, GiveUp)
+    assert f"{UNCLASSIFIED_ATTEMPTS} times" in last.reason
+
+
+def test_errors_of_unknown_kind_are_retried_as_often_as_the_user_sets():
+    times = [100.0 * n for n in range(UNCLASSIFIED_ATTEMPTS + 5)]
+    for strategy in (
+        FixedDelay(attempts=UNCLASSIFIED_ATTEMPTS + 3),
+        FixedDelay(attempts=2),
+        FailureRate(),
+        ExponentialDelay(attempts_before_reset_backoff=UNCLASSIFIED_ATTEMPTS + 3),
+        NoRestart(),
+    ):
+        assert unclassified(strategy, *times) == decisions(strategy, *times)
+
+
+def test_a_quiet_time_forgets_errors_of_unknown_kind():
+    strategy = ExponentialDelay(reset_backoff_threshold_s=100.0)
+    times = [200.0 * n for n in range(3 * UNCLASSIFIED_ATTEMPTS)]
+    assert unclassified(strategy, *times) == [Restart(1.0)] * len(times)
+
+
+def test_errors_of_unknown_kind_before_the_restart_are_one():
+    """As of many workers that meet the same one."""
+    assert all(
+        isinstance(decision, Restart) for decision in unclassified(ExponentialDelay(), *[0.0] * 3 * UNCLASSIFIED_ATTEMPTS)
+    )
+
+
+def test_other_failures_are_no_errors_of_unknown_kind():
+    restarts = Restarts(ExponentialDelay())
+    for n in range(3 * UNCLASSIFIED_ATTEMPTS):
+        restarts.failed(100.0 * n, EVEN)
+    assert isinstance(restarts.failed_unclassified(1e4, EVEN), Restart)
 
 
 def test_the_defaults_are_flinks():

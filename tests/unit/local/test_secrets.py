@@ -78,8 +78,7 @@ def test_no_secret_is_in_the_folder_the_status_the_savepoint_and_the_output_of_h
         finally:
             run.kill()
             run.wait()
-        wrong = started(tmp_path, f"{PASSWORD}-of-before")
-        assert wrong.wait(TIMEOUT_S) != 0
+        assert started(tmp_path, f"{PASSWORD}-of-before").wait(TIMEOUT_S) != 0
     assert "the broker refused our credentials" in (tmp_path / "log").read_text()
     assert len(list((tmp_path / "savepoints").iterdir())) == 1
     assert len(list((tmp_path / "meanwhile").iterdir())) > 2

@@ -125,8 +125,7 @@ def test_no_restart_is_shown_as_none(folder):
 
 
 def test_the_table_shows_how_often_the_run_was_restarted(folder):
-    status = RunStatus("run-x", folder, 0.0, {}.get, Clock(), restarted=2)
-    status.show("RUNNING", {}, None)
+    RunStatus("run-x", folder, 0.0, {}.get, Clock(), restarted=2).show("RUNNING", {}, None)
     assert re.search(r"run restarted\W+2 times", printed_table(read_status(folder)))
 
 
@@ -364,12 +363,9 @@ def test_a_rate_is_of_what_came_between_two_checkpoints_though_looks_are_more_of
     first = shown(folder, Clock()).shown
     second = after(first, 10, 20_000)
     assert "20,010 (2,000/s)" in printed_table(first, second)
-    looked = {**second, "at": second["at"] + 5}
-    assert "20,010 (2,000/s)" in printed_table(first, second, looked)
-    overdue = {**second, "at": second["at"] + 40}
-    assert "20,010 (500/s)" in printed_table(first, second, overdue)
-    restarted = {**second, "coordinator": 0, "records_in": 7}
-    assert re.search(r"records in\W+7 ", printed_table(first, second, restarted))
+    assert "20,010 (2,000/s)" in printed_table(first, second, {**second, "at": second["at"] + 5})
+    assert "20,010 (500/s)" in printed_table(first, second, {**second, "at": second["at"] + 40})
+    assert re.search(r"records in\W+7 ", printed_table(first, second, {**second, "coordinator": 0, "records_in": 7}))
     assert "/s" not in printed_table(first)
 
 

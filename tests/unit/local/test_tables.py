@@ -88,8 +88,7 @@ class Folder:
         return self.drawn
 
     def prepared(self, number: int, epoch: int, value: str) -> WorkerHandle[Any]:
-        transaction = self.started(number, epoch, value)
-        return WorkerHandle(number, transaction.prepare())
+        return WorkerHandle(number, self.started(number, epoch, value).prepare())
 
     def enlisted(self, number: int, value: str) -> WorkerHandle[Any]:
         """What a new worker has prepared."""

@@ -348,8 +348,7 @@ def test_show_names_damage_and_sources_that_are_not_kafkas(checkpoint):
 
 
 def test_a_batch_that_is_not_there_is_refused_by_its_number(checkpoint):
-    done = command("show", checkpoint, "--batch", "9")
-    assert "no readable batch 9; it has 2 to 5" in str(done.exception)
+    assert "no readable batch 9; it has 2 to 5" in str(command("show", checkpoint, "--batch", "9").exception)
 
 
 def test_diff_shows_what_differs_and_nothing_else(checkpoint, tmp_path):
@@ -477,9 +476,7 @@ CHANGES = {
 
 
 def write_epoch(sink, location, epoch):
-    """As a query of this checkpoint does it, with a sink that keeps the batch's entry in the offset log alongside its
-    number.
-    """
+    """As a query of this checkpoint does it, with a sink that keeps the batch's entry in the offset log."""
     job = read_checkpoint(str(location)).query_id
     with sink.begin(Attempt(job, epoch, 0, 0)) as transaction:
         transaction.write(pa.RecordBatch.from_pydict({"value": [epoch]}))
@@ -542,8 +539,7 @@ def test_a_savepoint_has_no_leader_epochs_of_spark_which_are_not_those_of_the_re
 def test_the_jvm_connectors_positions_get_the_ids_of_the_topics_that_there_are(checkpoint, tmp_path):
     for name in ("offsets/5", "commits/5", "offsets/4", "commits/4"):
         (checkpoint / name).unlink()
-    refused = command("export", "--to", "run", checkpoint, tmp_path / "savepoints")
-    assert "give --bootstrap" in str(refused.exception)
+    assert "give --bootstrap" in str(command("export", "--to", "run", checkpoint, tmp_path / "savepoints").exception)
     with FakeKafka() as kafka:
         kafka.create_topic(TOPIC, partitions=2)
         done = command("export", "--to", "run", checkpoint, tmp_path / "savepoints", "--bootstrap", kafka.bootstrap)
@@ -561,8 +557,7 @@ def test_the_jvm_connectors_positions_get_the_ids_of_the_topics_that_there_are(c
 
 def test_no_savepoint_is_made_of_a_query_that_runs_or_keeps_state_or_has_a_batch_not_committed(checkpoint, tmp_path):
     def refused(message):
-        done = command("export", "--to", "run", checkpoint, tmp_path / "savepoints")
-        assert message in str(done.exception)
+        assert message in str(command("export", "--to", "run", checkpoint, tmp_path / "savepoints").exception)
         assert not list(tmp_path.glob("savepoints/*"))
 
     (checkpoint / "state").mkdir()
@@ -620,8 +615,7 @@ def test_of_a_damaged_checkpoint_no_changed_copy_is_made(checkpoint):
 
 def test_a_checkpoint_that_was_just_written_to_is_a_running_querys(checkpoint, tmp_path):
     (checkpoint / "commits" / "5").touch()
-    done = command("fork", checkpoint, tmp_path / "copy")
-    assert "its query may be running" in str(done.exception)
+    assert "its query may be running" in str(command("fork", checkpoint, tmp_path / "copy").exception)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     assert command("fork", checkpoint, tmp_path / "copy", "--stopped").exit_code == 0
 
@@ -742,8 +736,7 @@ def test_killed_in_the_middle_there_is_no_savepoint_or_a_whole_one_and_the_check
         folder = tmp_path / "savepoints" / f"copy-{name}-{nth}"
         found = list(folder.glob("savepoint-*.json"))
         assert [read_savepoint(path) for path in found] in ([[wanted]] if status == 0 else [[], [wanted]])
-        again = command("export", "--to", "run", checkpoint, folder)
-        assert read_savepoint(Path(again.stdout.strip())) == wanted
+        assert read_savepoint(Path(command("export", "--to", "run", checkpoint, folder).stdout.strip())) == wanted
     assert files(checkpoint) == before
 
 
@@ -864,8 +857,7 @@ def test_a_copy_into_another_store_that_ends_at_whichever_operation_is_refused_b
             made = stored(memory, str(operations))
             assert not made or made["metadata"] == UNFINISHED
             if made:
-                refused = [finding.where for finding in findings_of(read_checkpoint(f"{url}/{operations}"))]
-                assert "metadata" in refused
+                assert "metadata" in [finding.where for finding in findings_of(read_checkpoint(f"{url}/{operations}"))]
                 with pytest.raises(UsageError, match="not finished: remove it first"):
                     write_copy(found, f"{url}/{operations}", plan)
             outcomes.append(bool(made))

@@ -21,8 +21,6 @@ from tests.helpers.batch_writes import written
 from tests.helpers.file_rig import batch_of, visible
 from tests.helpers.sink_rig import kafka_sink, rows
 
-JOB = "report"
-
 
 @dataclass
 class Destination:
@@ -56,7 +54,7 @@ def write_batch(
 ) -> None:
     for number, to in enumerate(destinations):
         own = {"committer": committers[number]} if committers else {}
-        written(to.sink, JOB, epoch, *[to.batch([f"{epoch}{task}"]) for task in ("x", "y")], **own)
+        written(to.sink, "report", epoch, *[to.batch([f"{epoch}{task}"]) for task in ("x", "y")], **own)
 
 
 @pytest.mark.parametrize("first_or_second", [0, 1])

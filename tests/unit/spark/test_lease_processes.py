@@ -121,8 +121,7 @@ def test_a_leader_that_is_stopped_hands_over_at_once_and_the_last_one_ends_the_j
         other.wait_for("LEADING", runs=True)
         other.process.terminate()
         assert other.process.wait(LONG_S) == 143
-    settings = (tmp_path / "history").read_text().splitlines()
-    assert settings.count("batch ended") == 2
+    assert (tmp_path / "history").read_text().splitlines().count("batch ended") == 2
 
 
 def test_a_follower_that_is_stopped_leaves_the_leader_alone(tmp_path, kafka):

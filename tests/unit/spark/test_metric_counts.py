@@ -23,9 +23,8 @@ from headrace.connectors.base.counters import COUNTERS, Counted, ProcessCounters
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import KafkaSink
 from headrace.runners.spark import readers, reports, writers
-from headrace.runners.spark.metrics.collector import SPARK_METRICS
+from headrace.runners.spark.metrics.collector import SPARK_METRICS, JobStatus
 from headrace.runners.spark.metrics.exporter import metrics
-from headrace.runners.spark.metrics.job import JobStatus
 from headrace.runners.spark.metrics.sinks import SinkWatch
 from headrace.runners.spark.reports import REPORTS_VARIABLE, ReportListener, own_address, report
 from headrace.runners.spark.supervision.status import StatusFile
@@ -112,11 +111,9 @@ def read_a_batch(kafka, **options):
 
 
 def write_a_batch(kafka, values):
-    options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out"}
-    source = DefaultSource(options)
+    source = DefaultSource({"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out"})
     writer = source.streamWriter(source_schema(), overwrite=False)
-    message = writer.write(iter([pa.RecordBatch.from_pydict({"value": values})]))
-    writer.commit([message], 0)
+    writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"value": values})]))], 0)
 
 
 def source_schema():
@@ -156,8 +153,7 @@ def test_what_was_lost_and_tolerated_is_on_the_page(monkeypatch, kafka):
                             "startingOffsets": "earliest"})  # fmt: skip
     reader = source.streamReader(source.schema())
     start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadAllAvailable())
-    parts = reader.partitions(start, end)
+    parts = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
     kafka.delete_records("in", before=4)
     served = metrics(Session(), port=0)
     try:
@@ -252,7 +248,7 @@ def test_restarts_takeovers_and_standbys_are_those_of_the_status_file(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"drivers_started": "?"}', '{"drivers_started": 1, "standbys": [3]}'])
 def test_a_file_that_is_no_status_shows_nothing(tmp_path, text):
     (tmp_path / "status.json").write_text(text)
-    assert JobStatus(tmp_path / "status.json").read() is None
+    assert JobStatus(tmp_path / "status.json").read() == []
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

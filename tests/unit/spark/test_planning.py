@@ -74,8 +74,7 @@ def test_small_ranges_share_a_task():
 
 @pytest.mark.parametrize("parallelism", [16, 8, 5, 2, 1])
 def test_ranges_are_packed_over_the_tasks_that_run_at_once(parallelism):
-    ranges = [OffsetRange(f"s{number:02}", 0, 4000) for number in range(16)]
-    tasks = plan_tasks(ranges, parallelism=parallelism)
+    tasks = plan_tasks([OffsetRange(f"s{number:02}", 0, 4000) for number in range(16)], parallelism=parallelism)
     assert len(tasks) >= parallelism
     assert max(map(len, tasks)) <= math.ceil(16 / parallelism)
 

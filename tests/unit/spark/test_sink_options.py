@@ -118,8 +118,7 @@ class TestSql:
         assert sql_sink(DBTABLE="sales.orders", locktimeout="2.5") == SqlSink(URL, "sales.orders", lock_timeout_s=2.5)
 
     def test_upserts(self):
-        sink = sql_sink(delivery="upsert", upsertKeys="region, id")
-        assert sink == UpsertSink(URL, "orders", ("region", "id"))
+        assert sql_sink(delivery="upsert", upsertKeys="region, id") == UpsertSink(URL, "orders", ("region", "id"))
 
     @pytest.mark.parametrize("kind", ["postgresql", "mysql", "mariadb"])
     def test_a_jdbc_address_means_the_same(self, kind):

@@ -40,7 +40,7 @@ from headrace.runners.restarts import FixedDelay
 from headrace.runners.spark import pipeline
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.pipeline import PipelineWrite, sink_format
+from headrace.runners.spark.pipeline import PipelineSinkFormat, PipelineWrite
 from headrace.runners.spark.supervision import driver as drivers
 from headrace.runners.spark.supervision import dry_run as dry_runs
 from headrace.runners.spark.supervision import dry_run_source, process_tree
@@ -169,9 +169,8 @@ def test_of_a_process_tree_whose_driver_is_dead_the_rest_is_killed_before_the_lo
     with holder(place, tree):
         pass  # and is killed
     settings = {"env": {**os.environ, TREE_VARIABLE: tree}, "start_new_session": True}
-    with subprocess.Popen(
-        ["sh", "-c", "echo there; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **settings
-    ) as jvm:
+    program = ["sh", "-c", "echo there; read line"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **settings) as jvm:
         assert jvm.stdout.readline() == b"there\n"  # so it has its environment, which a program that just starts has not
         CheckpointLock(place).take(new_tree())
         assert jvm.wait() == -signal.SIGKILL
@@ -268,10 +267,8 @@ def test_a_process_that_is_killed_and_does_not_end_is_waited_for_and_named(monke
     monkeypatch.setattr(process_tree, "_kill", lambda process: None)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert process_tree.kill_tree("a process tree") == 1
-    assert [f"for {waited} s so far" in record.message for waited, record in zip((2, 4), caplog.records, strict=True)] == [
-        True,
-        True,
-    ]
+    said = zip((2, 4), caplog.records, strict=True)
+    assert [f"for {waited} s so far" in record.message for waited, record in said] == [True, True]
     assert f"process {stuck.pid} of a driver was killed and has not ended (state R" in caplog.text
 
 
@@ -529,9 +526,8 @@ def test_a_file_system_without_locks_is_named(place, monkeypatch, code, kind):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
-    with pytest.raises(
-        kind, match=f"no lock is available of the checkpoint {place}, at {place}/.headrace.lock: .*{os.strerror(code)}"
-    ):
+    message = f"no lock is available of the checkpoint {place}, at {place}/.headrace.lock: .*{os.strerror(code)}"
+    with pytest.raises(kind, match=message):
         CheckpointLock(place).take(new_tree())
 
 
@@ -592,9 +588,7 @@ PASSES_IT_ON = HOLD.replace(
 
 @pytest.fixture
 def outlived(place):
-    """A driver that has the lock runs this program, and dies; a process that it has started is alive, and names no process
-    tree.
-    """
+    """A driver that has the lock runs this program, and dies; a process that it has started is alive, and names no tree."""
 
     @contextmanager
     def run(program):
@@ -678,9 +672,8 @@ def started_with_a_standby(tmp_path, sink, **options):
     """What a driver reports about a query that it starts, which is in for Spark's."""
     location = {"checkpointlocation": f"file:{tmp_path}/{sink}"}
     running = []
-    query = StartedQuery(
-        SimpleNamespace(schema=StructType([StructField("value", StringType())])), sink, options=location | options
-    )
+    rows = SimpleNamespace(schema=StructType([StructField("value", StringType())]))
+    query = StartedQuery(rows, sink, options=location | options)
     Takeover(new_tree(), DefaultSource, 1).start(query, lambda: running.append(query))
     assert running == [query]
 
@@ -722,7 +715,7 @@ def test_what_a_takeover_may_repeat_is_said(tmp_path, caplog):
 def test_so_it_is_of_sinks_of_ours_that_are_written_at_least_once(tmp_path, caplog):
     started_with_a_standby(tmp_path, "headrace", delivery="at-least-once", **KAFKA)
     assert "the sink 'AtLeastOnceKafkaSink' is written at least once" in caplog.text
-    sink = sink_format(PipelineWrite(FunctionSink(print), iter, pa.schema([]), OffsetLog("/c")))
+    sink = PipelineSinkFormat.of(PipelineWrite(FunctionSink(print), iter, pa.schema([]), OffsetLog("/c")))
     with patch.dict(pipeline._sinks, {sink.name(): sink}):
         started_with_a_standby(tmp_path, sink.name())
     assert "the sink 'FunctionSink' is written at least once: a takeover repeats the batch" in caplog.text
@@ -738,9 +731,8 @@ class Frame:
 
     def __init__(self, **conf: str) -> None:
         self.store = conf.pop("store", "file:///")
-        jvm = SimpleNamespace(
-            org=SimpleNamespace(apache=SimpleNamespace(hadoop=SimpleNamespace(fs=SimpleNamespace(Path=self.path))))
-        )
+        hadoop = SimpleNamespace(fs=SimpleNamespace(Path=self.path))
+        jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop)))
         state = SimpleNamespace(newHadoopConf=lambda: {"fs.defaultFS": self.store})
         self.sparkSession = SimpleNamespace(conf=conf, _jvm=jvm, _jsparkSession=SimpleNamespace(sessionState=lambda: state))
         self.deleted = []

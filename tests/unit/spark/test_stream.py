@@ -342,8 +342,7 @@ def test_a_source_without_splits_waits_for_them():
 
 
 def test_a_killed_batch_0_without_splits_is_replayed():
-    log = MemoryLog()
-    query = Query(WatchedSource(log))
+    query = Query(WatchedSource(MemoryLog()))
     query.log_offsets()
     query.run()
     assert query.rows == []
@@ -780,9 +779,7 @@ class TestPublishedPositions:
         assert query.source.published == [{"a": 10, "b": 10}, {"a": 11}]
 
     def test_follow_a_loss_though_another_driver_has_run_the_batch_that_went_back(self, log):
-        """Found by search, in the simulation of Spark: they were still until the query was where it had been before the
-        loss.
-        """
+        """Found by search, in the simulation of Spark: they were still until the query was where it had been before."""
         query = Query(WatchedSource(log), limits=Limits(max_offsets=2))
         while query.trigger():
             pass

@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from headrace.cli.supervise import seconds_or_never, strategy_settings
 from headrace.connectors.base.commit import StaleEpochError
-from headrace.enumerator.errors import DataLossError, FencedError, OutageError, UsageError
+from headrace.enumerator.errors import DataLossError, FencedError, OutageError, RetriableError, UsageError
 from headrace.runners.restarts import FixedDelay
 from headrace.runners.spark import submitted
 from headrace.runners.spark.session import REDACTION
@@ -36,6 +37,7 @@ from headrace.runners.spark.supervision.queries import ProgressOfQueries, Watche
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import supervise
+from headrace.runners.waiting import wait_until
 from headrace.spark import run
 from headrace.spark.format import headrace_format
 from tests.helpers import supervised_job
@@ -64,6 +66,12 @@ def history(tmp_path, monkeypatch):
 
 def ready(descriptor):
     return bool(select.select([descriptor], [], [], LONG_S)[0])
+
+
+def test_an_error_of_unknown_kind_is_seen_in_the_text_that_spark_leaves_of_it():
+    last = "headrace.enumerator.errors.UnclassifiedError: writing to table 't': odd"
+    assert end_by(RuntimeError(TRACEBACK.format(last=last))).is_unclassified
+    assert not end_by(OutageError("away")).is_unclassified
 
 
 def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(history, tmp_path):
@@ -251,12 +259,21 @@ def test_each_restart_strategy_is_kept_by_its_name(history, strategy, settings, 
 
 
 def test_of_a_process_tree_that_has_ended_no_process_is_left():
-    child = subprocess.Popen(["sleep", "600"], env={**os.environ, TREE_VARIABLE: "a process tree"}, start_new_session=True)
-    assert members("a process tree") == [child.pid]
-    assert members("a famil") == []
-    assert kill_tree("a process tree") == 1
-    assert child.wait() == -signal.SIGKILL
-    assert kill_tree("a process tree") == 0
+    tree = f"a process tree {uuid.uuid4()}"
+
+    def starts():
+        if members(tree) != [child.pid]:
+            raise RetriableError("not yet")
+
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, TREE_VARIABLE: tree}, start_new_session=True) as child:
+        try:
+            wait_until(starts, "a program that has just started has no environment for a moment")
+            assert members(tree[:-1]) == []
+            assert kill_tree(tree) == 1
+            assert child.wait() == -signal.SIGKILL
+            assert kill_tree(tree) == 0
+        finally:
+            child.kill()
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -486,7 +503,7 @@ def submission(monkeypatch):
     monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", "secret")
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     settings = {"spark.master": "local[2]", "spark.hadoop.fs.s3a.secret.key": "a=b :c\\d"}
-    monkeypatch.setattr(submitted, "_settings", lambda: settings)
+    monkeypatch.setattr(submitted, "submitted_settings", lambda: settings)
     return settings
 
 

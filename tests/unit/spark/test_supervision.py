@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from headrace.enumerator.errors import ProtocolViolationError, UsageError
-from headrace.runners.restarts import RESTART_STRATEGIES, ExponentialDelay, FailureRate, FixedDelay, NoRestart, restart_strategy
+from headrace.runners.restarts import (
+    RESTART_STRATEGIES,
+    UNCLASSIFIED_ATTEMPTS,
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    restart_strategy,
+)
 from headrace.runners.spark.supervision.core import (
     EXIT_STATUSES,
     SUPERVISION_TRANSITIONS,
@@ -59,10 +67,22 @@ def test_a_driver_that_fails_is_started_again_after_the_delay_and_not_before():
 
 
 def test_the_job_fails_when_the_strategy_gives_up_and_says_both_reasons():
-    core = started(NoRestart())
-    end = finished(core.handle(DriverEnded(1.0, FAILED, EVEN)))
+    end = finished(started(NoRestart()).handle(DriverEnded(1.0, FAILED, EVEN)))
     assert end.ending is Ending.FAILED
     assert end.reason == f"{FAILED.reason} (not restarted: the restart strategy is none)"
+
+
+@pytest.mark.parametrize("kind", ["UnclassifiedError", "AuthenticationError"])
+def test_an_error_that_may_never_pass_is_given_up_by_the_default_strategy(kind):
+    core = started(ExponentialDelay())
+    end = DriverEnd(Ending.FAILED, f"{kind}: writing to table 'orders': odd")
+    for attempt in range(UNCLASSIFIED_ATTEMPTS):
+        assert core.handle(DriverEnded(100.0 * attempt, end, EVEN)) == []
+        (started_again,) = core.handle(TimePassed(100.0 * attempt + 99.0))
+        assert isinstance(started_again, StartDriver)
+    found = finished(core.handle(DriverEnded(100.0 * UNCLASSIFIED_ATTEMPTS, end, EVEN)))
+    assert found.ending is Ending.FAILED
+    assert end.reason in found.reason
 
 
 STRATEGIES = {

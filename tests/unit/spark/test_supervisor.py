@@ -148,9 +148,7 @@ def test_a_standby_that_cannot_be_forked_leaves_the_healthy_driver_alone(play, m
 
 
 class PlayedLeaseStore(LeaseStore):
-    """What is written there, and what another supervisor has: `others` gives its heartbeat for each look, or None for no
-    news.
-    """
+    """What is written there, and what another supervisor has: `others` gives its heartbeat for each look, or None."""
 
     timeout_s = 1.5
     where = "the lease store"
@@ -281,9 +279,7 @@ def test_a_leader_whose_driver_is_killed_in_a_stop_hands_over_and_does_not_end_t
     ids=lambda end: end.ending.name,
 )
 def test_a_job_that_cannot_run_on_one_host_continues_on_another(play, refused):
-    """A module that is missing there, after a takeover: the end was instructed to all, and a third host that could run it
-    ended.
-    """
+    """A module that is missing there, after a takeover: the end was instructed to all, and a third host ended, too."""
     lease_store = PlayedLeaseStore()
     assert play(lambda driver: driver.over(refused), lease_store=lease_store)[0] == refused
     third = PlayedLeaseStore([*others(0, count=3), replace(lease_store.written[-1], supervisor="other", number=99)])
@@ -436,7 +432,7 @@ def jvm(monkeypatch):
     with subprocess.Popen(["sleep", "600"]) as process:
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
         monkeypatch.setattr(os, "getppid", lambda: process.pid)
-        monkeypatch.setattr(submitted, "_settings", dict)
+        monkeypatch.setattr(submitted, "submitted_settings", dict)
         yield process
         process.kill()
 

@@ -552,8 +552,7 @@ def test_subjects_are_named_by_a_strategy_in_writing_and_in_reading(kafka, regis
     options = typed(registry, **{"schema.registry.value.subject.name.strategy": strategy})
     rows = [{"value": {"carrier": "UA", "delay": 5}}]
     Output(kafka, registerSchemas="true", valueSchema=json.dumps(schema), **options).write(rows, value=STRUCT)
-    theirs = SchemaRegistryClient({"url": registry.url})
-    assert theirs.get_subjects() == [subject]
+    assert SchemaRegistryClient({"url": registry.url}).get_subjects() == [subject]
     Output(kafka, valueRecord="air.Flight", **options).write(rows, value=STRUCT)
     assert Frame(kafka, valueRecord="air.Flight", **options).column("value") == [rows[0]["value"]] * 2
     with pytest.raises(UsageError, match=f"option 'valueRecord' is missing: {strategy} names the subject after the record"):
@@ -753,3 +752,18 @@ def test_json_of_a_registry_is_written_and_read_in_the_columns_of_its_schema(kaf
     query = Query(kafka, **options)
     assert query.trigger()
     assert pinned(query)["type"] == {"carrier": "string", "delay": "int64", "legs": ["list", {"to": "string", "km": "int64"}]}
+
+
+def test_a_property_with_a_dot_in_its_name_is_a_column_of_its_own(kafka):
+    schema = json.dumps({"type": "object", "properties": {"service.name": {"type": "string"}, "ok": {"type": "integer"}}})
+    kafka.append("flights", b'{"service.name": "a", "ok": 1}')
+    options = {"valueFormat": "json-schema", "valueSchema": schema}
+    assert Frame(kafka, **options).column("value") == [{"service.name": "a", "ok": 1}]
+    asked = StructType([StructField("value", StructType([StructField("service.name", StringType())]))])
+    assert Frame(kafka, asked, **options).column("value") == [{"service.name": "a"}]
+
+
+def test_a_struct_of_what_is_never_null_is_written_as_json(kafka):
+    kind = pa.struct([pa.field("id", pa.int64(), nullable=False)])
+    Output(kafka, valueFormat="json").write([{"value": {"id": 0}}], value=kind)
+    assert [each.value for each in kafka.records("flights", isolation_level="read_uncommitted")] == [b'{"id":0}']

@@ -189,8 +189,7 @@ class Leaving(MemorySink, LeftoverCleanup):
 
 def test_tasks_end_what_is_remaining_for_their_driver_wherever_they_run(sink):
     Leaving.ended.clear()
-    recorded = pickle.loads(pickle.dumps(of("mine", Leaving(sink.log))._recorded))
-    recorded.recover(JOB)
+    pickle.loads(pickle.dumps(of("mine", Leaving(sink.log))._recorded)).recover(JOB)
     assert Leaving.ended == [(JOB, frozenset({"x"}), "mine")]
 
 
@@ -340,9 +339,7 @@ def test_a_task_of_a_driver_that_a_younger_one_has_left_behind_says_so(monkeypat
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_epoch_that_tasks_have_skipped_is_not_recorded_as_empty_where_it_is_not_recorded(monkeypatch, sink, log, stream):
-    """Tasks were informed that it is recorded; then the job was forgotten, or its table recreated. The rows were lost
-    unsaid.
-    """
+    """Tasks were informed that it is recorded; then the job was forgotten, or its table recreated. The rows were lost."""
     new_process(monkeypatch)
     monkeypatch.setattr(writers.TaskContext, "get", TaskOfABatch)
     driver = JobCommitter(JOB, sink.committer(JOB))

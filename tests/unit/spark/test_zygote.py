@@ -117,8 +117,7 @@ def test_without_a_zygote_the_daemon_is_sparks_own(processes, address):
 def test_another_hash_seed_gets_a_daemon_of_its_own(processes, address):
     zygote = processes.zygote(address, "pyspark.daemon")
     wait_for(address.exists)
-    daemon = processes.daemon(address, PYTHONHASHSEED="7")
-    assert port_of(daemon) > 0
+    assert port_of(processes.daemon(address, PYTHONHASHSEED="7")) > 0
     assert not children(zygote)
 
 
@@ -135,8 +134,7 @@ def test_a_zygote_that_has_started_a_thread_does_not_fork(processes, address, tm
 
 
 def test_what_the_zygote_could_not_load_does_not_keep_a_daemon_from_starting(processes, address):
-    zygote = processes.zygote(address, "no_such_module")
-    assert zygote.wait(TIMEOUT_S) != 0
+    assert processes.zygote(address, "no_such_module").wait(TIMEOUT_S) != 0
     assert port_of(processes.daemon(address)) > 0
 
 
@@ -148,8 +146,7 @@ def test_what_the_zygote_could_not_load_does_not_keep_a_daemon_from_starting(pro
 def serving(processes, address) -> subprocess.Popen[bytes]:
     """A zygote that has shown that it serves."""
     zygote = processes.zygote(address, "pyspark.daemon")
-    daemon = processes.daemon(address)
-    port_of(daemon)
+    port_of(processes.daemon(address))
     return zygote
 
 
@@ -188,8 +185,7 @@ def run(processes, address, serving, tmp_path):
 
 def test_a_client_connects_and_closes_and_the_zygote_continues_serving(processes, address, serving):
     connect(address).close()
-    daemon = processes.daemon(address)
-    assert is_forked(daemon)
+    assert is_forked(processes.daemon(address))
     assert serving.poll() is None
 
 
@@ -258,12 +254,9 @@ def test_a_fork_killed_by_a_signal_is_no_success_for_the_process_that_asked(run,
     assert killed.wait(TIMEOUT_S) == -9
 
 
-HANGING = "import os, time\nprint(os.getpid(), flush=True)\nwhile True: time.sleep(1)"
-
-
 @pytest.mark.parametrize("how", ["terminate", "kill"])
 def test_the_process_that_asked_is_ended_and_its_fork_does_not_outlive_it(run, written, how):
-    asked = run(written("hanging", HANGING))
+    asked = run(written("hanging", "import os, time\nprint(os.getpid(), flush=True)\nwhile True: time.sleep(1)"))
     fork = psutil.Process(int(asked.stdout.readline()))
     getattr(asked, how)()
     asked.wait(TIMEOUT_S)
@@ -283,8 +276,7 @@ if os.fork() == 0:
 
 def test_what_a_fork_has_forked_in_its_turn_is_not_waited_for_by_the_process_that_asked(run, written, tmp_path):
     path = tmp_path / "child"
-    ended = run(written("parent", WITH_A_CHILD.format(path=str(path))))
-    assert ended.wait(TIMEOUT_S) == 0
+    assert run(written("parent", WITH_A_CHILD.format(path=str(path)))).wait(TIMEOUT_S) == 0
     wait_for(lambda: path.exists() and path.read_text() != "")
     psutil.Process(int(path.read_text())).kill()
 

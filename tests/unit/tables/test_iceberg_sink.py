@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -45,10 +47,8 @@ def append(folder: str, value: str) -> None:
 
 
 def test_an_epoch_is_one_snapshot(sink, folder):
-    committing = driver(sink)
-    committing.commit(0, (prepared(sink, 0, 0, ["a"]), prepared(sink, 0, 1, ["b"])))
-    added = [int(shot.summary["added-data-files"] or 0) for shot in iceberg_table(folder).metadata.snapshots]
-    assert added == [0, 2]
+    driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]), prepared(sink, 0, 1, ["b"])))
+    assert [int(shot.summary["added-data-files"] or 0) for shot in iceberg_table(folder).metadata.snapshots] == [0, 2]
     assert iceberg_values(folder) == ["a", "b"]
 
 
@@ -227,8 +227,7 @@ def test_partitions_by_a_transform_are_those_that_the_library_finds(folder, tran
     function = field.transform.transform(table.schema().find_type(field.source_id))
     for task in table.scan().plan_files():
         values = pq.read_table(task.file.file_path.removeprefix("file://"))[table.schema().find_column_name(field.source_id)]
-        wanted = {function(internal(value)) for value in values.to_pylist()}
-        assert wanted == {task.file.partition[0]}
+        assert {function(internal(value)) for value in values.to_pylist()} == {task.file.partition[0]}
     found = table.scan(row_filter=TRANSFORMS[transform]).to_arrow()
     everything = table.scan().to_arrow()
     assert found.num_rows == 1
@@ -282,3 +281,32 @@ def test_what_cannot_be_honoured_is_refused_at_once(options, message):
 
 def test_no_secret_is_shown():
     assert "s3cret" not in repr(IcebergSink("a.b", {"uri": "postgresql://user:s3cret@host/db"}))
+
+
+def test_columns_whose_names_cannot_be_written_are_named(folder):
+    schema = pa.schema([("id", pa.int64()), ("first name", pa.string()), ("a-b", pa.string())])
+    catalog = load_catalog(**catalog_of(folder))
+    catalog.create_namespace_if_not_exists("n")
+    catalog.create_table("n.named", schema)
+    with pytest.raises(UsageError, match=r"names of its columns 'first name', 'a-b': rename them"):
+        IcebergSink("n.named", catalog_of(folder)).check_rows(schema)
+
+
+def test_a_location_that_ends_in_a_slash_is_that_without_it(folder):
+    """On an object store two slashes are another name."""
+    catalog = load_catalog(**catalog_of(folder))
+    catalog.create_namespace_if_not_exists("n")
+    schema = pa.schema([("id", pa.int64())])
+    stored = catalog.create_table("n.made", schema, location=f"file://{folder}/made").metadata_location
+    metadata = json.loads(Path(stored.removeprefix("file://")).read_text())
+    Path(stored.removeprefix("file://")).write_text(json.dumps({**metadata, "location": f"file://{folder}/made/"}))
+    catalog.register_table("n.theirs", stored)
+    sink = IcebergSink("n.theirs", catalog_of(folder))
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(pa.record_batch([[1]], schema=schema))
+        handle = transaction.prepare()
+    driver(sink).commit(0, (handle,))
+    table = catalog.load_table("n.theirs")
+    (path,) = (task.file.file_path for task in table.scan().plan_files())
+    assert path.startswith(f"file://{folder}/made/part-")
+    assert table.scan().to_arrow().to_pylist() == [{"id": 1}]

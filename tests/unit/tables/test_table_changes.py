@@ -28,7 +28,7 @@ from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, PeerError, UsageError
 from headrace.iceberg import IcebergSink
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_paths, iceberg_table
-from tests.helpers.table_rig import JOB, Death, KilledError, WatchedLog, delta_actions, delta_paths, driver
+from tests.helpers.table_rig import JOB, Death, KilledError, WatchedLog, answer_lost, delta_actions, delta_paths, driver
 
 BY_ID = Changes(("id",), ("offset",), "op")
 ROWS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("op", pa.string()), ("offset", pa.int64())])
@@ -284,14 +284,7 @@ def test_values_come_through_a_merge_as_they_are(tmp_path):
 
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_a_commit_whose_answer_is_lost_is_not_merged_twice(rig, is_applied):
-    def around(number, commit):
-        if number == 2:
-            if is_applied:
-                commit()
-            raise OutdatedError("injected")
-        commit()
-
-    rig.watched(around).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c"), (2, "b", "c")])),))
+    rig.watched(answer_lost(is_applied=is_applied)).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c"), (2, "b", "c")])),))
     assert rig.rows() == {1: "a", 2: "b"}
     assert rig.unused() == set()
 
@@ -557,7 +550,6 @@ def test_a_rival_that_adds_the_same_columns_at_the_same_time_is_no_failure(tmp_p
             sink.create_table(WIDE)
         commit()
 
-    committer = TableCommitter(WatchedLog(sink.log(), around), "schema", "the table")
-    committer.widen(lambda table: new_columns(WIDE, table))
+    TableCommitter(WatchedLog(sink.log(), around), "schema", "the table").widen(lambda table: new_columns(WIDE, table))
     assert rivals == [1]
     assert sorted(read(kind, tmp_path).column_names) == ["extra", "id", "name", "tags"]

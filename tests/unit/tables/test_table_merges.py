@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -215,8 +216,7 @@ def test_a_check_refuses_files_that_do_not_fit_a_table_that_was_altered(tmp_path
     sink = DeltaSink(f"{tmp_path}/table", changes=changes)
     sink.create_table(IDS)
     handle = prepared(sink, 0, 0, [{"id": 1, "name": "a"}], IDS)
-    others = pa.table({"id": [1], "name": [2]})
-    write_deltalake(sink.uri, others, mode="overwrite", schema_mode="overwrite")
+    write_deltalake(sink.uri, pa.table({"id": [1], "name": [2]}), mode="overwrite", schema_mode="overwrite")
     with pytest.raises(PeerError, match=r"the table has changed since the files were written \(name\)"):
         checked(sink, handle)
 
@@ -300,3 +300,49 @@ def left(sink: DeltaSink) -> set[str]:
     """Transactions with a mark, or with files that no version has."""
     staged = {path.parent.name for path in Path(sink.uri, f"part-{JOB}").glob("*/*.parquet")}
     return open_marks(sink.uri) | (unadded_transactions(sink.uri, JOB) & staged)
+
+
+ITEM = pa.struct([("sku", pa.string()), ("more", pa.list_(pa.struct([("n", pa.int64())])))])
+NESTED = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("items", pa.list_(ITEM)),
+        ("numbers", pa.list_(pa.int64())),
+        ("extra", pa.struct([("notes", pa.list_(ITEM)), ("by_day", pa.map_(pa.string(), ITEM))])),
+        ("by_day", pa.map_(pa.string(), ITEM)),
+        ("lists", pa.list_(pa.list_(ITEM))),
+        ("counts", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+EMPTY = {"items": [], "numbers": [], "extra": {"notes": [], "by_day": []}, "by_day": [], "lists": [], "counts": []}
+FULL = {
+    "items": [None, {"sku": None, "more": None}, {"sku": "a", "more": [None, {"n": None}, {"n": 1}]}, {"sku": "b", "more": []}],
+    "numbers": [None, 1],
+    "extra": {"notes": None, "by_day": [("x", None), ("y", {"sku": "c", "more": None})]},
+    "by_day": [("z", {"sku": None, "more": [{"n": 2}]}), ("n", None)],
+    "lists": [None, [], [None], [{"sku": "d", "more": []}]],
+    "counts": [("x", None), ("y", 1)],
+}
+NEIGHBOURS = [
+    {"id": 1, **dict.fromkeys(EMPTY)},
+    {"id": 2, **EMPTY},
+    {"id": 3, **FULL},
+    {"id": 4, **dict.fromkeys(EMPTY), "extra": {"notes": None, "by_day": None}},
+    {"id": 5, **FULL, "extra": None},
+]
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_rows_that_no_change_touches_are_as_they_were(tmp_path, kind, order):
+    sink = delta(tmp_path, schema=NESTED) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(tmp_path)), changes=BY_ID)
+    sink.create_table(NESTED)
+    driver(sink).commit(0, (prepared(sink, 0, 0, NEIGHBOURS[::order], NESTED),))
+    for epoch, id in ((1, 9), (2, 2), (3, 2)):
+        driver(sink).commit(epoch, (prepared(sink, epoch, 0, [{"id": id, **EMPTY}], NESTED),))
+    if kind == "delta":
+        paths = DeltaTable(sink.uri).file_uris()
+    else:
+        paths = [task.file.file_path for task in iceberg_table(str(tmp_path)).scan().plan_files()]
+    stored = [row for path in paths for row in pq.ParquetFile(path.removeprefix("file://")).read().to_pylist()]
+    assert sorted(stored, key=lambda row: row["id"]) == [*NEIGHBOURS, {"id": 9, **EMPTY}]

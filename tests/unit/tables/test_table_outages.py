@@ -97,8 +97,7 @@ def test_a_table_that_is_away_for_a_while_is_waited_for(tmp_path, kind, step):
         sink, away = sink_of(kind, folder), Away(first, 5, lost_connection)
         prepared(sink, 0, 5, ["loser"])
         handles = (prepared(sink, 0, 0, ["a"]), prepared(sink, 0, 1, ["b"]))
-        committing = JobCommitter(JOB, TableCommitter(AwayLog(sink, away), JOB, str(folder)))
-        committing.commit(0, handles)
+        JobCommitter(JOB, TableCommitter(AwayLog(sink, away), JOB, str(folder))).commit(0, handles)
         assert values(kind, folder) == ["a", "b"], first
         assert marks(kind, folder) == set(), first
         if not away.failed:

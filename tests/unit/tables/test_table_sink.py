@@ -21,7 +21,6 @@ from headrace.connectors.base.sink import Attempt, CommitList, Outcome
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
-from headrace.connectors.tables.log import OutdatedError
 from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
@@ -31,6 +30,7 @@ from tests.helpers.table_rig import (
     Death,
     KilledError,
     WatchedLog,
+    answer_lost,
     batch_of,
     delta_actions,
     delta_paths,
@@ -186,15 +186,7 @@ def test_a_task_that_dies_leaves_what_the_next_commit_removes(sink):
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_a_commit_whose_answer_is_lost(sink, is_applied):
     """The table is asked before it is tried again."""
-
-    def around(number, commit):
-        if number == 2:
-            if is_applied:
-                commit()
-            raise OutdatedError("injected")
-        commit()
-
-    committing = watched(sink, around)
+    committing = watched(sink, answer_lost(is_applied=is_applied))
     committing.commit(0, (prepared(sink, 0, 0, ["a"]),))
     assert delta_values(sink.uri) == ["a"]
     assert data_commits(sink) == [1]
@@ -272,8 +264,7 @@ def test_files_that_another_process_removes_after_the_commit_are_said_to_be_lost
 
 def test_a_schema_that_grows_between_writing_and_committing(sink):
     handle = prepared(sink, 0, 0, ["a"])
-    more = pa.table({"value": ["rival"], "more": [1]})
-    write_deltalake(sink.uri, more, mode="append", schema_mode="merge")
+    write_deltalake(sink.uri, pa.table({"value": ["rival"], "more": [1]}), mode="append", schema_mode="merge")
     driver(sink).commit(0, (handle,))
     found = DeltaTable(sink.uri).to_pyarrow_table().sort_by("value").to_pylist()
     assert found == [{"value": "a", "more": None}, {"value": "rival", "more": 1}]
@@ -431,10 +422,7 @@ def older_cleans_up_while_a_newer_commits(sink: DeltaSink, place: str) -> None:
     assert left_over(sink) == set()
 
 
-PLACES = ("look", "mark_cleaned_up", "data_files", "remove_data", "close")
-
-
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", ["look", "mark_cleaned_up", "data_files", "remove_data", "close"])
 def test_an_older_driver_that_cleans_up_takes_nothing_from_its_successor(sink, place):
     older_cleans_up_while_a_newer_commits(sink, place)
 
@@ -544,8 +532,22 @@ def test_values_come_back_and_statistics_hold_them(tmp_path):
     (added,) = (action["add"] for action in delta_actions(sink.uri) if "add" in action)
     assert json.loads(added["stats"]) == {
         "numRecords": 2,
-        "minValues": {"text": "x" * 64, "number": 3, "real": -2.0, "day": "2024-02-29", "at": "2024-02-29T23:59:59.123Z"},
-        "maxValues": {"text": "é", "number": 2**40, "real": 1.5, "day": "2024-02-29", "at": "2024-02-29T23:59:59.124Z"},
+        "minValues": {
+            "text": "x" * 64,
+            "number": 3,
+            "real": -2.0,
+            "day": "2024-02-29",
+            "at": "2024-02-29T23:59:59.123Z",
+            "flag": True,
+        },
+        "maxValues": {
+            "text": "é",
+            "number": 2**40,
+            "real": 1.5,
+            "day": "2024-02-29",
+            "at": "2024-02-29T23:59:59.124Z",
+            "flag": True,
+        },
         "nullCount": {"text": 0, "number": 0, "real": 0, "day": 1, "at": 1, "flag": 1, "money": 2},
     }
 
@@ -569,8 +571,7 @@ def test_partitions(tmp_path):
     found = DeltaTable(sink.uri).to_pyarrow_table().select(WIDE.names).to_pylist()
     assert all(row in rows for row in found)
     assert all(found.count(row) == rows.count(row) for row in rows)
-    only = DeltaTable(sink.uri).to_pyarrow_table(filters=[("text", "=", "a/b=c%")])
-    assert only.num_rows == 1
+    assert DeltaTable(sink.uri).to_pyarrow_table(filters=[("text", "=", "a/b=c%")]).num_rows == 1
 
 
 def test_an_empty_text_is_no_partition(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,6 +12,7 @@ from kafka import TopicPartition as PythonTopicPartition
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import FakeKafka, NewRecord
 from tests.helpers.kafka_rig import read_all
+from tests.helpers.python_path import printed
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared
 
 SECONDS = 30.0
@@ -211,14 +210,12 @@ def test_the_plugin_costs_a_run_of_pytest_nothing_before_its_fixture_is_used():
     code = (
         "import sys, headrace.pytest_plugin; print([m for m in ('pyarrow', 'kafka', 'headrace.testing') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert printed(code) == "[]"
 
 
 def test_importing_the_package_imports_neither_pytest_nor_the_fake():
     code = "import sys, headrace.testing; print([m for m in ('pytest', 'headrace.testing.fake_kafka') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert printed(code) == "[]"
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])

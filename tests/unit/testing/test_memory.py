@@ -53,8 +53,7 @@ def test_latest_is_for_the_splits_there_are_at_first(log):
 
 
 def test_only_the_columns_asked_for_are_built(log):
-    source = MemorySource(log).with_columns(["value", "offset"])
-    reader = source.create_reader()
+    reader = MemorySource(log).with_columns(["value", "offset"]).create_reader()
     reader.add_splits([MemorySplit("a", 0)])
     assert reader.poll(0.0).records.to_pylist() == [{"value": "one", "offset": 0}, {"value": "two", "offset": 1}]
 

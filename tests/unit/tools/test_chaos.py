@@ -228,8 +228,7 @@ class TestTheNetwork:
         net = Network()
         with ExitStack() as stack:
             listener = stack.enter_context(socket.create_server((HOST, 0)))
-            address = net.proxy(NODE, "PLAINTEXT", f"{HOST}:{listener.getsockname()[1]}")
-            client = stack.enter_context(connected(address))
+            client = stack.enter_context(connected(net.proxy(NODE, "PLAINTEXT", f"{HOST}:{listener.getsockname()[1]}")))
             server = stack.enter_context(listener.accept()[0])
             client.sendall(b"here")
             assert answer(server) == b"here"
@@ -302,8 +301,7 @@ class TestTheOutputCheck:
     def test_what_was_shown_and_is_not_committed_is_a_phantom(self):
         output_check = OutputCheck(1)
         output_check.add(records(0, 0, 3), 1.0)
-        committed = {0: Log(np.arange(2), np.array([0, 2]) | (0 << SEQUENCE_BITS))}
-        assert phantoms(output_check, committed) == 1
+        assert phantoms(output_check, {0: Log(np.arange(2), np.array([0, 2]) | (0 << SEQUENCE_BITS))}) == 1
 
     def test_the_longest_gap_reaches_to_the_first_new_record_after_the_end(self):
         output_check = OutputCheck(1)
@@ -368,8 +366,7 @@ class TestLosses:
     def test_a_record_that_was_left_out_before_one_that_came_is_missing_though_it_is_gone(self):
         output_check = OutputCheck(1)
         output_check.add([*records(0, 0, 5), *records(0, 6, 1)], 1.0)
-        losses = self.losses(output_check, of_truncated)
-        losses.accuse(output_check)
+        self.losses(output_check, of_truncated).accuse(output_check)
         assert output_check.missing([10]) == 1
 
     def test_what_comes_out_late_accuses_what_was_left_out_before_it(self, monkeypatch):

@@ -26,6 +26,5 @@ def test_every_table_of_the_package_is_drawn():
 
 def test_a_table_that_has_changed_is_drawn_otherwise():
     changed = dict(COMMIT_TRANSITIONS) | {(CommitPhase.CONFIRMING, Recorded): (CommitPhase.READY,)}
-    text = drawn(STATE_MACHINES.read_text(), {**TABLES, "COMMIT_TRANSITIONS": changed})
-    assert "CONFIRMING --> READY: Recorded" in text
+    assert "CONFIRMING --> READY: Recorded" in drawn(STATE_MACHINES.read_text(), {**TABLES, "COMMIT_TRANSITIONS": changed})
     assert "CONFIRMING --> READY: Recorded" not in STATE_MACHINES.read_text()

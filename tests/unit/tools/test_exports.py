@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace._extras import needs_extra
+from tests.helpers.python_path import printed
 from tests.helpers.surface import MODULES, members, names_of, surface
 
 ROOT = Path(__file__).parents[3]
@@ -90,8 +91,7 @@ def test_a_kit_without_pytest_says_what_to_install():
         "try:\n    from headrace.testing import SourceConformance\n"
         "except ImportError as error:\n    print(error)"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "headrace.testing.SourceConformance needs pytest: pip install 'headrace[testing]'"
+    assert printed(code) == "headrace.testing.SourceConformance needs pytest: pip install 'headrace[testing]'"
 
 
 @pytest.mark.parametrize(
@@ -110,15 +110,13 @@ def test_a_module_without_its_library_says_which_extra_brings_it(imports, librar
         f"try:\n    {imports}\n"
         "except ModuleNotFoundError as error:\n    print(error)"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == f"{library} is not installed; run: pip install 'headrace[{extra}]'"
+    assert printed(code) == f"{library} is not installed; run: pip install 'headrace[{extra}]'"
 
 
 def test_the_package_of_spark_imports_nothing_until_a_name_is_asked_for():
     """Every Python process that Spark starts imports it."""
     code = "import sys, headrace.spark; print(sorted(name for name in sys.modules if name.startswith(('headrace', 'pyspark'))))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "['headrace', 'headrace.spark']"
+    assert printed(code) == "['headrace', 'headrace.spark']"
 
 
 @pytest.mark.parametrize("command", [("warm-up",), ("checkpoint", "show", CHECKPOINT), ("checkpoint", "verify", CHECKPOINT)])
@@ -145,5 +143,4 @@ def test_kafka_is_imported_where_warnings_are_errors():
 def test_errors_and_what_is_in_memory_import_no_client_and_no_engine():
     unwanted = ("pytest", "kafka", "pyspark", "apache_beam", "sqlalchemy", "tenacity")
     code = f"import sys, headrace.errors, headrace.testing; print([name for name in {unwanted} if name in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert printed(code) == "[]"

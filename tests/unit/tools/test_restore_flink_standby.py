@@ -56,8 +56,7 @@ class TestWhoIsAtWork:
         assert not left.has_standby()
 
     def test_it_cannot_be_reported_while_two_task_managers_live_and_none_runs_the_job(self):
-        look = Look("jm-1", AT_WORK.serving, {"tm-2": 2, "tm-4": 2})
-        assert pair(look=look).active() == frozenset()
+        assert pair(look=Look("jm-1", AT_WORK.serving, {"tm-2": 2, "tm-4": 2})).active() == frozenset()
 
     def test_it_cannot_be_reported_of_a_job_that_both_task_managers_run(self):
         look = Look("jm-1", AT_WORK.serving, {"tm-2": 1, "tm-4": 1}, frozenset({"tm-2", "tm-4"}))
@@ -286,8 +285,7 @@ def alive(process: psutil.Process) -> bool:
 class TestTheKill:
     @pytest.fixture
     def tree(self, tmp_path):
-        command = [sys.executable, "-c", PARENT, str(tmp_path / "status.json")]
-        tree = ProcessTree(command, os.environ, tmp_path)
+        tree = ProcessTree([sys.executable, "-c", PARENT, str(tmp_path / "status.json")], os.environ, tmp_path)
         yield tree
         tree.end()
 

@@ -100,8 +100,7 @@ def test_what_an_aborted_transaction_wrote_and_a_later_one_wrote_again_is_no_ano
 
 def test_an_aborted_record_that_a_read_committed_reader_was_given_is_found():
     committed = {0: Log(np.array([2, 3, 4, 5]), GOOD[0].ids), 1: GOOD[1]}
-    given = seen((1.0, 0, 0, 5, 6), (1.0, 1, 0, 2, 3))
-    outcome = judge(PRODUCED, committed, committed, given)
+    outcome = judge(PRODUCED, committed, committed, seen((1.0, 0, 0, 5, 6), (1.0, 1, 0, 2, 3)))
     assert anomalies(outcome) == {"aborted_seen": 2}
     assert not outcome.clean
 
@@ -157,8 +156,7 @@ def test_a_batch_for_the_encoder_has_key_value_and_partition():
 
 def test_each_record_is_first_seen_when_its_first_copy_was():
     logs = {0: log((0, 0), (0, 1), (0, 0)), 1: log((0, 1))}
-    times = seen((1.0, 0, 0, 0, 1), (2.0, 1, 0, 0, 1), (3.0, 0, 1, 2, 2))
-    assert first_seen([2], logs, times).tolist() == [1.0, 2.0]
+    assert first_seen([2], logs, seen((1.0, 0, 0, 0, 1), (2.0, 1, 0, 0, 1), (3.0, 0, 1, 2, 2))).tolist() == [1.0, 2.0]
 
 
 def test_what_was_never_produced_and_what_is_damaged_is_not_first_seen():
@@ -214,8 +212,7 @@ def test_what_the_dead_had_committed_is_not_the_first_record_of_the_restored():
 
 
 def test_a_system_that_never_catches_up_has_no_recovery_and_is_measured_to_the_end():
-    slow = Curve(np.arange(30.0, 60), 18800 + np.arange(30) * 900)
-    found = restore(PRODUCED_CURVE, joined(BEFORE, slow), MOMENTS)
+    found = restore(PRODUCED_CURVE, joined(BEFORE, Curve(np.arange(30.0, 60), 18800 + np.arange(30) * 900)), MOMENTS)
     assert found.recovery_s is None
     assert found.throughput == pytest.approx((18800 + 29 * 900 - 18800) / (59 - 19.5))
 
@@ -232,8 +229,7 @@ def test_a_lag_that_comes_back_for_a_moment_only_is_not_caught_up():
 
 
 def test_being_back_for_less_than_the_hold_does_not_count():
-    after = Curve(np.arange(30, 60), np.arange(30, 60) * 1000 - 200)
-    curve = joined(BEFORE, after)
+    curve = joined(BEFORE, Curve(np.arange(30, 60), np.arange(30, 60) * 1000 - 200))
     assert caught_up_at(PRODUCED_CURVE, curve, Level(1200, 450), 1000, 30.0, 30.0 + HOLD_S - 0.1) is None
     assert caught_up_at(PRODUCED_CURVE, curve, Level(1200, 450), 1000, 30.0, 30.0 + HOLD_S + 0.1) == 30.0
 

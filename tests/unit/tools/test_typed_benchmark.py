@@ -47,8 +47,7 @@ def test_both_formats_of_a_topic_have_the_same_rows():
 )
 def test_a_system_that_decodes_something_else_is_seen(monkeypatch, rows, said):
     real = typed_systems._DECODERS["headrace"]
-    wrong = {"headrace": lambda *given: lambda: rows(real(*given)().to_pylist())}
-    monkeypatch.setattr(typed_systems, "_DECODERS", wrong)
+    monkeypatch.setattr(typed_systems, "_DECODERS", {"headrace": lambda *given: lambda: rows(real(*given)().to_pylist())})
     typed_systems._compared.clear()
     with pytest.raises(RuntimeError, match=said):
         typed_decode(Context("headrace", "", ""), ALL)

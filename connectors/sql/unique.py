@@ -1,0 +1,124 @@
+"""The unique keys of a table, and whether rows are identified by exactly the columns that an upsert names.
+
+PostgreSQL and SQLite take the columns that identify a row (ON CONFLICT). MariaDB and MySQL take none: a new row replaces the
+first one that it agrees with in any unique key (ON DUPLICATE KEY), so there every other unique key counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.engine import Connection
+
+from headrace.connectors.sql.url import Product
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["UniqueKey", "check_key", "check_other_keys", "unique_keys"]
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueKey:
+    """A unique index by its name. `flaw`: why it does not identify rows by exactly its columns; None if it does."""
+
+    name: str
+    columns: frozenset[str]
+    flaw: str | None = None
+
+    def __str__(self) -> str:
+        """The name and the columns."""
+        return f"{self.name!r} ({', '.join(sorted(self.columns)) or 'an expression'})"
+
+
+# Each row is one part of an index: its name, the column (null for an expression), and what is wrong with it.
+_PARTS = {
+    Product.POSTGRESQL: "SELECT index.relname, attname, CASE WHEN indpred IS NOT NULL THEN 'is partial: it has a WHERE clause' "
+    "WHEN part = 0 THEN 'has an expression' WHEN NOT indimmediate THEN 'is deferrable' "
+    "WHEN NOT indisvalid THEN 'is not valid: it is being built, or that has failed' END "
+    "FROM pg_catalog.pg_index JOIN pg_catalog.pg_class AS index ON index.oid = indexrelid "
+    "CROSS JOIN LATERAL unnest(indkey) WITH ORDINALITY AS parts (part, place) "
+    "LEFT JOIN pg_catalog.pg_attribute ON attrelid = indrelid AND attnum = part "
+    "WHERE indisunique AND place <= indnkeyatts AND indrelid = to_regclass(:quoted)",
+    Product.MYSQL: "SELECT index_name, column_name, CASE WHEN column_name IS NULL THEN 'has an expression' "
+    "WHEN sub_part IS NOT NULL THEN concat('compares only the first ', sub_part, ' characters or bytes') END "
+    "FROM information_schema.statistics "
+    "WHERE NOT non_unique AND table_schema = coalesce(:schema, database()) AND table_name = :name",
+    Product.SQLITE: "SELECT indexes.name, parts.name, CASE WHEN indexes.partial THEN 'is partial: it has a WHERE clause' "
+    "WHEN parts.name IS NULL THEN 'has an expression' END "
+    "FROM pragma_index_list(:name, coalesce(:schema, 'main')) AS indexes, "
+    "pragma_index_xinfo(indexes.name, coalesce(:schema, 'main')) AS parts WHERE indexes.\"unique\" AND parts.key",
+}
+_NEW_EACH_TIME = re.compile(r"\(?(uuid|nextval)\b", re.IGNORECASE)
+
+
+def unique_keys(
+    connection: Connection, place: Mapping[str, str | None], primary: Collection[str], product: Product
+) -> tuple[UniqueKey, ...]:
+    """All unique keys of a table. `place`: its `schema`, `name` and `quoted` name. `primary`: its primary key's columns."""
+    parts: dict[str, list[tuple[str | None, str | None]]] = defaultdict(list)
+    for name, column, flaw in connection.execute(text(_PARTS[product]), place):
+        parts[name].append((column, flaw))
+    keys = [
+        UniqueKey(
+            name,
+            frozenset(column for column, _ in found if column is not None),
+            next((flaw for _, flaw in found if flaw is not None), None),
+        )
+        for name, found in sorted(parts.items())
+    ]
+    if primary and product is Product.SQLITE:  # of the row's number there is no index
+        keys.append(UniqueKey("PRIMARY KEY", frozenset(primary)))
+    return tuple(keys)
+
+
+def check_key(table: str, keys: Sequence[UniqueKey], key: Sequence[str]) -> None:
+    """Raise UsageError unless a unique key identifies rows by exactly these columns: else an upsert would add rows, or change
+    others.
+    """
+    same = [unique for unique in keys if unique.columns == frozenset(key)]
+    if any(unique.flaw is None for unique in same):
+        return
+    if same:
+        flaws = "; ".join(f"index {unique.name!r} {unique.flaw}" for unique in same)
+        raise UsageError(
+            f"table {table!r}: rows are not identified by the columns {sorted(key)} of the upsert's key alone: {flaws}. Create "
+            "a unique index of exactly these columns, or name those of another one"
+        )
+    known = ", ".join(map(str, keys)) or "none"
+    raise UsageError(f"table {table!r} has no unique key of the columns {sorted(key)}; it has {known}")
+
+
+def check_other_keys(
+    table: str, keys: Sequence[UniqueKey], key: Sequence[str], columns: Mapping[str, Mapping[str, Any]], given: Collection[str]
+) -> None:
+    """For MariaDB and MySQL: raise UsageError where a row may agree with one of another key in another unique key.
+
+    `columns`: of the table. `given`: what rows have of them.
+    """
+    others = [
+        str(unique) + (f", which {unique.flaw}" if unique.flaw else "")
+        for unique in keys
+        if (unique.columns != frozenset(key) or unique.flaw) and not _is_new_each_time(unique, columns, given)
+    ]
+    if others:
+        raise UsageError(
+            f"table {table!r} has other unique keys than the upsert's {sorted(key)}: {'; '.join(others)}. MariaDB and MySQL "
+            "match rows by any of them, so rows of other keys would be overwritten. Drop these indexes, or make them non-unique"
+        )
+
+
+def _is_new_each_time(unique: UniqueKey, columns: Mapping[str, Mapping[str, Any]], given: Collection[str]) -> bool:
+    """Whether rows have no part of it, and a default makes each new row differ from all others: a number, a null, a UUID."""
+    parts = [columns[name] for name in unique.columns]
+    if unique.flaw is not None or unique.columns & set(given) or any(part.get("computed") for part in parts):
+        return False
+    return any(
+        part.get("autoincrement") is True
+        or (part["nullable"] and part.get("default") in (None, "NULL"))
+        or _NEW_EACH_TIME.match(str(part.get("default")))
+        for part in parts
+    )

@@ -1,0 +1,86 @@
+"""Which types a new table's columns have, so that they hold every value of the rows they are made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+from pyarrow import types
+
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["OwnType", "has_empty_struct", "table_schema"]
+
+OwnType = Callable[[pa.DataType], "pa.DataType | None"]
+"""What a table format makes of a type of fixed length or a time; None if it has no such type."""
+
+_MOST_DIGITS = 38
+
+
+def table_schema(rows: pa.Schema, own: OwnType, where: str) -> pa.Schema:
+    """Unsigned integers get a wider type, timestamps are microseconds, with a zone in UTC.
+
+    Raises UsageError naming a column of a type that the format does not have.
+    """
+    fields = []
+    for field in rows:
+        kind = _table_type(field.type, own)
+        if kind is None or has_empty_struct(kind):
+            why = "a struct without fields" if has_empty_struct(field.type) else str(field.type)
+            raise UsageError(
+                f"{where}: column {field.name!r} is {why}, which a table of this format cannot have: cast or drop it"
+            )
+        fields.append(field.with_type(kind))
+    return pa.schema(fields)
+
+
+def has_empty_struct(kind: pa.DataType) -> bool:
+    """Parquet has none, at any depth."""
+    if types.is_struct(kind) and not kind.num_fields:
+        return True
+    return any(has_empty_struct(kind.field(at).type) for at in range(kind.num_fields)) if types.is_nested(kind) else False
+
+
+def _table_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
+    if types.is_dictionary(kind):
+        return _table_type(kind.value_type, own)
+    if types.is_nested(kind):
+        return _nested_type(kind, own)
+    for is_kind, made in _WIDENED:
+        if is_kind(kind):
+            return made
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", tz=None if kind.tz is None else "UTC")
+    if types.is_decimal(kind):
+        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= _MOST_DIGITS else None
+    if types.is_fixed_size_binary(kind) or types.is_time(kind) or isinstance(kind, pa.UuidType):
+        return own(kind)
+    return kind if any(is_kind(kind) for is_kind in _AS_THEY_ARE) else None
+
+
+def _nested_type(kind: pa.DataType, own: OwnType) -> pa.DataType | None:
+    if types.is_map(kind):
+        key, item = _table_type(kind.key_type, own), _table_type(kind.item_type, own)
+        return None if key is None or item is None else pa.map_(kind.key_field.with_type(key), kind.item_field.with_type(item))
+    found = [_table_type(kind.field(at).type, own) for at in range(kind.num_fields)]
+    fields = [kind.field(at).with_type(made) for at, made in enumerate(found) if made is not None]
+    if len(fields) < len(found):
+        return None
+    if types.is_struct(kind):
+        return pa.struct(fields)
+    return pa.list_(fields[0]) if types.is_list(kind) or types.is_large_list(kind) else None
+
+
+_WIDENED: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
+    (types.is_uint8, pa.int32()),
+    (types.is_uint16, pa.int32()),
+    (types.is_uint32, pa.int64()),
+    (types.is_uint64, pa.decimal128(20, 0)),
+    (types.is_float16, pa.float32()),
+    (types.is_date64, pa.date32()),
+    (types.is_large_string, pa.string()),
+    (types.is_string_view, pa.string()),
+    (types.is_large_binary, pa.binary()),
+    (types.is_binary_view, pa.binary()),
+)
+_AS_THEY_ARE = (types.is_boolean, types.is_signed_integer, types.is_floating, types.is_date32, types.is_string, types.is_binary)

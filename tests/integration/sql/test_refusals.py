@@ -1,0 +1,140 @@
+"""What a database refuses for good ends a run at once, with the database's text; what may pass is retried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
+
+from headrace.connectors.base.sink import Attempt
+from headrace.connectors.sql.sink import SqlSink
+from headrace.connectors.sql.upsert import UpsertSink
+from headrace.enumerator.errors import HeadraceError, RunFailedError, UnclassifiedError, UsageError
+from headrace.kafka import KafkaSource, Latest
+from headrace.run import ExponentialDelay, Pipeline
+from headrace.testing import FakeKafka
+from tests.helpers import run_into_sql
+from tests.helpers.databases import mariadb
+from tests.helpers.sql_rig import SqlRig, batch
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def refusal(sink: Any, rows: pa.RecordBatch) -> HeadraceError:
+    with sink.begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(HeadraceError) as caught:
+        _write(transaction, rows)
+    return caught.value
+
+
+def _write(transaction: Any, rows: pa.RecordBatch) -> None:
+    transaction.write(rows)
+    transaction.prepare()
+
+
+def with_trigger(rig: SqlRig, postgresql: str, mariadb: str, sqlite: str = "") -> None:
+    """A trigger that refuses each row, by these statements."""
+    name = f"{rig.table}_t"
+    if rig.is_postgresql:
+        rig.execute(f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {postgresql}; RETURN NEW; END $$")
+        rig.execute(f"CREATE TRIGGER {name} BEFORE INSERT ON {rig.table} FOR EACH ROW EXECUTE FUNCTION {name}()")
+    elif rig.is_sqlite:
+        rig.execute(f"CREATE TRIGGER {name} BEFORE INSERT ON {rig.table} BEGIN SELECT {sqlite}; END")
+    else:
+        rig.execute(f"CREATE TRIGGER {name} BEFORE INSERT ON {rig.table} FOR EACH ROW {mariadb}")
+
+
+def sinks(rig: SqlRig) -> list[Any]:
+    upsert = UpsertSink(rig.url, rig.table, ("id",))
+    return [upsert] if rig.is_sqlite else [upsert, SqlSink(rig.url, rig.table)]
+
+
+def test_a_triggers_own_error_is_final(any_rig):
+    any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    with_trigger(
+        any_rig,
+        "RAISE EXCEPTION 'no orders today'",
+        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no orders today'",
+        "RAISE(ABORT, 'no orders today')",
+    )
+    for sink in sinks(any_rig):
+        error = refusal(sink, batch([1]))
+        assert isinstance(error, UsageError), repr(error)
+        assert "no orders today" in str(error)
+
+
+def test_a_row_without_a_partition_is_refused_for_good(rig):
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)", "PARTITION BY RANGE (id)" + partitions(rig))
+    if rig.is_postgresql:
+        rig.execute(f"CREATE TABLE {rig.table}_p PARTITION OF {rig.table} FOR VALUES FROM (0) TO (10)")
+    for sink in sinks(rig):
+        assert isinstance(refusal(sink, batch([10])), UsageError)
+
+
+def partitions(rig: SqlRig) -> str:
+    return "" if rig.is_postgresql else " (PARTITION p VALUES LESS THAN (10))"
+
+
+def test_a_row_over_the_servers_packet_is_refused_and_smaller_ones_are_written():
+    """The server closes the connection, which looks like an outage."""
+    with mariadb("--max-allowed-packet=65536") as server:
+        rig = SqlRig(server.url)
+        rig.create("id BIGINT PRIMARY KEY, name LONGTEXT, data LONGBLOB")
+        for text, data in (("x" * 70_000, None), ("'" * 40_000, None), ("", b"\0" * 40_000)):
+            rows = pa.record_batch({"id": [1, 2], "name": ["small", text], "data": pa.array([b"", data])})
+            for sink in sinks(rig):
+                error = refusal(sink, rows)
+                assert isinstance(error, UsageError), repr(error)
+                assert "max_allowed_packet" in str(error)
+                assert rig.table in str(error)
+        rows = pa.record_batch({"id": range(500), "name": ["'" * 5_000] * 500, "data": [b"\xff\0" * 7_000] * 500})
+        with sinks(rig)[0].begin(Attempt("q", 0, 0, 0)) as transaction:
+            transaction.write(rows)
+            transaction.prepare()
+        assert rig.rows("count(*), min(length(name)), min(length(data))") == [(500, 5_000, 14_000)]
+
+
+def test_an_error_that_no_table_has_is_reported_with_the_databases_text(rig):
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    with_trigger(
+        rig,
+        "RAISE EXCEPTION 'odd' USING ERRCODE = 'Z9999'",
+        "SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 30999, MESSAGE_TEXT = 'odd'",
+    )
+    for sink in sinks(rig):
+        error = refusal(sink, batch([1]))
+        assert type(error) is UnclassifiedError
+        assert "odd" in str(error)
+
+
+def run(rig: SqlRig, folder: str, **settings: Any) -> None:
+    with FakeKafka() as kafka:
+        kafka.create_topic("in")
+        kafka.append("in", b"1")
+        source = KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest(), columns=["value", "partition"])
+        Pipeline(source, sinks(rig)[-1], run_into_sql.rows_of_a_table).run(checkpoints=folder, interval_s=0.3, **settings)
+
+
+def test_a_run_ends_by_what_a_trigger_refuses(any_rig, tmp_path):
+    any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    with_trigger(
+        any_rig,
+        "RAISE EXCEPTION 'no orders today'",
+        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no orders today'",
+        "RAISE(ABORT, 'no orders today')",
+    )
+    with pytest.raises(HeadraceError, match="no orders today"):
+        run(any_rig, str(tmp_path / "run"))  # the default restarts for ever
+
+
+def test_a_run_ends_after_some_restarts_by_what_is_not_known(rig, tmp_path):
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    with_trigger(
+        rig,
+        "RAISE EXCEPTION 'odd' USING ERRCODE = 'Z9999'",
+        "SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 30999, MESSAGE_TEXT = 'odd'",
+    )
+    with pytest.raises(RunFailedError, match=r"(?s)odd.*restarted 10 times after errors of unknown kind"):
+        run(rig, str(tmp_path / "run"), restart=ExponentialDelay(0.1, 0.1))

@@ -1,0 +1,220 @@
+"""A run in the caller's thread that is interrupted anywhere, and is used on: as by Ctrl-C in a notebook, or a MemoryError.
+
+An interruption is raised at each bytecode of the code that is on the way, one in each run. What follows either reads each
+record once, or raises an error at each call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator, embedded
+from headrace.enumerator.errors import StateError
+from headrace.kafka import KafkaSource, Latest
+from headrace.testing import FakeKafka
+from headrace.testing.memory import MemoryLog, MemorySource
+
+OURS = str(Path(embedded.__file__).resolve().parents[1])
+SPLITS = {"a": "123", "b": "45", "c": "6"}
+
+
+class Interruption:
+    """Raises `error` at the `nth` bytecode, from 0, that this thread executes in these folders."""
+
+    def __init__(self, nth: int, error: type[BaseException], *folders: str) -> None:
+        self._left, self._error, self._folders = nth, error, folders
+        self.happened = False
+
+    def __enter__(self) -> Interruption:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        if not Path(frame.f_code.co_filename).resolve().as_posix().startswith(self._folders):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            if self._left == 0:
+                self.happened = True
+                raise self._error
+            self._left -= 1
+        return self._trace
+
+
+def source() -> MemorySource:
+    log = MemoryLog()
+    for split_id, values in SPLITS.items():
+        log.create(split_id)
+        log.append(split_id, values)
+    return MemorySource(log, bounded=True)
+
+
+def read(run: EmbeddedRun[Any], values: list[str]) -> None:
+    for _ in range(100):
+        if run.finished:
+            return
+        batch = run.poll(0.0)
+        if batch is not None:
+            values += batch.records.column("value").to_pylist()
+    raise AssertionError("the run does not end")
+
+
+def read_interrupted(run: EmbeddedRun[Any], interruption: Interruption) -> list[str] | None:
+    """What was read in all; None for a run that says that it cannot continue."""
+    values: list[str] = []
+    with interruption, suppress(interruption._error):
+        read(run, values)
+    if not interruption.happened:
+        return values
+    try:
+        run.checkpoint()
+        run.checkpoint_aborted()
+        read(run, values)
+    except StateError:
+        with pytest.raises(StateError, match="continue with a new one, from its last checkpoint"):
+            run.poll(0.0)
+        return None
+    return values
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
+def test_whatever_is_interrupted_the_next_calls_read_what_is_left(assignment, error):
+    outcomes: Counter[str] = Counter()
+    nth = 0
+    while True:
+        interruption = Interruption(nth, error, f"{OURS}/enumerator")
+        with EmbeddedRun(source(), clock=lambda: 0.0, assignment=assignment) as run:
+            values = read_interrupted(run, interruption)
+        if not interruption.happened:
+            break
+        outcomes["refused" if values is None else "read"] += 1
+        if values is not None:
+            assert sorted(values) == list("123456"), f"interrupted at bytecode {nth}"
+        nth += 97  # a prime: over the parameters no step of a loop is left out
+    assert outcomes["read"] > 10, outcomes
+
+
+def test_a_batch_that_was_interrupted_on_its_way_is_given_again():
+    """In the reader, whose position is behind the batch already."""
+    with EmbeddedRun(source(), clock=lambda: 0.0) as run:
+        slot = run._slots[0]
+        real = slot.reader.poll
+
+        def poll(timeout: float) -> Any:
+            real(timeout)
+            raise KeyboardInterrupt
+
+        slot.reader.poll = poll
+        with pytest.raises(KeyboardInterrupt):
+            run.poll(0.0)
+        values: list[str] = []
+        read(run, values)
+        assert sorted(values) == list("123456")
+
+
+def test_a_look_for_splits_that_was_interrupted_is_repeated():
+    log, now_s = MemoryLog(), 0.0
+    log.create("a")
+    with EmbeddedRun(MemorySource(log), clock=lambda: now_s, discovery_interval_s=10.0) as run:
+        discovery = run._driver._discovery
+        real = discovery.later
+
+        def later(_: object) -> Any:
+            discovery.later = real
+            raise KeyboardInterrupt
+
+        discovery.later = later
+        log.create("b")
+        log.append("b", "1")
+        now_s = 11.0
+        with pytest.raises(KeyboardInterrupt):
+            run.poll(0.0)
+        assert run.checkpoint()  # without another look, which may take long
+        run.checkpoint_aborted()
+        batches = [run.poll(0.0) for _ in range(3)]
+        assert [batch.records.column("value").to_pylist() for batch in batches if batch is not None] == [["1"]]
+
+
+@pytest.fixture(scope="module")
+def kafka():
+    with FakeKafka() as cluster:
+        cluster.create_topic("t", partitions=2)
+        for number in range(8):
+            cluster.append("t", *[b"%d" % each for each in range(number * 10, number * 10 + 10)], partition=number % 2)
+        yield cluster
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_records_of_kafka_are_read_once_whatever_is_interrupted(kafka, error):
+    outcomes: Counter[str] = Counter()
+    nth = 0
+    while True:
+        interruption = Interruption(nth, error, f"{OURS}/enumerator", f"{OURS}/connectors/kafka/read")
+        batches = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest()).batches()
+        seen: list[int] = []
+        with interruption:
+            try:
+                while True:
+                    seen += map(int, next(batches).column("value").to_pylist())
+            except (StopIteration, error):
+                pass
+        try:
+            for batch in batches:
+                seen += map(int, batch.column("value").to_pylist())
+            assert sorted(seen) == list(range(80)), f"interrupted at bytecode {nth}"
+            outcomes["read"] += 1
+        except StateError:
+            outcomes["refused"] += 1
+        batches.close()
+        if not interruption.happened:
+            break
+        nth += 211
+    assert outcomes["read"] > 5, outcomes
+
+
+def test_batches_that_are_closed_have_ended(kafka):
+    with KafkaSource(kafka.bootstrap, topics=["t"]).batches() as batches:
+        assert next(batches).num_rows
+    assert list(batches) == []
+    batches.close()
+
+
+def test_a_days_batches_end_where_that_day_ends_and_not_where_the_day_before_did():
+    with FakeKafka() as cluster:
+        cluster.create_topic("t", partitions=2)
+        source, state, counts = KafkaSource(cluster.bootstrap, topics=["t"], stop=Latest()), None, []
+        for _ in range(3):
+            cluster.append("t", *[b"x"] * 5)
+            batches = source.batches(state)
+            counts.append(sum(batch.num_rows for batch in batches))
+            state = batches.checkpoint()
+        assert counts == [5, 5, 5]
+
+
+def test_a_source_ends_by_its_own_stop_whatever_was_read_before():
+    with FakeKafka() as cluster:
+        cluster.create_topic("t", partitions=1)
+        cluster.append("t", *[b"x"] * 5)
+        endless = KafkaSource(cluster.bootstrap, topics=["t"])
+        with endless.batches() as batches:
+            assert next(batches).num_rows == 5
+            state = batches.checkpoint()
+        cluster.append("t", *[b"x"] * 3)
+        bounded = KafkaSource(cluster.bootstrap, topics=["t"], stop=Latest()).batches(state)
+        assert sum(batch.num_rows for batch in bounded) == 3
+        cluster.append("t", *[b"x"] * 2)
+        with endless.batches(bounded.checkpoint()) as batches:
+            assert next(batches).num_rows == 2
