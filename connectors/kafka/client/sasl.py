@@ -23,7 +23,7 @@ _MECHANISMS = (*_WITH_PASSWORD, "GSSAPI", *_WITH_TOKEN)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Provider:
-    """What a token provider without a value of its own is known by: itself, and all copies that are made of it here.
+    """What a token provider is known by that compares by identity: itself, and all copies that are made of it here.
 
     A process has one cluster for equal configurations, whose connections all of its tasks use: each brings a copy.
     """
@@ -51,7 +51,7 @@ class SaslConfig:
     """Who we are. PLAIN and SCRAM need `username` and `password`; GSSAPI takes its ticket from the environment.
 
     OAUTHBEARER needs `token_provider`: an object with `token() -> str` and optionally `extensions() -> dict[str, str]`,
-    picklable if the configuration is to travel to workers. AWS_MSK_IAM has one of its own, with AWS's default credentials;
+    picklable if the configuration is to travel to workers, where all copies of it share their connections. AWS_MSK_IAM has one of its own, with AWS's default credentials;
     what goes over the wire is OAUTHBEARER, which MSK's IAM listeners take, too.
     """
 
