@@ -51,8 +51,9 @@ class SaslConfig:
     """Who we are. PLAIN and SCRAM need `username` and `password`; GSSAPI takes its ticket from the environment.
 
     OAUTHBEARER needs `token_provider`: an object with `token() -> str` and optionally `extensions() -> dict[str, str]`,
-    picklable if the configuration is to travel to workers, where all copies of it share their connections. AWS_MSK_IAM has one of its own, with AWS's default credentials;
-    what goes over the wire is OAUTHBEARER, which MSK's IAM listeners take, too.
+    picklable if the configuration is to travel to workers; all copies of it in a process share their connections. AWS_MSK_IAM
+    has its own provider, with AWS's default credentials; what goes over the wire is OAUTHBEARER, which MSK's IAM listeners
+    take, too.
     """
 
     mechanism: str
