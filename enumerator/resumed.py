@@ -13,8 +13,6 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, DiscoveryResult, LogSource, Source, SplitDiscovery
 from headrace.enumerator.split import OffsetSplitT, SplitT
 
-__all__ = ["ResumedDiscovery", "ResumedLogDiscovery", "resumed", "selected"]
-
 
 class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
     """Its initial answer has the checkpoint's splits at their positions, and those that have appeared since.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Pipeline"]
-
 
 @dataclass(frozen=True)
 class Pipeline(PipelineSpec):

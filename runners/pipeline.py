@@ -15,8 +15,6 @@ from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks, Wro
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Source
 
-__all__ = ["PipelineSpec", "Transform"]
-
 Tagged: TypeAlias = tuple[str, pa.RecordBatch]
 """The name of an output, and a batch for it."""
 

@@ -34,16 +34,6 @@ from headrace.connectors.base.sink import CommitList, Committer, HandleT, JobCla
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.enumerator.transitions import Transitions, allowed_after
 
-__all__ = [
-    "COMMIT_TRANSITIONS",
-    "CommitCore",
-    "CommitPhase",
-    "JobCommitter",
-    "StaleEpochError",
-    "SupersededError",
-    "refuse_stale",
-]
-
 
 class SupersededError(FencedError):
     """The job is another driver's by what is recorded, and stays so: nothing was done, and to fence again would not help."""

@@ -13,8 +13,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from enum import Enum
 
-__all__ = ["COUNTERS", "Counted", "ProcessCounters"]
-
 
 class Counted(Enum):
     """What is counted, by the names under which it travels."""

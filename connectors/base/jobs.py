@@ -7,8 +7,6 @@ import uuid
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["check_job", "is_one_off", "one_off_job"]
-
 _JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _LONGEST_JOB = 100
 _ONE_OFF = "batch-"

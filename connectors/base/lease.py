@@ -14,8 +14,6 @@ from enum import StrEnum
 
 from headrace.enumerator.envelope import Envelope, stored_number, stored_text
 
-__all__ = ["Heartbeat", "HeartbeatState", "LeaseStore", "parse_heartbeat"]
-
 _HEARTBEAT = Envelope("headrace-lease", "lease")
 
 

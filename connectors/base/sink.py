@@ -31,21 +31,6 @@ import pyarrow as pa
 
 from headrace.enumerator.errors import PeerError
 
-__all__ = [
-    "Attempt",
-    "CommitList",
-    "Committer",
-    "HandleSerializer",
-    "JobClaim",
-    "Outcome",
-    "PreparedGoneError",
-    "RecordedEpoch",
-    "Transaction",
-    "TwoPhaseSink",
-    "content_number",
-    "numbered_content",
-]
-
 HandleT = TypeVar("HandleT")
 
 _NUMBERED = "number:"

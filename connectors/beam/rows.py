@@ -13,8 +13,6 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 from headrace.connectors.beam.values import UNFIT, array_of, cast_exactly, fields_of
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["inferred_schema", "record_batch", "record_batches", "table_of"]
-
 VALUE = "value"
 _BEAMS: Mapping[type, pa.DataType] = {Timestamp: pa.timestamp("us", "UTC"), Duration: pa.duration("us")}
 

@@ -26,8 +26,6 @@ from headrace.connectors.beam.split import BundleSplit, BundleSplitSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.enumerator.source import Boundedness, DiscoveryResult, Source, SourceReader, SplitBatch, SplitDiscovery
 
-__all__ = ["BeamSource", "bounded_source", "schema_of"]
-
 BATCH_ROWS = 8192
 SAMPLE = 1000
 _VALUES: Mapping[object, pa.DataType] = {str: pa.string(), bytes: pa.binary()}

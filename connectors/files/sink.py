@@ -45,8 +45,6 @@ from headrace.enumerator.errors import DataLossError, FencedError, PeerError, Pr
 
 log = logging.getLogger(__name__)
 
-__all__ = ["FileCommitter", "FileSink", "FileTransaction"]
-
 WORK = "_headrace"
 ROW_GROUP_BYTES = 64 << 20
 _LIST = re.compile(r"([A-Za-z0-9_-]{1,100})\.(\d{12})\.json")

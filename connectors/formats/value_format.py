@@ -12,21 +12,6 @@ import pyarrow.compute as pc
 
 from headrace.enumerator.errors import HeadraceError, UsageError
 
-__all__ = [
-    "BadValue",
-    "ColumnFullError",
-    "DecodedValues",
-    "ValueFormat",
-    "as_binary",
-    "field_path",
-    "field_tree",
-    "is_text",
-    "nullable",
-    "quoted_part",
-    "without",
-]
-
-
 _PART = re.compile(r"`((?:[^`]|``)+)`(?=\.|$)|([^.]*)")
 
 

@@ -22,8 +22,6 @@ from headrace.connectors.kafka.write.commit_log import CommitLog
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC
 from headrace.enumerator.errors import StateError, UsageError
 
-__all__ = ["DEFAULT_LEASE_TIMEOUT_S", "KafkaLease"]
-
 DEFAULT_LEASE_TIMEOUT_S = 5.0
 _PARTITION = 0
 _LONGEST_CALL_MS = 2_000

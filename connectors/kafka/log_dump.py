@@ -21,8 +21,6 @@ from headrace.connectors.kafka.format.stored_batch import Marker, MarkerKind, co
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.enumerator.errors import DataLossError, PeerError, UsageError
 
-__all__ = ["DumpedBatch", "TransactionStatus", "dump", "fate_of"]
-
 
 class TransactionStatus(StrEnum):
     """What became of the transaction that wrote a batch."""

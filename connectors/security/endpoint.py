@@ -13,8 +13,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from headrace.enumerator.errors import AuthenticationError, RetriableError, UsageError
 
-__all__ = ["Http", "Question", "checked", "is_web_address", "shown", "token_of"]
-
 _LONGEST_ANSWER = 1 << 20
 _CHUNK = 1 << 16
 _DEFAULT_LIFETIME_S = 60.0  # where an endpoint does not tell (RFC 6749 has it optional)
@@ -55,7 +53,7 @@ def is_web_address(url: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """For messages: without a user, a query or a fragment, which may hold what is secret, also in what is no web address."""
+    """For messages: without a user, a query or a fragment, which may hold what is secret, also in what is not a web address."""
     if is_web_address(url):
         parts = urlsplit(url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -18,8 +18,6 @@ from typing import Any
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["TLS_PROPERTIES", "TlsConfig", "ssl_context", "tls_config"]
-
 log = logging.getLogger(__name__)
 
 _STORE_TYPES = ("PEM", "PKCS12", "JKS")
@@ -129,7 +127,7 @@ def ssl_context(tls: TlsConfig) -> ssl.SSLContext:
     except UsageError as error:
         if held is None:
             raise
-        log.warning("TLS goes on with the files as they were before: %s", error)
+        log.warning("TLS continues with the files as they were before: %s", error)
         return held[1]
     _contexts[tls] = stores, context
     return context

@@ -19,8 +19,6 @@ from headrace.connectors.security.endpoint import Http, Question, checked, is_we
 from headrace.connectors.security.renewal import Renewal, kept
 from headrace.enumerator.errors import AuthenticationError, RetriableError, UsageError
 
-__all__ = ["AZURE_IMDS", "ClientCredentials", "FileTokens", "ManagedIdentity", "MskTokens"]
-
 AZURE_IMDS = "http://169.254.169.254/metadata/identity/oauth2/token"
 """Where a virtual machine of Azure asks for tokens of its managed identity."""
 

@@ -37,8 +37,6 @@ from headrace.enumerator.errors import FencedError, StateError
 
 log = logging.getLogger(__name__)
 
-__all__ = ["COMMITS", "TRANSACTIONS", "CommitStore", "create_tables"]
-
 _METADATA = sa.MetaData()
 _OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
 

@@ -37,8 +37,6 @@ from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
 from headrace.connectors.sql.url import Product, product_of, shown
 from headrace.enumerator.errors import DataLossError, PeerError, RetriableError, StateError, UsageError
 
-__all__ = ["SqlCommitter", "SqlSink"]
-
 _DATABASES: dict[Product, TwoPhaseDatabase] = {Product.POSTGRESQL: PostgreSql(), Product.MYSQL: MySql()}
 _POLL_S = 0.02
 _NO_EPOCH = 2**63 - 1  # above all

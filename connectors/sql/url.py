@@ -13,8 +13,6 @@ from sqlalchemy.pool import NullPool
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["ISOLATION", "Product", "driver_engine", "malformed", "product_of", "shown", "task_engine"]
-
 ISOLATION = "READ COMMITTED"  # weaker locks than MariaDB's default, which would make transactions wait for prepared ones
 CONNECT_S = "10"
 

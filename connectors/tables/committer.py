@@ -49,8 +49,6 @@ from headrace.enumerator.errors import (
     StateError,
 )
 
-__all__ = ["TableCommitter"]
-
 AnswerT = TypeVar("AnswerT")
 
 log = logging.getLogger(__name__)

@@ -38,8 +38,6 @@ from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
-__all__ = ["DeltaSink"]
-
 _WRITTEN_AS_ASKED = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"})
 """Features of which a writer that only appends has nothing to do, and with which `deltalake` commits."""
 

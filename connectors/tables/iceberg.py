@@ -64,8 +64,6 @@ from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import has_bounds
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
 
-__all__ = ["IcebergSink"]
-
 _PREFIX = "headrace."
 _CATALOG = "default"
 _OURS = {"commit.retry.num-retries": "0"}

@@ -21,8 +21,6 @@ from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.connectors.tables.rows import completed
 from headrace.connectors.tables.writing import Layout, PartitionedFiles
 
-__all__ = ["Merge", "Merger"]
-
 
 @dataclass(frozen=True)
 class Merge:

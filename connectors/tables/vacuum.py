@@ -17,8 +17,6 @@ from headrace.connectors.tables.handles import TableHandle
 from headrace.connectors.tables.log import TableLog
 from headrace.connectors.tables.metadata_folder import WorkFolder, jobs_in, jobs_with_marks, refused_by_store
 
-__all__ = ["JobState", "MarkState", "OpenTransaction", "TableUpkeep"]
-
 
 class MarkState(StrEnum):
     """What becomes of a transaction whose mark is there."""

@@ -22,8 +22,6 @@ from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.connectors.tables.rows import completed, fitted, fitting_schema, partitions_of
 from headrace.enumerator.errors import PeerError, UsageError
 
-__all__ = ["TARGET_FILE_BYTES", "Layout", "PartitionedFiles", "TableTransaction", "written_columns"]
-
 TARGET_FILE_BYTES = 128 << 20
 
 ROW_GROUP_BYTES = 64 << 20

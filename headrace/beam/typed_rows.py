@@ -18,8 +18,6 @@ from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["AsRows", "row_type"]
-
 _TYPES: Mapping[pa.DataType, Any] = {
     pa.bool_(): bool,
     pa.int8(): np.int8,

@@ -14,8 +14,6 @@ from headrace.cli.serving import until_interrupted
 from headrace.runners.local.monitoring.status import NoRunError, read_status
 from headrace.runners.waiting import wait_until
 
-__all__ = ["follow"]
-
 DAMAGED_S = 5.0
 """A status that is damaged for so long is fixed by no process: a run writes it each second."""
 

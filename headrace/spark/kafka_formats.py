@@ -27,17 +27,6 @@ from headrace.enumerator.errors import StateError, UsageError
 if TYPE_CHECKING:
     from headrace.connectors.formats.registry.client import SchemaRegistry
 
-__all__ = [
-    "RECORD_FORMATS",
-    "BadRecord",
-    "RecursiveField",
-    "TypedFormat",
-    "TypedOptions",
-    "check_pinned",
-    "read_formats",
-    "write_formats",
-]
-
 Field = Literal["key", "value"]
 FIELDS: tuple[Field, Field] = ("key", "value")
 REGISTRY_PREFIX = "schema.registry."

@@ -8,8 +8,6 @@ from typing import Literal, TypeVar
 from headrace.connectors.base import capabilities
 from headrace.connectors.base.sink import CommitList, Committer, HandleT, Outcome
 
-__all__ = ["COMMITTER_STEPS", "DyingCommitter", "Killed", "Step", "When"]
-
 AnswerT = TypeVar("AnswerT")
 
 Step = Literal["fence", "check", "record", "end", "copy", "clean_up"]

@@ -33,8 +33,6 @@ from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcom
 from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError
 from headrace.testing.dying import DyingCommitter, Killed, Step, When
 
-__all__ = ["SinkConformance", "SinkContext"]
-
 DEATHS: tuple[tuple[Step, When, int], ...] = (
     ("fence", "before", 1),
     ("fence", "after", 1),

@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 WAKE_S = 5.0
 """At most so long, in seconds, until a process that has taken the enumeration over by a restore looks for splits."""
 
-__all__ = ["EnumerateBounded", "EnumerateUnbounded", "Look", "beginning", "look"]
-
 
 @dataclass(frozen=True, slots=True)
 class Look(Generic[SplitT]):

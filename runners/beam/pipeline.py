@@ -18,8 +18,6 @@ from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
 if TYPE_CHECKING:
     from headrace.runners.pipeline import PipelineSpec
 
-__all__ = ["ExpandPipeline"]
-
 
 class ExpandPipeline(beam.PTransform[Any, Any]):
     """See `Pipeline.expand_on_beam`."""

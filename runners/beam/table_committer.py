@@ -34,8 +34,6 @@ from headrace.runners.beam.table_epochs import (
     refuse_other_history,
 )
 
-__all__ = ["EpochCommitter", "EpochWriter", "TableWriter"]
-
 LOOK_S = 30.0
 """How often the committer looks for transactions that no process will hand over, in seconds."""
 

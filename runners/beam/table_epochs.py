@@ -42,15 +42,6 @@ from headrace.enumerator.envelope import Envelope, readable_version, stored_numb
 from headrace.enumerator.errors import StateError
 from headrace.runners.beam.publication import FinalizationToken, Publication
 
-__all__ = [
-    "CommitterLifetime",
-    "CommitterState",
-    "CommitterStateSerializer",
-    "ReceivedHandle",
-    "StateAndToken",
-    "refuse_other_history",
-]
-
 _STATE = Envelope("headrace-epochs", "state of a committer")
 _PREPARED = Envelope("headrace-handle", "name of prepared files")
 

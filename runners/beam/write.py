@@ -57,8 +57,6 @@ from headrace.runners.beam.shard import (
 )
 from headrace.runners.beam.table_committer import EpochWriter, TableWriter
 
-__all__ = ["DEFAULT_SHARDS", "WriteExactlyOnce", "WriteImmediately"]
-
 DEFAULT_SHARDS = 4
 HEARTBEAT_S = 1.0
 """How often every shard is called, in seconds: the most that a commit comes later than it could."""

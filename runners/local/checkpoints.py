@@ -37,20 +37,6 @@ from headrace.runners.local.storage.files import NotWrittenError, RunFiles
 from headrace.runners.local.storage.lock import FolderLock
 from headrace.runners.local.storage.places import make_machine_folder, run_files, usable
 
-__all__ = [
-    "RUN",
-    "RUN_CHECKPOINT",
-    "SAVEPOINT",
-    "CheckpointNotStoredError",
-    "CheckpointStore",
-    "NewestPositions",
-    "RunCheckpoint",
-    "RunCheckpointSerializer",
-    "WorkerRegistry",
-    "has_run",
-    "newest_positions",
-]
-
 log = logging.getLogger(__name__)
 
 RUN_CHECKPOINT = Envelope("headrace-run-checkpoint", "checkpoint of a run")

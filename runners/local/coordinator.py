@@ -88,8 +88,6 @@ from headrace.runners.local.worker_pool import WorkerPool
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import Restarts
 
-__all__ = ["CoordinatorOrder", "RunBegan", "RunOutcome", "RunStart", "coordinate"]
-
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0

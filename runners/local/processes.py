@@ -21,20 +21,6 @@ from multiprocessing.context import ForkContext, ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-__all__ = [
-    "CALLED_AGAIN",
-    "CALLED_AGAIN_ERROR",
-    "PROCESS_NAME",
-    "WorkerProcesses",
-    "children_heed_signals",
-    "end_group",
-    "forked",
-    "forked_apart",
-    "leave_signals_to_supervisor",
-    "pipe",
-    "reap_group",
-]
-
 PROCESS_NAME = "headrace run: "
 """What the names of a run's processes start with."""
 

@@ -26,18 +26,6 @@ from pathlib import Path
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.runners.local.storage.folder import write_whole
 
-__all__ = [
-    "RescaleRequest",
-    "Rescaling",
-    "drop_requests",
-    "finish_request",
-    "is_requested",
-    "read_requests",
-    "request_rescale",
-    "take_up_request",
-    "withdraw_request",
-]
-
 log = logging.getLogger(__name__)
 
 _REQUEST = "rescale.json"

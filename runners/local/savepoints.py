@@ -25,17 +25,6 @@ from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.places import usable
 
-__all__ = [
-    "Savepoint",
-    "begin_with",
-    "fetch_savepoint",
-    "given_savepoint",
-    "make_savepoint_folder",
-    "read_savepoint",
-    "shown",
-    "take_savepoint",
-]
-
 _ENVELOPE = Envelope("headrace-savepoint", "savepoint")
 
 

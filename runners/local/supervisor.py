@@ -33,8 +33,6 @@ from headrace.runners.local.storage.places import make_machine_folder
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import GiveUp, Restarts
 
-__all__ = ["Starting", "supervise"]
-
 log = logging.getLogger(__name__)
 
 Starting = Callable[[Iterable[str]], ForkContext | ForkServerContext]

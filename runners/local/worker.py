@@ -28,8 +28,6 @@ from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.processes import children_heed_signals, leave_signals_to_supervisor
 from headrace.runners.pipeline import PipelineSpec
 
-__all__ = ["WorkerOrder", "described", "transform_error", "work"]
-
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05

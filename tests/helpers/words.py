@@ -23,7 +23,7 @@ COUNTED_FIRST = 12_107
 
 WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "told, tells": (("told", "tells"), r"\b(told|tells)\b"),
-    "begins, began": (("begi", "bega", "begun"), r"\b(begins|began|begun)\b|(?<![.\w])begin\b(?!\()"),
+    "begins, began": (("begi", "bega", "begun"), r"\b(begins|began|begun)\b|(?<![.\w-])begin\b(?!\()"),
     "worlds": (("world",), r"\bworlds?\b"),
     "letters": (("letters",), r"(?<!dead )(?<!dead-)(?<!dead_)\bletters\b(?!,? (and )?digits| by letter|\))"),
     "nobody": (("body",), r"\b(nobody|somebody|anybody)\b"),

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["SchemaRegistry"]
-
 DEADLINE_S = 30.0
 """How long one look-up may take, in seconds, with all its tries."""
 

@@ -18,8 +18,6 @@ from headrace.connectors.formats.registry.schemas import RegisteredSchema
 from headrace.connectors.formats.value_format import BadValue, DecodedValues
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["RegisteredProtobufFormat", "by_message_type", "indices_as_bytes", "read_indices"]
-
 _MOST_DEEP = 100
 _MOST_KEPT = 1024
 """Message types of which it is known whether they are read: more than a topic has, and a bound on what garbage can cost."""

@@ -10,8 +10,6 @@ from headrace.connectors.kafka.client.sasl import SASL_PROPERTIES, SaslConfig
 from headrace.connectors.security.tls import TLS_PROPERTIES
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["client_config"]
-
 
 def client_config(
     bootstrap: str, properties: Mapping[str, str], arguments: Mapping[str, tuple[str, object]], *, sasl: SaslConfig | None

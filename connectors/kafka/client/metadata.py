@@ -19,8 +19,6 @@ from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionM
 from headrace.connectors.kafka.client.wire.protocol import Message, MetadataRequest, or_none
 from headrace.enumerator.errors import PeerError, RetriableError
 
-__all__ = ["Metadata"]
-
 _ASKED_AT_ONCE = 32
 
 _Answer = dict[str, TopicMetadata | None]

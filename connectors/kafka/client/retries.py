@@ -24,8 +24,6 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Contact
 from headrace.enumerator.errors import DeadlineExceededError, OutageError, PeerError, is_retriable
 
-__all__ = ["Outage", "Refusals", "Retries", "giving_up_when"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

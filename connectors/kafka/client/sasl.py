@@ -16,8 +16,6 @@ from headrace.connectors.security.renewal import Renewal
 from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, FileTokens, ManagedIdentity, MskTokens
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["SASL_PROPERTIES", "SaslConfig", "login", "parse_jaas"]
-
 _WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _WITH_TOKEN = ("OAUTHBEARER", "AWS_MSK_IAM")
 _MECHANISMS = (*_WITH_PASSWORD, "GSSAPI", *_WITH_TOKEN)
@@ -25,7 +23,7 @@ _MECHANISMS = (*_WITH_PASSWORD, "GSSAPI", *_WITH_TOKEN)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Provider:
-    """What a token provider without a value of its own is known by: itself, and all copies that are made of it here.
+    """Identifies a token provider that has no value to compare: the object itself, and all copies made of it here.
 
     A process has one cluster for equal configurations, whose connections all of its tasks use: each brings a copy.
     """

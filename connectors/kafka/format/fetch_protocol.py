@@ -12,8 +12,6 @@ from uuid import UUID
 
 from headrace.enumerator.errors import CorruptDataError
 
-__all__ = ["BatchSpan", "FetchAnswer", "PartitionAnswer", "parse_fetch_response", "span_of_batches"]
-
 _TOPIC_IDS_FROM = 13
 _FLEXIBLE_FROM = 12
 

@@ -14,22 +14,6 @@ from crc32c import crc32c
 
 from headrace.enumerator.errors import CorruptDataError
 
-__all__ = [
-    "AFTER_LENGTH",
-    "CODECS",
-    "CODEC_BITS",
-    "CRC_AT",
-    "CRC_FROM",
-    "HEADER",
-    "LEVELS",
-    "LOG_APPEND_TIME",
-    "MAGIC",
-    "TRANSACTIONAL",
-    "BadBatchError",
-    "StoredBatch",
-    "stored_batches",
-]
-
 HEADER = struct.Struct(">qiibIhiqqqhii")
 """Base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and greatest timestamp, producer id,
 producer epoch, base sequence, record count."""

@@ -13,8 +13,6 @@ from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import MAGIC, StoredBatch, stored_batches
 from headrace.enumerator.errors import CorruptDataError
 
-__all__ = ["BadBatches", "SecondRead", "second_look"]
-
 BadBatches = Literal["error", "skip"]
 """What becomes of a record batch that cannot be decoded: an error, or it is skipped."""
 

@@ -15,8 +15,6 @@ from typing import Generic, Protocol, TypeVar
 
 from headrace.connectors.kafka.client.topology import Broker
 
-__all__ = ["FetchIndex", "Place", "Work", "Worker"]
-
 
 class Work(Enum):
     """What is done for partitions alongside fetching them."""

@@ -36,8 +36,6 @@ from headrace.enumerator.errors import (
     is_retriable,
 )
 
-__all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
-
 _MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 _UNKNOWN_TOPIC_GRACE_S = 3.0
 _CUT_SHORT_GRACE_S = 3.0

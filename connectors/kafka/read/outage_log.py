@@ -6,8 +6,6 @@ from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.enumerator.errors import HeadraceError
 from headrace.enumerator.source_driver import FailureLog
 
-__all__ = ["Outages"]
-
 SAID_AFTER_S = 10.0
 """How long partitions fail before the log says so, in seconds: a leader that moves is not a news."""
 

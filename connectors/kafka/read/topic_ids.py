@@ -14,8 +14,6 @@ from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, Topic
 from headrace.connectors.kafka.client.topology import TopicMetadata
 from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError
 
-__all__ = ["Answers", "absence", "is_same", "range_outcome"]
-
 Answers = Sequence[Mapping[str, TopicMetadata | None]]
 """What every live broker knows of some topics, each for itself: see `KafkaCluster.find_topics_everywhere`."""
 

@@ -36,8 +36,6 @@ from headrace.connectors.kafka.write.topics import find_topic
 from headrace.connectors.kafka.write.transaction_log import open_transactions
 from headrace.enumerator.errors import PeerError, RetriableError, StateError, UsageError
 
-__all__ = ["CommitLog"]
-
 log = logging.getLogger(__name__)
 
 _PARTITION = 0

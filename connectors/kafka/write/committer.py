@@ -29,8 +29,6 @@ from headrace.connectors.kafka.write.transactions import (
 )
 from headrace.enumerator.errors import DeadlineExceededError, HeadraceError
 
-__all__ = ["LISTS", "CommittingSink", "KafkaCommitter"]
-
 log = logging.getLogger(__name__)
 
 LISTS = CommitListSerializer(KafkaHandleSerializer())

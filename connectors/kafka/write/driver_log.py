@@ -27,8 +27,6 @@ from headrace.connectors.kafka.write.transactions import (
 )
 from headrace.enumerator.errors import FencedError, RetriableError, StateError
 
-__all__ = ["DriverLog"]
-
 log = logging.getLogger(__name__)
 
 _DRIVER_TIMEOUT_MS = 10_000  # a driver that dies in the middle of a write holds others up no longer than this

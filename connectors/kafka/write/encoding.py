@@ -16,8 +16,6 @@ from headrace.connectors.kafka.write.produce import BatchSender, OutBatch
 from headrace.connectors.kafka.write.transactions import Producer
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["TOPIC_COLUMN", "TopicRows", "encoded", "record_encoder", "without_origin"]
-
 TOPIC_COLUMN = "topic"
 _OF_NO_RECORD = ("offset", "timestampType")
 _READ_FROM = (*_OF_NO_RECORD, "partition", TOPIC_COLUMN)
@@ -99,7 +97,7 @@ class TopicRows:
         if not has_column:
             raise UsageError(
                 f"no topic: give the option 'topic', or a column {TOPIC_COLUMN!r}; there are {rows.schema.names}. "
-                "Beside a column 'offset' it is where the row was read, and is not written to"
+                "With a column 'offset' it is where the row was read, and is not written to"
             )
         return _each_to_its_own(rows)
 

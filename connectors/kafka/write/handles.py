@@ -12,8 +12,6 @@ from headrace.connectors.base.sink import HandleSerializer
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
 from headrace.enumerator.envelope import readable_version, stored_number, stored_text
 
-__all__ = ["KafkaHandle", "KafkaHandleSerializer", "WrittenRange"]
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenRange:

@@ -26,8 +26,6 @@ from headrace.connectors.kafka.write.topics import refuse_deleted
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError
 
-__all__ = ["BatchSender", "OutBatch", "Written", "idempotent_sender", "transactional_sender"]
-
 _MAX_IN_FLIGHT = 5  # the brokers remember as many batches of a producer, to know a repeated one
 _REQUEST_BYTES = 4 * 1024 * 1024
 _ALL_REPLICAS = -1

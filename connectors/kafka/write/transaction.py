@@ -26,8 +26,6 @@ from headrace.connectors.kafka.write.produce import BatchSender, transactional_s
 from headrace.connectors.kafka.write.transactions import ENDED_BY_OTHERS, Producer, TransactionProtocol, Transactions
 from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, StateError
 
-__all__ = ["KafkaTransaction", "TransactionalSink", "timeout_advice", "written_ranges"]
-
 log = logging.getLogger(__name__)
 
 

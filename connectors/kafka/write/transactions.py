@@ -36,18 +36,6 @@ from headrace.connectors.kafka.client.wire.protocol import (
 from headrace.connectors.kafka.write.topics import refuse_deleted
 from headrace.enumerator.errors import RetriableError, is_retriable
 
-__all__ = [
-    "ENDED_BY_OTHERS",
-    "Answer",
-    "ListedTransaction",
-    "Producer",
-    "TransactionDescription",
-    "TransactionProtocol",
-    "TransactionResult",
-    "Transactions",
-    "in_parallel",
-]
-
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
 

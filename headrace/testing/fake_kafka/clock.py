@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["Clock", "StoppedClock"]
-
 
 class Clock:
     """Goes as the machine's clock goes, and jumps ahead when it is instructed to. May be moved from any thread.

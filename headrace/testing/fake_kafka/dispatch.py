@@ -42,8 +42,6 @@ from headrace.testing.fake_kafka.protocol import (
 from headrace.testing.fake_kafka.state.brokers import BrokerState
 from headrace.testing.fake_kafka.state.cluster import ClusterState
 
-__all__ = ["Dispatcher", "HangUpError", "Lifetime", "Outgoing"]
-
 _SASL_HANDSHAKE, _API_VERSIONS, _SASL_AUTHENTICATE = 17, 18, 36
 _UNAUTHENTICATED = frozenset({_SASL_HANDSHAKE, _API_VERSIONS, _SASL_AUTHENTICATE})
 _CHANGE_NOTHING = frozenset({1, 2, 3, 9, 10, 15, 16, _API_VERSIONS, 23, 32, 48, 60, 61, 65, 66})

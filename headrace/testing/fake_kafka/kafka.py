@@ -23,8 +23,6 @@ from headrace.testing.fake_kafka.state.topics import Partition, Topic
 from headrace.testing.fake_kafka.state.users import Users
 from headrace.testing.servers.ports import HOST, reserved_ports
 
-__all__ = ["FakeKafka", "ReadRecord"]
-
 
 class ReadRecord(NamedTuple):
     """A record as it lies in the log."""

@@ -19,8 +19,6 @@ from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.commit.takeover import RunTakeover
 from headrace.runners.local.events import WorkerHandle
 
-__all__ = ["CLEAN_UP_AGAIN_S", "RunCommitter"]
-
 log = logging.getLogger(__name__)
 
 CLEAN_UP_AGAIN_S = (1.0, 60.0)

@@ -9,8 +9,6 @@ from headrace.connectors.base.sink import CommitList, Committer, HandleT, Outcom
 from headrace.runners.local.commit.strategy import CommitStrategy, SinkEpochs
 from headrace.runners.local.events import WorkerHandle
 
-__all__ = ["PerRunCommit"]
-
 
 class PerRunCommit(CommitStrategy[HandleT]):
     """All workers have the run's job: what the sink records is committed."""

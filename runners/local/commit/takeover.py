@@ -24,8 +24,6 @@ from headrace.runners.local.checkpoints import RunCheckpoint
 from headrace.runners.local.commit.state import CommitState, RunOutput
 from headrace.runners.local.commit.strategy import EPOCH_BITS
 
-__all__ = ["RunTakeover"]
-
 
 class RunTakeover(Generic[SplitT, HandleT]):
     """Called by the coordinator's commit thread, once."""

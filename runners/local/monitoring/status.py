@@ -36,8 +36,6 @@ from headrace.runners.local.monitoring.lag import RunLag
 from headrace.runners.local.monitoring.supervised import is_held, is_supervised
 from headrace.runners.local.storage.lock import LOCK
 
-__all__ = ["RESTARTING", "NoRunError", "RunStatus", "largest_of", "last_progress_s", "read_status", "remove_status"]
-
 MOST_SPLITS = 20
 """The file is written each second, and a source may have ten thousand splits."""
 

@@ -11,8 +11,6 @@ from urllib.parse import unquote, urlsplit
 from headrace.enumerator.errors import UsageError
 from headrace.runners.local.storage.files import NotWrittenError, RunFiles
 
-__all__ = ["FolderFiles", "local_folder", "write_whole"]
-
 _SUFFIX = ".json"
 _SCRATCH = ".writing"
 

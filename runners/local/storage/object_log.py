@@ -43,8 +43,6 @@ from headrace.enumerator.envelope import Envelope
 from headrace.enumerator.errors import AuthenticationError, FencedError, HeadraceError, RetriableError, StateError
 from headrace.runners.local.storage.files import RunFiles
 
-__all__ = ["ObjectLog"]
-
 log = logging.getLogger(__name__)
 
 ENTRY = Envelope("headrace-run-entry", "entry of a run's log")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BufferPool"]
-
 _SMALLEST_POOLED = 64 * 1024
 _BUFFER_STEP = 1024 * 1024
 _MOST_SLACK = 8  # times what is needed: a small answer does not hold on to a large buffer

@@ -14,8 +14,6 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.throttles import Throttles
 
-__all__ = ["ConnectionPool"]
-
 Address = tuple[str, int]
 _CLEAN_UP_S = 10.0
 

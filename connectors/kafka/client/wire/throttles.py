@@ -9,8 +9,6 @@ from collections.abc import Mapping
 
 from headrace.connectors.base.counters import COUNTERS, Counted
 
-__all__ = ["Throttles"]
-
 log = logging.getLogger(__name__)
 
 

@@ -27,8 +27,6 @@ from headrace.testing.fake_kafka.state.topics import Partition, Topic, TopicTabl
 from headrace.testing.fake_kafka.state.transactions import ProducerIdentity, TransactionCoordinator, TransactionMetadata
 from headrace.testing.fake_kafka.state.users import Users
 
-__all__ = ["OFFSETS_TOPIC", "ClusterState"]
-
 OFFSETS_TOPIC = "__consumer_offsets"
 _INTERNAL = {CoordinatorKind.GROUP: OFFSETS_TOPIC, CoordinatorKind.TRANSACTION: "__transaction_state"}
 TRANSACTION_VERSION = "transaction.version"

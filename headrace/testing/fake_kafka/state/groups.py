@@ -14,8 +14,6 @@ from enum import Enum
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state.offsets import GroupOffsets
 
-__all__ = ["Group", "GroupCoordinator", "GroupState", "Joining", "Member"]
-
 
 class GroupState(Enum):
     """By the names that ListGroups gives them."""

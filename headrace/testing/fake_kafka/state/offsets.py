@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from headrace.testing.fake_kafka.state.logs.batches import NewRecord
 
-__all__ = ["GroupOffsets", "OffsetAndMetadata", "offset_record"]
-
 TopicPartition = tuple[str, int]
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = ["CONSUMER_RATE", "PRODUCER_RATE", "Entity", "Quotas"]
-
 PRODUCER_RATE = "producer_byte_rate"
 CONSUMER_RATE = "consumer_byte_rate"
 KEYS = frozenset({PRODUCER_RATE, CONSUMER_RATE, "request_percentage", "controller_mutation_rate", "connection_creation_rate"})

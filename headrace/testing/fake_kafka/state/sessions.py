@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = ["FINAL_EPOCH", "INITIAL_EPOCH", "FetchSession", "FetchSessions", "Wanted", "WantedKey"]
-
 FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
 _NO_ID = 0

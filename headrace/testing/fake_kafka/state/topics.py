@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state.logs.log import Log
 
-__all__ = ["NO_LEADER", "Partition", "Topic", "TopicTable", "check_name", "placed"]
-
 NO_LEADER = -1
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 

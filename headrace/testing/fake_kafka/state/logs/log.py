@@ -13,8 +13,6 @@ from headrace.testing.fake_kafka.state.logs.batches import BatchShape, control_b
 from headrace.testing.fake_kafka.state.logs.epochs import LeaderEpochs
 from headrace.testing.fake_kafka.state.logs.producers import Producers
 
-__all__ = ["Log", "ReadLimit"]
-
 _base_offset = attrgetter("base_offset")
 _COMMIT_AT = 61 + 5 + 3
 """Of a marker: the low byte of its control type. Before it: the header, then five varints of a byte each (length, attributes,

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from headrace.connectors.kafka.format.record_batch import StoredBatch
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = ["AbortedTransaction", "ProducerState", "Producers"]
-
 _REMEMBERED = 5  # batches: as many as a client may have in flight
 _SEQUENCES = 2**31
 
