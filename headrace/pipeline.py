@@ -53,7 +53,7 @@ class Pipeline(PipelineSpec):
 
         if multiprocessing.current_process().name.startswith(PROCESS_NAME):
             if getattr(multiprocessing.current_process(), "_inheriting", False):
-                os._exit(CALLED_AGAIN)  # no process catches what is raised while multiprocessing imports the script
+                os._exit(CALLED_AGAIN)  # nothing catches what is raised while multiprocessing imports the script
             raise UsageError(CALLED_AGAIN_ERROR)
         if "checkpoints" not in settings:
             raise UsageError('run needs a folder for its checkpoints: run(checkpoints="file:///...")')

@@ -42,7 +42,7 @@ class OpenTransaction:
 class JobState:
     """A job's last recorded epoch, and its list: `commits` is None once the epoch is completed. `drivers` counts them.
 
-    `driver id`: of the supervised driver who owns the job.
+    `driver_id`: of the supervised driver who owns the job.
     """
 
     job: str

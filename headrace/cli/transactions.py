@@ -294,7 +294,7 @@ def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
 class Completion:
     """A list that must be completed, and its number of transactions. `forget`: it is deleted afterwards.
 
-    `topic`: the one that it is for; None when each row names its own. `driver id`: of the supervised driver who owns the job,
+    `topic`: the one that it is for; None when each row names its own. `driver_id`: of the supervised driver who owns the job,
     for which it is done.
     """
 

@@ -103,7 +103,7 @@ class EnumerationTracker(RestrictionTracker):
         return self._enumeration, rest
 
     def check_done(self) -> bool:
-        """Raise ValueError while the ledger is in no process's hands."""
+        """Raise ValueError while no call has dealt with the ledger."""
         if not self._done:
             raise ValueError("the enumeration was neither completed nor handed on")
         return True
@@ -150,7 +150,7 @@ class SplitTracker(RestrictionTracker, Generic[SplitT]):
         return self._state, rest
 
     def check_done(self) -> bool:
-        """Raise ValueError while a part of the split is in no process's hands."""
+        """Raise ValueError while no call has dealt with a part of the split."""
         if not self._state.finished:
             raise ValueError(f"{self._state.split} was neither read to its end nor handed on")
         return True
@@ -208,7 +208,7 @@ class OffsetSplitTracker(RestrictionTracker):
         return SplitState(self._split.between(start, cut), cut == start), rest
 
     def check_done(self) -> bool:
-        """Raise ValueError while a part of the range is in no process's hands."""
+        """Raise ValueError while no call has dealt with a part of the range."""
         if not self._done:
             raise ValueError(
                 f"{self._split} was neither read to its end nor handed on: "

@@ -35,7 +35,7 @@ from headrace.runners.beam.table_epochs import (
 )
 
 LOOK_S = 30.0
-"""How often the committer looks for transactions that no process will hand over, in seconds."""
+"""How often the committer looks for transactions that no writer will hand over, in seconds."""
 
 ONE_KEY = 0
 """All that the committer gets has this key: so it is one."""

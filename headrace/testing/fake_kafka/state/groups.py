@@ -1,6 +1,6 @@
 """The group coordinator of the classic protocol: members, rebalances, generations (as Kafka's ClassicGroup). Sans-IO.
 
-A join or a sync that has to wait for others leaves the member waiting; the process that serves its connection asks again later.
+A join or a sync that has to wait for others leaves the member waiting; the thread that serves its connection asks again later.
 """
 
 from __future__ import annotations
