@@ -487,7 +487,7 @@ class JobCommitter(Generic[HandleT]):
     """What a runner's driver calls: commits epochs of one job, recovering first. Not thread-safe."""
 
     def __init__(self, job: str, committer: Committer[HandleT], driver_id: str | None = None) -> None:
-        """Does no I/O. `driver_id`: the name of a supervised driver, which has claimed the job, or is to."""
+        """`driver_id`: the name of a supervised driver, which has claimed the job, or is to."""
         self._core: CommitCore[HandleT] = CommitCore(job, driver_id)
         self._committer = committer
         self._is_first = False

@@ -195,7 +195,7 @@ class FileCommitter(Committer[FileHandle]):
     """Publishes a job's files. Raises OSError for what the filesystem refuses; recovering later continues from there."""
 
     def __init__(self, store: Store, job: str, path: str) -> None:
-        """`path` is for messages. Does no I/O."""
+        """`path` is for messages."""
         self._store = store
         self._job = job
         self._path = path

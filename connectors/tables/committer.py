@@ -63,7 +63,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
     """
 
     def __init__(self, table: TableLog, job: str, where: str, layout: Layout | None = None) -> None:
-        """`where` names the table in messages; `layout` is of the files that merges write. Does no I/O."""
+        """`where` names the table in messages; `layout` is of the files that merges write."""
         self._log = table
         self._merger = Merger(layout or Layout(), where)
         self._job = job

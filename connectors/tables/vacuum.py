@@ -56,7 +56,7 @@ class TableUpkeep:
     """Of one table. Raises PeerError for what the store refuses, UsageError without a table."""
 
     def __init__(self, log: TableLog, where: str) -> None:
-        """`where` names the table in messages. Does no I/O."""
+        """`where` names the table in messages."""
         self._log, self._where = log, where
 
     def jobs(self) -> list[JobState]:

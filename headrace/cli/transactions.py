@@ -309,7 +309,7 @@ class Completion:
 def kafka_sink(given: dict[str, str], prefix: str, commit_topic: str) -> KafkaSink:
     """What a job with this prefix and commit topic writes by, by the client's properties. Does no I/O.
 
-    No call waits for more than a minute: another process waits for the command.
+    No call waits for more than a minute: a user waits for the command.
     """
     from headrace.connectors.kafka.write.sink import KafkaSink
 

@@ -30,7 +30,7 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
         num_readers: int | None = None,
         num_shards: int | None = None,
     ) -> None:
-        """Does no I/O; reads the savepoint, if there is one. Raises as `ReadFromSource` and `WriteExactlyOnce`."""
+        """Reads the savepoint, if there is one. Raises as `ReadFromSource` and `WriteExactlyOnce`."""
         super().__init__()
         source = pipeline.source
         self._read = ReadFromSource(

@@ -317,7 +317,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         num_readers: int | None = None,
         start_from_savepoint: str | None = None,
     ) -> None:
-        """Does no I/O; reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
+        """Reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
         super().__init__()
         if output not in ("records", "arrow"):
             raise UsageError(f'output must be "records" or "arrow", not {output!r}')

@@ -67,7 +67,7 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
         return ReaderRestriction(reading, tuple(self._unpublished.values()))
 
     def try_claim(self, position: Claim[SplitT] | Published) -> bool:
-        """False for a batch of what is another process's now, in part or whole: it must not be delivered."""
+        """False for a batch that is another element's now, in part or whole: it must not be delivered."""
         if isinstance(position, Published):
             return self._unpublished.pop(position.split_id, None) is not None
         tracker = self._reading.get(position.split.split_id)

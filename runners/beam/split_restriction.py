@@ -34,7 +34,7 @@ class Enumerated(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """No work: the rest of the enumeration is another process's."""
+    """No work: the rest of the enumeration is another element's."""
 
 
 Enumeration = Fresh | Enumerated[SplitT] | HandedOn
@@ -137,7 +137,7 @@ class SplitTracker(RestrictionTracker, Generic[SplitT]):
         return self._state
 
     def try_claim(self, state: SplitState[SplitT]) -> bool:
-        """The split as it is once a batch is delivered. False when the rest is another process's: deliver nothing then."""
+        """The split as it is once a batch is delivered. False when the rest is another element's: deliver nothing then."""
         if self._state.finished:
             return False
         self._state = state

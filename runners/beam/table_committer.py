@@ -1,6 +1,6 @@
 """The transform that writes Arrow batches to a sink that commits by list (tables): many writers, one committer.
 
-Which files may be committed, and what a crash leaves, is reported in `headrace.runners.beam.table_epochs`.
+Which files may be committed, and what a crash leaves, is described in `headrace.runners.beam.table_epochs`.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
     """
 
     def __init__(self, read: LogRead[OffsetSplitT], clock: Callable[[], float]) -> None:
-        """`clock` gives monotonic seconds. Does no I/O."""
+        """`clock` gives monotonic seconds."""
         self._read = read
         self._source = read.source
         self._format = read.offsets

@@ -162,7 +162,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         offsets: OffsetLog | None = None,
         driver_id: str | None = None,
     ) -> None:
-        """Does no I/O. `columns` are those of the frame that are written.
+        """`columns` are those of the frame that are written.
 
         `offsets`: of the query's checkpoint, where it is known: with it a batch that an older copy of the checkpoint has
         planned again is refused, and not taken for a replay. `driver_id`: of the driver, if it is a supervised one.
@@ -303,7 +303,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         epoch: int | None,
         offsets: OffsetLog | None = None,
     ) -> None:
-        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone). Does no I/O.
+        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone).
 
         `offsets`: as a stream's, in `foreachBatch`, where `epoch` is the batch.
         """

@@ -87,7 +87,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     """Looks partitions up in the cluster's metadata and resolves positions. One thread, the coordinator's."""
 
     def __init__(self, cluster: KafkaCluster, subscription: Subscription, plan: PositionPlan) -> None:
-        """Does no I/O until asked."""
+        """`plan`: where partitions start and stop."""
         self._cluster = cluster
         self._subscription = subscription
         self._plan = plan

@@ -1,4 +1,4 @@
-"""What to fetch next, and what an answer means. Sans-IO: no sockets, threads or clocks; `now` is always handed in.
+"""What to fetch next, and what an answer means. Sans-I/O: no sockets, threads or clocks; `now` is always handed in.
 
 A partition is in one of these states:
 

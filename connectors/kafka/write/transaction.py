@@ -50,7 +50,7 @@ class TransactionalSink(Protocol):
 
     @property
     def config(self) -> ClientConfig:
-        """Of the client."""
+        """The client's configuration."""
 
     def names(self, job: str) -> JobNames:
         """Its transactional ids."""

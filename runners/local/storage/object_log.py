@@ -15,7 +15,8 @@ with one name the last. Everything else may be deleted, in any order, at any tim
 manifest or entry of that name. A number may be free again then, and a process that was paused for long may get it. So after
 each object that it creates a writer looks for higher numbers, and ends or reads again if there are any. What it leaves is in no
 manifest if it took a number that was free again, or the next one names it if its maker has found it in the log in time. A
-manifest that is left so lies between that of the lifetime running and that one's last object, and does not count (`_manifest_that_counts`).
+manifest that is left so lies between that of the running lifetime and its last object, and does not count
+(`_manifest_that_counts`).
 
 A put whose answer is lost is repeated: a number that is taken then may be by its own entry, which shows by its lifetime and
 bytes.
@@ -52,8 +53,7 @@ _NUMBER = re.compile(r"\d{12}")
 _FILE, _MANIFEST = "file", "manifest"
 
 TIMEOUT_S = 30.0
-"""A store may refuse or be silent for this long before the call fails; the coordinator is then started again.
-"""
+"""A store may refuse or be silent for this long before the call fails; the coordinator is then started again."""
 
 _CLAIMS = 50
 """A run running writes some objects a second; each of them makes a claim start again."""

@@ -86,7 +86,7 @@ class Timed:
 
 
 class SupervisionStarted(Timed):
-    """Begin."""
+    """The supervisor starts."""
 
 
 class DriverProgressed(Timed):

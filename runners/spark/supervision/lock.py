@@ -165,7 +165,7 @@ class CheckpointLock:
         self._file = self._opened()
 
     def take(self, me: str) -> None:
-        """Returns when it is taken, and no process of who had it before is alive. Raises FencedError as `taking`.
+        """Returns when it is taken, and no process of the previous holder is alive. Raises FencedError as `taking`.
 
         Raises UsageError where this process has it already, where the file system has no locks, and where no file can be;
         RetriableError where another try may have it. What it has raised for is given back, and another one is to be made.

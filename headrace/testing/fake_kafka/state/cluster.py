@@ -1,4 +1,4 @@
-"""The whole cluster's state and what the controller does: sans-IO, one thread at a time."""
+"""The whole cluster's state and what the controller does: sans-I/O, one thread at a time."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class TopicTable:
     """All topics, by name and by id."""
 
     def __init__(self) -> None:
-        """None."""
+        """No topics yet."""
         self.by_name: dict[str, Topic] = {}
 
     def __iter__(self) -> Iterator[Topic]:
