@@ -1,4 +1,6 @@
-"""`Pipeline`, and the ways to run it: in processes of one machine, on Spark, on Beam.
+"""`Pipeline`, the public class, and the ways to run it: in processes of one machine (`headrace run`), on Spark, on Beam.
+
+What it holds is `headrace.runners.pipeline.PipelineSpec`, which is all that runners and workers get.
 
 Engines are imported where they are asked for: a pipeline needs the packages of the one that runs it.
 """

@@ -146,7 +146,7 @@ class SqlTransaction(RowTransaction):
         return SqlHandle(self._gid, self._rows)
 
     def _refuse_after_decision(self) -> None:
-        """Raise StateError if this write, which no driver repeats, is committed or aborted: nothing is cleaned up after that."""
+        """Raise StateError if this write, which is not repeated, is committed or aborted: nothing is cleaned up afterwards."""
         job = self._attempt.job
         if is_one_off(job) and is_decided(self._connection, job, self._table.destination):
             raise StateError(

@@ -1,4 +1,4 @@
-"""A pipeline as transforms of Beam: its source's batches, changed by its transform, into its sink."""
+"""A `PipelineSpec` as transforms of Beam: its source's batches, changed by its transform, into its sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline as a streaming query of Spark: its source and its sink as their own formats, the transform in the sink's tasks.
+"""A `PipelineSpec` as a streaming query: source and sink as their own formats, the transform in the sink's tasks.
 
 The transform is called where rows are written, with batches of the source's own schema. So it may give whatever the sink takes,
 in batches of several schemas, too, as in `headrace run`; a step of Spark's own (mapInArrow) would have to know one schema

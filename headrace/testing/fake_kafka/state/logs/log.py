@@ -1,4 +1,4 @@
-"""One partition's log: stored batches as bytes, its bounds, its leader epochs, its producers. Sans-I/O, one thread at a time."""
+"""One partition's log: stored batches as bytes, its bounds, its leader epochs, its producers. Sans-I/O, not thread-safe."""
 
 from __future__ import annotations
 
