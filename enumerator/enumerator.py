@@ -125,7 +125,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
     def discovery_failed(self, error: Exception) -> list[Command[SplitT]]:
         """A discovery has raised. A first one must succeed; a later one may be tried again when the error is transient.
 
-        An error that is not ends the job. A caller that goes on all the same looks again when it is time.
+        An error that is not ends the job. A caller that continues all the same looks again when it is time.
         """
         if self._discovery is not Discovery.DISCOVERING:
             return [Fail(error)]

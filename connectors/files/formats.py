@@ -62,6 +62,8 @@ class _ParquetWriter(RowWriter):
         self._row_group_bytes = row_group_bytes
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
+        if not schema.names:
+            raise UsageError("rows without columns cannot be written: Parquet keeps no rows but those of a column")
         for field in schema:
             self._check_field(field)
         self._writer = pq.ParquetWriter(file, schema, compression=compression)

@@ -44,7 +44,8 @@ def json_lines(batch: pa.RecordBatch) -> bytes:
     """One line of UTF-8 for each row, each ending with a newline."""
     if not batch.num_rows:
         return b""
-    return ("\n".join(_objects(batch.schema.names, [_texts(column) for column in batch.columns])) + "\n").encode()
+    objects = _objects(batch.schema.names, [_texts(column) for column in batch.columns], batch.num_rows)
+    return ("\n".join(objects) + "\n").encode()
 
 
 def _texts(array: pa.Array) -> list[str]:

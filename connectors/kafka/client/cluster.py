@@ -188,7 +188,9 @@ class KafkaCluster:
 
         Offsets are committed by name. The broker that keeps them drops those of a topic when it hears that it was deleted; so
         where the same broker still knew the topic, none stays behind for a topic that is recreated under the name. What any
-        other broker knows proves nothing.
+        other broker knows proves nothing. One without an id, as of brokers before 2.8, is of any topic of its name.
+
+        Tried for 10 s, and once where the previous call for the group has failed: later offsets will be committed in its place.
         """
         self._groups.commit_by_id(group, offsets)
 

@@ -23,7 +23,7 @@ _MECHANISMS = (*_WITH_PASSWORD, "GSSAPI", *_WITH_TOKEN)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Provider:
-    """What a token provider without a value of its own is known by: itself, and all copies that are made of it here.
+    """Identifies a token provider that has no value to compare: the object itself, and all copies made of it here.
 
     A process has one cluster for equal configurations, whose connections all of its tasks use: each brings a copy.
     """

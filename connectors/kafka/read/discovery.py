@@ -388,7 +388,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             found = {tp: offset for tp, offset in self._cluster.committed_offsets(group, tps).items() if offset is not None}
             if is_stop and not found and any(_would_read_nothing(positions[tp]) for tp in tps):
                 raise UsageError(
-                    f"the group {group!r} has committed nothing in {_names(tps)}, so it cannot be a stop: is its name right? "
+                    f"the group {group!r} has committed nothing in {_names(tps)}, which gives no stop: is its name right? "
                     f"A fallback says where to stop without it: Committed({group!r}, fallback=Latest())"
                 )
             committed |= found

@@ -97,7 +97,7 @@ class TopicRows:
         if not has_column:
             raise UsageError(
                 f"no topic: give the option 'topic', or a column {TOPIC_COLUMN!r}; there are {rows.schema.names}. "
-                "Beside a column 'offset' it is where the row was read, and is not written to"
+                "With a column 'offset' it is where the row was read, and is not written to"
             )
         return _each_to_its_own(rows)
 

@@ -100,7 +100,7 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
     - `value`, `key`: formats of `headrace.formats` that encode these columns (default None: they are bytes or strings). A row
       that its format cannot hold is an error of the write.
 
-    Rows as `KafkaSource` gives them can be written. Its `offset` and `timestampType` are left out, and beside an `offset` the
+    Rows as `KafkaSource` gives them can be written. Its `offset` and `timestampType` are left out, and with an `offset` the
     `partition` and `topic` too, which say where the row was read: the sink chooses the partition, and `topic` is needed.
 
     A row whose column `deadLetter` is not null is written to the topic that is there, as it is there, and its other

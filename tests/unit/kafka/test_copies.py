@@ -70,7 +70,7 @@ def test_all_columns_are_copied_and_a_partition_that_is_asked_for_is_written_to(
 
 
 def test_the_topic_of_a_record_is_not_written_to_unless_it_is_asked_for(kafka, sink_of):
-    with pytest.raises(UsageError, match=r"no topic: .* Beside a column 'offset' it is where the row was read"):
+    with pytest.raises(UsageError, match=r"no topic: .* With a column 'offset' it is where the row was read"):
         write(sink_of(None), rows_of(kafka))
     write(sink_of(None), rows_of(kafka, columns=["value", "topic"]))
     assert len(kafka.records("in")) == 2

@@ -173,7 +173,7 @@ def test_a_stop_beyond_the_end_is_loss():
 
 def test_a_stop_where_a_group_has_committed_nothing_is_the_users_mistake():
     """The name may be wrong, or the offsets expired: it read nothing, and ended well."""
-    message = r"the group 'typo' has committed nothing in t-0, t-1, so that it is no stop.* Committed\('typo', fallback=Latest"
+    message = r"the group 'typo' has committed nothing in t-0, t-1, which gives no stop.* Committed\('typo', fallback=Latest"
     with pytest.raises(UsageError, match=message):
         discovery(PretendedCluster({"t": (A, 2)}), stop=Committed("typo")).initial()
     source = KafkaSource("nowhere:1", topics=["t"], stop=Committed("typo"))

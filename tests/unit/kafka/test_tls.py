@@ -123,6 +123,6 @@ def test_a_file_that_is_being_renewed_does_not_end_what_goes_on(certificates, tm
     first = ssl_context(tls)
     own.unlink() if half is None else own.write_bytes(half)
     assert ssl_context(tls) is first
-    assert "TLS goes on with the files as they were before" in caplog.text
+    assert "TLS continues with the files as they were before" in caplog.text
     own.write_bytes(certificates.server.read_bytes())
     assert ssl_context(tls) is not first

@@ -199,7 +199,7 @@ SUBSCRIPTIONS = pytest.mark.parametrize(
 
 
 class TestATopicThatIsSubscribedToNoMore:
-    """Left out of the subscription at a restore: the log said that reading goes on without it, and it was read on."""
+    """Left out of the subscription at a restore: the log said that it is left out, and it was still read."""
 
     @pytest.fixture
     def both_read(self, kafka):

@@ -34,7 +34,7 @@ def run(kafka, folder, topics, *, strict=False):
 
 
 def test_a_topic_that_is_subscribed_to_no_more_is_read_no_more_where_that_is_tolerated(kafka, tmp_path):
-    """The log said that the run continues without it, and its records went on being copied and committed."""
+    """The log said that the run continues without it, and its records were still copied and committed."""
     kafka.append("in", b"in-0")
     kafka.append("old", b"old-0")
     first = run(kafka, tmp_path, ["in", "old"])
