@@ -1,4 +1,4 @@
-"""The split enumerator: discovery and assignment of splits (FLIP-27, SplitEnumerator), without IO, clock or thread.
+"""The split enumerator: discovery and assignment of splits (FLIP-27, SplitEnumerator), without I/O, clock or thread.
 
 Two ways to make one, and they are different on purpose:
 

@@ -85,7 +85,7 @@ def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint
     with closing(ResumedLogDiscovery(source, positions)) as discovery:
         found = discovery.initial()
     lost = [split for split in found.added if split.split_id in found.missing]
-    if lost and found.complete:  # no process looks later
+    if lost and found.complete:  # there is no later discovery
         source.on_splits_missing(lost)
     states = tuple(SplitState(split, finished=False) for split in found.added)
     return Checkpoint(positions.checkpoint_id, states, found.complete)

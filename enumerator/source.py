@@ -1,7 +1,7 @@
 """What a connector implements: a Source, its split discovery, its reader, and the serializer of its splits (FLIP-27).
 
-Discovery is apart from assignment. A connector states which splits exist and how one is read; the process that reads which
-split, when, and from which checkpoint on is the enumerator's business and the same for every connector.
+Discovery is apart from assignment. A connector states which splits exist and how one is read; which reader reads which
+split, when, and from which checkpoint on, is decided by the enumerator, in the same way for every connector.
 
 The contract of sinks is `headrace.connectors.base.sink`.
 """

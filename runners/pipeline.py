@@ -1,6 +1,7 @@
-"""What a pipeline is: a source, a function of batches, a sink. Runners and their workers need no more of it.
+"""`PipelineSpec`, which every runner gets: a source, a function of batches, a sink. No engine is imported here.
 
-`headrace.Pipeline` adds the ways to run it.
+`headrace.Pipeline` (`headrace/pipeline.py`) extends it by the ways to run it. `runners/spark/pipeline.py` and
+`runners/beam/pipeline.py` translate it for an engine; `runners/local` runs it as it is.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def check_job(job: str) -> str:
 
 
 def one_off_job() -> str:
-    """A new name for the job of one write that no process repeats: its list is of no use once it is completed."""
+    """A new name for the job of one write that is never repeated: its list is of no use once it is completed."""
     return f"{_ONE_OFF}{uuid.uuid4().hex}"
 
 

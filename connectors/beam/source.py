@@ -118,7 +118,7 @@ class BeamSource(Source[BundleSplit]):
         *,
         bundle_bytes: int | None = None,
     ) -> None:
-        """Does no I/O. Raises UsageError as the class says."""
+        """Raises UsageError as the class says."""
         if bundle_bytes is not None and bundle_bytes < 1:
             raise UsageError(f"bundle_bytes must be at least 1, not {bundle_bytes}")
         if schema is not None and not schema.names:

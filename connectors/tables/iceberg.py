@@ -101,7 +101,7 @@ class IcebergSink(OpenTableSink):
 
     @property
     def where(self) -> str:
-        """Its name."""
+        """For messages: the name of the table."""
         return self.table
 
     def _make(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:

@@ -137,7 +137,7 @@ class LoadedTable(ABC):
 
     @abstractmethod
     def drop_marker(self, job: str) -> None:
-        """Remove the marker of a name that no process uses again, where the format can: tables must not grow with every
+        """Remove the marker of a name that is never used again, where the format can: tables must not grow with every
         write.
         """
 

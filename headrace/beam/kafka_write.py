@@ -89,7 +89,7 @@ class WriteToKafka(beam.PTransform[Any, Any]):
         value_format: ValueFormat | None = None,
         key_format: ValueFormat | None = None,
     ) -> None:
-        """See the class. Does no I/O."""
+        """See the class."""
         super().__init__()
         for name, serializer in (("key_serializer", key_serializer), ("value_serializer", value_serializer)):
             if serializer != self.byte_array_serializer:

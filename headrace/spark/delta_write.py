@@ -23,7 +23,7 @@ OPTIONS = OptionTable(
         (
             "storageOptions",
             json_texts('{"AWS_REGION": "..."}'),
-            "a JSON object of what `deltalake` is notified of the store, such as keys",
+            "a JSON object that is passed to `deltalake` for the store, such as keys",
         ),
         "columns",
         "compression of Parquet: snappy (default), zstd, gzip, none, ...",

@@ -7,6 +7,7 @@ that means something in the other direction only is skipped with a warning.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Literal, TypeGuard
 
@@ -238,32 +239,32 @@ _SOURCE: tuple[Option, ...] = (
 # What is an argument of `KafkaSink` says so; more than that an option of the sink does not need.
 _SINK: tuple[Option, ...] = (
     Option("topic", text, "topic of all rows; overrides the column `topic`", argument="topic"),
-    Option("valueFormat", _format, "encode `value`, as above. Default: bytes or a string"),
-    Option("keyFormat", _format, "the same for `key`"),
+    Option("valueFormat", _format, "ours: encode `value`, as above. Default: bytes or a string"),
+    Option("keyFormat", _format, "ours: the same for `key`"),
     *_SCHEMAS,
     *(
         Option(
             f"{field}SchemaReferences",
             _references,
-            f'what {field}Schema refers to in the registry: `[{{"name": "A", "subject": "a", "version": 1}}]`',
+            f'ours: what {field}Schema refers to in the registry: `[{{"name": "A", "subject": "a", "version": 1}}]`',
         )
         for field in FIELDS
     ),
-    Option("registerSchemas", boolean, "register the schema of valueSchema or keySchema where it is new. Default false"),
-    Option("delivery", choice(Delivery), "`exactly-once` (default) or `at-least-once`"),
+    Option("registerSchemas", boolean, "ours: register the schema of valueSchema or keySchema where it is new. Default false"),
+    Option("delivery", choice(Delivery), "ours: `exactly-once` (default) or `at-least-once`"),
     Option(
         "transactionalIdPrefix",
         text,
-        f"prefix of all transactional ids (default `{DEFAULT_PREFIX}`)",
+        f"ours: prefix of all transactional ids (default `{DEFAULT_PREFIX}`)",
         argument="transactional_id_prefix",
     ),
     Option(
         "commitTopic",
         text,
-        f"compacted topic for the lists of committables, created if missing (default `{DEFAULT_COMMIT_TOPIC}`)",
+        f"ours: compacted topic for the lists of committables, created if missing (default `{DEFAULT_COMMIT_TOPIC}`)",
         argument="commit_topic",
     ),
-    *REPEATED_WRITE,
+    *(replace(option, meaning=f"ours: {option.meaning}") for option in REPEATED_WRITE),
 )
 
 SOURCE_OPTIONS = OptionTable(

@@ -229,7 +229,7 @@ class SinkWrite(Generic[SinkT]):
 def _job(option: Option, value: str) -> str:
     job = check_job(text(option, value))
     if is_one_off(job):
-        raise option.refuse(job, "of another form than the names of writes that no process repeats")
+        raise option.refuse(job, "of another form than the names of writes that are never repeated")
     return job
 
 

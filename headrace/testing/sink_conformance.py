@@ -277,7 +277,7 @@ class SinkConformance(ABC):
             self.assert_visible(external, job.epoch(0))
 
     def test_ending_twice_is_ending_once(self, external: SinkContext) -> None:
-        """`end` says COMMITTED as often as it is called, the process that calls it."""
+        """`end` answers COMMITTED as often as it is called, from any process."""
         job = self._job(external)
         handles = job.prepare(0)
         for _ in range(2):

@@ -83,11 +83,11 @@ def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look
     return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing, failure)
 
 
-def beginning(source: Source[SplitT], earliest: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
+def beginning(source: Source[SplitT], start_at: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
     """The source's discovery, whose initial answer is that of the source, or where a checkpoint of another job is."""
-    if earliest is None:
+    if start_at is None:
         return source.create_discovery()
-    return ResumedLogDiscovery(source, earliest) if isinstance(source, LogSource) else ResumedDiscovery(source, earliest)
+    return ResumedLogDiscovery(source, start_at) if isinstance(source, LogSource) else ResumedDiscovery(source, start_at)
 
 
 def _discover(
@@ -113,13 +113,13 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         discovery_interval_s: float | None,
         readers: int,
         subtasks: Subtasks | None,
-        earliest: Checkpoint[Any] | None = None,
+        start_at: Checkpoint[Any] | None = None,
     ) -> None:
         """Travels to the workers by pickle, with the source: so a changed configuration takes effect by discovery.
 
         What one look finds is dealt out to this many readers: an element is what one of them has to read. Splits that are found
         later cannot join an element that is under way, so they make new ones. `subtasks`: of Flink, to spread them evenly.
-        `starts`: where a job without state starts, in place of what the source says.
+        `start_at`: where a job without state starts, in place of what the source says.
         """
         self._source = source
         self._transform = transform
@@ -128,7 +128,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         self._restrictions: ReaderFormat[Any] = ReaderFormat(source)
         self._readers = readers
         self._subtasks = subtasks
-        self._begins = earliest
+        self._start_at = start_at
 
     @property
     def _bounded(self) -> bool:
@@ -137,7 +137,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def setup(self) -> None:
         """Once per instance."""
         self._worker = workers.join(self._transform)
-        discovery = beginning(self._source, self._begins)
+        discovery = beginning(self._source, self._start_at)
         self._driver = SourceDriver(self._source, discovery, self._worker.discovery_failures)
 
     def teardown(self) -> None:

@@ -289,8 +289,8 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     - `discovery_interval_s`: seconds between two looks for new splits (default 300); None looks at the start and after a
       restore only.
     - `publish`: tell the source which positions are durable (a Kafka source with a group commits them). Default: false.
-    - `limit`: end after this many records or seconds: for tests and demos. Then it is one bounded read that no process
-      restores.
+    - `limit`: end after this many records or seconds: for tests and demos. Then it is one bounded read, which is not
+      restored.
     - `read_s`: how long one call reads, or waits for a first record, in seconds (default 1); no checkpoint is taken meanwhile.
     - `start_from_savepoint`: path or URI of a savepoint of `headrace run` that the job starts with, in place of where the
       source would start. It is read when the pipeline is built; a job that continues from state of its own does not look at it.
@@ -317,7 +317,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         num_readers: int | None = None,
         start_from_savepoint: str | None = None,
     ) -> None:
-        """Does no I/O; reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
+        """Reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
         super().__init__()
         if output not in ("records", "arrow"):
             raise UsageError(f'output must be "records" or "arrow", not {output!r}')

@@ -160,7 +160,7 @@ class CommitterLifetime(Generic[HandleT]):
             self._position = replace(self._position, looks=self._position.looks + 1)
 
     def orphans(self) -> frozenset[int]:
-        """Tasks whose transactions no process will hand over, but for those in the state; given once."""
+        """Tasks whose transactions no writer will hand over, but for those in the state; given once."""
         if self._suspects is None or self._durable.looks < self._position.looks:
             return frozenset()
         suspects, self._suspects = self._suspects, None

@@ -24,7 +24,7 @@ from headrace.runners.beam.end_offsets import Ends
 from headrace.runners.beam.publication import Publication
 
 CACHED_S = 10.0
-"""A cached reader that no process takes for so long is closed, in seconds: its splits are read elsewhere."""
+"""A cached reader that no call takes for this many seconds is closed: its splits are read elsewhere."""
 
 TURN_S = 2.0
 """Many readers take turns on a runner's threads: each that is cached adds so long, in seconds, to the timeout with all."""

@@ -120,8 +120,8 @@ class RunStart:
 class CoordinatorOrder:
     """What a coordinator's process is started with.
 
-    `restarts`: the failures of coordinators and workers so far. A worker's failure is instructed to the supervisor by the new
-    state.
+    `restarts`: the failures of coordinators and workers so far. After a worker's failure the supervisor is
+    sent the new state.
     `run`: its name, as the first coordinator has reported it; None for that one. `restarted`: how many have failed before.
     """
 

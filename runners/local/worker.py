@@ -60,7 +60,7 @@ def work(order: WorkerOrder) -> None:
     stream = WorkerStream(order.address, order.number, order.version, order.heartbeat_s)
     try:
         _Worker(order, stream).run()
-    except Exception as error:  # noqa: BLE001 - it is instructed to the coordinator, which decides
+    except Exception as error:  # noqa: BLE001 - it is sent to the coordinator, which decides
         from headrace.runners.local.wire import run_pb2 as pb
 
         is_final, is_unclassified = isinstance(error, FINAL), isinstance(error, UnclassifiedError)

@@ -40,8 +40,8 @@ class OffsetLog:
     def digest(self, batch: int) -> str | None:
         """A digest of the batch's plan; None where there is no such file, or it cannot be read. Driver process.
 
-        What cannot be read is said once in a process, and tried again for the next batch: those that it was not read for are
-        reported by their numbers alone.
+        That it cannot be read is logged once in a process, and it is tried again for the next batch. Batches without a digest
+        are identified by their numbers alone.
         """
         try:
             content = _read(f"{self.location.rstrip('/')}/offsets/{batch}")

@@ -1,4 +1,4 @@
-"""A pipeline as a streaming query of Spark: its source and its sink as their own formats, the transform in the sink's tasks.
+"""A `PipelineSpec` as a streaming query: source and sink as their own formats, the transform in the sink's tasks.
 
 The transform is called where rows are written, with batches of the source's own schema. So it may give whatever the sink takes,
 in batches of several schemas, too, as in `headrace run`; a step of Spark's own (mapInArrow) would have to know one schema
@@ -121,7 +121,7 @@ class PipelineWriter(StreamWriter[Any]):
     """A streaming query's sink, with the pipeline's transform before it."""
 
     def __init__(self, write: PipelineWrite, driver_id: str | None = None) -> None:
-        """Does no I/O. `driver id`: as a stream's."""
+        """`driver_id`: as a stream's."""
         super().__init__(write.sink, write.schema.names, write.offsets, driver_id)
         self._pickled = pickled((write.transformed, write.schema))  # Spark pickles the writer, and by another way
 

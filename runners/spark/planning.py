@@ -23,7 +23,7 @@ PARALLELISM_VARIABLE = "HEADRACE_PARALLELISM"
 
 
 def told_parallelism() -> int | None:
-    """The tasks that the session runs at once, as this process was reported; None when it was not. Reads the environment."""
+    """The tasks that the session runs at once, as set for this process; None if it was not set. Reads the environment."""
     text = os.environ.get(PARALLELISM_VARIABLE, "")
     return int(text) if text.isascii() and text.isdigit() and int(text) else None
 

@@ -45,19 +45,19 @@ _BEGINS_LATE = (
 )
 
 _MOST_FENCES = 20
-"""So often in a row an owner is fenced: by its siblings, and by drivers that find out thereby that they own the job no more."""
+"""How often in a row an owner may be fenced: by its siblings, and by drivers that learn by it that they own the job no more."""
 
 STRAGGLERS_S = 4.0
 """When a task fails, Spark stops the others and calls `abort` at once, but leaves their Python processes 2 s to end by
-themselves (spark.python.task.killTimeout): until then one may prepare what no process would ever end."""
+themselves (spark.python.task.killTimeout): until then one may prepare what nothing would ever end."""
 
 
 @dataclass(frozen=True)
 class PreparedMessage(WriterCommitMessage, Generic[HandleT]):
-    """What a task shows the driver: whose epoch it has written, and the handle of what it prepared, if it had any rows.
+    """A task's message to the driver: job and epoch, and the handle of what it prepared, if it had any rows.
 
     `query`: of a batch write, the streaming query whose `foreachBatch` it is in. `skipped`: the task has written nothing, as it
-    was informed that the epoch is recorded.
+    has read that the epoch is recorded.
     """
 
     job: str
@@ -80,7 +80,7 @@ def check_columns(schema: StructType, known: Mapping[str, Sequence[str]], requir
 
 
 class _Recorded:
-    """Which epochs are on the lists, and what is remaining, as of when this was pickled: before the tasks of an epoch start.
+    """The epochs on the lists, and the lingering transactions, at the time of pickling: before the tasks of an epoch start.
 
     They must not write again what is durable. What a dead driver has under way is not waited for: if it becomes durable all the
     same, the driver's commit finds it, and aborts what these tasks have written.
@@ -103,7 +103,7 @@ class _Recorded:
         return None if self._epochs is None else self._epochs.get(job)
 
     def refuse(self, job: str, epoch: int, content: str | None) -> None:
-        """Raise StaleEpochError if that was an epoch of another plan, before anything of the process that wrote it is fenced.
+        """Raise StaleEpochError if that was an epoch of another plan, before anything of its writer is fenced.
 
         SupersededError where another driver has claimed the job from this one since: its checkpoint is no older copy.
         """
@@ -162,10 +162,10 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         offsets: OffsetLog | None = None,
         driver_id: str | None = None,
     ) -> None:
-        """Does no I/O. `columns` are those of the frame that are written.
+        """`columns` are those of the frame that are written.
 
         `offsets`: of the query's checkpoint, where it is known: with it a batch that an older copy of the checkpoint has
-        planned again is refused, and not taken for a replay. `driver id`: of the driver, if it is a supervised one.
+        planned again is refused, and not taken for a replay. `driver_id`: of the driver, if it is a supervised one.
         """
         self._sink = sink
         self._columns = list(columns)
@@ -249,8 +249,8 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         return self._started(job, last_batch, commits.JobCommitter.recover)
 
     def release(self, job: str) -> None:
-        """After the query has ended in good order, in a process of its driver: the job is no process's. Raises as `recover`,
-        and soon where the sink is away.
+        """After the query has ended in good order, in a process of its driver: release the job. Raises as
+        `recover`, and soon if the sink is away.
         """
         self._in_driver(capabilities.bounded(self._sink), job, commits.JobCommitter.release)
 
@@ -277,7 +277,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         return None if recorded.content is None else planned
 
     def _in_driver(self, sink: TwoPhaseSink[HandleT], job: str, act: Callable[[commits.JobCommitter[HandleT]], None]) -> None:
-        """With a committer that no process has used: what was fenced is of no further use."""
+        """With a new committer: one that was fenced is of no further use."""
 
         def attempt() -> None:
             with closing(commits.JobCommitter(job, sink.committer(job), self._driver_id)) as committer:
@@ -303,7 +303,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         epoch: int | None,
         offsets: OffsetLog | None = None,
     ) -> None:
-        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone). Does no I/O.
+        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone).
 
         `offsets`: as a stream's, in `foreachBatch`, where `epoch` is the batch.
         """
@@ -336,7 +336,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
             _forget(committer, self._job)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: as a stream's, and again after 4 s, for tasks that were still running: no process comes later."""
+        """On the driver: as a stream's, and again after 4 s, for tasks that were still running: nothing is cleaned up later."""
         self._abort_now()
         time.sleep(STRAGGLERS_S)
         self._abort_now()
@@ -344,7 +344,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
     def _abort_now(self) -> None:
         if self._is_repeatable:
             _abort(capabilities.bounded(self._sink), self._job, self._epoch)
-        else:  # no other process has this name, and no process completes it later
+        else:  # no other write has this name, and none completes it later
             _recover(capabilities.bounded(self._sink), self._job)
 
 

@@ -36,7 +36,7 @@ FORKABLE_THREADS = frozenset({"jemalloc_bg_thd"})  # Arrow's allocator has its o
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A process that was forked for the process that is at the other end of the connection."""
+    """A process that was forked for the one at the other end of the connection."""
 
     pid: int
     connection: socket.socket
@@ -101,7 +101,7 @@ def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> socket.sock
     """None, but in the fork the connection."""
     try:
         connection, _ = listener.accept()
-    except OSError:  # the process that it was has gone again
+    except OSError:  # its client has gone again
         return None
     pid = os.fork()
     if pid == 0:
@@ -120,7 +120,7 @@ def _let_go_of_others(ready: selectors.BaseSelector) -> None:
 def _report_end(descriptor: int, fork: Fork) -> None:
     os.close(descriptor)
     _, status = os.waitpid(fork.pid, 0)
-    with fork.connection, suppress(OSError):  # the process that asked may be gone
+    with fork.connection, suppress(OSError):  # its client may be gone
         fork.connection.sendall(ENDED + status.to_bytes(STATUS_BYTES))
 
 

@@ -83,9 +83,7 @@ class KafkaCluster:
 
     @property
     def outage(self) -> Outage:
-        """What waits for brokers now, for the log: to be informed by the process that tries again by itself, with
-        `back_off`.
-        """
+        """What waits for brokers now, for the log. A caller that retries by itself, with `back_off`, reports to it."""
         return self._retries.outage
 
     # --- topics --------------------------------------------------------------------------------------------------------

@@ -302,7 +302,7 @@ _HARMLESS_NAMES = {
         ssl.trustmanager.algorithm ssl.keymanager.algorithm ssl.secure.random.implementation""",
     "a token endpoint that is away is asked again as a broker is, with retry.backoff.ms": """
         sasl.login.retry.backoff.ms sasl.login.retry.backoff.max.ms""",
-    "no process looks into tokens here, and tickets are kept fresh outside": """
+    "nothing looks into tokens here, and tickets are kept fresh outside": """
         sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name sasl.oauthbearer.jwt.validator.class
         sasl.oauthbearer.clock.skew.seconds sasl.kerberos.min.time.before.relogin
         sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor""",

@@ -193,7 +193,7 @@ def _msk_tokens(given: Mapping[str, str], options: Mapping[str, str]) -> MskToke
 
 
 def _token_provider(given: Mapping[str, str], options: Mapping[str, str]) -> Any:  # noqa: ANN401 - one of several
-    """The process that provides tokens, as the properties say; None where they name no process."""
+    """The provider of tokens that the properties name; None if they name none."""
     _check_retriever(given)
     kind = given.get(_METADATA, "none")
     if kind not in ("none", "azure_imds"):
@@ -212,7 +212,7 @@ def _token_provider(given: Mapping[str, str], options: Mapping[str, str]) -> Any
 
 
 def _refuse_credentials(given: Mapping[str, str], options: Mapping[str, str], why: str) -> None:
-    """What no process is asked with, of the login module and of properties, must not look as if it were."""
+    """Credentials that nothing would use, of the login module and of properties, are refused."""
     for name in sorted(options.keys() & _CLIENT_OPTIONS):
         raise UsageError(f"the option {name} in sasl.jaas.config is for a token endpoint: {why}")
     for name in sorted(name for names in _SPELLINGS.values() for name in names if name in given):
@@ -397,7 +397,7 @@ def _check_login_option(name: str, mechanism: str) -> None:
     if name not in _LOGIN_OPTIONS.get(mechanism, frozenset()) | _LOGIN_HARMLESS:
         instead = _LOGIN_INSTEAD.get(name, "leave it out")
         if name.startswith(_UNSECURED):
-            instead = "it makes tokens that no process signs; put one into a file, and name it as file:///path in " + _URL
+            instead = "it makes tokens that nothing signs; put one into a file, and name it as file:///path in " + _URL
         elif name.startswith("ssl."):
             instead = f"for the token endpoint's certificate there are {_STORE} and {_STORE_TYPE}=PEM"
         raise UsageError(f"the option {name} in sasl.jaas.config is not supported: {instead}")

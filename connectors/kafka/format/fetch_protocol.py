@@ -1,4 +1,4 @@
-"""The Fetch response, parsed without copying: records stay memoryview slices of the receive buffer. Sans-IO.
+"""The Fetch response, parsed without copying: records stay memoryview slices of the receive buffer. Sans-I/O.
 
 Our own parser because kafka-python's copies the records. It reads the versions from 4 on (KIP-74; flexible from 12, topic
 ids from 13, KIP-516). Nothing here knows of sockets or of kafka-python.

@@ -1,4 +1,4 @@
-"""A record batch as it lies in the log: its header, without its records (message format 2). Sans-IO.
+"""A record batch as it lies in the log: its header, without its records (message format 2). Sans-I/O.
 
 For what writes batches, or reads the log batch by batch. Reading records in bulk is `decode.py`, with its own walk.
 """

@@ -1,4 +1,4 @@
-"""Record batches that cannot be decoded: what a second look at one brings, and where it ends. Sans-IO.
+"""Record batches that cannot be decoded: what a second look at one brings, and where it ends. Sans-I/O.
 
 A damaged answer is not a damaged log: bytes are damaged on the way, too, or in the copy of one replica. So nothing is called
 damaged before its leader was asked for it again, over another connection.

@@ -33,7 +33,7 @@ Positions = Position | Mapping[TopicPartition, Position]
 NoMatch = Literal["error", "latest"]
 
 MISSING_POLLS = 4
-"""A partition is reported missing only when this many looks in a row lack it, each but the first at every live broker:
+"""A partition is reported missing only when this many polls in a row lack it, each but the first at every live broker:
 metadata flaps (FLINK-39837), and one broker that lags behind is not a proof."""
 
 
@@ -87,7 +87,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     """Looks partitions up in the cluster's metadata and resolves positions. One thread, the coordinator's."""
 
     def __init__(self, cluster: KafkaCluster, subscription: Subscription, plan: PositionPlan) -> None:
-        """Does no I/O until asked."""
+        """`plan`: where partitions start and stop."""
         self._cluster = cluster
         self._subscription = subscription
         self._plan = plan
@@ -260,14 +260,12 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _inconclusive(
         self, found: Mapping[TopicPartition, UUID | None], known: Mapping[TopicPartition, Set[UUID | None]]
     ) -> dict[str, str]:
-        """Of the topics that one broker reported those that are not to be believed in yet, as it reports what is new: name ->
-        why.
+        """The topics of which one broker's answer is new, and is not to be believed yet: name -> why.
 
         Ids have no order: a broker that lags behind, or is isolated from its controllers, reports a topic that was deleted long
-        ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since. So another broker's
-        word against it counts, the process that is away. The process that is away may have that word: that counts where there
-        is a dispute, as the topic was known by another id before, or unresolved at the last look; else reading would not start
-        in an outage.
+        ago. Taken for a new one it would be missing at the next poll, for good, in every checkpoint since. So if another broker
+        contradicts it, the topic waits. A broker that does not answer might contradict it. That counts only in a dispute (the
+        topic was known by another id, or was unresolved at the last poll); else reading would not start in an outage.
         """
         news = {tp[0]: topic_id for tp, topic_id in found.items() if topic_id and not _among(tp, topic_id, known)}
         names = news.keys() | self._unresolved
@@ -285,9 +283,8 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _dispute(self, name: str, reported: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
         """Why this topic is not to be taken for the one with the id that was reported, alongside those that are known.
 
-        Nothing was reported (None): the broker that was asked does not know what was unresolved before, or reports what is
-        known.
-        Other brokers may still know it by another id.
+        `reported` is None if the broker that was asked does not know what was unresolved before, or reports a known id. Other
+        brokers may still know it by another id.
         """
         ids = views.ids(name) | ({reported} - {None})
         denials = views.denials(name)

@@ -1,6 +1,6 @@
-"""Which partitions are due, by what is to be done with them, so that no process looks through all of them. Sans-IO.
+"""Which partitions are due, by what is to be done with them, so that nothing scans all of them. Sans-I/O.
 
-Each change of a partition costs its own place only (`put`), whatever their number; `changed` shows who has something new to do.
+Each change of a partition costs its own place only (`put`), whatever their number; `changed` names the workers with work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Work(Enum):
 
 
 Worker = Broker | Work
-"""Who has something to do: the process that fetches from a broker, or does one of the others."""
+"""A thread with something to do: it fetches from a broker, or does one of the other kinds of work."""
 
 
 @dataclass(slots=True)

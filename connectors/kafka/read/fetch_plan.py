@@ -1,9 +1,9 @@
-"""What to fetch next, and what an answer means. Sans-IO: no sockets, threads or clocks; `now` is always handed in.
+"""What to fetch next, and what an answer means. Sans-I/O: no sockets, threads or clocks; `now` is always handed in.
 
 A partition is in one of these states:
 
 - *leaderless*: its leader must be looked up (now, or after a backoff), see `leaderless`, `leader_found`, `lookup_failed`;
-- *unresolved*: the broker states that the offset is out of range, or for 3 s that the log ends there, before the stop, and
+- *in dispute*: the broker states that the offset is out of range, or for 3 s that the log ends there, before the stop, and
   neither proves anything yet, see `unresolved` and `cleared`;
 - *ready*: `take` may put it in the next request to its broker;
   after `metadata.max.age.ms` its leader is looked up again alongside that, and a follower gives way to the leader;
@@ -157,7 +157,7 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One partition in a request: what continues the wire."""
+    """One partition in a request: what is sent."""
 
     partition: _Partition = field(repr=False)
     topic: str
@@ -251,7 +251,7 @@ class FetchPlan:
     def lookup_failed(self, source: FetchFrom, error: HeadraceError, now: float) -> Outcome:
         """No leader was found; ask again after a backoff, or give up when the deadline has passed or trying does not help.
 
-        UnknownTopicError and TopicRecreatedError are what all brokers say (see `identity.absence`), and count once they have
+        UnknownTopicError and TopicRecreatedError are what all brokers say (see `topic_ids.absence`), and count once they have
         stayed for 3 s.
         """
         partition = self._current(source)
@@ -485,9 +485,7 @@ class FetchPlan:
     def _failed(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
         if not is_retriable(error):
             return self._end(partition, error)
-        partition.missing_since = (
-            None  # no process could be asked, or another process knows it: no part of the time it is unknown
-        )
+        partition.missing_since = None  # no broker could be asked, or one knows it: this time does not count as unknown
         if partition.failing_since is None:
             partition.failing_since = now
         self.outages.failed(partition.source.key, error, now)

@@ -313,7 +313,7 @@ class Fetcher:
             self._deliver([self._plan.cleared(source, outcome, time.monotonic())])
 
     def _range_outcome(self, source: FetchFrom, offset: int) -> HeadraceError:
-        """Offsets are asked for by name; so only afterwards can it be informed which topic's they were."""
+        """Offsets are asked for by name, so which topic they belong to is checked afterwards."""
         outcome = range_outcome(*source.key, offset, source.stop, self._cluster.offset_range(*source.key))
         if isinstance(outcome, RetriableError):
             return outcome

@@ -1,4 +1,4 @@
-"""Partitions that cannot be fetched for now: said once when it lasts, and once when it is over. Sans-IO."""
+"""Partitions that cannot be fetched for now: said once when it lasts, and once when it is over. Sans-I/O."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         return DecodedBatch(self._no_rows(), max(behind, split.next_offset))
 
     def _note_passed_over(self, first: int, last: int, where: str) -> None:
-        """Each is notified of; as a warning the first, and whenever their number has doubled, so that the log does not grow."""
+        """Each is logged: as a warning the first, and whenever their number has doubled, so that the log stays short."""
         lost = max(0, last + 1 - first)
         COUNTERS.add(Counted.RECORDS_SKIPPED, lost)
         before, self._passed_over = self._passed_over, self._passed_over + 1

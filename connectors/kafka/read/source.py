@@ -395,9 +395,9 @@ class KafkaSource(LogSource[KafkaSplit]):
         earliest = cluster.list_offsets(dict.fromkeys(there, Earliest())) if there else {}
         ends = self.end_offsets(list(there.values()))
         for tp, split in there.items():
-            begin = earliest[tp].offset or 0
-            if begin > split.next_offset:
-                self._lost(OffsetOutOfRangeError(*tp, split.next_offset, begin, max(begin, ends[split.split_id])), begin)
+            first = earliest[tp].offset or 0
+            if first > split.next_offset:
+                self._lost(OffsetOutOfRangeError(*tp, split.next_offset, first, max(first, ends[split.split_id])), first)
 
     def confirm_deleted(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those whose topic no broker knows under its id; none while a broker is away."""

@@ -1,6 +1,6 @@
 """Whether a topic is still the one that was read: what brokers answer by name, judged. No I/O.
 
-Names are used again, and one broker may lag behind for as long as it likes. So no process is believed alone: a topic is gone
+Names are used again, and one broker may lag behind for as long as it likes. So no broker is believed alone: a topic is gone
 when no broker knows it under its id, and offsets that were asked for by name count only if it was the same topic after that
 (I5).
 """

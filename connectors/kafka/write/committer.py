@@ -45,7 +45,7 @@ class CommittingSink(TransactionalSink, Protocol):
         """Where the durable lists are."""
 
     def read_list(self, key: str, data: bytes) -> CommitList[KafkaHandle]:
-        """A record of it."""
+        """Parse the list that the commit topic has under this key."""
 
 
 class _Budget(NamedTuple):

@@ -92,7 +92,7 @@ class BatchSender:
         before_first: Callable[[list[TopicPartition]], None],
         lifetime: _Lifetime | None = None,
     ) -> None:
-        """`before_first` is notified of partitions about to be written for the first time (KIP-98's AddPartitionsToTxn).
+        """`before_first` is called with partitions that are about to be written first (KIP-98's AddPartitionsToTxn).
 
         `max_version` bounds the version of the Produce request. A request has up to `max.request.size` bytes of batches (by
         default 4 MiB), or one batch that is larger; `delivery.timeout.ms` is how long to wait for any acknowledgement (not set:

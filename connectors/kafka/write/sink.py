@@ -1,5 +1,5 @@
-"""Kafka as a two-phase-commit sink: rows in transactions that any process can end, and that survive the process that wrote
-them.
+"""Kafka as a two-phase-commit sink: rows in transactions that survive their writer, and that any process
+can end.
 
 Transactional ids are made in `names.py`. One is taken over by InitProducerId before every transaction.
 """

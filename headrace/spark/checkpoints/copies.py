@@ -87,7 +87,7 @@ def forget_topic(checkpoint: logs.SparkCheckpoint, topic: str) -> CopyPlan:
 def export_to_jvm(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
     """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express.
 
-    It continues from the last batch. What it cannot express of previous ones stays as it is: no process reads that.
+    It continues from the last batch. What it cannot express of previous ones stays as it is: that is not read.
     """
     last = last_committed(checkpoint)
     written = {}

@@ -1,4 +1,4 @@
-"""Where a copy of a checkpoint is made, so that the process that is killed meanwhile leaves none that a query would start from.
+"""Where a copy of a checkpoint is made, so that a process that is killed meanwhile leaves none that a query would start from.
 
 A local copy is made alongside its place, and renamed. Other stores rename file by file, if at all: there a copy starts with a
 `metadata` that is none, which Spark refuses to start from, and ends with the right one in its place.

@@ -1,6 +1,6 @@
 """From a request's bytes to an answer's: the handlers, the script of faults, and the waiting. Shared by all connections.
 
-One condition guards the cluster's whole state; the process that waits for something to change (a Fetch without data, a
+One condition guards the cluster's whole state; a thread that waits for something to change (a Fetch without data, a
 JoinGroup) waits on it in its connection's own thread, as a real broker serves one request of a connection at a time.
 """
 

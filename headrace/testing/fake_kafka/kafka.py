@@ -65,8 +65,8 @@ class FakeKafka:
         and `group.initial.rebalance.delay.ms=0`.
         users: passwords by name; with any, clients have to log in by SASL_PLAINTEXT: PLAIN or SCRAM.
         tokens: names by bearer token; with any, clients have to log in, and may by OAUTHBEARER.
-        advertise: called with each broker's id, "PLAINTEXT" and the `host:port` where it listens; what it gives, a port of
-        127.0.0.1, is instructed to clients instead: that of a proxy.
+        advertise: called with each broker's id, "PLAINTEXT" and the `host:port` where it listens; clients get what it
+        returns instead, a port of 127.0.0.1: that of a proxy.
 
         Raises UsageError for an unknown setting, no brokers, or an address that is not of 127.0.0.1.
         """

@@ -50,7 +50,7 @@ class PerRunCommit(CommitStrategy[HandleT]):
         """There is the driver alone."""
 
     def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
-        """Lists of coordinators that have died while they committed are removed, and so is what no process has listed."""
+        """Lists of coordinators that have died while they committed are removed, and so are files that are on no list."""
         if reported.completed and reported.last:
             self.completed(reported.last)
         self._driver.clean_up(listed)

@@ -59,7 +59,7 @@ class CommitState(Generic[SplitT, HandleT]):
 
     @property
     def epoch(self) -> int:
-        """What sinks are reported, or are to be reported, of the last checkpoint with handles."""
+        """The epoch that sinks record, or are to record, for the last checkpoint with handles."""
         return 0 if self.stored is None else self.stored.epoch
 
     @property

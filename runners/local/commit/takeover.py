@@ -54,7 +54,7 @@ class RunTakeover(Generic[SplitT, HandleT]):
         return seen
 
     def _catch_up(self, seen: Mapping[str, CommitList[Any] | None]) -> None:
-        """The last coordinator died between what it reported the folder and what it reported the sinks."""
+        """Record at the sinks what the last coordinator had only stored in the folder when it died."""
         stored = self._state.stored
         if stored is None or not stored.epoch:
             return

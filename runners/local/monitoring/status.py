@@ -162,7 +162,7 @@ def remove_status(folder: Path) -> None:
     """What is there is of a lifetime before, or of a run that is over. Called by who has the folder's lock, or is its
     supervisor.
 
-    What the disk refuses is not a failure, as nothing is shown of a folder that no process works with.
+    What the disk refuses is not a failure, as nothing is shown of a folder that is not in use.
     """
     for name in (_STATUS, f"{_STATUS}.writing"):
         with suppress(OSError):

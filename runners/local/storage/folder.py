@@ -82,7 +82,7 @@ def local_folder(url: str) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Durably, in place of what is there: the process that finds the file finds all of it. Raises OSError."""
+    """Durably, in place of what is there: a reader that finds the file finds all of it. Raises OSError."""
     scratch = path.with_suffix(_SCRATCH)
     _write_durably(scratch, data)
     scratch.replace(path)

@@ -1,4 +1,4 @@
-"""Metrics of a session: who is informed what happens in it, and the page, or the meters, that show it."""
+"""Metrics of a session: listeners for what happens in it, and the page, or the meters, that show it."""
 
 from __future__ import annotations
 

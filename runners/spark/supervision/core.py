@@ -86,7 +86,7 @@ class Timed:
 
 
 class SupervisionStarted(Timed):
-    """Begin."""
+    """The supervisor starts."""
 
 
 class DriverProgressed(Timed):
@@ -221,7 +221,7 @@ class SupervisionCore:
         if self.phase is SupervisionPhase.KILLING:
             return []
         if not is_first:
-            return self._kill("it was reported twice to stop")
+            return self._kill("it was asked twice to stop")
         self.phase = SupervisionPhase.STOPPING
         self.wake_at_s = now_s + self._limits.stop_s
         return [StopDriver()]
@@ -243,7 +243,7 @@ class SupervisionCore:
 
     def _ended(self, now_s: float, end: DriverEnd, chance: float) -> list[SupervisionCommand]:
         if end.ending is Ending.STOPPED and not self._is_to_stop:
-            end = DriverEnd(Ending.FAILED, "its driver was instructed to end by another process")
+            end = DriverEnd(Ending.FAILED, "its driver was stopped by another process")
         if end.ending is Ending.FAILED and self._killed_for is not None:
             end = DriverEnd(Ending.FAILED, self._killed_for)
         if end.ending is not Ending.COMPLETED and end.ending is not Ending.STOPPED:

@@ -216,7 +216,7 @@ def refuse_connect(session: object) -> None:
     """Raise UsageError for a session of Spark Connect: what its queries start with cannot be seen, nor refused."""
     if type(session).__module__.startswith("pyspark.sql.connect"):
         raise UsageError(
-            "a job with a lease needs a session of classic PySpark: no process claims what a query of Connect's writes"
+            "a job with a lease needs a session of classic PySpark: the job of a query of Connect's is not claimed"
         )
 
 

@@ -114,11 +114,11 @@ class DryRun(Starter):
         raise _NotDryRun(f"besides its queries it calls {what}, which a standby must not")
 
     def wait(self, what: str) -> None:
-        """As `Starter`: a query of a dry run has no end, and no process could call the driver meanwhile."""
+        """As `Starter`: a query of a dry run has no end, and the driver could not be called meanwhile."""
         raise _NotDryRun(f"it calls {what}: it is to return its queries, and not to wait for them")
 
     def listen(self, add: Callable[[], None]) -> None:
-        """As `Starter`: no process is notified of a dry run."""
+        """As `Starter`: a dry run is not reported."""
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ def _look(started: StartedQuery, data_source: type[DataSource]) -> None:
 
 @contextmanager
 def _no_threads() -> Iterator[None]:
-    """Meanwhile the job's own code can start no thread. What one did after the dry run, or its call, no process would see.
+    """Meanwhile the job's own code can start no thread. Nothing would see what one does after the dry run, or after its call.
 
     Of threads that Spark or headrace starts when the job calls them, nothing is to be feared.
     """

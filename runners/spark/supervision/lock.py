@@ -1,7 +1,7 @@
 """The lock of a job's checkpoint: of all drivers, one process tree holds it, also after its supervisor is gone.
 
 A file for each checkpoint, locked by the driver's own process (`fcntl`: the kernel shows who). It lies in the checkpoint where
-that is a local folder, so the process that sees the checkpoint sees the lock: other users, and containers that share the
+that is a local folder, so a process that sees the checkpoint sees the lock: other users, and containers that share the
 volume. That of a checkpoint elsewhere is in the user's cache folder, and keeps drivers of one user on one host apart.
 
 It is two locks of one byte each. One is bound to the process, and the kernel reports which. It is given up when the process
@@ -101,7 +101,7 @@ class WriteLast:
 
 @dataclass(frozen=True, slots=True)
 class SayUnseen:
-    """Say that this process tree was of another container, so that no process here can tell whether all of it is dead."""
+    """Say that this process tree was of another container, so that it is not known here whether all of it is dead."""
 
     tree: str
 
@@ -134,7 +134,7 @@ def taking(me: str) -> Taking:
 
 
 def _is_elsewhere(tree: str, me: str) -> bool:
-    """Whether it was of another container. A name that is none is of no process."""
+    """Whether it was of another container. A name of another form is of none."""
     with suppress(ValueError):
         return supervisor_of(tree).namespace != supervisor_of(me).namespace
     return False
@@ -165,7 +165,7 @@ class CheckpointLock:
         self._file = self._opened()
 
     def take(self, me: str) -> None:
-        """Returns when it is taken, and no process of who had it before is alive. Raises FencedError as `taking`.
+        """Returns when it is taken, and no process of the previous holder is alive. Raises FencedError as `taking`.
 
         Raises UsageError where this process has it already, where the file system has no locks, and where no file can be;
         RetriableError where another try may have it. What it has raised for is given back, and another one is to be made.
@@ -282,7 +282,7 @@ class CheckpointLock:
             return False
 
     def _process(self) -> int | None:
-        """That has the lock that is a process's: 0 or less where it cannot be seen from here, None where no process has it."""
+        """The id of the process that has the process's lock; 0 or less if it is not visible from here, None if none has it."""
         try:
             answer = fcntl.fcntl(self._file, fcntl.F_GETLK, _asked(_OF_THE_PROCESS))
         except OSError as error:
@@ -326,7 +326,7 @@ class CheckpointLock:
         return tree if identity == self._identity() else None
 
     def _written(self) -> tuple[str, str]:
-        """Who has written its name last, and of which file: both empty where no process has."""
+        """The last holder that has written its name, and the file it holds: both empty if there was none."""
         tree, _, identity = os.pread(self._file, _LONGEST_NAME, 0).decode(errors="replace").strip().partition(" ")
         return tree, identity
 

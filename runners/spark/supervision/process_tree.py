@@ -183,7 +183,7 @@ def reap_orphans(*children: int) -> None:
     """
     session = os.getsid(0)
     for pid in _pids():
-        with suppress(OSError):  # it is gone, or no process's that could be waited for
+        with suppress(OSError):  # it is gone, or not a child of this process
             fields = _after_name(f"/proc/{pid}/stat")
             is_left_to_us = (fields[0], int(fields[1])) == ("Z", os.getpid()) and int(fields[3]) != session
             if is_left_to_us and pid not in children:

@@ -195,7 +195,7 @@ class _Supervisor:
             self._tell_lease(event)
 
     def _start_over(self) -> None:
-        """Kill all drivers, and forget them, and all that was decided about them. No process is notified of their end."""
+        """Kill all drivers, and forget them, and all that was decided about them. Their end is not reported."""
         for driver in self._drivers.values():
             with suppress(KeyError):
                 self._ready.unregister(driver.reports)

@@ -65,7 +65,7 @@ class Takeover(Starter):
         self._has_waited = False
 
     def wait(self, what: str) -> None:
-        """As the job wants it. Once, what that means is logged."""
+        """The job waits for a query by itself. The first time, a warning says what that costs."""
         if not self._has_waited:
             log.warning(
                 "the job calls %s: until its function returns, SIGTERM ends it only after --stop-timeout, --progress-timeout "
@@ -105,7 +105,7 @@ class Takeover(Starter):
         self._running.clear()
 
     def release(self) -> None:
-        """After the end of all queries, which none has failed: give their jobs back to the process that comes. Never raises."""
+        """After the end of all queries, of which none has failed: release their jobs, for any driver to claim. Never raises."""
         for (location, _), started in self._begun.items():
             try:
                 job = checkpoint_at(location, started.frame).query_id()
@@ -155,7 +155,7 @@ class Takeover(Starter):
 
 
 def checkpoint_of(started: StartedQuery) -> str | None:
-    """Where the query keeps its checkpoint, resolved; None for one that Spark makes up and no process finds again."""
+    """Where the query keeps its checkpoint, resolved; None for one that Spark makes up, which no restart finds."""
     given = started.options.get(LOCATION)
     if given is None:
         default = started.frame.sparkSession.conf.get(_DEFAULT_LOCATION, None)

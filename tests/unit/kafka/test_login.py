@@ -513,9 +513,9 @@ REFUSED = {
         by_token("https://h/") | {"sasl.jaas.config": JAVA["sasl.jaas.config"][:-1] + ' ssl.keystore.location="/k";'},
         "option ssl.keystore.location in sasl.jaas.config is not supported: for the token endpoint's certificate there are",
     ),
-    "tokens that no process signs": (
+    "tokens that nothing signs": (
         {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": f'{OAUTH_MODULE} required unsecuredLoginStringClaim_sub="me";'},
-        "option unsecuredLoginStringClaim_sub in sasl.jaas.config is not supported: it makes tokens that no process signs",
+        "option unsecuredLoginStringClaim_sub in sasl.jaas.config is not supported: it makes tokens that nothing signs",
     ),
     "an assertion": (
         by_token("https://h/") | JAVA | {"sasl.oauthbearer.assertion.private.key.file": "/k"},

@@ -516,7 +516,7 @@ PARTITIONS_EXAMPLE = '{"topicA":[0,1],"topicB":[2,4]}'
         (
             "txnAppId",
             "batch-0123456789ab4cde8f0123456789abcd",
-            "option 'txnAppId' must be of another form than the names of writes that no process repeats, "
+            "option 'txnAppId' must be of another form than the names of writes that are never repeated, "
             "not 'batch-0123456789ab4cde8f0123456789abcd'",
         ),
     ],

@@ -1,4 +1,4 @@
-"""Receive buffers, reused once no view of them is left. Sans-IO."""
+"""Receive buffers, reused once no view of them is left. Sans-I/O."""
 
 from __future__ import annotations
 

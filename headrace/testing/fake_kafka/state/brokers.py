@@ -22,7 +22,7 @@ class IsolatedView:
 
 @dataclass(slots=True)
 class BrokerState:
-    """One broker; `port`, which clients are reported, and `listens_at` are 0 until it listens, and stay over restarts."""
+    """One broker; `port`, which clients get, and `listens_at` are 0 until it listens, and stay over restarts."""
 
     id: int
     port: int = 0

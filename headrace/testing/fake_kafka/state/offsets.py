@@ -21,10 +21,10 @@ class OffsetAndMetadata:
 
 
 class GroupOffsets:
-    """Of one group."""
+    """The committed offsets of one group."""
 
     def __init__(self) -> None:
-        """None."""
+        """No offsets yet."""
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self._pending: dict[int, dict[TopicPartition, OffsetAndMetadata]] = {}
 

@@ -1,4 +1,4 @@
-"""Client quotas (KIP-13, KIP-546): bytes a second for a client id or user; who takes more is instructed to wait."""
+"""Client quotas (KIP-13, KIP-546): bytes a second for a client id or user; a client that takes more has to wait."""
 
 from __future__ import annotations
 

@@ -1,22 +1,23 @@
 """Which of a job's supervisors, on several hosts, leads: runs the job. The others follow, with a warm driver. No I/O, no clock.
 
 Each supervisor reads the lease store (`headrace.connectors.base.lease`) twice a second. The leader writes a heartbeat after
-each read, as long as its driver is alive. A follower that has seen nothing new in several looks in a row takes the leader for
+each read, as long as its driver is alive. A follower that has seen nothing new in several polls in a row takes the leader for
 dead, and leads in its place, with the next *term*. It may be wrong: the leader was paused, or isolated from the store. That is
 harmless: the driver that it calls claims the job at the sink. What the other one does then is refused there, and by the
 checkpoint's store. Here it matters that exactly one continues soon:
 
-- Who leads and sees a heartbeat of a higher rank is down: it heartbeats a last time, its driver is killed, and it follows.
-  By that heartbeat the other one, whose driver it may have fenced, knows by whom.
-- Who leads and cannot see the lease store continues. It may be that no process sees it, and no process has taken over. But once
-  it may have been taken for dead, a driver that it calls could take the job from one that another host has called since, which
-  would not see by whom. So its next driver is called when it has seen the lease store again, and that no other process leads.
-- Who leads and whose driver was fenced does not continue. If it sees who leads now, it follows. If no process does, it leads
-  once more. Fenced a third time, each within an hour of the previous one, without a heartbeat of another one since it claimed,
-  it ends: the process that has fenced it knows nothing of the lease.
+- A leader that reads a heartbeat of a higher rank stops leading: it writes a last heartbeat, its driver is killed, and it
+  follows. From that heartbeat the new leader, whose driver it may have fenced, learns which supervisor did it.
+- A leader that cannot reach the lease store continues, since perhaps no supervisor can reach it, and none has claimed the job.
+  But once the leader may have been taken for dead, a driver that it calls could take the job from a driver that another host
+  has called since, and that driver would not learn from whom. So the leader calls its next driver only when it has read the
+  lease store again, and no other supervisor leads.
+- A leader whose driver was fenced does not continue. If another supervisor leads now, it follows. If none does, it leads
+  again. If it is fenced a third time, each within an hour of the previous one, and no other supervisor has written a heartbeat
+  since it claimed, it ends: whatever has fenced it does not use the lease.
 
-Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
-no look is counted while the lease store is away: no process takes over, and when it is back the leader has the whole time.
+Time is counted in polls that were answered, not in seconds. A host that was paused has polled once, however long that was.
+No poll is counted during an outage of the lease store: no follower claims then, and afterwards the leader has the whole time.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _QUIET_LOOKS = 7_200
 """An hour: who has led for this many looks is fenced for the first time again. As long as restarts take to forget a failure."""
 
 _MOST_FENCES = 2
-"""So often one that is isolated from the lease store can fence another one: by the driver that it has called when it was not,
-and with the batch that this one has under way when it loses the job."""
+"""A supervisor that is isolated from the lease store can fence another one this often: by the driver that it called before, and
+by the batch that this driver has under way when it loses the job."""
 
 
 class LeasePhase(Enum):
@@ -64,7 +65,7 @@ class LeasePhase(Enum):
 
 
 class LeaseStarted(Timed):
-    """Begin."""
+    """Start: read the lease store for the first time."""
 
 
 class ReadDue(Timed):
@@ -91,7 +92,7 @@ class LeaseStoreFailed(Timed):
 
 @dataclass(frozen=True, slots=True)
 class LeaseStoreRefused(Timed):
-    """Answer to ReadLeaseStore or WriteHeartbeat: it was refused, and will be until another process sees to it."""
+    """Answer to ReadLeaseStore or WriteHeartbeat: it was refused, and will be until its configuration is changed."""
 
     reason: str
 
@@ -101,7 +102,7 @@ class DriverHeard(Timed):
 
 
 class DriverLost(Timed):
-    """The driver that ran the job has ended. Whether there is another one, its word will tell."""
+    """The driver that ran the job has ended. If there is another one, `DriverHeard` follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class CallWanted(Timed):
 class JobEnded(Timed):
     """The job of the supervisor that leads is over, as far as its drivers are concerned. None of them is alive.
 
-    `was_to_stop`: the supervisor had been instructed to end. Its driver may have failed then, or was killed as it did not end.
+    `was_to_stop`: the supervisor was to end. So its driver may have failed by that, or was killed as it did not end in time.
     """
 
     end: DriverEnd
@@ -313,8 +314,8 @@ class LeaseCore:
         return self._claim() if self._missed >= self._most else []
 
     def _follow(self, found: Heartbeat) -> list[LeaseCommand]:
-        """The process that has written this, which is new. If that is its last word there is no process to be followed."""
-        is_late = found.rank < self._highest  # of one that was paused: another process has led after it, and may still
+        """Follow the supervisor that has written this new heartbeat. After its last one there is no supervisor to follow."""
+        is_late = found.rank < self._highest  # of one that was paused: another supervisor has led since, and may still
         self.phase, self._missed, self._fenced_by_nobody = LeasePhase.FOLLOWING, 0, 0
         if is_late or found.state is HeartbeatState.LEADING:
             return []
