@@ -22,8 +22,6 @@ from headrace.connectors.files.json_lines import json_lines, unwritable
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary, is_text, nullable, without
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["JsonFormat"]
-
 _MOST_JOINED_BYTES = 16 << 20  # read at once; a larger value is read alone
 _ROW = re.compile(r" in row (\d+)$")
 _COLUMN = re.compile(r"Column\(/v(?:/\[\])?(/[^)]*)?\)")
