@@ -27,7 +27,7 @@ from tests.simulation.bugs.injecting import bug, bugs_of, by_name, instead_of
 
 
 # --- the planner ----------------------------------------------------------------------------------------------------------
-@instead_of(StreamPlanner, "_begins")
+@instead_of(StreamPlanner, "_starts")
 def replayed_batch_0_initialises_again(_: Any, self: Any, first: Any, last: Any) -> Any:
     """findings, Spark 3: where batch 0 started is asked again when it is run again."""
     started = self._started(first)
@@ -63,10 +63,10 @@ def began_is_not_kept(to_json: Any, self: Any, offsets: Any) -> Any:
     return to_json(self, replace(offsets, started_at=ends))
 
 
-@instead_of(StreamPlanner, "_begins")
-def batches_begin_where_the_query_began(begins: Any, self: Any, first: Any, last: Any) -> Any:
+@instead_of(StreamPlanner, "_starts")
+def batches_begin_where_the_query_began(starts: Any, self: Any, first: Any, last: Any) -> Any:
     """`started` wins over where the batch before ended."""
-    return {**begins(self, first, last), **last.started_at}
+    return {**starts(self, first, last), **last.started_at}
 
 
 @instead_of(StreamPlanner, "next_offsets")
