@@ -417,7 +417,9 @@ def _parse_addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
         try:
             host.encode("idna")
         except UnicodeError:
-            raise UsageError(f"bootstrap.servers: {host!r} is not the name of a host: a part of it is empty or too long") from None
+            raise UsageError(
+                f"bootstrap.servers: {host!r} is not the name of a host: a part of it is empty or too long"
+            ) from None
         addresses.append((host, int(match["port"])))
     if not addresses:
         raise UsageError("bootstrap.servers must name at least one host:port")
