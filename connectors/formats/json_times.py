@@ -43,8 +43,6 @@ def as_texts(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_struct(kind):
         return pa.struct([each.with_type(as_texts(each.type)) for each in kind])
-    if pa.types.is_large_list(kind):
-        return pa.large_list(as_texts(kind.value_type))
     return pa.list_(as_texts(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
@@ -68,10 +66,9 @@ def as_times(values: pa.Array, kind: pa.DataType, zone: str, unfit: list[UnfitTi
     flat = as_times(values.flatten(), kind.value_type, zone, inside, f"{path}[]")
     parents = pc.list_parent_indices(values)
     unfit += [each._replace(rows=parents.take(each.rows)) for each in inside]
-    make = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(values), 0))
     offsets = pa.concat_arrays([pa.array([0], ends.type), ends])
-    return make.from_arrays(offsets, flat, type=kind, mask=nulls)
+    return pa.ListArray.from_arrays(offsets, flat, type=kind, mask=nulls)
 
 
 @functools.cache

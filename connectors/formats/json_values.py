@@ -371,16 +371,16 @@ _JSON_NAMES: dict[Any, str] = {
 
 
 def _json_pattern(depth: int) -> str:
-    """One value whose arrays and objects are this deep. A little more is taken, so that it is short: `{"a":1{"b":2}`."""
+    """One value whose arrays and objects are this deep. What takes one for the other is taken, too, so that it stays short."""
     text = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
     found = rf"{text}|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null"
     if depth:
-        inner = _json_pattern(depth - 1)
-        found += rf"|(?:[{{,]{_BLANK}{text}{_BLANK}:{inner})+}}|{{{_BLANK}}}|(?:[\[,]{inner})+\]|\[{_BLANK}\]"
+        member = rf"(?:{_BLANK}{text}{_BLANK}:)?{_json_pattern(depth - 1)}"
+        found += rf"|(?:[\[{{,]{member})+[\]}}]|[\[{{]{_BLANK}[\]}}]"
     return rf"{_BLANK}(?:{found}){_BLANK}"
 
 
-_JSON = rf"\A{_json_pattern(3)}\z"
+_JSON = rf"\A{_json_pattern(6)}\z"
 
 
 def _misfits(kind: pa.DataType) -> list[str]:
