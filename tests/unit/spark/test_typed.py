@@ -172,7 +172,10 @@ def test_json_times_without_a_zone_are_in_the_sessions_or_the_machines_or_that_o
     schema = StructType([StructField("value", StructType([StructField("t", TimestampType())]))])
 
     def hours(**options: str) -> list[int]:
-        return [row["t"].astimezone(datetime.UTC).hour for row in Frame(kafka, schema, valueFormat="json", **options).column("value")]
+        return [
+            row["t"].astimezone(datetime.UTC).hour
+            for row in Frame(kafka, schema, valueFormat="json", **options).column("value")
+        ]
 
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     assert hours() == [3, 12]
