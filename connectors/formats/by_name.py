@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from headrace.connectors.formats.registry.registered import RegisteredFormat
     from headrace.connectors.formats.value_format import ValueFormat
 
-__all__ = ["FORMATS", "FORMAT_NAMES", "FormatSpec", "create_format"]
-
 
 @dataclass(frozen=True, slots=True)
 class FormatSpec:

@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["UnfitTimes", "as_texts", "as_times", "check_zone"]
-
 _DAY = (
     r"(?:\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
     r"|(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"

@@ -25,8 +25,6 @@ from headrace.connectors.formats.json_times import UnfitTimes, as_texts, as_time
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary, is_text, nullable, without
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["JsonFormat"]
-
 _MOST_JOINED_BYTES = 16 << 20  # read at once; a larger value is read alone
 _ROW = re.compile(r" in row (\d+)$")
 _COLUMN = re.compile(r"Column\(/v(?:/\[\])?(/[^)]*)?\)")

@@ -17,8 +17,6 @@ from headrace.connectors.base.sink import JobClaim, content_number, numbered_con
 from headrace.connectors.tables.handles import DataFile
 from headrace.enumerator.errors import RetriableError
 
-__all__ = ["FileLayout", "JobMarker", "LoadedTable", "OutdatedError", "TableFile", "TableLog"]
-
 
 class OutdatedError(RetriableError):
     """Another process has committed since the table was loaded, or may have: load it again, and look what it says now."""
@@ -139,7 +137,7 @@ class LoadedTable(ABC):
 
     @abstractmethod
     def drop_marker(self, job: str) -> None:
-        """Remove the marker of a name that no process uses again, where the format can: tables must not grow with every
+        """Remove the marker of a name that is never used again, where the format can: tables must not grow with every
         write.
         """
 

@@ -13,8 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-__all__ = ["delta_statistics", "has_bounds"]
-
 MOST_COLUMNS = 32  # Delta's own number: wide tables have long logs otherwise
 LONGEST_TEXT = 64
 _FIRST_SURROGATE, _AFTER_SURROGATES = 0xD800, 0xE000

@@ -29,18 +29,6 @@ from headrace.enumerator.errors import StateError, UsageError
 if TYPE_CHECKING:
     from headrace.connectors.formats.registry.client import SchemaRegistry
 
-__all__ = [
-    "RECORD_FORMATS",
-    "BadRecord",
-    "RecursiveField",
-    "TypedFormat",
-    "TypedOptions",
-    "check_pinned",
-    "read_formats",
-    "session_time_zone",
-    "write_formats",
-]
-
 Field = Literal["key", "value"]
 FIELDS: tuple[Field, Field] = ("key", "value")
 REGISTRY_PREFIX = "schema.registry."
@@ -423,7 +411,7 @@ def _without_schema(
     column = _column(field, columns)
     if column is None and f"{field}Schema" in given:
         column = _from_json(field, given[f"{field}Schema"])
-    if column is None and columns is not None:  # no process sees the field: whether it is JSON is all that may matter
+    if column is None and columns is not None:  # the field is not in the frame: whether it is JSON is all that may matter
         column = StructType([])
     if column is None:
         raise UsageError(
@@ -563,8 +551,8 @@ def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field
 
     A format that is new to the checkpoint is taken, and a schema with more fields than before. Raises StateError for another
     format or none, for a field that is gone or has another type, and for a registry that has another schema, or none, under the
-    id of earlier. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError if
-    unsuccessfully.
+    id of earlier. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError
+    without an answer.
     """
     for field in FIELDS:
         if (was := pinned.get(field)) is None:

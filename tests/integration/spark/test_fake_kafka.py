@@ -91,11 +91,8 @@ def test_both_connectors_read_the_same_from_it(spark, kafka):
 def test_the_java_producer_commits_and_aborts_transactions(spark, kafka, java_producer):
     producer = java_producer(transactional_id="java")
     producer.initTransactions()
-    for value, end in (
-        ("kept", producer.commitTransaction),
-        ("dropped", producer.abortTransaction),
-        ("kept too", producer.commitTransaction),
-    ):
+    commit, abort = producer.commitTransaction, producer.abortTransaction
+    for value, end in (("kept", commit), ("dropped", abort), ("kept too", commit)):
         producer.beginTransaction()
         producer.send(java_record(spark, "out", value)).get()
         end()
@@ -169,15 +166,10 @@ def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_con
     symbols = {"type": "enum", "name": "E", "symbols": ["x", "y"]}
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
     kinds = {
-        "number": "long",
-        "symbol": symbols,
-        "at": {"type": "long", "logicalType": "timestamp-millis"},
-        "day": {"type": "int", "logicalType": "date"},
-        "price": decimal,
-        "raw": {"type": "fixed", "name": "F", "size": 2},
-        "many": {"type": "array", "items": ["null", "string"]},
-        "named": {"type": "map", "values": "double"},
-    }
+        "number": "long", "symbol": symbols, "at": {"type": "long", "logicalType": "timestamp-millis"},
+        "day": {"type": "int", "logicalType": "date"}, "price": decimal, "raw": {"type": "fixed", "name": "F", "size": 2},
+        "many": {"type": "array", "items": ["null", "string"]}, "named": {"type": "map", "values": "double"},
+    }  # fmt: skip
     schema = {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in kinds.items()]}
     later = {**schema, "fields": [*schema["fields"], {"name": "more", "type": "string", "default": "?"}]}
     value = b"\2" + b"\2" + b"\xd0\x0f" + b"\4" + b"\4\x04\xd2" + b"ab" + b"\4\2\2z\0\0" + b"\2\2k" + b"\0" * 8 + b"\0"
