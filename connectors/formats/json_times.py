@@ -45,7 +45,7 @@ def as_texts(kind: pa.DataType) -> pa.DataType:
 
 
 def as_times(values: pa.Array, kind: pa.DataType, zone: str, unfit: list[UnfitTimes], path: str = "") -> pa.Array:
-    """A column of `as_texts(kind)` as one of `kind`. What is no time is null there, and added to `unfit`.
+    """A column of `as_texts(kind)` as one of `kind`. Other texts are null there, and added to `unfit`.
 
     `zone`: that of texts without one, as `check_zone` has it. Raises UsageError if it is needed, and unknown.
     """
@@ -87,7 +87,7 @@ def check_zone(zone: str) -> str:
 def _timestamps(texts: pa.Array, kind: pa.TimestampType, zone: str, unfit: list[UnfitTimes], path: str) -> pa.Array:
     try:
         return texts.cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
-    except pa.ArrowInvalid:  # not all have a zone, or digits are to be cut, or one is no time
+    except pa.ArrowInvalid:  # not all have a zone, or digits are to be cut, or one does not fit
         pass
     fitting = pc.if_else(pc.match_substring_regex(texts, _TIME), texts, None)
     digits = _DIGITS[kind.unit]

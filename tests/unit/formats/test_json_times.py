@@ -1,4 +1,4 @@
-"""Times in JSON values: zones, digits, and what a text has to look like, beside Arrow's own reader of such texts."""
+"""Times in JSON values: zones, digits, and what a text has to look like, compared with what Arrow reads."""
 
 from __future__ import annotations
 
