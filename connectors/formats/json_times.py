@@ -24,7 +24,7 @@ _TIME = rf"\A{_DAY}(?:[ T](?:[01]\d|2[0-3])(?::[0-5]\d(?::[0-5]\d(?:\.\d+)?)?)?{
 _ZONED = rf"[ T].*{_ZONE}\z"
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d\d?)(?::?(\d\d))?")
-_LONGEST_GAP = pa.scalar(3 * 3600, pa.duration("s"))  # that a clock leaves out at once, and more
+_LONGEST_GAP = pa.scalar(24 * 3600, pa.duration("s"))  # that a clock leaves out: a day, across the date line
 
 
 class UnfitTimes(NamedTuple):
@@ -121,5 +121,5 @@ def _instants(local: pa.Array, zone: str) -> pa.Array:
     left_out = pc.not_equal(before, after)
     if not pc.any(left_out, min_count=0).as_py():
         return after
-    earlier = assume(pc.subtract(local, _LONGEST_GAP.cast(pa.duration(local.type.unit))), nonexistent="latest")
-    return pc.if_else(left_out, pc.add(earlier, _LONGEST_GAP.cast(pa.duration(local.type.unit))), after)
+    gap = _LONGEST_GAP.cast(pa.duration(local.type.unit))
+    return pc.if_else(left_out, pc.add(assume(pc.subtract(local, gap), nonexistent="latest"), gap), after)

@@ -94,6 +94,7 @@ def test_a_time_that_a_clock_leaves_out_is_as_it_would_have_been_and_of_two_the_
     texts = ["2026-03-08T01:59:59", "2026-03-08T02:30:00", "2026-03-08T03:00:00", "2026-11-01T01:30:00"]
     found = ["2026-03-08 06:59:59", "2026-03-08 07:30:00", "2026-03-08 07:00:00", "2026-11-01 05:30:00"]
     assert decoded(texts, time_zone="America/New_York") == (found, [])
+    assert decoded(["2011-12-30T12:00:00"], time_zone="Pacific/Apia") == (["2011-12-30 22:00:00"], [])
 
 
 @pytest.mark.parametrize(("unit", "shown"), [("s", ""), ("ms", ".123"), ("us", ".123456"), ("ns", ".123456789")])
