@@ -103,7 +103,8 @@ class BeamSource(Source[BundleSplit]):
     source: the source, or a transform that reads one and does no more. schema: of its records, whose fields are taken by name;
     not needed where the source states that they are str or bytes, which become the column `value`. bundle_bytes: how large
     bundles should be, by the source's own estimate; default: as Beam's runners choose it, 1 MiB, and more for a source above
-    1 GB. After a failure, and for a restore, a bundle is read from its start.
+    1 GB. After a failure, and for a restore, a bundle is read from its start. A value that the schema would change is an error,
+    but that floating point numbers are rounded.
 
     Raises UsageError for a source that says nothing of its records, and for one that is not bounded.
     """

@@ -34,7 +34,7 @@ def same(given: pa.Array, made: pa.Array) -> bool:
     if pa.types.is_floating(made.type):
         return True
     if pa.types.is_decimal(given.type) and not pa.types.is_decimal(made.type):
-        return bool(there.equals(made))  # back, a decimal cannot hold every number
+        return bool(there.equals(made))  # back, not every number fits a decimal
     return bool(made.cast(given.type).equals(given))
 
 
@@ -158,7 +158,7 @@ def _of_kind(kind: type, values: Sequence[Any], wanted: pa.DataType, unchanged: 
     elif given is not None:
         made = given.cast(wanted)
     else:
-        with suppress(*UNFIT):  # a number that only the wanted type can hold
+        with suppress(*UNFIT):  # a number that fits only the wanted type
             given = pa.array(values)
         made = given if given is not None and given.type == wanted else pa.array(values, wanted)
     if given is not None and given.type != wanted and not unchanged(given, made):

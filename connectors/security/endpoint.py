@@ -53,7 +53,7 @@ def is_web_address(url: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """For messages: without a user, a query or a fragment, which may hold what is secret, also in what is not a web address."""
+    """For messages: without a user, a query or a fragment, which may hold what is secret. Takes any text."""
     if is_web_address(url):
         parts = urlsplit(url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

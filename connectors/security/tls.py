@@ -127,7 +127,7 @@ def ssl_context(tls: TlsConfig) -> ssl.SSLContext:
     except UsageError as error:
         if held is None:
             raise
-        log.warning("TLS continues with the files as they were before: %s", error)
+        log.warning("TLS uses the files as they were before: %s", error)
         return held[1]
     _contexts[tls] = stores, context
     return context

@@ -141,13 +141,13 @@ def test_librdkafka_4636_what_was_asked_before_a_seek_is_not_given_after_it(boot
     with Fetcher(shared_cluster(source.config), [FetchFrom(name, 0, 0)], budget_bytes=1 << 20) as fetcher:
         for seek in (20, 3, 29, 0, 15):
             rig.eventually(lambda: fetcher.poll(0.2), "nothing came")
-            fetcher.assign(FetchFrom(name, 0, seek))  # with data in the queue and a request in flight
+            fetcher.assign([FetchFrom(name, 0, seek)])  # with data in the queue and a request in flight
             for expected in range(seek, min(seek + 3, 30)):
                 data = rig.eventually(lambda: fetcher.poll(0.2), "nothing came")
                 assert isinstance(data, FetchedData)
                 assert (data.fetch_offset, data.next_offset) == (expected, expected + 1)
             if seek == 29:
-                fetcher.assign(FetchFrom(name, 0, 0))
+                fetcher.assign([FetchFrom(name, 0, 0)])
 
 
 def test_librdkafka_4844_an_error_moves_no_position(bootstrap, topic, monkeypatch):

@@ -403,7 +403,7 @@ class SchemaRegistry:
         except UsageError as error:
             if kept is None:
                 raise
-            log.warning("%s; the connections that there are go on", error)  # files that are being renewed
+            log.warning("%s; the previous connections are used", error)  # files that are being renewed
             return kept[1]
         if kept is None or kept[0] is not tls:
             made = _urllib3().PoolManager(ssl_context=tls) if tls is not None else _urllib3().PoolManager()

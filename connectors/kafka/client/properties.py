@@ -418,7 +418,7 @@ def _parse_addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
             host.encode("idna")
         except UnicodeError:
             raise UsageError(
-                f"bootstrap.servers: {host!r} is not the name of a host: a part of it is empty or too long"
+                f"bootstrap.servers: {host!r} cannot be the name of a host: a part of it is empty or too long"
             ) from None
         addresses.append((host, int(match["port"])))
     if not addresses:

@@ -23,7 +23,7 @@ _MECHANISMS = (*_WITH_PASSWORD, "GSSAPI", *_WITH_TOKEN)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Provider:
-    """Identifies a token provider that has no value to compare: the object itself, and all copies made of it here.
+    """What a token provider is known by that compares by identity: itself, and all copies that are made of it here.
 
     A process has one cluster for equal configurations, whose connections all of its tasks use: each brings a copy.
     """
@@ -51,8 +51,9 @@ class SaslConfig:
     """Who we are. PLAIN and SCRAM need `username` and `password`; GSSAPI takes its ticket from the environment.
 
     OAUTHBEARER needs `token_provider`: an object with `token() -> str` and optionally `extensions() -> dict[str, str]`,
-    picklable if the configuration is to travel to workers. AWS_MSK_IAM has one of its own, with AWS's default credentials;
-    what goes over the wire is OAUTHBEARER, which MSK's IAM listeners take, too.
+    picklable if the configuration is to travel to workers; all copies of it in a process share their connections. AWS_MSK_IAM
+    has its own provider, with AWS's default credentials; what goes over the wire is OAUTHBEARER, which MSK's IAM listeners
+    take, too.
     """
 
     mechanism: str

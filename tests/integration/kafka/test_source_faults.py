@@ -66,7 +66,7 @@ def test_restored_at_every_cut_nothing_is_lost_or_read_twice(bootstrap, topic, s
 
 
 def test_batches_continue_from_their_checkpoint(bootstrap, ten):
-    """The interface for people, all of it: iterate, checkpoint, restore; and again with the stop reached."""
+    """The interface for people, all of it: iterate, checkpoint, restore, where the stop is asked for again."""
     source = KafkaSource(bootstrap, topics=[ten], stop=Latest(), properties=ONE_BATCH_PER_FETCH)
     write(bootstrap, ten, [b"10"])
     with source.batches() as batches:
@@ -74,9 +74,10 @@ def test_batches_continue_from_their_checkpoint(bootstrap, ten):
         stored = batches.checkpoint()
         batches.checkpoint_completed()
         assert first.column("offset").to_pylist() == list(range(10))
-        write(bootstrap, ten, [b"behind the stop"])
+        write(bootstrap, ten, [b"behind the stop of then"])
+        assert [batch.column("offset").to_pylist() for batch in batches] == [[10]]
     with source.batches(stored) as restored:
-        assert [batch.column("offset").to_pylist() for batch in restored] == [[10]]
+        assert [batch.column("offset").to_pylist() for batch in restored] == [[10], [11]]
         at_end = restored.checkpoint()
     assert list(source.batches(at_end)) == []
 

@@ -72,7 +72,7 @@ def _shake_hands(host: str, port: int, config: ClientConfig, tokens: _Tokens | N
     context = ssl_context(config.tls) if config.tls else None
     try:
         raw = _open_socket(host, port, config)
-    except (OSError, UnicodeError) as error:  # the latter for a broker's host that is not a name
+    except (OSError, UnicodeError) as error:  # the latter for a host that cannot be a name
         raise ConnectionLostError(f"{host}:{port}: no connection: {first_line(error)}") from error
     net = NetworkSelector(client_id=config.client_id, slow_task_threshold_secs=0)
     _quiet.here = True
