@@ -3,7 +3,7 @@
 A lease store has one place for each job. It keeps the last *heartbeat* that was written there, and is not a lock: a write
 replaces what is there, whoever wrote it, and two that write at once may both believe that they were the last. So a lease store
 serves to find out soon that the job does not run any more. That no two supervisors run it for long, and that nothing comes of
-it while they do, is ensured by the job's sink and checkpoint. Who leads is decided by `runners/spark/supervision/lease`.
+it while they do, is ensured by the job's sink and checkpoint. Who leads is decided by the runner.
 """
 
 from __future__ import annotations

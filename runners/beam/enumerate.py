@@ -208,7 +208,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def _due(self, enumeration: Enumeration[Any], now_s: float) -> bool:
         """A ledger that is not of this process's own last look comes from a restore: then it looks at once."""
         last = self._worker.last_look
-        if last is None and self._begins is not None and isinstance(enumeration, Enumerated):
+        if last is None and self._start_at is not None and isinstance(enumeration, Enumerated):
             log.warning("the job continues from its own state; its savepoint of headrace run is not looked at")
         if last is None or not isinstance(enumeration, Enumerated) or enumeration.checkpoint.checkpoint_id != last.number:
             return True

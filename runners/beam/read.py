@@ -337,7 +337,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         self._limit = limit
         self._read_s = read_s
         self._readers = num_readers
-        self._begins = None if start_from_savepoint is None else _positions(source, start_from_savepoint)
+        self._start_at = None if start_from_savepoint is None else _positions(source, start_from_savepoint)
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
@@ -360,7 +360,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         reading, parallelism = self._reading(options), given.number("parallelism", 0)
         readers = self._readers or (parallelism if parallelism > 0 else DEFAULT_READERS)
         subtasks = Subtasks.of(parallelism, given.number("max_parallelism", 0)) if parallelism > 0 else None
-        enumeration = (self._source, reading.transform, self._interval_s, readers, subtasks, self._begins)
+        enumeration = (self._source, reading.transform, self._interval_s, readers, subtasks, self._start_at)
         if self._source.boundedness is Boundedness.BOUNDED:
             return EnumerateBounded(*enumeration), ReadBounded(reading)
         return EnumerateUnbounded(*enumeration), ReadUnbounded(reading)
@@ -386,7 +386,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         )
 
     def _read_limited(self, pbegin: Any, limit: Limit, options: Mapping[str, Any]) -> Any:
-        limited = ReadLimited(self._source, limit, self._event_time, self._begins)
+        limited = ReadLimited(self._source, limit, self._event_time, self._start_at)
         read_fn = beam.ParDo(limited).with_output_types(pa.RecordBatch)
         outputs = pbegin | "Impulse" >> beam.Impulse() | "ReadLimited" >> read_fn.with_outputs(POSITIONS, main="batches")
         if self._publishes:

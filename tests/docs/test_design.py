@@ -68,7 +68,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def unknown(page: Path, code: Code) -> list[str]:
-    """Names in backticks that the code does not have. A path, a command and a file are no names."""
+    """Names in backticks that the code does not have. Paths, commands and files are left out."""
     quoted = (token.content.split("(")[0] for token in tokens(page) if token.type == "code_inline")
     return [name for name in quoted if NAME.fullmatch(name) and not name.endswith((".py", ".proto")) and not code.has(name)]
 

@@ -200,6 +200,43 @@ def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_con
         assert [row.value.more for row in query.rows if row.value is not None and "more" in row.value] == ["m"]
 
 
+TIMES = [
+    "2020-07-01T12:00:00",
+    "2020-07-01",
+    "2020-07-01 12:00",
+    "2020-07-01T12:00:00Z",
+    "2020-07-01T12:00:00.1234567",
+    "2020-07-01T12:00:00.123456789-05:00",
+    "1969-12-31T23:59:59.9999999Z",
+    "2026-03-08T02:30:00",
+    "2026-11-01T01:30:00",
+    "1850-01-01T00:00:00",
+    "2020-07-01T25:00:00",
+]
+
+
+def test_json_times_are_those_of_from_json_in_the_sessions_zone(spark, kafka, query):
+    kafka.append("in", *(b'{"t": "%s"}' % text.encode() for text in TIMES), partition=0)
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "startingOffsets": "earliest"}
+    typed = {**options, "valueFormat": "json", "onBadRecord": "keep"}
+    was = spark.conf.get("spark.sql.session.timeZone")
+    theirs = spark.read.format("headrace").options(**options).load()
+    ours = spark.read.format("headrace").options(**typed).schema("value struct<t timestamp>, offset bigint").load()
+    try:
+        for zone in ("America/New_York", "+05:30", "UTC"):
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            wanted = theirs.selectExpr("offset", "unix_micros(from_json(string(value), 't timestamp').t) AS t").collect()
+            found = ours.selectExpr("offset", "unix_micros(value.t) AS t").collect()
+            assert sorted(found) == sorted(wanted), zone
+            assert sum(row.t is None for row in found) == 1
+        spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+        stream = spark.readStream.format("headrace").options(**typed).schema("value struct<t timestamp>").load()
+        query.start_frame(stream, availableNow=True).awaitTermination()
+        assert query.rows[0].value.t.timestamp() == 1593572400
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", was)
+
+
 def test_a_registrys_secret_by_reference_is_in_no_plan_no_checkpoint_and_no_error_of_spark(spark, kafka, query, tmp_path):
     """A task reads it from its file by itself, as it meets an id that the query did not know."""
     (tmp_path / "login").write_text("me:hunter2\n")

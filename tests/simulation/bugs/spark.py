@@ -27,7 +27,7 @@ from tests.simulation.bugs.injecting import bug, bugs_of, by_name, instead_of
 
 
 # --- the planner ----------------------------------------------------------------------------------------------------------
-@instead_of(StreamPlanner, "_begins")
+@instead_of(StreamPlanner, "_starts")
 def replayed_batch_0_initialises_again(_: Any, self: Any, first: Any, last: Any) -> Any:
     """findings, Spark 3: where batch 0 started is asked again when it is run again."""
     started = self._started(first)
@@ -63,10 +63,10 @@ def began_is_not_kept(to_json: Any, self: Any, offsets: Any) -> Any:
     return to_json(self, replace(offsets, started_at=ends))
 
 
-@instead_of(StreamPlanner, "_begins")
-def batches_begin_where_the_query_began(begins: Any, self: Any, first: Any, last: Any) -> Any:
+@instead_of(StreamPlanner, "_starts")
+def batches_begin_where_the_query_began(starts: Any, self: Any, first: Any, last: Any) -> Any:
     """`started` wins over where the batch before ended."""
-    return {**begins(self, first, last), **last.started_at}
+    return {**starts(self, first, last), **last.started_at}
 
 
 @instead_of(StreamPlanner, "next_offsets")
@@ -209,11 +209,6 @@ def abort_ends_what_is_recorded(_: Any, sink: Any, job: str, epoch: int, driver_
 
 
 @instead_of(commit_module, "refuse_stale")
-def _stale_epochs_are_committed(*_: Any) -> None:
-    return None
-
-
-@instead_of(writers, "refuse_stale", _stale_epochs_are_committed)
 def stale_epochs_are_written(*_: Any) -> None:
     """An older copy of a checkpoint writes its epochs again."""
 
@@ -228,7 +223,7 @@ def _commit_once(self: Any, messages: Any, batch: int) -> None:
     prepared = writers._of_tasks(messages)
     if prepared:
         content = writers._content(self._offsets, batch)
-        asked = commit_module.CommitRequested(batch, writers._handles(prepared), content, writers._skipped(prepared))
+        asked = writers._requested(batch, prepared, content)
         writers._commit(self._sink, prepared[0].job, asked, self._driver_id)
 
 
@@ -247,10 +242,10 @@ def fenced_is_taken_for_committed(_: Any, self: Any, messages: Any, batch: int) 
         return
 
 
-@instead_of(writers, "_handles")
-def only_one_task_is_committed(_: Any, prepared: Any) -> Any:
+@instead_of(writers, "_requested")
+def only_one_task_is_committed(requested: Any, epoch: int, prepared: Any, content: Any) -> Any:
     """The rows of the other tasks are lost."""
-    return tuple(message.handle for message in prepared[:1] if message.handle is not None)
+    return requested(epoch, prepared[:1], content)
 
 
 @instead_of(writers, "_while_owner")
