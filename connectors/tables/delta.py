@@ -119,6 +119,14 @@ class DeltaSink(OpenTableSink):
                 )
         except OutdatedError:  # another process has made one in the same moment: then there is one
             self.log().load()
+        except PeerError as error:
+            if "timestampNtz" not in str(error):
+                raise
+            maps = [repr(field.name) for field in schema if "map<" in str(field.type) and "timestamp[us]" in str(field.type)]
+            raise UsageError(
+                f"{self.uri}: deltalake makes no table whose timestamps without a zone are all in maps, as in {', '.join(maps)}: "
+                "give them a zone"
+            ) from error
 
     def log(self) -> TableLog:
         """The table's log, and the store of its files."""

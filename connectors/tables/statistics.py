@@ -39,10 +39,9 @@ def _ends(column: pa.ChunkedArray) -> pa.Array | None:
     numbers = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     if not (numbers or types.is_string(kind) or types.is_date(kind) or types.is_timestamp(kind)):
         return None
-    least, greatest = pc.min_max(column).values()
-    if types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():  # a NaN is above every number
-        least, greatest = (-math.inf if math.isnan(least.as_py()) else least.as_py()), math.inf
-    return pa.array([least, greatest], kind)
+    if types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():  # which may be anything, to readers of others
+        return pa.array([-math.inf, math.inf], kind)
+    return pa.array(list(pc.min_max(column).values()), kind)
 
 
 def delta_statistics(rows: int, columns: Sequence[str], structs: Sequence[str], measured: Sequence[Measures]) -> str:
@@ -102,14 +101,14 @@ def _low(value: pa.Scalar) -> str | None:
 
 
 def _high(value: pa.Scalar) -> str | None:
-    """At least the value, as JSON; None for a null, and where there is no form."""
+    """At least the value, as JSON; None for a null."""
     if types.is_timestamp(value.type) and value.is_valid:
         return _milliseconds(-(-value.value // 1000), value.type)
     plain = within_calendar(value).as_py()
     if isinstance(plain, float):
         return _number(plain or 0.0)
     if isinstance(plain, str) and len(plain) > LONGEST_TEXT:
-        plain = _rounded_up(plain[:LONGEST_TEXT])
+        plain = _rounded_up(plain[:LONGEST_TEXT]) or plain
     return _plain(plain)
 
 

@@ -18,16 +18,16 @@ _A_ROUND = 50
 _ALL = tuple(HealthCheck)
 
 
-def explore(search: Callable[[], None], examples: int, part: str, counts: Counter[str]) -> None:
-    """Run a `@given` search; a long run adds `counts` to the results under the name of the part."""
+def explore(make: Callable[[], Callable[[], None]], examples: int, part: str, counts: Counter[str]) -> None:
+    """Run the `@given` search that `make` makes; a long run adds `counts` to the results under the name of the part."""
     given = settings(deadline=None, database=None, suppress_health_check=_ALL, max_examples=examples, derandomize=True)
     if not MINUTES:
-        given(search)()
+        given(make())()
         return
     end, rounds = time.monotonic() + MINUTES * 60, 0
     fresh = settings(given, derandomize=False, max_examples=_A_ROUND)
     while time.monotonic() < end:
-        seed(rounds)(fresh(search))()
+        seed(rounds)(fresh(make()))()
         rounds += 1
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results[part] = dict(sorted(counts.items()))
