@@ -124,7 +124,7 @@ class DeltaSink(OpenTableSink):
                 raise
             maps = [repr(field.name) for field in schema if "map<" in str(field.type) and "timestamp[us]" in str(field.type)]
             raise UsageError(
-                f"{self.uri}: deltalake makes no table whose timestamps without a zone are all in maps, as in {', '.join(maps)}: "
+                f"{self.uri}: deltalake makes no table whose timestamps without a zone are all in maps ({', '.join(maps)}): "
                 "give them a zone"
             ) from error
 

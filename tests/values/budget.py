@@ -1,4 +1,4 @@
-"""How long a search over values lasts: few examples, always the same, or HEADRACE_VALUES_MINUTES of new ones; and its counts."""
+"""How long a search over values lasts: few examples, always the same, or HEADRACE_VALUES_MINUTES of others; its counts."""
 
 from __future__ import annotations
 

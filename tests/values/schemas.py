@@ -5,10 +5,9 @@ Times are drawn as the integers that Arrow stores: Python's calendar ends with t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
 from datetime import datetime
 from decimal import Context, Decimal
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +28,26 @@ _MANY_DIGITS = Context(prec=80)
 
 PLAIN_NAMES = ("a", "b", "c", "value", "Name", "_x", "self", "select", "order", "key_1", "schema", "from", "null", "class")
 ODD_NAMES = (
-    *("a b", 'a"b', "it's", "a`b", "a.b", ".a", "[0]", "$", "a/b", "a=b", "%20", "a\\b", "a-b", "1a", "ß", "名", "e\u0301", "name"),
+    *(
+        "a b",
+        'a"b',
+        "it's",
+        "a`b",
+        "a.b",
+        ".a",
+        "[0]",
+        "$",
+        "a/b",
+        "a=b",
+        "%20",
+        "a\\b",
+        "a-b",
+        "1a",
+        "ß",
+        "名",
+        "e\u0301",
+        "name",
+    ),
     *("NAME", " a", "a ", "\u202eb", "a:b", "None", "true", "__class__", "x" * 200),
 )
 TEXTS = (
@@ -48,7 +66,7 @@ _LIMITS = {16: (65504.0, 2.0**-24), 32: (3.4028234663852886e38, 1.40129846432481
 FLAT: tuple[pa.DataType, ...] = (
     pa.bool_(),
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-    *(pa.float16(), pa.float32(), pa.float64()),
+    *(pa.float16(), pa.float32(), pa.float64(), pa.float64(), pa.float64()),
     *(pa.decimal128(1, 0), pa.decimal128(5, 5), pa.decimal128(10, 2), pa.decimal128(18, 9), pa.decimal128(38, 0)),
     *(pa.decimal128(38, 38), pa.decimal256(20, 3)),
     *(pa.string(), pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
@@ -83,7 +101,7 @@ def _with_edges(least: int, greatest: int, *edges: int) -> st.SearchStrategy[int
 def _reals(width: int) -> st.SearchStrategy[float]:
     greatest, least = _LIMITS[width]
     edges = (*_REALS, greatest, -greatest, least, -least)
-    return st.sampled_from(edges) | st.floats(width=width)  # type: ignore[arg-type]
+    return st.sampled_from(edges) | st.sampled_from(_REALS) | st.floats(width=width)  # type: ignore[arg-type]
 
 
 def _decimals(kind: pa.Decimal128Type) -> st.SearchStrategy[Decimal]:
@@ -102,7 +120,7 @@ def _moments(unit: str) -> st.SearchStrategy[int]:
 
 
 @cache
-def scalars(kind: pa.DataType) -> Values:  # noqa: C901, PLR0911 - one line for each kind
+def scalars(kind: pa.DataType) -> Values:
     """Values of a type that is not nested; never null."""
     if types.is_boolean(kind):
         return st.booleans()

@@ -1,4 +1,4 @@
-"""A search for values that Parquet and JSON files of the file sink lose or change: pyarrow, DuckDB and Python's json read them."""
+"""A search for values that Parquet and JSON files lose or change: pyarrow, DuckDB and Python's json read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,9 @@ from tests.values.test_tables import COMPARISONS, commit, decoded, ids_of, probe
 pytestmark = pytest.mark.full
 
 COUNTS: Counter[str] = Counter()
-ALL = tuple(kind for kind in schemas.FLAT + schemas.OTHERS if not types.is_fixed_size_list(kind) and not types.is_duration(kind))
+ALL = tuple(
+    kind for kind in schemas.FLAT + schemas.OTHERS if not types.is_fixed_size_list(kind) and not types.is_duration(kind)
+)
 """Arrow does not read lists of fixed size that are null in other ones."""
 
 
@@ -62,7 +63,7 @@ def check(file_format: FileFormat, row_group_bytes: int, batches: list[pa.Record
         COUNTS["read-backs"] += 1
         if file_format is FileFormat.JSON_LINES:
             lines = [line for path in paths for line in Path(path).read_text().split("\n")[:-1]]
-            check_json([json.loads(line, parse_float=Decimal) for line in lines], wanted)
+            check_json([json.loads(line, parse_float=Decimal, parse_int=Decimal) for line in lines], wanted)
         elif paths:
             check_parquet(paths, wanted)
 
@@ -81,7 +82,11 @@ def check_parquet(paths: list[str], wanted: pa.Table) -> None:
             for sign, compare in COMPARISONS.items():
                 COUNTS["filters"] += 1
                 condition = compare(ds.field(name), bound)
-                assert ids_of(dataset.to_table(columns=["id"], filter=condition)) == ids_of(pairs.filter(condition)), (name, sign, text_of(bound))
+                assert ids_of(dataset.to_table(columns=["id"], filter=condition)) == ids_of(pairs.filter(condition)), (
+                    name,
+                    sign,
+                    text_of(bound),
+                )
     names = [field.name for field in wanted.schema if types.is_string(field.type) or types.is_integer(field.type)]
     text = f"SELECT {', '.join(map(quoted, names))} FROM read_parquet(?) ORDER BY id"
     rows = duckdb.execute(text.replace("{{", "{").replace("}}", "}"), [paths]).to_arrow_table()
@@ -97,7 +102,7 @@ def check_json(found: list[dict[str, Any]], wanted: pa.Table) -> None:
             assert parsed(row[field.name], field.type) == value, (field, row[field.name])
 
 
-def parsed(value: Any, kind: pa.DataType) -> Any:  # noqa: PLR0911 - one line for each kind
+def parsed(value: Any, kind: pa.DataType) -> Any:
     """What the text says, as `schemas.plain` has it. By NumPy's calendar, which goes on after 9999."""
     if value is None:
         return None

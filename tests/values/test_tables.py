@@ -1,4 +1,4 @@
-"""A search for values that Delta and Iceberg tables lose, change or hide from filters: libraries that are not ours read them."""
+"""A search for values that Delta and Iceberg tables lose, change or hide from filters; other libraries read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -39,9 +38,10 @@ pytestmark = pytest.mark.full
 
 KINDS = st.sampled_from(["delta", "iceberg"])
 COUNTS: Counter[str] = Counter()
-APPENDS, CHANGELOGS, PARTITIONS = 60, 40, 15
+APPENDS, CHANGELOGS, PARTITIONS = 80, 40, 15
 """Examples of the default budget."""
 ID = pa.field("id", pa.int64(), nullable=False)
+COMMON = (pa.string(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.bool_())
 KEYS = (
     *(pa.string(), pa.string(), pa.binary(), pa.bool_(), pa.bool_(), pa.int8(), pa.uint64(), pa.date32(), pa.large_string()),
     *(pa.decimal128(10, 2), pa.decimal128(38, 0), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("s")),
@@ -103,7 +103,7 @@ def stored_rows(kind: str, folder: str, schema: pa.Schema) -> pa.Table:
 def appended(draw: st.DrawFn) -> tuple[pa.Schema, list[str], list[list[pa.RecordBatch]]]:
     """A schema, its partitions, and the batches of each commit. The rows are numbered."""
     named = None if draw(st.integers(0, 3)) == 0 else st.sampled_from(schemas.PLAIN_NAMES)
-    flat = schemas.FLAT if draw(st.integers(0, 3)) else schemas.FLAT + schemas.OTHERS
+    flat = draw(st.sampled_from([schemas.FLAT, schemas.FLAT + schemas.OTHERS, COMMON]))
     columns = draw(schemas.fields(flat, named=named, least=4, most=8))
     can = [field.name for field in columns if any(is_kind(field.type) for is_kind in MOST_PARTITIONED)]
     partitions = [draw(st.sampled_from(can))] if can and draw(st.integers(0, 4)) == 0 else []
@@ -120,7 +120,7 @@ def appended(draw: st.DrawFn) -> tuple[pa.Schema, list[str], list[list[pa.Record
 
 def is_refused_rightly(schema: pa.Schema, partitions: list[str], kind: str) -> bool:
     """What both formats take by their specifications is not refused."""
-    plain_names = set(schema.names) <= {*schemas.PLAIN_NAMES, "id", "op", "offset", "pk0", "pk1"}
+    plain_names = set(schema.names) <= {*schemas.PLAIN_NAMES, "id", "op", "offset", "pk0", "pk1", "nested"}
     twins = len({name.casefold() for name in schema.names}) < len(schema.names)
     known = {str(kind) for kind in schemas.OTHERS}
     odd = any(other in str(field.type) for field in schema for other in known)
@@ -205,21 +205,21 @@ def check_filters(duckdb: Reader, kind: str, folder: str, wanted: pa.Table) -> N
     for name in wanted.column_names:
         column = ds.field(name)
         nulls = wanted.filter(pc.is_null(wanted[name]))["id"].to_pylist()
-        conditions.append((name, f"{quoted(name)} IS NULL", nulls))
         if dataset is not None:
             assert ids_of(dataset.to_table(filter=column.is_null())) == nulls, name
-        for bound in probes(kind, wanted[name]):
+        for at, bound in enumerate(probes(kind, wanted[name])):
             for sign, compare in COMPARISONS.items():
                 ids = wanted.filter(compare(column, bound))["id"].to_pylist()
                 COUNTS["filters"] += 1
                 if dataset is not None:
                     assert ids_of(dataset.to_table(filter=compare(column, bound))) == ids, (name, sign, text_of(bound))
-                if iceberg is not None and types.is_string(bound.type) + types.is_integer(bound.type):
+                if iceberg is not None and sign in "=>" and types.is_string(bound.type) + types.is_integer(bound.type):
                     scan = iceberg.scan(row_filter=OF_ICEBERG[sign](name, bound.as_py()), selected_fields=("id",))
                     assert ids_of(scan.to_arrow()) == ids, (name, sign, text_of(bound))
-                if (text := sql_of(bound)) is not None and not has_nan(wanted[name]):
+                if at < 2 and sign == "=" and (text := sql_of(bound)) is not None and not has_nan(wanted[name]):
                     conditions.append((name, f"{quoted(name)} {sign} {text}", ids))
-    check_in_sql(duckdb, kind, folder, conditions)
+    if conditions:
+        check_in_sql(duckdb, kind, folder, conditions)
 
 
 def has_nan(column: pa.ChunkedArray) -> bool:
@@ -254,7 +254,11 @@ def sql_of(bound: pa.Scalar) -> str | None:
     kind = bound.type
     if types.is_string(kind):
         text = bound.as_py()
-        return None if "\0" in text or len(text) > 70 else "'" + text.replace("'", "''").replace("{", "{{").replace("}", "}}") + "'"
+        return (
+            None
+            if "\0" in text or len(text) > 70
+            else "'" + text.replace("'", "''").replace("{", "{{").replace("}", "}}") + "'"
+        )
     if types.is_integer(kind) or types.is_decimal(kind):
         return f"{bound.as_py():f}" if types.is_decimal(kind) else str(bound.as_py())
     if types.is_timestamp(kind):
@@ -282,6 +286,7 @@ def check_partitioned(duckdb: Reader, kind: str, drawn: Any) -> None:
         commit(sink, 0, [rows])
         COUNTS["schemas"] += 1
         COUNTS["read-backs"] += 1
+        assert stored_rows(kind, folder, sink.log().load().schema).num_rows == rows.num_rows
         found = duckdb.query('SELECT part, other IS NULL AS "is null" FROM {}', kind, folder).to_arrow_table()
         assert sorted(map(repr, found["part"].to_pylist())) == sorted(map(repr, rows["part"].to_pylist()))
         assert found["is null"].to_pylist() == [True] * rows.num_rows
@@ -315,13 +320,18 @@ def changed(draw: st.DrawFn) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     """Keys of one or two columns out of few values, and a nested column; of each epoch its changes."""
     kinds = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=2))
     pools = [draw(st.lists(schemas.scalars(kind), min_size=2, max_size=5)) for kind in kinds]
+    structs = draw(
+        st.sampled_from([pa.list_(pa.struct([("a", pa.int64())])), pa.map_(pa.string(), pa.struct([("a", pa.int64())]))])
+    )
     keys = [pa.field(f"pk{at}", kind) for at, kind in enumerate(kinds)]
-    payload = draw(schemas.fields(least=3, most=6, named=st.sampled_from(schemas.PLAIN_NAMES)))
+    payload = [pa.field("nested", structs), *draw(schemas.fields(least=2, most=4, named=st.sampled_from(schemas.PLAIN_NAMES)))]
     schema = pa.schema([*keys, *payload, ID, pa.field("op", pa.string()), pa.field("offset", pa.int64())])
     epochs, number = [], 0
     for _ in range(draw(st.integers(2, 4))):
         count = draw(st.integers(1, 4))
-        columns = [pa.array([draw(st.sampled_from(pool)) for _ in range(count)], kind) for pool, kind in zip(pools, kinds)]
+        columns = [
+            pa.array([draw(st.sampled_from(pool)) for _ in range(count)], kind) for pool, kind in zip(pools, kinds, strict=True)
+        ]
         columns += [pa.array([draw(schemas.values(field.type)) for _ in range(count)], field.type) for field in payload]
         ops = pa.array(draw(st.lists(st.sampled_from(["c", "u", "u", "d"]), min_size=count, max_size=count)))
         numbers = pa.array(range(number, number + count))

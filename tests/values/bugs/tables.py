@@ -23,7 +23,9 @@ def a_missing_statistic_is_a_bound() -> AbstractContextManager[Any]:
     """Of the file that has it: a change by key skips the file. Booleans and long texts have none."""
     filled = SimpleNamespace(**vars(pc))
     filled.fill_null = lambda values, fill_value: pc.fill_null(values, not fill_value)
-    return _both(_without_ends(lambda column: types.is_boolean(column.type) or _longest(column) > 64), patch.object(delta, "pc", filled))
+    return _both(
+        _without_ends(lambda column: types.is_boolean(column.type) or _longest(column) > 64), patch.object(delta, "pc", filled)
+    )
 
 
 def booleans_have_no_bounds() -> AbstractContextManager[Any]:
@@ -56,7 +58,7 @@ def a_bound_of_one_row_group_is_that_of_the_file() -> AbstractContextManager[Any
 
     def injected(footer: Any, index: int, wanted: Any) -> bool:
         groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-        return any(statistics.has_bounds(group) and group.num_values for group in groups)
+        return all(statistics.has_bounds(group) or not group.has_min_max for group in groups)
 
     return patch.object(iceberg, "_has_bounds", injected)
 
@@ -91,7 +93,7 @@ def null_lists_become_empty_in_a_rewrite() -> AbstractContextManager[Any]:
 
 def _without_ends(is_left_out: Callable[[pa.ChunkedArray], bool]) -> AbstractContextManager[Any]:
     ends = statistics._ends
-    return patch.object(statistics, "_ends", lambda column: None if is_left_out(column) else ends(column))
+    return patch.object(statistics, "_ends", lambda column: pa.nulls(2, column.type) if is_left_out(column) else ends(column))
 
 
 def _longest(column: pa.ChunkedArray) -> int:
