@@ -1,4 +1,4 @@
-"""The core: sources, splits, enumerators, the coordinator and checkpoints, without IO, threads, clocks or an engine."""
+"""The core: sources, splits, enumerators, the coordinator and checkpoints, without I/O, threads, clocks or an engine."""
 
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.coordinator import Coordinator

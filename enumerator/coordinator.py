@@ -49,8 +49,8 @@ class Coordinator(Generic[SplitT]):
         self.enumerator = enumerator
         self.phase: CheckpointPhase = CheckpointPhase.CREATED
         self._readers: dict[int, None] = {}
-        self._told_no_more: set[int] = set()
-        self._told_finished = False
+        self._notified_no_more: set[int] = set()
+        self._notified_finished = False
         self._pending: _Pending[SplitT] | None = None
 
     @property
@@ -118,9 +118,9 @@ class Coordinator(Generic[SplitT]):
         if event.reader not in self._readers:
             return []
         del self._readers[event.reader]
-        self._told_no_more.discard(event.reader)
+        self._notified_no_more.discard(event.reader)
         self.enumerator.reader_lost(event.reader)
-        self._told_finished = False
+        self._notified_finished = False
         if self.phase is CheckpointPhase.COLLECTING:
             # Its answer will not come, or has come but what it delivered is lost: this checkpoint cannot be had.
             return self._give_up(f"reader {event.reader} was lost")
@@ -130,7 +130,7 @@ class Coordinator(Generic[SplitT]):
         self._expect_registered(event.reader)
         self.enumerator.split_requested(event.reader)
         # A new request, which NoMoreSplits may have to answer again.
-        self._told_no_more.discard(event.reader)
+        self._notified_no_more.discard(event.reader)
         return []
 
     def _finished(self, event: ev.SplitFinished) -> list[Command[SplitT]]:
@@ -193,18 +193,18 @@ class Coordinator(Generic[SplitT]):
         if self.phase is CheckpointPhase.PERSISTING or not self.enumerator.initialised:
             return []
         assigns = self.enumerator.assignments(list(self._readers))
-        self._told_no_more.difference_update(assign.reader for assign in assigns)
+        self._notified_no_more.difference_update(assign.reader for assign in assigns)
         return list(assigns)
 
     def _signals(self) -> list[Command[SplitT]]:
         """End-of-input signals, from the state alone: so a restore brings them about again (I8, FLINK-31006)."""
         if not self.enumerator.exhausted or self.enumerator.ledger.unassigned:
             return []
-        untold = [reader for reader in self._readers if reader not in self._told_no_more]
-        self._told_no_more.update(untold)
-        commands: list[Command[SplitT]] = [ev.NoMoreSplits(reader) for reader in untold]
-        if self.enumerator.ledger.all_finished and not self._told_finished:
-            self._told_finished = True
+        unnotified = [reader for reader in self._readers if reader not in self._notified_no_more]
+        self._notified_no_more.update(unnotified)
+        commands: list[Command[SplitT]] = [ev.NoMoreSplits(reader) for reader in unnotified]
+        if self.enumerator.ledger.all_finished and not self._notified_finished:
+            self._notified_finished = True
             commands.append(ev.SourceFinished())
         return commands
 

@@ -17,6 +17,7 @@ from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 from headrace.enumerator.events import Command, Event
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
+from headrace.enumerator.resumed import selected
 from headrace.enumerator.source import Source, SourceReader, SplitBatch
 from headrace.enumerator.source_driver import SourceDriver
 from headrace.enumerator.split import SplitT
@@ -71,7 +72,7 @@ class EmbeddedRun(Generic[SplitT]):
         if checkpoint is None:
             enumerator = create_enumerator(assignment, parallelism=parallelism, discovery_interval_s=discovery_interval_s)
         else:
-            restored = self._serializer.deserialize(checkpoint)
+            restored = selected(source, self._serializer.deserialize(checkpoint))
             self._last_id = restored.checkpoint_id
             enumerator = restore_enumerator(
                 assignment, restored, parallelism=parallelism, discovery_interval_s=discovery_interval_s
@@ -94,6 +95,7 @@ class EmbeddedRun(Generic[SplitT]):
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
@@ -217,7 +219,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._handed = None
 
     def _carry_on(self) -> None:
-        """Carry out what an interruption has left, then start readers anew that it has left behind."""
+        """Carry out what an interruption has left, then replace the readers that lost a batch by it."""
         self._carry_out_commands()
         if self._readers_are_behind:
             for slot in self._slots.values():

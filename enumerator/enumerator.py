@@ -1,4 +1,4 @@
-"""The split enumerator: discovery and assignment of splits (FLIP-27, SplitEnumerator), without IO, clock or thread.
+"""The split enumerator: discovery and assignment of splits (FLIP-27, SplitEnumerator), without I/O, clock or thread.
 
 Two ways to make one, and they are different on purpose:
 
@@ -110,24 +110,28 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         """A discovery has answered. New splits are entered, known ones left as they are."""
         self._move(Trigger.LAST_ANSWER if findings.complete else Trigger.ANSWER)
         self.ledger.add(findings.added)
-        commands: list[Command[SplitT]] = []
+        commands: list[Command[SplitT]] = []  # first the next round: to report what is missing may raise, and the caller go on
+        if findings.inconclusive is not None:
+            commands += _again(findings.inconclusive, self._pauses.after_inconclusive())
+        elif (pause_s := self._pauses.after_success()) is not None and not findings.complete:
+            commands.append(ScheduleDiscovery(pause_s))
         missing = self.ledger.mark_missing(findings.missing)
         if missing:
             commands.append(ReportMissing(tuple(missing)))
         if unresolved := self.ledger.missing():
             commands.append(ProveGone(tuple(unresolved)))
-        if findings.inconclusive is not None:
-            return commands + _again(findings.inconclusive, self._pauses.after_inconclusive())
-        pause_s = self._pauses.after_success()
-        if pause_s is not None and not findings.complete:
-            commands.append(ScheduleDiscovery(pause_s))
         return commands
 
     def discovery_failed(self, error: Exception) -> list[Command[SplitT]]:
-        """A discovery has raised. A first one must succeed; a later one may be tried again when the error is transient."""
-        if self._discovery is not Discovery.DISCOVERING or not is_retriable(error):
+        """A discovery has raised. A first one must succeed; a later one may be tried again when the error is transient.
+
+        An error that is not ends the job. A caller that continues all the same looks again when it is time.
+        """
+        if self._discovery is not Discovery.DISCOVERING:
             return [Fail(error)]
         self._move(Trigger.FAILURE)
+        if not is_retriable(error):
+            return [ScheduleDiscovery(self._pauses.after_failure()), Fail(error)]
         return _again(error, self._pauses.after_failure())
 
     @abstractmethod

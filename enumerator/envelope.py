@@ -18,8 +18,6 @@ from typing import Any
 
 from headrace.enumerator.errors import StateError
 
-__all__ = ["Envelope", "checksum", "compact", "readable_version", "stored_number", "stored_text", "stored_truth"]
-
 _OTHER_PLACE = "Check that this is the place that was meant"
 _COPY = "Put back a copy that is not damaged"
 

@@ -205,7 +205,7 @@ class ReportMissing(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class ProveGone(Generic[SplitT]):
-    """Call Source.gone with these, which were reported missing and are missing still; answer what it says, if anything."""
+    """Call Source.confirm_deleted with these, which were reported missing and still are; answer what it confirms, if any."""
 
     splits: tuple[SplitT, ...]
 

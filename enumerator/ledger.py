@@ -49,7 +49,7 @@ FINISHED = Finished()
 class LedgerEntry(Generic[SplitT]):
     """One line of the ledger: the split at its durable position, its place, and whether discovery still sees it.
 
-    `confirm_deleted`: it is proven that it can never come back. Its reader may still deliver what it has fetched.
+    `gone`: it is proven that it can never come back. Its reader may still deliver what it has fetched.
     """
 
     durable: SplitT

@@ -1,13 +1,12 @@
 """How long runners pause: between two discovery rounds, and in one poll of a reader. Seconds, without a clock.
 
-A round unsuccessfully is one that failed, or that left something inconclusive. The pause after it doubles with each one in a
-row.
+A round is unsuccessful if it failed, or left something inconclusive. The pause doubles with each such round in a row.
 """
 
 from __future__ import annotations
 
 DISCOVERY_RETRY_S = 1.0
-"""The first pause after a discovery round unsuccessfully."""
+"""The first pause after an unsuccessful discovery round."""
 
 DISCOVERY_RETRY_MAX_S = 60.0
 """The longest such pause. A round may last as long as a silent server is waited for, and holds up reading meanwhile."""
@@ -26,7 +25,7 @@ class DiscoveryPauses:
 
     @property
     def retry_s(self) -> float | None:
-        """The pause after the last round if that was unsuccessfully, whatever the interval; None if it was not."""
+        """The pause after the last round if that was unsuccessful, whatever the interval; None if it was not."""
         return self._retry_s
 
     def after_success(self) -> float | None:

@@ -38,7 +38,7 @@ class ReaderProgress(Generic[SplitT]):
         return dict(self._states)
 
     def checkpoint_completed(self, reported: Mapping[str, SplitState[SplitT]]) -> None:
-        """The checkpoint in which this reader reported that is durable: the splits finished in it need no reporting again."""
+        """The checkpoint that has this report is durable: the splits finished in it need no reporting again."""
         for split_id, state in reported.items():
             if state.finished:
                 self._states.pop(split_id, None)

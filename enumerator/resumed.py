@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Generic
 
 from headrace.enumerator.checkpoint import Checkpoint
@@ -11,8 +12,6 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, DiscoveryResult, LogSource, Source, SplitDiscovery
 from headrace.enumerator.split import OffsetSplitT, SplitT
-
-__all__ = ["ResumedDiscovery", "ResumedLogDiscovery", "resumed"]
 
 
 class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
@@ -80,12 +79,25 @@ def resumed(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint
     So a run without a stop continues after one that had one, and the other way round. Contacts a log's source. Raises what its
     discovery raises, and what it reports about splits that are missing.
     """
+    positions = selected(source, positions)
     if not isinstance(source, LogSource):
         return positions
     with closing(ResumedLogDiscovery(source, positions)) as discovery:
         found = discovery.initial()
     lost = [split for split in found.added if split.split_id in found.missing]
-    if lost and found.complete:  # no process looks later
+    if lost and found.complete:  # there is no later discovery
         source.on_splits_missing(lost)
     states = tuple(SplitState(split, finished=False) for split in found.added)
     return Checkpoint(positions.checkpoint_id, states, found.complete)
+
+
+def selected(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
+    """These positions without the splits that the source selects no more, as its subscription was changed.
+
+    Raises what the source reports about these, where it does not tolerate that they are left out.
+    """
+    left_out = [state.split for state in positions.splits if not source.selects(state.split)]
+    if not left_out:
+        return positions
+    source.on_splits_missing(left_out)
+    return replace(positions, splits=tuple(state for state in positions.splits if source.selects(state.split)))

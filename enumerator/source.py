@@ -1,7 +1,7 @@
 """What a connector implements: a Source, its split discovery, its reader, and the serializer of its splits (FLIP-27).
 
-Discovery is apart from assignment. A connector states which splits exist and how one is read; the process that reads which
-split, when, and from which checkpoint on is the enumerator's business and the same for every connector.
+Discovery is apart from assignment. A connector states which splits exist and how one is read; which reader reads which
+split, when, and from which checkpoint on, is decided by the enumerator, in the same way for every connector.
 
 The contract of sinks is `headrace.connectors.base.sink`.
 """
@@ -155,6 +155,14 @@ class Source(ABC, Generic[SplitT]):
     @abstractmethod
     def create_reader(self) -> SourceReader[SplitT]:
         """A reader for one reader process."""
+
+    def selects(self, split: SplitT) -> bool:
+        """Whether this source reads such a split, be it there or not. Asked of splits that come from a checkpoint.
+
+        Those that it does not are reported to `on_splits_missing`; where that returns they are left out. Does no I/O. Default:
+        True.
+        """
+        return True
 
     def on_splits_missing(self, splits: Sequence[SplitT]) -> None:
         """Known splits have vanished. Raise DataLossError to stop the job, or return to continue. Coordinator's process."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["MissingExtraError", "needs_extra"]
-
 
 class MissingExtraError(ModuleNotFoundError):
     """A library is not installed that one of headrace's extras brings. `name` is the library's."""

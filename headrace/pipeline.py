@@ -1,4 +1,6 @@
-"""`Pipeline`, and the ways to run it: in processes of one machine, on Spark, on Beam.
+"""`Pipeline`, the public class, and the ways to run it: in processes of one machine (`headrace run`), on Spark, on Beam.
+
+What it holds is `headrace.runners.pipeline.PipelineSpec`, which is all that runners and workers get.
 
 Engines are imported where they are asked for: a pipeline needs the packages of the one that runs it.
 """
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from apache_beam.pvalue import PDone
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-__all__ = ["Pipeline"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Pipeline(PipelineSpec):
 
         if multiprocessing.current_process().name.startswith(PROCESS_NAME):
             if getattr(multiprocessing.current_process(), "_inheriting", False):
-                os._exit(CALLED_AGAIN)  # no process catches what is raised while multiprocessing imports the script
+                os._exit(CALLED_AGAIN)  # nothing catches what is raised while multiprocessing imports the script
             raise UsageError(CALLED_AGAIN_ERROR)
         if "checkpoints" not in settings:
             raise UsageError('run needs a folder for its checkpoints: run(checkpoints="file:///...")')

@@ -13,8 +13,6 @@ import pytest
 if TYPE_CHECKING:
     from headrace.testing import FakeKafka
 
-__all__ = ["fake_kafka"]
-
 
 @pytest.fixture
 def fake_kafka() -> Iterator[FakeKafka]:

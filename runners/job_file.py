@@ -13,8 +13,6 @@ from types import ModuleType
 from headrace.enumerator.errors import DeadlineExceededError, UsageError, is_retriable
 from headrace.runners.pipeline import PipelineSpec
 
-__all__ = ["PipelineFile", "load_file", "named_in_file"]
-
 
 def named_in_file(text: str) -> tuple[str, str] | None:
     """`job.py:name` as the two; None for anything else. Whether there is such a file is not looked at."""

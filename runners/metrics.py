@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["METRICS", "MetricScope", "MetricSpec", "MetricType", "metrics_of"]
-
 
 class MetricType(Enum):
     """As Prometheus has it. A counter only grows while its process runs; a gauge is a value of now."""

@@ -1,6 +1,7 @@
-"""What a pipeline is: a source, a function of batches, a sink. Runners and their workers need no more of it.
+"""`PipelineSpec`, which every runner gets: a source, a function of batches, a sink. No engine is imported here.
 
-`headrace.Pipeline` adds the ways to run it.
+`headrace.Pipeline` (`headrace/pipeline.py`) extends it by the ways to run it. `runners/spark/pipeline.py` and
+`runners/beam/pipeline.py` translate it for an engine; `runners/local` runs it as it is.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import pyarrow as pa
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks, WrongOutputError, is_tagged, known_outputs, parts
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Source
-
-__all__ = ["PipelineSpec", "Transform"]
 
 Tagged: TypeAlias = tuple[str, pa.RecordBatch]
 """The name of an output, and a batch for it."""

@@ -21,22 +21,6 @@ from typing import assert_never
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = [
-    "RESTART_STRATEGIES",
-    "UNCLASSIFIED_ATTEMPTS",
-    "ExponentialDelay",
-    "FailureRate",
-    "FixedDelay",
-    "GiveUp",
-    "NoRestart",
-    "Restart",
-    "RestartDecision",
-    "RestartStrategy",
-    "Restarts",
-    "duration_s",
-    "restart_strategy",
-]
-
 # --- strategies -------------------------------------------------------------------------------------------------------
 
 

@@ -21,9 +21,8 @@ pytest_plugins = ["headrace.pytest_plugin"]
 
 # Examples are new in each run; what fails is printed as a blob, and is replayed with @reproduce_failure.
 # By itself Hypothesis repeats the same ones where it finds that it runs in CI.
-settings.register_profile(
-    "default", deadline=None, derandomize=False, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+_SLOW = [HealthCheck.too_slow]
+settings.register_profile("default", deadline=None, derandomize=False, print_blob=True, suppress_health_check=_SLOW)
 # The same few examples for each mutant: it is killed in every run or in none, and soon.
 settings.register_profile("mutants", parent=settings.get_profile("default"), derandomize=True, max_examples=20, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -93,6 +92,18 @@ def cluster3() -> Iterator[BrokerCluster]:
         yield cluster
 
 
+@pytest.fixture
+def three(cluster3: BrokerCluster) -> Iterator[BrokerCluster]:
+    """The same for a test that kills some: they are restarted."""
+    if "HEADRACE_BOOTSTRAP" in os.environ:
+        pytest.skip("the brokers of an external cluster are not ours to kill")
+    yield cluster3
+    for node in cluster3.nodes:
+        if not cluster3.is_running(node):
+            cluster3.restart(node)
+    cluster3.wait_ready()
+
+
 @pytest.fixture(scope="session")
 def flink() -> Iterator[FlinkCluster]:
     """A Flink cluster with one TaskManager, shared by the session; a test that kills it must start it again."""
@@ -108,3 +119,19 @@ def topic(request: pytest.FixtureRequest) -> Callable[[], str]:
     test = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:100]
     run, numbers = uuid.uuid4().hex[:8], itertools.count()
     return lambda: f"{test}-{run}-{next(numbers)}"
+
+
+@pytest.fixture
+def bootstrap(broker: BrokerCluster) -> str:
+    return broker.bootstrap
+
+
+@pytest.fixture
+def ten(bootstrap: str, topic: Callable[[], str]) -> str:
+    """A topic with the ten records TEN in its one partition."""
+    from tests.helpers.kafka_rig import TEN, write
+    from tests.helpers.kafka_tools import created
+
+    name = created(bootstrap, topic)
+    write(bootstrap, name, TEN)
+    return name

@@ -20,39 +20,6 @@ import pyarrow as pa
 from headrace.connectors.base.sink import Committer, HandleT, Outcome, RecordedEpoch, TwoPhaseSink
 from headrace.enumerator.errors import StateError, UsageError
 
-__all__ = [
-    "Confirmation",
-    "CopyPerSink",
-    "EpochRecord",
-    "GroupedEnd",
-    "LeftoverCleanup",
-    "OutageRetry",
-    "PromptLookup",
-    "RowRouting",
-    "RowSharding",
-    "SingleCommit",
-    "TaskCleanup",
-    "Warmable",
-    "WriterCommit",
-    "another_write",
-    "bounded",
-    "committer_of_writer",
-    "confirm",
-    "copy_all",
-    "end_all",
-    "end_left_over",
-    "left_over",
-    "reached",
-    "recorded_now",
-    "records_all_epochs",
-    "rows_name_targets",
-    "shards_of",
-    "targets_of",
-    "task_cleanup",
-    "warm",
-    "warm_driver",
-]
-
 _ReadHandleT = TypeVar("_ReadHandleT", contravariant=True)
 
 

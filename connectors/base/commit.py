@@ -34,16 +34,6 @@ from headrace.connectors.base.sink import CommitList, Committer, HandleT, JobCla
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.enumerator.transitions import Transitions, allowed_after
 
-__all__ = [
-    "COMMIT_TRANSITIONS",
-    "CommitCore",
-    "CommitPhase",
-    "JobCommitter",
-    "StaleEpochError",
-    "SupersededError",
-    "refuse_stale",
-]
-
 
 class SupersededError(FencedError):
     """The job is another driver's by what is recorded, and stays so: nothing was done, and to fence again would not help."""
@@ -70,14 +60,14 @@ class ClaimRequested:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequested:
-    """A driver with a driver id has ended in good order: as `RecoveryRequested`, then the job is no process's."""
+    """A driver with a driver id has ended in good order: as `RecoveryRequested`, then the job has no owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested(Generic[HandleT]):
     """The tasks of an epoch have prepared these. `content`: as in `CommitList`.
 
-    `skipped`: some of them have written nothing, as they were informed that the epoch is recorded.
+    `skipped`: some tasks have written nothing, as they had read that the epoch is recorded.
     """
 
     epoch: int
@@ -258,7 +248,7 @@ class CommitCore(Generic[HandleT]):
     """One job's driver. Not thread-safe. After an exception from the performer it is of no further use: make a new one."""
 
     def __init__(self, job: str, driver_id: str | None = None) -> None:
-        """Knows nothing yet; the first request fences and recovers. `driver id`: that of a supervised driver's processes."""
+        """Knows nothing yet; the first request fences and recovers. `driver_id`: that of a supervised driver's processes."""
         self.job = job
         self.driver_id = driver_id
         self.phase = CommitPhase.CREATED
@@ -386,7 +376,7 @@ class CommitCore(Generic[HandleT]):
     def _recover(self) -> list[CommitCommand[HandleT]]:
         if self.commits is None or self.commits.completed:
             return self._clean_up()
-        # First, since in a log one that is open hides what comes after it, also from the process that asks what became of that.
+        # First, since in a log one that is open hides what comes after it, also from a lookup of that transaction's outcome.
         self.phase = CommitPhase.CLEARING
         return [CleanUp((*self.commits.handles, *self._wanted))]
 
@@ -455,10 +445,7 @@ class CommitCore(Generic[HandleT]):
 
     @property
     def _begins(self) -> bool:
-        """Whether this driver is to claim the job: it has said so; or no process has ever claimed it.
-
-        At a query's first start that is so: no one knows its name before.
-        """
+        """Whether this driver is to claim the job: it was asked to, or no driver ever has, as at a query's first start."""
         return isinstance(self._driver, ClaimRequested) or (self.driver_id is not None and self._claim is None)
 
 
@@ -500,7 +487,7 @@ class JobCommitter(Generic[HandleT]):
     """What a runner's driver calls: commits epochs of one job, recovering first. Not thread-safe."""
 
     def __init__(self, job: str, committer: Committer[HandleT], driver_id: str | None = None) -> None:
-        """Does no I/O. `driver id`: the name of a supervised driver, which has claimed the job, or is to."""
+        """`driver_id`: the name of a supervised driver, which has claimed the job, or is to."""
         self._core: CommitCore[HandleT] = CommitCore(job, driver_id)
         self._committer = committer
         self._is_first = False
@@ -520,7 +507,7 @@ class JobCommitter(Generic[HandleT]):
         self._run(ClaimRequested())
 
     def release(self) -> None:
-        """When that driver has ended in good order: `recover`, and give the job back, to the process that comes."""
+        """When that driver has ended in good order: `recover`, then release the job, for any driver to claim."""
         self._run(ReleaseRequested())
 
     def recover(self) -> None:

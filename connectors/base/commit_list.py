@@ -8,8 +8,6 @@ from typing import Any, Generic
 from headrace.connectors.base.sink import CommitList, HandleSerializer, HandleT, JobClaim
 from headrace.enumerator.envelope import Envelope, readable_version, stored_number, stored_text, stored_truth
 
-__all__ = ["CommitListSerializer"]
-
 _COMMIT_LIST = Envelope("headrace-commit-list", "list of transactions")
 
 

@@ -6,8 +6,6 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["MARK", "check_compiled", "not_compiled"]
-
 MARK = b"headrace: compiled from source with sha256 "
 """setup.py puts it into a compiled module, followed by the digest of the source."""
 _DIGITS = 64

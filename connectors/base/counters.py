@@ -1,8 +1,7 @@
-"""What this process has done that no other process sees, counted for the process that shows it as metrics: records left out,
-waits, commits.
+"""What only this process sees, counted for the one that shows it as metrics: records left out, waits, commits.
 
 Connectors count where it happens, in whichever process that is; a runner takes the counts and brings them to where they are
-shown. Who takes none loses nothing but a few numbers.
+shown. A runner that takes none loses only numbers.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from enum import Enum
-
-__all__ = ["COUNTERS", "Counted", "ProcessCounters"]
 
 
 class Counted(Enum):

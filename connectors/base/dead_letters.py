@@ -19,23 +19,6 @@ import pyarrow.compute as pc
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, parts
 from headrace.enumerator.errors import UsageError
 
-__all__ = [
-    "ADDRESSED_TYPE",
-    "BAD_COLUMNS",
-    "DEAD_LETTER",
-    "LETTER_TYPE",
-    "REPLAYS",
-    "BadParts",
-    "DeadLetter",
-    "DeadLetters",
-    "Header",
-    "addressed",
-    "letter_column",
-    "letter_of",
-    "parted",
-    "replayed_headers",
-]
-
 DEAD_LETTER = "deadLetter"
 BAD_COLUMNS = ("badKey", "badValue", "badReason", DEAD_LETTER)
 """The columns of a source that say what is wrong with a record, and have no meaning to a sink, but for the last."""

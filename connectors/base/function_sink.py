@@ -12,8 +12,6 @@ from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["FunctionSink"]
-
 
 @dataclass(frozen=True)
 class FunctionSink(ImmediateSink):

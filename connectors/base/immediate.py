@@ -7,8 +7,6 @@ from typing import Any
 
 from headrace.connectors.base.sink import CommitList, Committer, HandleSerializer, Outcome, RecordedEpoch, TwoPhaseSink
 
-__all__ = ["ImmediateSink"]
-
 
 class _Nothing(HandleSerializer[Any]):
     version = 1

@@ -7,8 +7,6 @@ import uuid
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["check_job", "is_one_off", "one_off_job"]
-
 _JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _LONGEST_JOB = 100
 _ONE_OFF = "batch-"
@@ -24,7 +22,7 @@ def check_job(job: str) -> str:
 
 
 def one_off_job() -> str:
-    """A new name for the job of one write that no process repeats: its list is of no use once it is completed."""
+    """A new name for the job of one write that is never repeated: its list is of no use once it is completed."""
     return f"{_ONE_OFF}{uuid.uuid4().hex}"
 
 

@@ -1,9 +1,9 @@
-"""The contract of a lease: a lease store on which the process that runs a job says so again and again, seen from every host.
+"""The contract of a lease: the supervisor that runs a job writes heartbeats into a lease store, which every host can read.
 
 A lease store has one place for each job. It keeps the last *heartbeat* that was written there, and is not a lock: a write
-replaces what is there, whosever it was, and two that write at once may both believe that they were the last. So a lease store
-is for finding out soon that no process runs the job any more. That no two run it for long, and that nothing comes of it while
-they do, is seen to by the job's sink and checkpoint; who follows and who leads is decided by the process that runs the job.
+replaces what is there, whoever wrote it, and two that write at once may both believe that they were the last. So a lease store
+serves to find out soon that the job does not run any more. That no two supervisors run it for long, and that nothing comes of
+it while they do, is ensured by the job's sink and checkpoint. Who leads is decided by the runner.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from headrace.enumerator.envelope import Envelope, stored_number, stored_text
-
-__all__ = ["Heartbeat", "HeartbeatState", "LeaseStore", "parse_heartbeat"]
 
 _HEARTBEAT = Envelope("headrace-lease", "lease")
 

@@ -19,18 +19,6 @@ from headrace.connectors.base.sink import HandleSerializer, TwoPhaseSink
 from headrace.enumerator.envelope import readable_version
 from headrace.enumerator.errors import StateError, UsageError
 
-__all__ = [
-    "DEFAULT_OUTPUT",
-    "OutputHandle",
-    "OutputHandleSerializer",
-    "Outputs",
-    "Sinks",
-    "WrongOutputError",
-    "is_tagged",
-    "known_outputs",
-    "parts",
-]
-
 Sinks = TwoPhaseSink[Any] | Mapping[str, TwoPhaseSink[Any]]
 """What a job writes to: one sink, or several by the names of the outputs."""
 

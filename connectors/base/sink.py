@@ -31,21 +31,6 @@ import pyarrow as pa
 
 from headrace.enumerator.errors import PeerError
 
-__all__ = [
-    "Attempt",
-    "CommitList",
-    "Committer",
-    "HandleSerializer",
-    "JobClaim",
-    "Outcome",
-    "PreparedGoneError",
-    "RecordedEpoch",
-    "Transaction",
-    "TwoPhaseSink",
-    "content_number",
-    "numbered_content",
-]
-
 HandleT = TypeVar("HandleT")
 
 _NUMBERED = "number:"
@@ -82,7 +67,7 @@ class Attempt:
 class JobClaim:
     """Whose a job is: a driver's driver id, a name that no other driver has. `number`: one more than the claim's before.
 
-    `driver id` is None once that driver has ended and given the job back. Where only a number can be kept, it is the
+    `driver_id` is None once that driver has ended and given the job back. Where only a number can be kept, it is the
     `numbered_content` of the name.
     """
 
@@ -183,8 +168,7 @@ class Committer(ABC, Generic[HandleT]):
         """Raise unless every one of these is still prepared, with time left to commit it. Nothing is durable yet.
 
         A sink with `SingleCommit` raises here for all that `record` would refuse: a runner whose checkpoint is the list stores
-        it in between. PreparedGoneError where that will not change: the run is informed that these rows are lost, if it has no
-        way back.
+        it in between. PreparedGoneError where that will not change: these rows are lost, unless the run can go back.
         """
 
     @abstractmethod
@@ -193,8 +177,7 @@ class Committer(ABC, Generic[HandleT]):
 
     @abstractmethod
     def end(self, handle: HandleT) -> Outcome:
-        """Commit a recorded committable and return its outcome, however often it is called and the process that committed it
-        before.
+        """Commit a recorded committable and return its outcome, however often it is called, by whatever process.
 
         Raises DataLossError when it can no longer be known.
         """

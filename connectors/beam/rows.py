@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import NoneType
 from typing import Any
 
 import pyarrow as pa
-from apache_beam.pvalue import Row
+from apache_beam.utils.timestamp import Duration, Timestamp
 
+from headrace.connectors.beam.values import UNFIT, array_of, cast_exactly, fields_of
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["inferred_schema", "record_batch", "table_of"]
-
 VALUE = "value"
-_UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
+_BEAMS: Mapping[type, pa.DataType] = {Timestamp: pa.timestamp("us", "UTC"), Duration: pa.duration("us")}
 
 
 def table_of(element: object) -> pa.Table | None:
@@ -32,29 +32,35 @@ def record_batch(elements: Sequence[object], schema: pa.Schema) -> pa.RecordBatc
     are rounded to the column's. Raises UsageError for what does not fit.
     """
     rows = [_values(element, schema.names) for element in elements]
-    columns = []
-    for place, field in enumerate(schema):
+    return _batch([[row[place] for row in rows] for place in range(len(schema))], schema, _column)
+
+
+def _column(values: Sequence[Any], wanted: pa.DataType, name: str) -> pa.Array:
+    if "date" not in str(wanted):  # Arrow takes a first date for the type of datetimes behind it, too
+        with suppress(*UNFIT):
+            found = pa.array(values)  # most columns, and the fastest way
+            if found.type == wanted:
+                return found
+    return array_of(values, wanted, name)
+
+
+def record_batches(table: pa.Table, schema: pa.Schema, rows: int) -> list[pa.RecordBatch]:
+    """The table's rows in batches of up to `rows`, by the same rules. Raises UsageError for what does not fit."""
+    missing = [name for name in schema.names if name not in table.column_names]
+    if missing:
+        raise UsageError(f"a table of the source has no {', '.join(missing)}; it has {', '.join(table.column_names)}")
+    batches = [batch for batch in table.select(schema.names).to_batches(rows) if batch.num_rows]
+    return [_batch([batch.column(name) for name in schema.names], schema, cast_exactly) for batch in batches]
+
+
+def _batch(columns: Sequence[Any], schema: pa.Schema, made: Callable[[Any, pa.DataType, str], pa.Array]) -> pa.RecordBatch:
+    arrays = []
+    for field, column in zip(schema, columns, strict=True):
         try:
-            columns.append(_column([row[place] for row in rows], field.type))
-        except (*_UNFIT, OverflowError) as error:
+            arrays.append(made(column, field.type, field.name))
+        except UNFIT as error:
             raise UsageError(f"column {field.name!r} cannot hold what the source gives as {field.type}: {error}") from error
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _column(values: Sequence[object], wanted: pa.DataType) -> pa.Array:
-    """The values in this type. Raises ArrowInvalid or ArrowTypeError where one would change, but by rounding to a float."""
-    try:
-        plain = pa.array(values)
-    except _UNFIT:  # of several kinds, or of one that only the wanted type shows, such as maps
-        return pa.array(values, wanted)
-    if plain.type == wanted:
-        return plain
-    column = pa.array(values, wanted)  # which cuts 1.5 to an integer 1, and a datetime to its date, without a word
-    with suppress(pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        plain.cast(wanted)
-        if not pa.types.is_floating(wanted) and not column.cast(plain.type).equals(plain):
-            raise pa.ArrowInvalid(f"values of {plain.type} would be cut")
-    return column
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def inferred_schema(elements: Sequence[object]) -> pa.Schema:
@@ -63,34 +69,30 @@ def inferred_schema(elements: Sequence[object]) -> pa.Schema:
     table = table_of(first)
     if table is not None:
         return table.schema
-    fields = _fields(first)
+    fields = fields_of(first)
     if fields is None and isinstance(first, tuple):
         raise UsageError("the fields of a tuple have no names: give the schema")
     names = [VALUE] if fields is None else list(fields)
     rows = [_values(element, names) for element in elements]
-    columns = {}
+    types = {}
     for place, name in enumerate(names):
         try:
-            columns[name] = pa.array([row[place] for row in rows])
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            types[name] = _type([row[place] for row in rows])
+        except UNFIT as error:
             raise UsageError(f"the type of column {name!r} cannot be determined ({error}): give the schema") from error
-        if pa.types.is_null(columns[name].type):
+        if pa.types.is_null(types[name]):
             raise UsageError(f"the first {len(rows)} values of column {name!r} are null: give the schema")
-    return pa.schema([(name, column.type) for name, column in columns.items()])
+    return pa.schema(types.items())
 
 
-def _fields(element: object) -> Mapping[str, Any] | None:
-    """A row's fields by name; None for what is not a row, and for a plain tuple."""
-    if isinstance(element, Mapping):
-        return element
-    if isinstance(element, Row):
-        return dict(element.as_dict())
-    as_dict = getattr(element, "_asdict", None) if isinstance(element, tuple) else None
-    return None if as_dict is None else dict(as_dict())
+def _type(values: Sequence[Any]) -> pa.DataType:
+    kinds = set(map(type, values)) - {NoneType}
+    beams = _BEAMS.get(next(iter(kinds))) if len(kinds) == 1 else None
+    return pa.array(values).type if beams is None else beams
 
 
 def _values(element: object, names: Sequence[str]) -> Sequence[Any]:
-    fields = _fields(element)
+    fields = fields_of(element)
     if fields is not None:
         missing = [name for name in names if name not in fields]
         if missing:

@@ -21,12 +21,10 @@ from apache_beam.internal import pickler
 from apache_beam.io.iobase import BoundedSource, Read
 from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
 
-from headrace.connectors.beam.rows import VALUE, inferred_schema, record_batch, table_of
+from headrace.connectors.beam.rows import VALUE, inferred_schema, record_batch, record_batches, table_of
 from headrace.connectors.beam.split import BundleSplit, BundleSplitSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.enumerator.source import Boundedness, DiscoveryResult, Source, SourceReader, SplitBatch, SplitDiscovery
-
-__all__ = ["BeamSource", "bounded_source", "schema_of"]
 
 BATCH_ROWS = 8192
 SAMPLE = 1000
@@ -105,7 +103,8 @@ class BeamSource(Source[BundleSplit]):
     source: the source, or a transform that reads one and does no more. schema: of its records, whose fields are taken by name;
     not needed where the source states that they are str or bytes, which become the column `value`. bundle_bytes: how large
     bundles should be, by the source's own estimate; default: as Beam's runners choose it, 1 MiB, and more for a source above
-    1 GB. After a failure, and for a restore, a bundle is read from its start.
+    1 GB. After a failure, and for a restore, a bundle is read from its start. A value that the schema would change is an error,
+    but that floating point numbers are rounded.
 
     Raises UsageError for a source that says nothing of its records, and for one that is not bounded.
     """
@@ -119,7 +118,7 @@ class BeamSource(Source[BundleSplit]):
         *,
         bundle_bytes: int | None = None,
     ) -> None:
-        """Does no I/O. Raises UsageError as the class says."""
+        """Raises UsageError as the class says."""
         if bundle_bytes is not None and bundle_bytes < 1:
             raise UsageError(f"bundle_bytes must be at least 1, not {bundle_bytes}")
         if schema is not None and not schema.names:
@@ -253,14 +252,7 @@ class _OpenBundle:
             close()
 
     def _take(self, table: pa.Table) -> None:
-        missing = [name for name in self._schema.names if name not in table.column_names]
-        if missing:
-            raise UsageError(f"a table of the source has no {', '.join(missing)}; it has {', '.join(table.column_names)}")
-        try:
-            wanted = table.select(self._schema.names).cast(self._schema)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise UsageError(f"what the source gives cannot be held by the schema: {error}") from error
-        self._batches.extend(batch for batch in wanted.to_batches(BATCH_ROWS) if batch.num_rows)
+        self._batches.extend(record_batches(table, self._schema, BATCH_ROWS))
 
     def _skip(self, rows: int) -> None:
         left = rows

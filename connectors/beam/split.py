@@ -14,8 +14,6 @@ from typing import Any
 from headrace.enumerator.envelope import readable_version
 from headrace.enumerator.source import JsonObject, SplitSerializer
 
-__all__ = ["BundleSplit", "BundleSplitSerializer"]
-
 
 @dataclass(frozen=True, slots=True)
 class BundleSplit:

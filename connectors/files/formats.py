@@ -12,8 +12,6 @@ import pyarrow.parquet as pq
 from headrace.connectors.files.json_lines import json_lines, unwritable
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["FileFormat", "RowWriter", "create_writer"]
-
 
 class FileFormat(Enum):
     """The value is the ending of the files' names."""
@@ -64,6 +62,8 @@ class _ParquetWriter(RowWriter):
         self._row_group_bytes = row_group_bytes
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
+        if not schema.names:
+            raise UsageError("rows without columns cannot be written: Parquet keeps no rows but those of a column")
         for field in schema:
             self._check_field(field)
         self._writer = pq.ParquetWriter(file, schema, compression=compression)

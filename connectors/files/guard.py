@@ -9,8 +9,6 @@ import pyarrow as pa
 
 from headrace.enumerator.errors import HeadraceError, PeerError, UsageError
 
-__all__ = ["AllOrNothing"]
-
 
 class AllOrNothing:
     """Of one transaction, used by its thread."""

@@ -24,8 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-__all__ = ["json_lines", "unwritable"]
-
 _NO_NUMBERS = {"nan": '"NaN"', "-nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 _SECONDS_OF_400_YEARS = 12_622_780_800
 _SAFE_CYCLES = 70  # 28,000 years
@@ -48,7 +46,8 @@ def json_lines(batch: pa.RecordBatch) -> bytes:
     """One line of UTF-8 for each row, each ending with a newline."""
     if not batch.num_rows:
         return b""
-    return ("\n".join(_objects(batch.schema.names, [_texts(column) for column in batch.columns])) + "\n").encode()
+    objects = _objects(batch.schema.names, [_texts(column) for column in batch.columns], batch.num_rows)
+    return ("\n".join(objects) + "\n").encode()
 
 
 def _texts(array: pa.Array) -> list[str]:

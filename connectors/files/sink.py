@@ -45,8 +45,6 @@ from headrace.enumerator.errors import DataLossError, FencedError, PeerError, Pr
 
 log = logging.getLogger(__name__)
 
-__all__ = ["FileCommitter", "FileSink", "FileTransaction"]
-
 WORK = "_headrace"
 ROW_GROUP_BYTES = 64 << 20
 _LIST = re.compile(r"([A-Za-z0-9_-]{1,100})\.(\d{12})\.json")
@@ -65,7 +63,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
     - `compression`: Parquet's; None (default) means snappy.
     - `row_group_bytes`: a Parquet row group ends after this many bytes of Arrow data (default 64 MiB), which is also what a
       task holds in memory.
-    - `storage_options`: what fsspec is notified of the filesystem; never shown.
+    - `storage_options`: what is passed to fsspec for the filesystem, such as keys; never shown.
 
     A value that is checked when made, hashable and picklable; touches no file before a method is called. Raises UsageError for
     what cannot be honoured.
@@ -111,7 +109,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
         return FileCommitter(open_store(self.path, self.storage_options), check_job(job), self.path)
 
     def committer_of_writer(self, writer: str, driver: Committer[FileHandle]) -> FileCommitter:
-        """One that cleans up as long as no process has taken over the job of `driver`."""
+        """One that cleans up as long as no other driver has claimed the job of `driver`."""
         assert isinstance(driver, FileCommitter), f"{driver} is not a committer of this sink"
         return driver.of_writer(check_job(writer))
 
@@ -197,7 +195,7 @@ class FileCommitter(Committer[FileHandle]):
     """Publishes a job's files. Raises OSError for what the filesystem refuses; recovering later continues from there."""
 
     def __init__(self, store: Store, job: str, path: str) -> None:
-        """`path` is for messages. Does no I/O."""
+        """`path` is for messages."""
         self._store = store
         self._job = job
         self._path = path

@@ -25,8 +25,6 @@ from uuid import uuid4
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["FsspecStore", "LocalStore", "Store", "is_local", "normal_path", "open_store"]
-
 _LOCAL = ("file:", "local:")
 _WITH_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
 """Stores that need no folders, and in which making one makes its bucket (its container) if there is none."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from headrace.connectors.formats.registry.registered import RegisteredFormat
     from headrace.connectors.formats.value_format import ValueFormat
 
-__all__ = ["FORMATS", "FORMAT_NAMES", "FormatSpec", "create_format"]
-
 
 @dataclass(frozen=True, slots=True)
 class FormatSpec:
@@ -105,7 +103,7 @@ FORMATS: Mapping[str, FormatSpec] = {
             load_registered=_registered_avro,
         ),
         FormatSpec("bytes", _bytes),
-        FormatSpec("json", _json, frozenset({"arrow_type"}), needs=("arrow_type", "the type of its values")),
+        FormatSpec("json", _json, frozenset({"arrow_type", "time_zone"}), needs=("arrow_type", "the type of its values")),
         FormatSpec(
             "json-schema",
             _json_schema,
@@ -135,6 +133,7 @@ def create_format(
     name: str,
     *,
     arrow_type: pa.DataType | None = None,
+    time_zone: str | Callable[[], str] | None = None,
     schema: str | None = None,
     reader_schema: str | None = None,
     message: str | None = None,
@@ -144,12 +143,13 @@ def create_format(
 ) -> ValueFormat:
     """The format of this name, one of FORMAT_NAMES.
 
-    `json` needs `arrow_type`; `avro`, `json-schema` and `protobuf` need `schema`; what they take besides is as `AvroFormat`,
-    `JsonSchemaFormat` and `ProtobufFormat` have it. Raises UsageError for another name, for an argument that is missing, for
-    one that the format does not use, and where a library is not installed.
+    `json` needs `arrow_type`; `avro`, `json-schema` and `protobuf` need `schema`; what they take besides is as `JsonFormat`,
+    `AvroFormat`, `JsonSchemaFormat` and `ProtobufFormat` have it. Raises UsageError for another name, for an argument that is
+    missing, for one that the format does not use, and where a library is not installed.
     """
     all_arguments = {
         "arrow_type": arrow_type,
+        "time_zone": time_zone,
         "schema": schema,
         "reader_schema": reader_schema,
         "message": message,

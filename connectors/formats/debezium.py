@@ -8,8 +8,6 @@ from pyarrow import types
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["debezium_changes"]
-
 _PARTS = ("before", "after", "op")
 _OF_ROWS = ("c", "r", "u", "d")
 

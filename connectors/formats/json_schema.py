@@ -21,8 +21,6 @@ from headrace.connectors.formats.json_values import JsonFormat
 from headrace.connectors.formats.value_format import DecodedValues, ValueFormat, as_binary, field_tree
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["JsonSchemaFormat"]
-
 _PLAIN = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _OF_PARTS = ("oneOf", "anyOf", "allOf")
 _MOST_NODES = 10_000

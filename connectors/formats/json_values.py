@@ -1,17 +1,19 @@
 """JSON values to typed columns by Arrow's JSON reader, and back.
 
-Values are joined and read at once, which takes a fraction of what a parse of each takes. Where that fails, Arrow names the row
-of most faults, and reading continues after it. Only with many faults, or with one whose row it does not name, each value is
-parsed; and what Python does not find is found by halving.
+Values are joined and read at once, which takes a fraction of what a parse of each takes. Where that fails, two regular
+expressions find the values that may be bad, Python parses these alone, and the others are read again. What both do not find,
+Python is to find among all values; and what it does not find, either, is found by halving.
 """
 
 from __future__ import annotations
 
-import datetime
-import itertools
+import functools
 import json
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -19,16 +21,14 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from headrace.connectors.files.json_lines import json_lines, unwritable
+from headrace.connectors.formats.json_times import UnfitTimes, as_texts, as_times
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary, is_text, nullable, without
 from headrace.enumerator.errors import UsageError
-
-__all__ = ["JsonFormat"]
 
 _MOST_JOINED_BYTES = 16 << 20  # read at once; a larger value is read alone
 _ROW = re.compile(r" in row (\d+)$")
 _COLUMN = re.compile(r"Column\(/v(?:/\[\])?(/[^)]*)?\)")
-_WINDOW = 256  # values that are looked through at once for bad ones
-_ONE_IN, _SOON = 32, 8  # values: with more bad ones than that, or one so soon, each value is parsed
+_WINDOW = 256  # values that are halved together
 _NOT_UTF8 = "text is not UTF-8"
 _CONSTANTS = r"(?:^|[:,\[])[ \t\r\n]*-?(?:NaN|Inf(?:inity)?)[ \t\r\n]*(?:[,\]}]|$)"
 """Where NaN or Infinity may be a number: Arrow's reader takes them for such, and JSON has none. Strings may have it too."""
@@ -36,6 +36,8 @@ _Check: TypeAlias = Callable[[Any], str | None]
 """Why a value that Python has parsed does not fit a type; None where it does, or where only Arrow knows."""
 _REOPENS = r'\][ \t\r\n]*,[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*\['
 """What a text holds that ends the array that it was put into, and starts another one: `1],"x":[2`. Values may hold it, too."""
+_BLANK = r"[ \t\r\n]*"
+_LARGEST = sys.float_info.max
 _BRIEF = 120  # characters of the reader's own message
 
 
@@ -43,13 +45,19 @@ class JsonFormat(ValueFormat):
     """JSON values of one Arrow type: usually a struct, of whose fields an object may have more, which are skipped, or fewer.
 
     A field that an object lacks is null; so all fields are nullable, whatever the type says. An object that has a field twice
-    is bad. A timestamp without a zone is one in UTC, where the type has a zone. Raises UsageError for a type that Arrow's JSON
-    reader does not give, or that has no form in JSON: maps, unions, bytes, dates, times of day, durations.
+    is bad. A timestamp is text as ISO 8601 has it, whose digits beyond the type's unit are cut. `time_zone` (default "UTC") is
+    the zone of one without a zone, where the type has zones: an IANA name or an offset such as `+02:00`, or what returns it.
+    `decode` raises UsageError where it needs the zone, and there is none of that name.
+
+    Raises UsageError for a type that Arrow's JSON reader does not give, or that has no form in JSON: maps, unions, bytes,
+    dates, times of day, durations.
     """
 
-    def __init__(self, arrow_type: pa.DataType) -> None:
+    def __init__(self, arrow_type: pa.DataType, *, time_zone: str | Callable[[], str] = "UTC") -> None:
         self._type = nullable(arrow_type)
-        self._schema = pa.schema([("v", pa.list_(self._type))])
+        self._time_zone = time_zone
+        self._read_type = as_texts(self._type)
+        self._schema = pa.schema([("v", pa.list_(self._read_type))])
         refused = unwritable(arrow_type) or _unreadable(arrow_type)
         if refused is not None:
             raise UsageError(f"JSON values cannot be read as {refused}; take a string, and convert it")
@@ -57,11 +65,14 @@ class JsonFormat(ValueFormat):
             self._read(pa.array([b"null"], pa.binary()), b'{"v":[null]}')
         except pa.ArrowNotImplementedError as error:
             raise UsageError(f"JSON values cannot be read as {arrow_type}: {error}") from error
+        parse_float = Decimal if "decimal" in str(self._type) else None  # it costs as much as a small value
+        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=parse_float, object_pairs_hook=_object)
         self._misfit = _check(self._type, "")
+        self._misfits = "|".join(_misfits(self._type))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by its type."""
-        return type(self), (self._type,)
+        """Pickled by its arguments."""
+        return functools.partial(type(self), self._type, time_zone=self._time_zone), ()
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -87,83 +98,70 @@ class JsonFormat(ValueFormat):
     def _decode(self, texts: pa.Array, start: int, bad: list[BadValue]) -> pa.Array:
         """One chunk. `start` is the row of its first value, for what is added to `bad`."""
         lines = _joined(texts, _BEFORE, _AFTER)
-        rows = _constant_rows(texts) if b"NaN" in lines or b"Inf" in lines else []
-        wrong = {row: reason for row in rows if (reason := self._fault(texts[row].as_py())) is not None}
-        if wrong:
-            texts = _without(texts, wrong)
-            lines = _joined(texts, _BEFORE, _AFTER)
+        wrong = dict.fromkeys(_not_utf8(texts), _NOT_UTF8)
+        if b"NaN" in lines or b"Inf" in lines:
+            wrong |= self._faults(texts, _constant_rows(texts))
         try:
-            column = self._read(texts, lines)
+            column = self._read_good(texts, wrong) if wrong else self._read(texts, lines)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            column = self._read_around(texts, lines, wrong)
+            column = self._read_around(texts, wrong)
+        if column.type != self._type:
+            column = self._with_times(column, wrong)
         bad += [BadValue(start + row, wrong[row]) for row in sorted(wrong)]
         return column
 
-    def _read_around(self, texts: pa.Array, lines: bytes, wrong: dict[int, str]) -> pa.Array:
+    def _with_times(self, column: pa.Array, wrong: dict[int, str]) -> pa.Array:
+        unfit: list[UnfitTimes] = []
+        zone = self._time_zone if isinstance(self._time_zone, str) else self._time_zone()
+        timed = as_times(column, self._type, zone, unfit)
+        for rows, path, kind in unfit:
+            wrong |= dict.fromkeys(rows.to_pylist(), _unfit("", path, str(kind)))
+        return without(timed, wrong) if unfit else timed
+
+    def _read_around(self, texts: pa.Array, wrong: dict[int, str]) -> pa.Array:
         """A chunk with values that cannot be read, which are added to `wrong`."""
-        try:
-            texts.cast(pa.string())
-        except pa.ArrowInvalid:
-            wrong |= {row: _NOT_UTF8 for row, text in enumerate(texts.to_pylist()) if not is_text(text)}
-        lengths = pc.add(pc.binary_length(texts), len(_BEFORE) + len(_AFTER) + 1).to_pylist()
-        starts = list(itertools.accumulate(lengths, initial=0))
-        windows = [(first, min(first + _WINDOW, len(texts))) for first in range(0, len(texts), _WINDOW)]
-
-        def read(first: int, end: int) -> pa.Table:
-            return _parsed(lines[starts[first] : starts[end] - 1], self._schema, end - first)
-
-        for first, end in windows:
-            if not self._find_named(texts, first, end, read, wrong):
-                wrong |= self._faults(texts, first, end)
-        good = _without(texts, wrong)
-        try:
-            return self._read(good, _joined(good, _BEFORE, _AFTER))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return pa.concat_arrays([self._halved(good.slice(first, end - first), first, wrong) for first, end in windows])
-
-    def _find_named(
-        self, texts: pa.Array, first: int, end: int, read: Callable[[int, int], object], wrong: dict[int, str]
-    ) -> bool:
-        """Find values by the row that Arrow's parser names, which ends there. False: it names none, or there are many."""
-        for _ in range(1 + (end - first) // _ONE_IN):
+        for rows in (self._suspects(texts), range(len(texts))):
+            wrong |= self._faults(texts, rows)
             try:
-                read(first, end)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                named = _ROW.search(str(error))
-            else:
-                return True
-            row = end if named is None else first + int(named[1])
-            if row >= end or row - first < _SOON < end - first or (reason := self._alone(texts, row)) is None:
-                return False
-            wrong[row], first = reason, row + 1
-            if first == end:
-                return True
-        return False
+                return self._read_good(texts, wrong)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                pass
+        good = _without(texts, wrong)
+        windows = range(0, len(texts), _WINDOW)
+        return pa.concat_arrays([self._halved(good.slice(first, _WINDOW), first, wrong) for first in windows])
 
-    def _faults(self, texts: pa.Array, first: int, end: int) -> dict[int, str]:
+    def _read_good(self, texts: pa.Array, wrong: dict[int, str]) -> pa.Array:
+        good = _without(texts, wrong)
+        return self._read(good, _joined(good, _BEFORE, _AFTER))
+
+    def _suspects(self, texts: pa.Array) -> Iterable[int]:
+        """Rows that do not look like JSON, or whose fields may not fit: most of the bad ones, and few others."""
+        looks_well = pc.match_substring_regex(texts, _JSON)
+        try:
+            if self._misfits:
+                looks_well = pc.and_not(looks_well, pc.match_substring_regex(texts, self._misfits))
+        except pa.ArrowInvalid:  # too many fields for one expression
+            return range(len(texts))
+        rows: list[int] = pc.indices_nonzero(pc.invert(looks_well)).to_pylist()
+        return rows
+
+    def _faults(self, texts: pa.Array, rows: Iterable[int]) -> dict[int, str]:
         """What Python finds among these rows."""
-        found = enumerate(map(self._fault, texts.slice(first, end - first).to_pylist()), first)
+        found = zip(rows, map(self._fault, texts.take(pa.array(rows, pa.int64())).to_pylist()), strict=True)
         return {row: reason for row, reason in found if reason is not None}
-
-    def _alone(self, texts: pa.Array, row: int) -> str | None:
-        """Why this value cannot be read, if so."""
-        reason = self._fault(texts[row].as_py())
-        if reason is None:
-            found: dict[int, str] = {}
-            self._halved(texts.slice(row, 1), 0, found)
-            reason = found.get(0)
-        return reason
 
     def _fault(self, text: bytes) -> str | None:
         """Why this is not a JSON value, or does not fit the type, as far as Python finds; without quoting it."""
         try:
-            parsed = _loaded(text.decode())
+            parsed = _loaded(text.decode(), self._decoder)
         except UnicodeDecodeError:
             return _NOT_UTF8
         except json.JSONDecodeError as error:
             return f"is not JSON: {error.msg} at character {error.pos}"
         except (ValueError, RecursionError) as error:
             return f"is not JSON: {type(error).__name__}"
+        except ArithmeticError:  # an exponent that decimals do not have
+            return None
         return self._misfit(parsed)
 
     def _halved(self, texts: pa.Array, start: int, wrong: dict[int, str]) -> pa.Array:
@@ -172,7 +170,7 @@ class JsonFormat(ValueFormat):
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if len(texts) == 1:
                 wrong[start] = f"does not fit the type: {_reason(error)}"
-                return pa.nulls(1, self._type)
+                return pa.nulls(1, self._read_type)
         half = len(texts) // 2
         halves = [self._halved(texts.slice(0, half), start, wrong), self._halved(texts.slice(half), start + half, wrong)]
         return pa.concat_arrays(halves)
@@ -190,7 +188,7 @@ class JsonFormat(ValueFormat):
         if len(reopening):
             # What closes the array and opens another one is wrong where there is no array, and what is right there was refused.
             _parsed(_joined(reopening, b'{"v":', b"}"), _NOTHING, len(reopening))
-        column.validate(full=True)  # the reader takes text that is not UTF-8
+        column.validate(full=True)  # the reader takes decimals of more digits than the type's
         return column.flatten()
 
 
@@ -246,6 +244,15 @@ def _without(texts: pa.Array, wrong: dict[int, str]) -> pa.Array:
     return pc.fill_null(without(texts, wrong), b"null") if wrong else texts
 
 
+def _not_utf8(texts: pa.Array) -> list[int]:
+    """The reader takes text that is not UTF-8, at least in what it skips."""
+    try:
+        texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        return [row for row, text in enumerate(texts.to_pylist()) if not is_text(text)]
+    return []
+
+
 def _constant_rows(texts: pa.Array) -> list[int]:
     """Values in which NaN or Infinity may be a number."""
     rows: list[int] = pc.indices_nonzero(pc.match_substring_regex(texts, _CONSTANTS)).to_pylist()
@@ -256,16 +263,26 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+class _WithRepeats(dict[str, Any]):
+    """An object that has names more than once."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.repeated = {name for name, times in Counter(name for name, _ in pairs).items() if times > 1}
 
 
-def _loaded(text: str) -> Any:  # noqa: ANN401 - JSON
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _WithRepeats(pairs)
+
+
+def _loaded(text: str, decoder: json.JSONDecoder) -> Any:  # noqa: ANN401 - JSON
     """As `json.loads`, whose search for blanks around a value costs as much as a small value. Raises ValueError."""
     try:
-        parsed, end = _DECODER.raw_decode(text)
+        parsed, end = decoder.raw_decode(text)
     except json.JSONDecodeError:
-        return _DECODER.decode(text)
-    return parsed if end == len(text) else _DECODER.decode(text)
+        return decoder.decode(text)
+    return parsed if end == len(text) else decoder.decode(text)
 
 
 def _check(kind: pa.DataType, path: str) -> _Check:
@@ -284,10 +301,14 @@ def _check(kind: pa.DataType, path: str) -> _Check:
         least = -most - 1 if types.is_signed_integer(kind) else 0
         return lambda value: None if type(value) is int and least <= value <= most else _misfit(value, None, kind, path)
     if types.is_floating(kind):
-        return lambda value: None if type(value) in (int, float) else _misfit(value, None, kind, path)
-    if types.is_timestamp(kind):
-        return lambda value: None if type(value) is str and _may_be_date(value) else _misfit(value, None, kind, path)
-    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+        return lambda value: (
+            None
+            if type(value) in (int, float, Decimal) and -_LARGEST <= value <= _LARGEST
+            else _misfit(value, None, kind, path)
+        )
+    if types.is_decimal(kind):
+        return lambda value: None if _is_decimal(value, kind) else _misfit(value, None, kind, path)
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_timestamp(kind)
     return (lambda value: None if type(value) is str else _misfit(value, str, kind, path)) if is_text else lambda _: None
 
 
@@ -295,33 +316,113 @@ def _check_object(kind: pa.StructType, path: str) -> _Check:
     fields = [(each.name, _check(each.type, f"{path}.{each.name}" if path else each.name)) for each in kind]
 
     def check(value: Any) -> str | None:  # noqa: ANN401 - JSON
-        if type(value) is not dict:
+        if not isinstance(value, dict):
             return _misfit(value, dict, kind, path)
         for name, inner in fields:
             each = value.get(name)
             if each is not None and (reason := inner(each)) is not None:
                 return reason
+        if isinstance(value, _WithRepeats) and (twice := value.repeated.intersection(each.name for each in kind)):
+            where = _named(f"{path}.{min(twice)}" if path else min(twice))
+            return f"does not fit the type: JSON parse error: {where} was specified twice"
         return None
 
     return check
 
 
+def _is_decimal(value: Any, kind: pa.DataType) -> bool:  # noqa: ANN401 - JSON
+    """Whether Arrow may read it as such; as a number or in a string."""
+    if type(value) not in (int, str, Decimal):
+        return False
+    try:
+        _, digits, exponent = (decimal := Decimal(value)).as_tuple()
+    except InvalidOperation:
+        return False
+    if not isinstance(exponent, int) or len(digits) > kind.precision:
+        return False
+    while len(digits) > 1 and digits[-1] == 0:
+        digits, exponent = digits[:-1], exponent + 1
+    return decimal.is_zero() or (-exponent <= kind.scale and decimal.adjusted() < kind.precision - kind.scale)
+
+
 def _misfit(value: Any, wanted: type | None, kind: pa.DataType, path: str) -> str | None:  # noqa: ANN401 - JSON
     if value is None or type(value) is wanted:
         return None
-    nested = "an object" if wanted is dict else "an array" if wanted is list else str(kind)
-    return f"does not fit the type: {_named(path)} is {_JSON_NAMES[type(value)]} that is not {nested}"
+    return _unfit(value, path, "an object" if wanted is dict else "an array" if wanted is list else str(kind))
 
 
-_JSON_NAMES = {dict: "an object", list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean"}
+def _unfit(value: Any, path: str, kind: str) -> str:  # noqa: ANN401 - JSON
+    given = next(name for each, name in _JSON_NAMES.items() if isinstance(value, each))
+    return f"does not fit the type: {_named(path)} is {given} that is not {kind}"
 
 
-def _may_be_date(text: str) -> bool:
-    """Whether it starts with a day of the calendar. Of the year 0 only Arrow knows."""
-    try:
-        return text.startswith("0000-") or bool(datetime.date.fromisoformat(text[:10]))
-    except ValueError:
-        return False
+_JSON_NAMES: dict[Any, str] = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    (int, float, Decimal): "a number",
+}
+
+
+# --- expressions by which bad values are found ------------------------------------------------------------------------
+
+
+def _json_pattern(depth: int) -> str:
+    """One value whose arrays and objects are this deep. What takes one for the other is taken, too, so that it stays short."""
+    text = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
+    found = rf"{text}|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null"
+    if depth:
+        member = rf"(?:{_BLANK}{text}{_BLANK}:)?{_json_pattern(depth - 1)}"
+        found += rf"|(?:[\[{{,]{member})+[\]}}]|[\[{{]{_BLANK}[\]}}]"
+    return rf"{_BLANK}(?:{found}){_BLANK}"
+
+
+_JSON = rf"\A{_json_pattern(6)}\z"
+
+
+def _misfits(kind: pa.DataType) -> list[str]:
+    """What finds fields, by their names anywhere, whose values may not fit. Of what is in arrays only objects' fields."""
+    names: dict[str, list[str]] = {}
+    _name_misfits(kind, names)
+    return [rf'"(?:{"|".join(sorted(set(each)))})"{_BLANK}:{_BLANK}(?:{pattern})' for pattern, each in names.items() if pattern]
+
+
+def _name_misfits(kind: pa.DataType, names: dict[str, list[str]]) -> None:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        _name_misfits(kind.value_type, names)
+    elif pa.types.is_struct(kind):
+        for each in kind:
+            name = re.escape(json.dumps(each.name, ensure_ascii=False)[1:-1])
+            names.setdefault(_misfit_pattern(each.type), []).append(name)
+            _name_misfits(each.type, names)
+
+
+def _misfit_pattern(kind: pa.DataType) -> str:
+    """How a value starts that may not fit; empty where that is not known."""
+    types = pa.types
+    if types.is_integer(kind):
+        digits = len(str(2 ** (kind.bit_width - types.is_signed_integer(kind))))
+        sign = "" if types.is_signed_integer(kind) else "|-"
+        return _other_than("0-9-") + rf"|-?[0-9]+[.eE]|-?[0-9]{{{digits}}}{sign}"
+    if types.is_floating(kind):
+        return _other_than("0-9-") + r"|-?[0-9.]+[eE]\+?[0-9]{3}"
+    if types.is_decimal(kind):
+        whole, rest = max(0, kind.precision - kind.scale) + 1, max(0, kind.scale) + 1
+        number = rf'"?[-+]?(?:[0-9]{{{whole}}}|[0-9]*\.[0-9]{{{rest}}}|[0-9.]+[eE])'
+        return _other_than('0-9"-') + rf'|{number}|"[^"]*[^-+0-9."]|""'
+    if types.is_boolean(kind):
+        return _other_than("tf")
+    if types.is_struct(kind):
+        return _other_than("{")
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _other_than(r"\[")
+    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_timestamp(kind)
+    return _other_than('"') if is_text else ""
+
+
+def _other_than(starts: str) -> str:
+    return rf"[^{starts}n \t\r\n]"
 
 
 def _unreadable(kind: pa.DataType) -> pa.DataType | None:

@@ -7,8 +7,6 @@ import pyarrow as pa
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary, is_text, without
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["BytesFormat", "StringFormat"]
-
 
 class BytesFormat(ValueFormat):
     """Bytes as they are: nothing is bad."""

@@ -12,21 +12,6 @@ import pyarrow.compute as pc
 
 from headrace.enumerator.errors import HeadraceError, UsageError
 
-__all__ = [
-    "BadValue",
-    "ColumnFullError",
-    "DecodedValues",
-    "ValueFormat",
-    "as_binary",
-    "field_path",
-    "field_tree",
-    "is_text",
-    "nullable",
-    "quoted_part",
-    "without",
-]
-
-
 _PART = re.compile(r"`((?:[^`]|``)+)`(?=\.|$)|([^.]*)")
 
 
@@ -130,7 +115,7 @@ def without(values: pa.Array, rows: Collection[int]) -> pa.Array:
 
 
 def field_path(name: str) -> list[str]:
-    """The parts of a dotted name. A part with a dot in it is between backticks, as in Spark: "`service.name`.first"."""
+    """The parts of a dotted name. A part with a dot in it is between backticks: "`service.name`.first"."""
     parts: list[str] = []
     at = 0
     while at <= len(name):

@@ -1,9 +1,9 @@
-"""A lease's lease store in Kafka: the heartbeat is the metadata of an offset that its own consumer group has committed.
+"""A lease store in Kafka: the heartbeat is the metadata of an offset that its own consumer group has committed.
 
 The group has no members. Its coordinator keeps the last commit alone, in a topic that no job reads; so twice a second costs
 next to nothing, and what a heartbeat replaces is gone. Brokers take offsets of topics only that are there: the commit topic is,
 and no program reads it by a group. Kafka's own tools may still reset the group's offsets. They leave no metadata, which is as
-if nothing was written yet: the leader writes its next heartbeat over it, and a follower takes it for a sign of no process.
+if nothing was written yet: the leader replaces it with its next heartbeat, and for a follower it is a poll without a heartbeat.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.write.commit_log import CommitLog
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC
 from headrace.enumerator.errors import StateError, UsageError
-
-__all__ = ["DEFAULT_LEASE_TIMEOUT_S", "KafkaLease"]
 
 DEFAULT_LEASE_TIMEOUT_S = 5.0
 _PARTITION = 0

@@ -1,5 +1,4 @@
-"""The log as it is, batch by batch, with what became of the transaction of each: for the process that has to find out what went
-wrong.
+"""The log as it is, batch by batch, with the outcome of each transaction: for finding out what went wrong.
 
 Up to the last stable offset the broker itself says what was aborted (the list that comes with a fetch under read_committed).
 Beyond it there is no such list, as something before is still open; there the markers that follow a batch decide (KIP-98).
@@ -20,8 +19,6 @@ from headrace.connectors.kafka.format.record_batch import StoredBatch
 from headrace.connectors.kafka.format.stored_batch import Marker, MarkerKind, control_marker
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.enumerator.errors import DataLossError, PeerError, UsageError
-
-__all__ = ["DumpedBatch", "TransactionStatus", "dump", "fate_of"]
 
 
 class TransactionStatus(StrEnum):

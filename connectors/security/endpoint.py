@@ -13,8 +13,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from headrace.enumerator.errors import AuthenticationError, RetriableError, UsageError
 
-__all__ = ["Http", "Question", "checked", "is_web_address", "token_of"]
-
 _LONGEST_ANSWER = 1 << 20
 _CHUNK = 1 << 16
 _DEFAULT_LIFETIME_S = 60.0  # where an endpoint does not tell (RFC 6749 has it optional)
@@ -54,13 +52,22 @@ def is_web_address(url: str) -> bool:
         return False
 
 
+def shown(url: str) -> str:
+    """For messages: without a user, a query or a fragment, which may hold what is secret. Takes any text."""
+    if is_web_address(url):
+        parts = urlsplit(url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    scheme, there, rest = url.rpartition("://")
+    return scheme + there + re.split("[?#]", rest.rpartition("@")[2])[0]
+
+
 def token_of(question: Question, http: Http) -> tuple[str, float]:
     """The `access_token` that the endpoint answers with, and its lifetime in seconds.
 
     Raises AuthenticationError where it refuses or answers with something else, RetriableError where it is away or busy, and
     UsageError where urllib3 is not installed (the extra `oauth`).
     """
-    where = f"the token endpoint {_bare(question.url)}"
+    where = f"the token endpoint {shown(question.url)}"
     status, reason, answer = _exchange(question, http, where)
     if status >= 300:
         raise _refusal(where, question.who, f"{status} {reason}", status, answer)
@@ -134,9 +141,3 @@ def _refusal(where: str, who: str, status_line: str, status: int, answer: bytes)
     if status < 400:
         return AuthenticationError(f"{story}: it sends elsewhere, which is not followed; give the address that answers")
     return RetriableError(story)
-
-
-def _bare(url: str) -> str:
-    """Without a user, a query or a fragment, which may hold what is secret."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["parse_properties"]
-
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _BLANK = " \t\f"
 

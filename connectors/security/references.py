@@ -15,8 +15,6 @@ from pathlib import Path
 from headrace.connectors.security.java_properties import parse_properties
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["check_providers", "is_provider", "resolved"]
-
 _PROVIDERS = "config.providers"
 _PACKAGE = "org.apache.kafka.common.config.provider."
 _REFERENCE = re.compile(r"\$\{([^}:]*):(?:([^}]*?):)?([^}:]*)\}")

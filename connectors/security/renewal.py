@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from headrace.enumerator.errors import AuthenticationError, RetriableError
 
-__all__ = ["KeptTokens", "Renewal", "kept"]
-
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 10.0

@@ -5,20 +5,20 @@ PEM natively, PKCS12 through the `cryptography` package, JKS refused.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import ssl
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["TLS_PROPERTIES", "TlsConfig", "ssl_context", "tls_config"]
+log = logging.getLogger(__name__)
 
 _STORE_TYPES = ("PEM", "PKCS12", "JKS")
 _PROTOCOLS = ("TLSv1.2", "TLSv1.3")
@@ -32,8 +32,8 @@ class TlsConfig:
     """How to speak TLS. With no trust store the system's certificate authorities are trusted.
 
     A store is a file (`*_location`) or PEM text (`truststore_certificates`, `keystore_key` with `keystore_certificate_chain`;
-    KIP-651). Files are read when a connection is made, on the machine that makes it. A type of None is found
-    out from the file.
+    KIP-651). Files are read for each connection, on the machine that makes it, so that renewed ones are used. A type of None is
+    found out from the file.
     """
 
     truststore_location: str | None = None
@@ -112,51 +112,68 @@ def tls_config(given: Mapping[str, str]) -> TlsConfig:
     return TlsConfig(**options)
 
 
-@lru_cache(maxsize=64)
 def ssl_context(tls: TlsConfig) -> ssl.SSLContext:
-    """The context for client connections; made once per configuration and process, safe to share between threads.
+    """The context for client connections, safe to share between threads: the same one, as long as its files hold the same.
 
-    Raises `UsageError` when a store cannot be read, is a JKS, has another password, or needs `cryptography`, not installed.
+    Where files are renewed, and cannot be used yet, the previous context is given, with a warning. Raises `UsageError` when a
+    store cannot be read, is a JKS, has another password, or needs `cryptography`, not installed.
     """
+    held = _contexts.get(tls)
+    try:
+        stores = _read_store("truststore", tls.truststore_location), _read_store("keystore", tls.keystore_location)
+        if held is not None and held[0] == stores:
+            return held[1]
+        context = _context(tls, *stores)
+    except UsageError as error:
+        if held is None:
+            raise
+        log.warning("TLS uses the files as they were before: %s", error)
+        return held[1]
+    _contexts[tls] = stores, context
+    return context
+
+
+_Stores = tuple[bytes | None, bytes | None]
+_contexts: dict[TlsConfig, tuple[_Stores, ssl.SSLContext]] = {}
+"""What the files of trust and key held, and what was made of it: one for each configuration of this process."""
+
+
+def _context(tls: TlsConfig, trust: bytes | None, key: bytes | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     versions = [_VERSIONS[name] for name in tls.enabled_protocols]
     context.minimum_version, context.maximum_version = min(versions), max(versions)
     context.check_hostname = tls.check_hostname
-    _trust(context, tls)
-    _identify(context, tls)
+    _trust(context, tls, trust)
+    _identify(context, tls, key)
     return context
 
 
-def _trust(context: ssl.SSLContext, tls: TlsConfig) -> None:
+def _trust(context: ssl.SSLContext, tls: TlsConfig, data: bytes | None) -> None:
     if tls.truststore_certificates is not None:
         pem = _wrapped(tls.truststore_certificates)
-    elif tls.truststore_location is not None:
-        data = _read("ssl.truststore.location", tls.truststore_location)
-        if _store_type("truststore", tls.truststore_type, data) == "PEM":
-            pem = data.decode("ascii", errors="ignore")
-        else:
-            pem = _pkcs12("truststore", data, tls.truststore_password)[1]
-    else:
+    elif data is None:
         context.load_default_certs()
         return
+    elif _store_type("truststore", tls.truststore_type, data) == "PEM":
+        pem = data.decode("ascii", errors="ignore")
+    else:
+        pem = _pkcs12("truststore", data, tls.truststore_password)[1]
     try:
         context.load_verify_locations(cadata=pem)
     except (ssl.SSLError, ValueError) as error:
         raise UsageError(f"the trust store holds no usable PEM certificate: {error}") from None
 
 
-def _identify(context: ssl.SSLContext, tls: TlsConfig) -> None:
+def _identify(context: ssl.SSLContext, tls: TlsConfig, data: bytes | None) -> None:
     password = tls.key_password
     if tls.keystore_key is not None and tls.keystore_certificate_chain is not None:
         pem = _wrapped(tls.keystore_key) + "\n" + _wrapped(tls.keystore_certificate_chain)
-    elif tls.keystore_location is not None:
-        data = _read("ssl.keystore.location", tls.keystore_location)
-        if _store_type("keystore", tls.keystore_type, data) == "PEM":
-            pem = data.decode("ascii", errors="ignore")
-        else:
-            pem, password = "".join(_pkcs12("keystore", data, tls.keystore_password)), None
-    else:
+    elif data is None:
         return
+    elif _store_type("keystore", tls.keystore_type, data) == "PEM":
+        pem = data.decode("ascii", errors="ignore")
+    else:
+        pem, password = "".join(_pkcs12("keystore", data, tls.keystore_password)), None
     _load_identity(context, pem, password)
 
 
@@ -188,11 +205,13 @@ def _wrap_block(block: re.Match[str]) -> str:
     return "\n".join((block[1], *lines, block[3], ""))
 
 
-def _read(name: str, location: str) -> bytes:
+def _read_store(kind: str, location: str | None) -> bytes | None:
+    if location is None:
+        return None
     try:
         return Path(location).read_bytes()
     except OSError as error:
-        raise UsageError(f"{name}: {location} cannot be read on this machine: {error.strerror}") from None
+        raise UsageError(f"ssl.{kind}.location: {location} cannot be read on this machine: {error.strerror}") from None
 
 
 def _store_type(kind: str, declared: str | None, data: bytes) -> str:

@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from headrace.connectors.security.endpoint import Http, Question, checked, is_web_address, token_of
+from headrace.connectors.security.endpoint import Http, Question, checked, is_web_address, shown, token_of
 from headrace.connectors.security.renewal import Renewal, kept
 from headrace.enumerator.errors import AuthenticationError, RetriableError, UsageError
-
-__all__ = ["AZURE_IMDS", "ClientCredentials", "FileTokens", "ManagedIdentity", "MskTokens"]
 
 AZURE_IMDS = "http://169.254.169.254/metadata/identity/oauth2/token"
 """Where a virtual machine of Azure asks for tokens of its managed identity."""
@@ -34,7 +32,7 @@ class ClientCredentials:
     with the token (KIP-342). Raises UsageError for what cannot be.
     """
 
-    url: str
+    url: str = field(repr=False)
     client_id: str
     client_secret: str = field(repr=False)
     scope: str | None = None
@@ -47,7 +45,7 @@ class ClientCredentials:
         """Refuse addresses of other kinds, and empty names."""
         if not is_web_address(self.url):
             raise UsageError(
-                f"sasl.oauthbearer.token.endpoint.url must be like https://host/path, or file:///path, not {self.url!r}"
+                f"sasl.oauthbearer.token.endpoint.url must be like https://host/path, or file:///path, not {shown(self.url)!r}"
             )
         if not self.client_id or not self.client_secret:
             raise UsageError(
@@ -85,7 +83,7 @@ class ManagedIdentity:
     """
 
     query: str
-    url: str = AZURE_IMDS
+    url: str = field(default=AZURE_IMDS, repr=False)
     sasl_extensions: tuple[tuple[str, str], ...] = ()
     http: Http = field(default_factory=Http)
     renewal: Renewal = field(default_factory=Renewal)
@@ -93,7 +91,7 @@ class ManagedIdentity:
     def __post_init__(self) -> None:
         """Refuse addresses of other kinds."""
         if not is_web_address(self.url):
-            raise UsageError(f"sasl.oauthbearer.token.endpoint.url must be like http://host/path, not {self.url!r}")
+            raise UsageError(f"sasl.oauthbearer.token.endpoint.url must be like http://host/path, not {shown(self.url)!r}")
 
     def token(self) -> str:
         """As `ClientCredentials`."""

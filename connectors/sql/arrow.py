@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["Field", "Kind", "check_finite", "copy_lines", "kind_of", "normalised", "python_rows", "text_rows"]
-
 _TEXT = pa.large_string()
 _MICROSECOND_DIGITS = 6
 

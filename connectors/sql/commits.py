@@ -8,9 +8,9 @@ an older one finds no row of its own.
 it is seen when, and only when, that was committed: prepared transactions leave no other trace once they have ended.
 
 The row of a write without a name (`is_one_off`) stays for an hour after the write is done, so that an attempt that comes late
-sees it: no process would ever roll back what it prepared then.
+sees it: nothing would ever roll back what it prepared then.
 
-Both are made on first use, by the process that comes first, in the schema where the user's tables are made.
+Both are made on first use, by whichever process needs them first, in the schema where the user's tables are made.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ from headrace.connectors.sql.url import Product
 from headrace.enumerator.errors import FencedError, StateError
 
 log = logging.getLogger(__name__)
-
-__all__ = ["COMMITS", "TRANSACTIONS", "CommitStore", "create_tables"]
 
 _METADATA = sa.MetaData()
 _OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
@@ -165,7 +163,7 @@ class CommitStore:
                 self._drop(connection, before, prefix)
 
     def drop(self, job: str, epoch: int, prefix: str) -> None:
-        """Drop what is kept of the job's transactions of epochs before this one: no process will ask what became of them."""
+        """Drop what is kept of the job's transactions of epochs before this one: their outcome is not asked for any more."""
         before = sa.and_(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < epoch)
         with translated(self.engine, f"dropping what is kept of job {job!r}"), self.engine.begin() as connection:
             self._drop(connection, before, prefix)
@@ -195,7 +193,7 @@ class CommitStore:
     def _recorded(self, key: str, epoch: int, text: str) -> RecordedEpoch:
         try:
             commits = self._lists.deserialize(text.encode(), f"{COMMITS.name}, job {key!r}")
-        except StateError:  # the process that takes it over is reported
+        except StateError:  # raised again for the driver that claims the job
             return RecordedEpoch(epoch)
         return RecordedEpoch(epoch, content=commits.content, claim=commits.claim)
 

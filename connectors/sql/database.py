@@ -14,8 +14,6 @@ from sqlalchemy.engine import Connection
 from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.table import Table
 
-__all__ = ["EndAnswer", "TwoPhaseDatabase", "Writer"]
-
 
 class EndAnswer(Enum):
     """The database's answer to COMMIT PREPARED or ROLLBACK PREPARED (MySQL: XA COMMIT, XA ROLLBACK)."""

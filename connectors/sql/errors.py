@@ -15,8 +15,6 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from headrace.enumerator.errors import AuthenticationError, HeadraceError, RetriableError, UnclassifiedError, UsageError
 
-__all__ = ["code_of", "text_of", "translated"]
-
 _Kind = type[HeadraceError]
 
 # By the longest prefix of the SQLSTATE. A value or a row that the table refuses is the caller's.

@@ -27,22 +27,6 @@ from headrace.connectors.base.sink import Attempt, HandleSerializer
 from headrace.enumerator.envelope import readable_version, stored_number, stored_text
 from headrace.enumerator.errors import UsageError
 
-__all__ = [
-    "SqlHandle",
-    "SqlHandleSerializer",
-    "attempt_prefix",
-    "epoch_of",
-    "is_gid",
-    "is_of_job",
-    "job_of_key",
-    "job_prefix",
-    "list_key",
-    "new_gid",
-    "place_digest",
-    "place_prefix",
-    "split_gid",
-]
-
 _LONGEST_PART = 64
 _LONGEST_JOB = 46  # 64 without "headrace.", the place and its dot
 _KEPT = 13

@@ -16,8 +16,6 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from headrace.connectors.sql.url import Product
 
-__all__ = ["Rule", "refused_text", "rule_of"]
-
 Rule = Callable[[pa.Array], str | None]
 
 _YEAR_DIGITS = 4

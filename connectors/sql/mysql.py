@@ -29,8 +29,6 @@ from headrace.connectors.sql.handles import is_gid, split_gid
 from headrace.connectors.sql.table import Table, split_name
 from headrace.enumerator.errors import AuthenticationError, RetriableError, UsageError
 
-__all__ = ["BulkInsert", "MySql"]
-
 _NO_SUCH_TRANSACTION = 1397  # XAER_NOTA
 _MAY_NOT_RECOVER = 1401  # XAER_RMERR: MySQL's answer to XA RECOVER without the privilege
 _ROLLED_BACK = (1402, 1613, 1614)  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK: the branch is gone

@@ -20,8 +20,6 @@ from headrace.connectors.sql.handles import is_gid
 from headrace.connectors.sql.table import Table
 from headrace.enumerator.errors import RetriableError, UsageError
 
-__all__ = ["PostgreSql"]
-
 _UNDEFINED_OBJECT = "42704"
 _OBJECT_IN_USE = "55006"
 _LOCK_NOT_AVAILABLE = "55P03"

@@ -17,8 +17,6 @@ from headrace.connectors.sql.handles import SqlHandle
 from headrace.connectors.sql.table import Table, fields_of
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["RowTransaction", "closed_on_error", "end_session"]
-
 _CHUNK_ROWS = 16_384  # bounds what a batch takes in its other form
 
 

@@ -37,8 +37,6 @@ from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
 from headrace.connectors.sql.url import Product, product_of, shown
 from headrace.enumerator.errors import DataLossError, PeerError, RetriableError, StateError, UsageError
 
-__all__ = ["SqlCommitter", "SqlSink"]
-
 _DATABASES: dict[Product, TwoPhaseDatabase] = {Product.POSTGRESQL: PostgreSql(), Product.MYSQL: MySql()}
 _POLL_S = 0.02
 _NO_EPOCH = 2**63 - 1  # above all
@@ -85,7 +83,7 @@ class SqlSink(TableSink, EpochRecord, WriterCommit, LeftoverCleanup):
         return SqlCommitter(self._store(), self._database, check_job(job), self.lock_timeout_s)
 
     def committer_of_writer(self, writer: str, driver: Committer[SqlHandle]) -> SqlCommitter:
-        """One that cleans up under the lock of `driver`, as long as no process has taken that one's job over. Close it."""
+        """One that cleans up under the lock of `driver`, as long as no other driver has claimed its job. Close it."""
         assert isinstance(driver, SqlCommitter), f"{driver} is not a committer of this sink"
         return _WriterCommitter(self._store(), self._database, check_job(writer), self.lock_timeout_s, driver)
 
@@ -148,9 +146,7 @@ class SqlTransaction(RowTransaction):
         return SqlHandle(self._gid, self._rows)
 
     def _refuse_after_decision(self) -> None:
-        """Raise StateError if the write of its own that this is of has been committed or aborted: no process cleans up after
-        that.
-        """
+        """Raise StateError if this write, which is not repeated, is committed or aborted: nothing is cleaned up afterwards."""
         job = self._attempt.job
         if is_one_off(job) and is_decided(self._connection, job, self._table.destination):
             raise StateError(
@@ -260,7 +256,7 @@ class _WriterCommitter(SqlCommitter, GroupedEnd[SqlHandle]):
         self._verified_by = driver
 
     def end_all(self, handles: Sequence[SqlHandle]) -> Sequence[Outcome]:
-        """Drops what is kept of the epochs before these: they are on no list any more, and no process records for a writer."""
+        """Drops what is kept of the epochs before these: they are on no list any more, and none is recorded for a writer."""
         outcomes = [self.end(handle) for handle in handles]
         self._drop_before(handles)
         return outcomes

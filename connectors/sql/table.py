@@ -23,8 +23,6 @@ from headrace.connectors.sql.unique import UniqueKey, unique_keys
 from headrace.connectors.sql.url import Product
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["Table", "destination_of", "fields_of", "read_table", "split_name"]
-
 _KNOWN = (sql.Boolean, sql.Integer, sql.Float, sql.Numeric, sql.Date, sql.DateTime, sql.Time, _Binary)
 _DOUBLE_BITS = 64
 

@@ -22,8 +22,6 @@ from headrace.connectors.sql.table import Table, fields_of, read_table, split_na
 from headrace.connectors.sql.url import driver_engine, product_of, shown, task_engine
 from headrace.enumerator.errors import ProtocolViolationError, UsageError
 
-__all__ = ["StoredListCommitter", "TableSession", "TableSink"]
-
 
 class TableSession(NamedTuple):
     """A session in which a table was looked at, and found fit to be written."""

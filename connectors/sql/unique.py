@@ -18,8 +18,6 @@ from sqlalchemy.engine import Connection
 from headrace.connectors.sql.url import Product
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["UniqueKey", "check_key", "check_other_keys", "unique_keys"]
-
 
 @dataclass(frozen=True, slots=True)
 class UniqueKey:

@@ -30,8 +30,6 @@ from headrace.connectors.sql.unique import check_key, check_other_keys
 from headrace.connectors.sql.url import Product, shown
 from headrace.enumerator.errors import FencedError, UsageError
 
-__all__ = ["UpsertCommitter", "UpsertSink"]
-
 
 @dataclass(frozen=True, repr=False)
 class UpsertSink(TableSink, EpochRecord):

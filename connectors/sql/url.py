@@ -13,8 +13,6 @@ from sqlalchemy.pool import NullPool
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["ISOLATION", "Product", "driver_engine", "malformed", "product_of", "shown", "task_engine"]
-
 ISOLATION = "READ COMMITTED"  # weaker locks than MariaDB's default, which would make transactions wait for prepared ones
 CONNECT_S = "10"
 
@@ -43,7 +41,7 @@ _SQL_MODE = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
 
 
 def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
-    """What every session is reported first: strict, in UTC, and not to wait for locks for longer than this."""
+    """What every session is set to first: strict, in UTC, and not to wait for locks for longer than this."""
     if product is Product.POSTGRESQL:
         timeout = max(1, round(lock_timeout_s * 1000))
         return "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", f"SET lock_timeout TO {timeout}"

@@ -18,8 +18,6 @@ from headrace.connectors.tables.rows import fitted, fitting_schema, row_numbers
 from headrace.enumerator.envelope import stored_text
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["Changes", "last_of_each_key", "without_keys"]
-
 _DELETED = "_headrace_deleted"
 _SEQUENCE = "_headrace_sequence_"
 _ROW = "__headrace_row"

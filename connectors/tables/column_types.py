@@ -9,8 +9,6 @@ from pyarrow import types
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["OwnType", "has_empty_struct", "table_schema"]
-
 OwnType = Callable[[pa.DataType], "pa.DataType | None"]
 """What a table format makes of a type of fixed length or a time; None if it has no such type."""
 

@@ -49,8 +49,6 @@ from headrace.enumerator.errors import (
     StateError,
 )
 
-__all__ = ["TableCommitter"]
-
 AnswerT = TypeVar("AnswerT")
 
 log = logging.getLogger(__name__)
@@ -65,7 +63,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
     """
 
     def __init__(self, table: TableLog, job: str, where: str, layout: Layout | None = None) -> None:
-        """`where` names the table in messages; `layout` is of the files that merges write. Does no I/O."""
+        """`where` names the table in messages; `layout` is of the files that merges write."""
         self._log = table
         self._merger = Merger(layout or Layout(), where)
         self._job = job
@@ -153,12 +151,11 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         return frozenset(task_of(place) for place in found.opened | found.cleaned_up)
 
     def widen(self, missing: Callable[[pa.Schema], pa.Schema]) -> None:
-        """Add the columns that `missing` gives for the table's, if there are any, the process that else adds some meanwhile."""
+        """Add the columns that `missing` gives for the table's, if any, also if another writer adds some meanwhile."""
         self._retrying(lambda: self._widen(missing))
 
     def give_up(self, places: Collection[str]) -> frozenset[str]:
-        """Remove the files of these transactions, the process that wants them; those that are committed stay. Gives what it
-        removed.
+        """Remove the files of these transactions, wanted or not; those that are committed stay. Returns what was removed.
 
         Called after `fence`, for who looks after a table and is not a driver: what is recorded stays to be completed.
         """
@@ -196,8 +193,8 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
                 work.remove_list(epoch, driver)
 
     def forget(self) -> None:
-        """Remove the job's folder, and set its marker back; that of a name that no process uses again is removed, if it can
-        be.
+        """Remove the job's folder, and set its marker back; that of a name that is never used again is removed, if
+        possible.
         """
         self._retrying(self._drop if is_one_off(self._job) else self._reset)
         self._retrying(lambda: self._work().leave())

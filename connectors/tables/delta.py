@@ -38,8 +38,6 @@ from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
-__all__ = ["DeltaSink"]
-
 _WRITTEN_AS_ASKED = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"})
 """Features of which a writer that only appends has nothing to do, and with which `deltalake` commits."""
 
@@ -76,7 +74,7 @@ class DeltaSink(OpenTableSink):
     - `compression`: Parquet's; snappy by default.
     - `merge_schema`: `create_table` adds columns that a table does not have; by default it leaves a table as it is.
     - `changes`: rows are changes, and take the place of those with the same keys; by default rows are appended.
-    - `storage_options`: what `deltalake` is notified of the store; never shown.
+    - `storage_options`: what is passed to `deltalake` for the store, such as keys; never shown.
 
     A value that is checked when made, hashable and picklable; does no I/O before a method is called. Raises UsageError for
     what cannot be honoured.

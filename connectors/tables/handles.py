@@ -10,8 +10,6 @@ from headrace.connectors.base.sink import Attempt, HandleSerializer
 from headrace.connectors.tables.changes import Changes
 from headrace.enumerator.envelope import readable_version, stored_number, stored_text
 
-__all__ = ["DataFile", "TableHandle", "TableHandleSerializer", "place_of", "task_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class DataFile:

@@ -64,8 +64,6 @@ from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import Measures, has_bounds
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
 
-__all__ = ["IcebergSink"]
-
 _PREFIX = "headrace."
 _CATALOG = "default"
 _OURS = {"commit.retry.num-retries": "0"}
@@ -103,7 +101,7 @@ class IcebergSink(OpenTableSink):
 
     @property
     def where(self) -> str:
-        """Its name."""
+        """For messages: the name of the table."""
         return self.table
 
     def _make(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:

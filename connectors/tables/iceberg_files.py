@@ -22,8 +22,6 @@ from pyiceberg.schema import visit_with_partner
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import ListType, MapType
 
-__all__ = ["read_as_it_is"]
-
 
 def read_as_it_is(table: Table, task: FileScanTask) -> pa.Table:
     """The rows that no position delete has removed, with the table's columns.

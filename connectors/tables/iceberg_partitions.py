@@ -38,8 +38,6 @@ from pyiceberg.types import (
 from headrace.connectors.tables.rows import can_partition
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["TablePartition"]
-
 _AS_THEY_ARE = (StringType, IntegerType, LongType, BooleanType, DateType)
 _TRANSFORMED = (StringType, IntegerType, LongType, DateType, DecimalType, TimestampType, TimestamptzType)
 _EPOCH_DAY = date(1970, 1, 1)

@@ -18,8 +18,6 @@ from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.statistics import Measures
 from headrace.enumerator.errors import RetriableError
 
-__all__ = ["FileLayout", "JobMarker", "LoadedTable", "OutdatedError", "TableFile", "TableLog"]
-
 
 class OutdatedError(RetriableError):
     """Another process has committed since the table was loaded, or may have: load it again, and look what it says now."""
@@ -144,7 +142,7 @@ class LoadedTable(ABC):
 
     @abstractmethod
     def drop_marker(self, job: str) -> None:
-        """Remove the marker of a name that no process uses again, where the format can: tables must not grow with every
+        """Remove the marker of a name that is never used again, where the format can: tables must not grow with every
         write.
         """
 

@@ -21,8 +21,6 @@ from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.connectors.tables.rows import completed
 from headrace.connectors.tables.writing import Layout, PartitionedFiles
 
-__all__ = ["Merge", "Merger"]
-
 
 @dataclass(frozen=True)
 class Merge:
@@ -75,7 +73,7 @@ class Merger:
         self._asked_for.add(merge.handle.place)
 
     def replaced(self, recorded: Merge | None) -> frozenset[str]:
-        """Merges that commits have asked for unsuccessfully, once: `recorded` is in the table, and none of these will be."""
+        """Merges whose commits have failed, given once: `recorded` is in the table, and none of these ever will be."""
         places = frozenset(self._asked_for) - ({recorded.handle.place} if recorded else set())
         self._asked_for.clear()
         return places

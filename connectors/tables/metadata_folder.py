@@ -26,8 +26,6 @@ from headrace.connectors.base.sink import CommitList
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer, task_of
 from headrace.enumerator.errors import PeerError, RetriableError
 
-__all__ = ["LeftOver", "WorkFolder", "jobs_in", "jobs_with_marks", "refused_by_store"]
-
 WORK = "_headrace"
 _OPEN, _CLEANED_UP, _JOB = ".open", ".swept", ".job"
 _LIST = re.compile(r"(\d+)\.(\d+)\.json")

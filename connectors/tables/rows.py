@@ -13,19 +13,6 @@ from pyarrow import types
 from headrace.connectors.tables.column_types import has_empty_struct
 from headrace.enumerator.errors import UsageError
 
-__all__ = [
-    "can_partition",
-    "check_columns",
-    "check_no_twins",
-    "check_partition_columns",
-    "completed",
-    "fitted",
-    "fitting_schema",
-    "new_columns",
-    "partitions_of",
-    "row_numbers",
-]
-
 _INTEGERS = (types.is_int8, types.is_int16, types.is_int32, types.is_int64)
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # by the width of an unsigned integer
 _ROW = "__headrace_row"

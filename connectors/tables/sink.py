@@ -20,8 +20,6 @@ from headrace.connectors.tables.rows import check_no_twins, fitting_schema, new_
 from headrace.connectors.tables.writing import TARGET_FILE_BYTES, Layout, TableTransaction, written_columns
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["OpenTableSink"]
-
 
 @dataclass(frozen=True)
 class OpenTableSink(TwoPhaseSink[TableHandle], SingleCommit):

@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
-__all__ = ["Measures", "delta_statistics", "has_bounds", "measures_of", "within_calendar"]
-
 LONGEST_TEXT = 64
 _FIRST_SURROGATE, _AFTER_SURROGATES = 0xD800, 0xE000
 _FIRST, _LAST = datetime.min, datetime(9999, 12, 31, 23, 59, 59, 999_000)

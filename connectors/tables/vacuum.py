@@ -17,8 +17,6 @@ from headrace.connectors.tables.handles import TableHandle
 from headrace.connectors.tables.log import TableLog
 from headrace.connectors.tables.metadata_folder import WorkFolder, jobs_in, jobs_with_marks, refused_by_store
 
-__all__ = ["JobState", "MarkState", "OpenTransaction", "TableUpkeep"]
-
 
 class MarkState(StrEnum):
     """What becomes of a transaction whose mark is there."""
@@ -44,7 +42,7 @@ class OpenTransaction:
 class JobState:
     """A job's last recorded epoch, and its list: `commits` is None once the epoch is completed. `drivers` counts them.
 
-    `driver id`: of the supervised driver who owns the job.
+    `driver_id`: of the supervised driver who owns the job.
     """
 
     job: str
@@ -58,7 +56,7 @@ class TableUpkeep:
     """Of one table. Raises PeerError for what the store refuses, UsageError without a table."""
 
     def __init__(self, log: TableLog, where: str) -> None:
-        """`where` names the table in messages. Does no I/O."""
+        """`where` names the table in messages."""
         self._log, self._where = log, where
 
     def jobs(self) -> list[JobState]:

@@ -22,8 +22,6 @@ from headrace.connectors.tables.rows import completed, fitted, fitting_schema, p
 from headrace.connectors.tables.statistics import Measures
 from headrace.enumerator.errors import PeerError, UsageError
 
-__all__ = ["TARGET_FILE_BYTES", "Layout", "PartitionedFiles", "TableTransaction", "written_columns"]
-
 TARGET_FILE_BYTES = 128 << 20
 
 ROW_GROUP_BYTES = 64 << 20
@@ -42,7 +40,7 @@ class TableTransaction(Transaction[TableHandle]):
     """One attempt's files. Raises PeerError for what the store refuses, UsageError for rows that do not fit the table."""
 
     def __init__(self, log: TableLog, layout: Layout, attempt: Attempt, where: str, changes: Changes | None = None) -> None:
-        """`changes`: rows are changes, which are staged for the commit to merge them. Does no I/O."""
+        """`changes`: rows are changes, which are staged for the commit to merge them."""
         self._log, self._layout, self._attempt, self._where, self._changes = log, layout, attempt, where, changes
         self._token = uuid4().hex[:16]
         self._place = place_of(attempt, self._token)
@@ -157,7 +155,7 @@ class PartitionedFiles:
     """The open files of one transaction, one for each partition, and what is known of those that are closed."""
 
     def __init__(self, work: WorkFolder, place: str, layout: Layout, files: FileLayout, schema: pa.Schema) -> None:
-        """`schema`: of the rows, which fit the table already. Does no I/O."""
+        """`schema`: of the rows, which fit the table already."""
         self._work, self._place, self._layout, self._format = work, place, layout, files
         self._columns = files.columns(schema)
         self._open: OrderedDict[tuple[object, ...], _File] = OrderedDict()

@@ -10,8 +10,6 @@ import pyarrow as pa
 from apache_beam.coders import RowCoder
 from apache_beam.coders.typecoders import registry
 
-__all__ = ["KafkaHeader", "KafkaRecord", "as_kafka_records", "as_pairs"]
-
 _TYPE_NAMES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 

@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 import apache_beam as beam
 import pyarrow as pa
+import pyarrow.compute as pc
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from headrace.beam.typed_rows import plain_value
+from headrace.connectors.beam.values import UNFIT, array_of, fields_of, same_but_for_units
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.kafka.write.at_least_once import AtLeastOnceKafkaSink
+from headrace.connectors.kafka.write.encoding import without_origin
 from headrace.connectors.kafka.write.names import DEFAULT_PREFIX
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
@@ -42,7 +44,9 @@ class WriteToKafka(beam.PTransform[Any, Any]):
     """Writes records to Kafka from Python: change the import from `apache_beam.io.kafka`, and no Java runs.
 
     Elements are pairs of bytes `(key, value)`, either may be None; with `with_headers` Beam rows that have `key` and `value`
-    and may have `headers`, `topic`, `partition`, `timestamp`; or Arrow record batches with any of these columns.
+    and may have `headers`, `topic`, `partition`, `timestamp`; or Arrow record batches with any of these columns. `topic` is for
+    rows that name none, and for those with an `offset`, whose topic and partition are where they were read. Times, Beam's too,
+    are cut to the milliseconds of Kafka or the unit of their format; any other value that would be changed is an error.
 
     Ours:
 
@@ -85,7 +89,7 @@ class WriteToKafka(beam.PTransform[Any, Any]):
         value_format: ValueFormat | None = None,
         key_format: ValueFormat | None = None,
     ) -> None:
-        """See the class. Does no I/O."""
+        """See the class."""
         super().__init__()
         for name, serializer in (("key_serializer", key_serializer), ("value_serializer", value_serializer)):
             if serializer != self.byte_array_serializer:
@@ -166,24 +170,18 @@ class _ToBatches(beam.DoFn):
 
     def process(self, element: Any) -> Iterator[pa.RecordBatch]:
         if isinstance(element, pa.RecordBatch):
-            yield element
+            yield element if self._row_topic is None else _with_topic(element, self._row_topic)
             return
         row = _pair(element) if self._row_topic is None else _row(element, self._row_topic)
         for name in ("key", "value"):
-            row[name] = self._part(name, row[name])
+            value = row[name]
+            if value is not None and not isinstance(value, bytes) and name not in self._types:
+                kind = type(value).__name__
+                raise UsageError(f"WriteToKafka takes a {name} of bytes, not {kind}: give {name}_format, or encode it in a Map")
         self._waiting.append(row)
         self._bytes += _size(row)
         if len(self._waiting) >= BATCH_RECORDS or self._bytes >= BATCH_BYTES:
             yield self._batch()
-
-    def _part(self, name: str, value: Any) -> Any:
-        if name in self._types:
-            return plain_value(value, self._types[name], name)
-        if value is not None and not isinstance(value, bytes):
-            raise UsageError(
-                f"WriteToKafka takes a {name} of bytes, not {type(value).__name__}: give {name}_format, or encode it in a Map"
-            )
-        return value
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
         if self._waiting:
@@ -193,11 +191,14 @@ class _ToBatches(beam.DoFn):
     def _batch(self) -> pa.RecordBatch:
         rows, self._waiting, self._bytes = self._waiting, [], 0
         schema = _PAIR_SCHEMA if self._row_topic is None else _ROW_SCHEMA
-        typed = pa.schema([each.with_type(self._types.get(each.name, each.type)) for each in schema])
-        try:
-            return pa.RecordBatch.from_pylist(rows, typed)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
-            raise UsageError(f"WriteToKafka: keys or values do not fit their format: {error}") from error
+        columns = {}
+        for name, kind in zip(schema.names, schema.types, strict=True):
+            try:
+                columns[name] = array_of([row[name] for row in rows], self._types.get(name, kind), name, same_but_for_units)
+            except UNFIT as error:
+                what = "keys or values do not fit their format" if name in self._types else f"{name} does not fit {kind}"
+                raise UsageError(f"WriteToKafka: {what}: {error}") from error
+        return pa.record_batch(columns)
 
 
 def _pair(element: Any) -> dict[str, Any]:
@@ -209,15 +210,26 @@ def _pair(element: Any) -> dict[str, Any]:
 
 
 def _row(element: Any, topic: str) -> dict[str, Any]:
-    headers = getattr(element, "headers", None)
+    headers, timestamp = getattr(element, "headers", None), getattr(element, "timestamp", None)
+    is_read = hasattr(element, "offset")
     return {
         "key": element.key,
         "value": element.value,
         "headers": None if headers is None else [{"key": header.key, "value": header.value} for header in headers],
-        "partition": getattr(element, "partition", None),
-        "timestamp": getattr(element, "timestamp", None),
-        "topic": getattr(element, "topic", None) or topic,
+        "partition": None if is_read else getattr(element, "partition", None),
+        "timestamp": None if is_read and timestamp == -1 else timestamp,  # as `KafkaRecord` has it
+        "topic": topic if is_read else getattr(element, "topic", None) or topic,
     }
+
+
+def _with_topic(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+    """For rows that name none."""
+    batch = without_origin(batch)
+    place = batch.schema.get_field_index("topic")
+    if place < 0:
+        return batch.append_column("topic", pa.repeat(topic, batch.num_rows))
+    named = batch.column(place)
+    return batch.set_column(place, "topic", pc.fill_null(named.cast(pa.string()), topic)) if named.null_count else batch
 
 
 def _size(row: Mapping[str, Any]) -> int:
@@ -228,6 +240,7 @@ def _size(row: Mapping[str, Any]) -> int:
 def _weight(value: Any) -> int:
     if isinstance(value, bytes | str):
         return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_weight, value.values()))
-    return sum(map(_weight, value)) if isinstance(value, list) else 8
+    fields = fields_of(value)
+    if fields is not None:
+        return sum(map(_weight, fields.values()))
+    return sum(map(_weight, value)) if isinstance(value, list | tuple) else 8

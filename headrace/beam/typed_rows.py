@@ -1,4 +1,4 @@
-"""Rows with a Beam schema: Arrow batches with typed columns as rows that SQL and other languages read, and values back."""
+"""Rows with a Beam schema: Arrow batches with typed columns as rows that SQL and other languages read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from apache_beam.typehints.row_type import RowTypeConstraint
 from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.errors import UsageError
-
-__all__ = ["AsRows", "plain_value", "row_type"]
 
 _TYPES: Mapping[pa.DataType, Any] = {
     pa.bool_(): bool,
@@ -124,30 +122,3 @@ def _each(array: pa.Array, items: Sequence[Any], made: Callable[[Sequence[Any]],
     """For each row of a column of lists or maps what is made of its items."""
     ends, there = array.offsets.to_pylist(), array.is_valid().to_pylist()
     return [made(items[ends[row] : ends[row + 1]]) if is_there else None for row, is_there in enumerate(there)]
-
-
-def plain_value(value: Any, kind: pa.DataType, path: str) -> Any:
-    """A value for a column of this type as Arrow takes it: a row, a named tuple and a mapping become dictionaries.
-
-    Raises UsageError for a field that the type does not have, which Arrow would leave out silently.
-    """
-    fields = _fields_of(value)
-    if fields is not None and pa.types.is_struct(kind):
-        types = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
-        if unknown := sorted(fields.keys() - types.keys()):
-            raise UsageError(f"{path} has no field {unknown[0]!r} in its format, which has {', '.join(types)}")
-        return {name: plain_value(each, types[name], f"{path}.{name}") for name, each in fields.items()}
-    if fields is not None and pa.types.is_map(kind):
-        return [(key, plain_value(each, kind.item_type, f"{path}{{}}")) for key, each in fields.items()]
-    if isinstance(value, Sequence) and pa.types.is_list(kind):
-        return [plain_value(each, kind.value_type, f"{path}[]") for each in value]
-    return value.to_utc_datetime(has_tz=True) if isinstance(value, Timestamp) else value
-
-
-def _fields_of(value: Any) -> Mapping[Any, Any] | None:
-    """What a row, a named tuple or a mapping has by name; None of anything else."""
-    if isinstance(value, Row):
-        return cast("Mapping[Any, Any]", value.as_dict())
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return cast("Mapping[Any, Any]", value._asdict())
-    return value if isinstance(value, Mapping) else None

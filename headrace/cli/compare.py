@@ -1,4 +1,4 @@
-"""Comparing a topic with another, or with a table, record by record, in bounded memory. Sans-IO.
+"""Comparing a topic with another, or with a table, record by record, in bounded memory. Sans-I/O.
 
 **How.** Each record's identity (its value, its key, or some headers) becomes a hash of 128 bits. The input's are counted up,
 then the output's counted down. A count that stays above zero is a loss, one that falls below zero is a duplicate, an

@@ -74,7 +74,7 @@ class RegistryValues:
     """Keys or values as JSON, each by the schema that it names in a registry."""
 
     def __init__(self, registry: SchemaRegistry, field: str, encoding: Encoding) -> None:
-        """`field`: key or value. Does no I/O."""
+        """`field`: key or value."""
         self._registry, self._field, self._encoding = registry, field, encoding
 
     def shown(self, values: pa.Array, headers: pa.Array) -> list[str]:

@@ -101,7 +101,7 @@ def savepoint_command(
     The run may be running; the savepoint is then at most a checkpoint's interval old, and the run continues after it. To move a
     run stop it, with --savepoints: what starts with a savepoint writes again what the run has written since.
 
-    A run that has died may have left transactions that its newest checkpoint lists and no process has committed yet. With
+    A run that has died may have left transactions that its newest checkpoint lists and that are not committed yet. With
     --pipeline these are committed first, and what else its workers have left is aborted.
     """
     from headrace.enumerator.errors import StateError

@@ -20,8 +20,6 @@ from headrace.cli.run_table import Rates, line_of
 from headrace.enumerator.errors import RetriableError, StateError
 from headrace.runners.local.monitoring.status import read_status
 
-__all__ = ["JsonLines", "json_report", "text_report"]
-
 JSON_EVERY_S = 1.0
 TEXT_EVERY_S = 10.0
 

@@ -12,8 +12,6 @@ from headrace.runners.local.monitoring.status import RESTARTING, largest_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Rates", "line_of", "table_of"]
-
 STALE_S = 5.0
 """A coordinator reports itself each second."""
 

@@ -49,7 +49,7 @@ class NamedTable:
 
     @property
     def upkeep(self) -> TableUpkeep:
-        """Does no I/O."""
+        """What the maintenance commands call."""
         from headrace.connectors.tables.vacuum import TableUpkeep
 
         return TableUpkeep(self.sink.log(), self.where)

@@ -14,10 +14,8 @@ from headrace.cli.serving import until_interrupted
 from headrace.runners.local.monitoring.status import NoRunError, read_status
 from headrace.runners.waiting import wait_until
 
-__all__ = ["follow"]
-
 DAMAGED_S = 5.0
-"""A status that is damaged for so long is fixed by no process: a run writes it each second."""
+"""A status that is damaged for this long stays damaged: a run writes it each second."""
 
 
 def follow(folder: Path, every_s: float) -> None:

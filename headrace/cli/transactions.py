@@ -294,7 +294,7 @@ def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
 class Completion:
     """A list that must be completed, and its number of transactions. `forget`: it is deleted afterwards.
 
-    `topic`: the one that it is for; None when each row names its own. `driver id`: of the supervised driver who owns the job,
+    `topic`: the one that it is for; None when each row names its own. `driver_id`: of the supervised driver who owns the job,
     for which it is done.
     """
 
@@ -309,7 +309,7 @@ class Completion:
 def kafka_sink(given: dict[str, str], prefix: str, commit_topic: str) -> KafkaSink:
     """What a job with this prefix and commit topic writes by, by the client's properties. Does no I/O.
 
-    No call waits for more than a minute: another process waits for the command.
+    No call waits for more than a minute: a user waits for the command.
     """
     from headrace.connectors.kafka.write.sink import KafkaSink
 

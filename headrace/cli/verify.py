@@ -1,6 +1,6 @@
 """`headrace verify`: whether every record of the input topic is in the output, a topic or a table, exactly once.
 
-Topics are read under read_committed up to where they end now, a Delta or Iceberg table in its newest version; `comparison.py`
+Topics are read under read_committed up to where they end now, a Delta or Iceberg table in its newest version; `compare.py`
 explains the comparison and its limits. Compare when the job has caught up or stopped: records that it has not written yet
 count as lost.
 

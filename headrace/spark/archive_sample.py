@@ -38,7 +38,6 @@ class Numbers(DataSource):
         return "id bigint"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """On the driver."""
         return NumbersReader()
 
 

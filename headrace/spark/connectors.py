@@ -25,13 +25,10 @@ if TYPE_CHECKING:
     from headrace.connectors.tables.delta import DeltaSink
     from headrace.connectors.tables.iceberg import IcebergSink
 
-__all__ = ["kafka_options", "offset_log", "planned_batch_write", "planned_stream_write"]
-
 OPTION = "connector"
 KAFKA = "kafka"
 
-Planned = tuple[SinkWrite[Any], list[str]]
-"""How to write, and which of a frame's columns, in its order."""
+Planned = tuple[SinkWrite[Any], list[str]]  # how to write, and which of a frame's columns, in its order
 
 
 @contextmanager

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from headrace.runners.spark.supervision.dry_run_source import DryRunWriter
     from headrace.runners.spark.writers import BatchWriter, StreamWriter
 
-__all__ = ["DefaultSource"]
-
 
 class DefaultSource(DataSource):
     """`format("headrace")`: Apache Kafka with the options, columns and checkpoints of Spark's own connector; other sinks, too.
@@ -30,10 +28,7 @@ class DefaultSource(DataSource):
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Options are checked when the kind of query is known.
-
-        Raises UsageError for a PySpark that is too old, and ImportError with advice where Spark runs a Python without headrace.
-        """
+        """Raises UsageError for a PySpark that is too old, and ImportError with advice where Spark's Python has no headrace."""
         try:
             from headrace.runners.spark.version import require_pyspark
         except ImportError as error:
@@ -47,7 +42,6 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(...)`."""
         return "headrace"
 
     def schema(self) -> StructType:
@@ -59,7 +53,6 @@ class DefaultSource(DataSource):
         return default_schema(any_read(kafka_options(self.options)))
 
     def reader(self, schema: StructType) -> BatchReader[KafkaSplit]:
-        """A batch read. Raises UsageError for options or a schema that cannot be honoured."""
         from headrace.runners.spark.readers import BatchReader
         from headrace.spark.connectors import kafka_options
         from headrace.spark.kafka_read import Mode, kafka_read
@@ -67,7 +60,6 @@ class DefaultSource(DataSource):
         return BatchReader(kafka_read(kafka_options(self.options), Mode.BATCH, schema), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader[KafkaSplit]:  # noqa: N802 - Spark's name
-        """A streaming read. Raises UsageError for options or a schema that cannot be honoured."""
         from headrace.runners.spark.readers import StreamReader
         from headrace.spark.connectors import kafka_options
         from headrace.spark.kafka_read import Mode, kafka_read
@@ -83,7 +75,6 @@ class DefaultSource(DataSource):
         return BatchWriter(write.sink, columns, write.job, write.epoch, offset_log(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any] | DryRunWriter:  # noqa: FBT001, N802 - Spark's
-        """A streaming write. Raises UsageError for options or columns that cannot be honoured."""
         from headrace.runners.spark.driver_id import driver_id_of
         from headrace.runners.spark.supervision.dry_run_source import DryRunWriter, is_dry_run
         from headrace.runners.spark.writers import StreamWriter

@@ -13,12 +13,7 @@ from headrace.connectors.tables.delta import DeltaSink
 from headrace.spark.options import Option, OptionTable, SinkWrite, json_texts, sink_write, text
 from headrace.spark.table_options import table_arguments, table_options
 
-__all__ = ["OPTIONS", "delta_write"]
-
-
 OPTIONS = OptionTable(
-    "the sink",
-    "the sink",
     table_options(
         Option(
             "path",
@@ -28,22 +23,19 @@ OPTIONS = OptionTable(
         (
             "storageOptions",
             json_texts('{"AWS_REGION": "..."}'),
-            "a JSON object of what `deltalake` is notified of the store, such as keys",
+            "a JSON object that is passed to `deltalake` for the store, such as keys",
         ),
         "columns",
         "compression of Parquet: snappy (default), zstd, gzip, none, ...",
     ),
+    required=("path",),
 )
 """Every option of the sink."""
 
 
 def delta_write(options: Mapping[str, str], schema: StructType) -> tuple[SinkWrite[DeltaSink], tuple[str, ...]]:
-    """How to write a frame of this schema, and what to partition a new table by.
-
-    Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret.
-    """
+    """The write of such a frame, and what to partition a new table by. Raises UsageError naming the option at fault. No I/O."""
     given, _ = OPTIONS.parse(options)
-    OPTIONS.required(given, "path")
     store = given.get("storageOptions", {})
     sink = DeltaSink(given["path"], storage_options=store, **table_arguments(given, schema))
     return sink_write(sink, given), given.get("partitionBy", ())

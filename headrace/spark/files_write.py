@@ -12,8 +12,6 @@ from headrace.connectors.files.formats import FileFormat
 from headrace.connectors.files.sink import FileSink
 from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, json_object, sink_write, text
 
-__all__ = ["OPTIONS", "SparkFormat", "file_write"]
-
 
 class SparkFormat(StrEnum):
     """File formats, as Spark calls them."""
@@ -26,8 +24,6 @@ _FORMATS = {SparkFormat.PARQUET: FileFormat.PARQUET, SparkFormat.JSON: FileForma
 
 
 OPTIONS = OptionTable(
-    "the sink",
-    "the sink",
     (
         Option(
             "path", text, "the folder, as in `save(path)` and `start(path)`: a local one, or the URL of an fsspec filesystem"
@@ -41,6 +37,7 @@ OPTIONS = OptionTable(
         ),
         *REPEATED_WRITE,
     ),
+    required=("path",),
 )
 """Every option of the sink."""
 
@@ -48,8 +45,5 @@ OPTIONS = OptionTable(
 def file_write(options: Mapping[str, str]) -> SinkWrite[FileSink]:
     """Raises UsageError naming the option that is missing, unknown or wrong. Touches nothing; no message shows a secret."""
     given, _ = OPTIONS.parse(options)
-    OPTIONS.required(given, "path")
-    file_format = _FORMATS[given.get("fileFormat", SparkFormat.PARQUET)]
-    storage_options = given.get("storageOptions", {})
-    sink = FileSink(given["path"], file_format, given.get("compression"), storage_options=storage_options)
-    return sink_write(sink, given)
+    file_format, store = _FORMATS[given.get("fileFormat", SparkFormat.PARQUET)], given.get("storageOptions", {})
+    return sink_write(FileSink(given["path"], file_format, given.get("compression"), storage_options=store), given)

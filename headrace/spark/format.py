@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.runners.spark.format import DataSourceFormat
+from headrace.runners.spark.session import DataSourceFormat
 from headrace.spark.data_source import DefaultSource
 from headrace.spark.preload import preload
-
-__all__ = ["headrace_format"]
 
 
 def headrace_format() -> DataSourceFormat:

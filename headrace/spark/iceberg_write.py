@@ -10,12 +10,7 @@ from headrace.connectors.tables.iceberg import IcebergSink
 from headrace.spark.options import Option, OptionTable, SinkWrite, json_texts, sink_write, text
 from headrace.spark.table_options import table_arguments, table_options
 
-__all__ = ["OPTIONS", "iceberg_write"]
-
-
 OPTIONS = OptionTable(
-    "the sink",
-    "the sink",
     table_options(
         Option("table", text, "`namespace.table`"),
         (
@@ -27,16 +22,13 @@ OPTIONS = OptionTable(
         "`hour(column)`, `void(column)`,",
         "compression of Parquet: zstd (default), snappy, gzip, lz4, brotli or none",
     ),
+    required=("table", "catalog"),
 )
 """Every option of the sink."""
 
 
 def iceberg_write(options: Mapping[str, str], schema: StructType) -> tuple[SinkWrite[IcebergSink], tuple[str, ...]]:
-    """How to write a frame of this schema, and what to partition a new table by.
-
-    Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret.
-    """
+    """The write of such a frame, and what to partition a new table by. Raises UsageError naming the option at fault. No I/O."""
     given, _ = OPTIONS.parse(options)
-    OPTIONS.required(given, "table", "catalog")
     sink = IcebergSink(given["table"], given["catalog"], **table_arguments(given, schema))
     return sink_write(sink, given), given.get("partitionBy", ())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
@@ -26,17 +28,6 @@ from headrace.enumerator.errors import StateError, UsageError
 
 if TYPE_CHECKING:
     from headrace.connectors.formats.registry.client import SchemaRegistry
-
-__all__ = [
-    "RECORD_FORMATS",
-    "BadRecord",
-    "RecursiveField",
-    "TypedFormat",
-    "TypedOptions",
-    "check_pinned",
-    "read_formats",
-    "write_formats",
-]
 
 Field = Literal["key", "value"]
 FIELDS: tuple[Field, Field] = ("key", "value")
@@ -215,7 +206,7 @@ def read_formats(
         if spec.registry_kind is not None:
             formats[field] = _schemed(spec, field, given, topics, wanted, registry_properties)
         else:
-            plain = _without_schema(spec, field, given, wanted)
+            plain = _without_schema(spec, field, given, wanted, time_zone=given.get("timeZone", session_time_zone))
             formats[field] = TypedFormat.seen(plain, {"format": spec.name}, wanted, field)
     return TypedOptions(formats, str(given.get("onBadRecord", BadRecord.FAIL)))  # type: ignore[arg-type] # its values
 
@@ -245,6 +236,8 @@ def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> 
             raise UsageError(f"option '{REGISTRY_PREFIX}{said}' means nothing without {field}Format of a schema registry")
         if f"{field}Record" in given and "schemaRegistryUrl" not in given:
             raise UsageError(f"option '{field}Record' needs schemaRegistryUrl")
+    if "timeZone" in given and not any(spec.name == "json" for field in FIELDS if (spec := given.get(f"{field}Format"))):
+        raise UsageError("option 'timeZone' means nothing without valueFormat or keyFormat of json")
     if "onBadRecord" in given and not any(f"{field}Format" in given for field in FIELDS):
         raise UsageError("option 'onBadRecord' means nothing without valueFormat or keyFormat")
 
@@ -397,21 +390,35 @@ def _check_subject(field: Field, given: Mapping[str, Any], registry_properties: 
         raise UsageError(f"option '{field}Record' means nothing with {field}Schema, which has its own name")
 
 
-def _without_schema(spec: FormatSpec, field: Field, given: Mapping[str, Any], columns: StructType | None) -> ValueFormat:
+def session_time_zone() -> str:
+    """The zone of the session whose task this is. If it has no setting, Spark's is that of the driver's machine."""
+    context = TaskContext.get()
+    said = None if context is None else context.getLocalProperty("spark.sql.session.timeZone")
+    return said or os.environ.get("TZ") or os.path.realpath("/etc/localtime").partition("/zoneinfo/")[2] or "UTC"
+
+
+def _without_schema(
+    spec: FormatSpec,
+    field: Field,
+    given: Mapping[str, Any],
+    columns: StructType | None,
+    *,
+    time_zone: str | Callable[[], str] | None = None,
+) -> ValueFormat:
     """A format that no schema describes. It takes the type of its values from the frame's column, or needs none."""
     if "arrow_type" not in spec.arguments:
         return create_format(spec.name)
     column = _column(field, columns)
     if column is None and f"{field}Schema" in given:
         column = _from_json(field, given[f"{field}Schema"])
-    if column is None and columns is not None:  # no process sees the field: whether it is JSON is all that may matter
+    if column is None and columns is not None:  # the field is not in the frame: whether it is JSON is all that may matter
         column = StructType([])
     if column is None:
         raise UsageError(
             f"{field}Format={spec.name} needs the type of the {field}: with .schema('{field} struct<...>'), or in "
             f"{field}Schema the type's JSON (frame.schema.json())"
         )
-    return create_format(spec.name, arrow_type=to_arrow_type(column, timezone="UTC"))
+    return create_format(spec.name, arrow_type=to_arrow_type(column, timezone="UTC"), time_zone=time_zone)
 
 
 def _from_json(field: Field, text: str) -> DataType:
@@ -544,8 +551,8 @@ def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field
 
     A format that is new to the checkpoint is taken, and a schema with more fields than before. Raises StateError for another
     format or none, for a field that is gone or has another type, and for a registry that has another schema, or none, under the
-    id of earlier. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError if
-    unsuccessfully.
+    id of earlier. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError
+    without an answer.
     """
     for field in FIELDS:
         if (was := pinned.get(field)) is None:

@@ -7,12 +7,11 @@ Spark's own Kafka connector writes the same, so what reads that (listeners that 
 No topic has a colon in its name, and this one has no partitions. The key is the rest, in an envelope
 (`headrace.enumerator.envelope`) of version 1:
 
-    {"shown": <checksum of what others read>, "started": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "epochs": {"t": {"0":
-    5}},
-     "offsets": {}, "formats": {}, "initial": true}
+    {"shown": <checksum of what others read>, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"},
+     "epochs": {"t": {"0": 5}}, "offsets": {}, "formats": {}, "initial": true}
 
-`started` is the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose log held
-all before the position (KIP-320). A topic that was re-created has two ids under one name. Then the key in the maps is
+The second map has the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose
+log held all before the position (KIP-320). A topic that was re-created has two ids under one name. Then the key in the maps is
 `t@<uuid>`, and the positions are in `offsets`: what others read names a topic once. `formats` is not empty for a query that
 decodes keys or values: it has by `key` and `value` what `kafka_formats.TypedFormat` pins, which a restart is compared with:
 
@@ -45,8 +44,7 @@ _WHERE = "the query's checkpoint"
 
 OURS = "headrace:"
 
-PartitionNumbers = dict[str, dict[str, int]]
-"""Topic -> partition -> an offset, or a leader epoch."""
+PartitionNumbers = dict[str, dict[str, int]]  # topic -> partition -> an offset, or a leader epoch
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,7 @@ class KafkaOffsets:
     def first_offsets(self, found: Sequence[KafkaSplit], known: Mapping[str, KafkaSplit]) -> Mapping[str, int]:
         """The first record of each, whatever startingOffsetsOfNewPartitions says: the JVM connector knows no other start.
 
-        The end itself where the partition is gone, or starts behind it by now. Raises OutageError while it is not known which
-        are gone.
+        The end itself where the partition is gone, or starts behind it now. Raises OutageError while it is not known which are.
         """
         firsts = self.source.create_discovery().first_offsets(found)
         return {split.split_id: min(firsts.get(split.split_id, split.next_offset), split.next_offset) for split in found}
@@ -133,10 +130,7 @@ def parse(text: str) -> Mapping[str, Any]:
 
 
 def parse_ours(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit] | None:
-    """Offsets of headrace; None for the JVM connector's form, whose only keys are topics.
-
-    Raises StateError for a newer version or a damaged document.
-    """
+    """Offsets of headrace; None for the JVM connector's. Raises StateError for a newer version or a damaged document."""
     rest = _rest(document)
     return None if rest is None else _offsets(document, rest)
 

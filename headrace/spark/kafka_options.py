@@ -6,25 +6,33 @@ that means something in the other direction only is skipped with a warning.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from headrace.connectors.formats.by_name import FormatSpec
+from headrace.connectors.formats.json_times import check_zone
 from headrace.connectors.formats.registry.schemas import SchemaReference
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.topology import TopicPartition
-from headrace.connectors.kafka.format.decode import BadTimestamps
-from headrace.connectors.kafka.read.bad_batches import BadBatches
-from headrace.connectors.kafka.read.discovery import NoMatch, Positions
+from headrace.connectors.kafka.read.discovery import Positions
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
 from headrace.runners.restarts import duration_s
 from headrace.spark.kafka_formats import FIELDS, RECORD_FORMATS, REGISTRY_PREFIX, BadRecord, RecursiveField
-from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, boolean, choice, integer, text, verbatim
-
-__all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "Delivery"]
+from headrace.spark.options import (
+    REPEATED_WRITE,
+    Option,
+    OptionTable,
+    as_json,
+    boolean,
+    choice,
+    integer,
+    one_of,
+    text,
+    verbatim,
+)
 
 
 class Delivery(StrEnum):
@@ -37,10 +45,6 @@ class Delivery(StrEnum):
 # --- reading the text of one option -----------------------------------------------------------------------------------
 
 _MOST_DIGITS = len(str(2**63))
-
-
-def _duration(option: Option, value: str) -> float:
-    return duration_s(f"option '{option.name}'", value)
 
 
 def _names(option: Option, value: str) -> tuple[str, ...]:
@@ -57,10 +61,7 @@ def _pattern(option: Option, value: str) -> str:
 
 
 def _json(option: Option, value: str, example: str) -> Mapping[str, Any]:
-    try:
-        document = json.loads(value)
-    except (ValueError, RecursionError):
-        document = None
+    document = as_json(value)
     if not isinstance(document, dict):
         raise option.refuse(value, f"JSON like {example}")
     return document
@@ -129,10 +130,7 @@ def _timestamps(option: Option, value: str) -> Positions:
 
 
 def _end_word(option: Option, value: str) -> Position:
-    word = value.strip().lower()
-    if word not in ("earliest", "latest"):
-        raise option.refuse(value, "earliest or latest")
-    return _BY_NAME[word]
+    return _BY_NAME[one_of("earliest", "latest")(option, value)]
 
 
 def _format(option: Option, value: str) -> FormatSpec:
@@ -142,42 +140,17 @@ def _format(option: Option, value: str) -> FormatSpec:
     return RECORD_FORMATS[word]
 
 
-def _no_match(option: Option, value: str) -> NoMatch:
-    match value.strip().lower():
-        case "error":
-            return "error"
-        case "latest":
-            return "latest"
-        case _:
-            raise option.refuse(value, "error or latest")
-
-
-def _bad_timestamps(option: Option, value: str) -> BadTimestamps:
-    match value.strip().lower():
-        case "error":
-            return "error"
-        case "null":
-            return "null"
-        case _:
-            raise option.refuse(value, "error or null")
-
-
-def _bad_batches(option: Option, value: str) -> BadBatches:
-    match value.strip().lower():
-        case "error":
-            return "error"
-        case "skip":
-            return "skip"
-        case _:
-            raise option.refuse(value, "error or skip")
+def _zone(option: Option, value: str) -> str:
+    try:
+        check_zone(word := text(option, value))
+    except UsageError as error:
+        raise UsageError(f"option '{option.name}': {error}") from error
+    return word
 
 
 def _references(option: Option, value: str) -> tuple[SchemaReference, ...]:
     wanted = 'a JSON list of objects like {"name": "air.City", "subject": "city-value", "version": 1}'
-    try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
-        raise option.refuse(value, wanted) from None
+    found = as_json(value)
     if not isinstance(found, list) or not all(isinstance(each, dict) and _names_a_version(each) for each in found):
         raise option.refuse(value, wanted)
     return tuple(SchemaReference(**each) for each in found)
@@ -221,7 +194,7 @@ _SOURCE: tuple[Option, ...] = (
     Option("startingOffsets", _offsets, "start: earliest (batch default), latest (streaming default), group, or JSON"),
     Option("startingTimestamp", _timestamp, "start at this time, in ms since 1970 UTC. Overrides startingOffsetsByTimestamp"),
     Option("startingOffsetsByTimestamp", _timestamps, "start at these times, as JSON. Overrides startingOffsets"),
-    Option("startingOffsetsByTimestampStrategy", _no_match, "no record that late: error (default), or latest"),
+    Option("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "no record that late: error (default), or latest"),
     Option("startingOffsetsOfNewPartitions", _end_word, "ours: where partitions that appear later start. Default earliest"),
     Option("startingOffsetsWithoutCommit", _end_word, "ours: start of what the group has not committed. Default earliest"),
     Option(
@@ -236,12 +209,22 @@ _SOURCE: tuple[Option, ...] = (
     Option("includeHeaders", boolean, "add the column headers. Default false"),
     Option("maxOffsetsPerTrigger", integer(1), "streaming: most offsets in a batch, divided among the partitions"),
     Option("minOffsetsPerTrigger", integer(1), "streaming: wait for this many offsets, or for maxTriggerDelay"),
-    Option("maxTriggerDelay", _duration, "streaming: longest wait for minOffsetsPerTrigger. Default 15m"),
+    Option(
+        "maxTriggerDelay",
+        lambda option, value: duration_s(f"option '{option.name}'", value),
+        "streaming: longest wait for minOffsetsPerTrigger. Default 15m",
+    ),
     Option("maxRecordsPerPartition", integer(1), "most offsets in one Spark task"),
     Option("minPartitions", integer(1), "about this many Spark tasks: large ranges are split"),
     Option("kafkaConsumer.pollTimeoutMs", integer(1), "a task that receives nothing for this time fails. Default 120000"),
-    Option("badTimestamps", _bad_timestamps, "ours: a timestamp beyond 64-bit microseconds: `error` (default), or `null`"),
-    Option("badBatches", _bad_batches, "ours: a batch of records that cannot be decoded at all: `error` (default), or `skip`"),
+    Option(
+        "badTimestamps", one_of("error", "null"), "ours: a timestamp beyond 64-bit microseconds: `error` (default), or `null`"
+    ),
+    Option(
+        "badBatches",
+        one_of("error", "skip"),
+        "ours: a batch of records that cannot be decoded at all: `error` (default), or `skip`",
+    ),
     Option("maxUncompressedBatchBytes", integer(1), "ours: most bytes that a compressed batch may unpack to. Default 256 MiB"),
     Option("valueFormat", _format, f"ours: decode `value`: {', '.join(f'`{name}`' for name in RECORD_FORMATS)}"),
     Option("keyFormat", _format, "ours: the same for `key`"),
@@ -254,6 +237,7 @@ _SOURCE: tuple[Option, ...] = (
         )
         for field in FIELDS
     ),
+    Option("timeZone", _zone, "ours: of JSON times without a zone. Default: the session's, `spark.sql.session.timeZone`"),
     Option("onBadRecord", choice(BadRecord), "ours: what cannot be decoded: `fail` (default), `keep`, or `skip`"),
     Option("commitOffsetsToGroup", text, "ours, streaming: commit offsets to this group as batches complete"),
     Option("jvmCheckpoint", text, "ours: path of the JVM connector's checkpoint, if that query was killed in its first batch"),
@@ -265,38 +249,38 @@ _SOURCE: tuple[Option, ...] = (
 # What is an argument of `KafkaSink` says so; more than that an option of the sink does not need.
 _SINK: tuple[Option, ...] = (
     Option("topic", text, "topic of all rows; overrides the column `topic`", argument="topic"),
-    Option("valueFormat", _format, "encode `value`, as above. Default: bytes or a string"),
-    Option("keyFormat", _format, "the same for `key`"),
+    Option("valueFormat", _format, "ours: encode `value`, as above. Default: bytes or a string"),
+    Option("keyFormat", _format, "ours: the same for `key`"),
     *_SCHEMAS,
     *(
         Option(
             f"{field}SchemaReferences",
             _references,
-            f'what {field}Schema refers to in the registry: `[{{"name": "A", "subject": "a", "version": 1}}]`',
+            f'ours: what {field}Schema refers to in the registry: `[{{"name": "A", "subject": "a", "version": 1}}]`',
         )
         for field in FIELDS
     ),
-    Option("registerSchemas", boolean, "register the schema of valueSchema or keySchema where it is new. Default false"),
-    Option("delivery", choice(Delivery), "`exactly-once` (default) or `at-least-once`"),
+    Option("registerSchemas", boolean, "ours: register the schema of valueSchema or keySchema where it is new. Default false"),
+    Option("delivery", choice(Delivery), "ours: `exactly-once` (default) or `at-least-once`"),
     Option(
         "transactionalIdPrefix",
         text,
-        f"prefix of all transactional ids (default `{DEFAULT_PREFIX}`)",
+        f"ours: prefix of all transactional ids (default `{DEFAULT_PREFIX}`)",
         argument="transactional_id_prefix",
     ),
     Option(
         "commitTopic",
         text,
-        f"compacted topic for the lists of committables, created if missing (default `{DEFAULT_COMMIT_TOPIC}`)",
+        f"ours: compacted topic for the lists of committables, created if missing (default `{DEFAULT_COMMIT_TOPIC}`)",
         argument="commit_topic",
     ),
-    *REPEATED_WRITE,
+    *(replace(option, meaning=f"ours: {option.meaning}") for option in REPEATED_WRITE),
 )
 
 SOURCE_OPTIONS = OptionTable(
+    _SOURCE,
     "headrace",
     "headrace's source",
-    _SOURCE,
     prefix="kafka.",
     ignored=frozenset({"path"}),
     groups=(REGISTRY_PREFIX,),
@@ -306,8 +290,6 @@ SOURCE_OPTIONS = OptionTable(
 """Every option of the source; `kafka.*` are the client's properties."""
 
 SINK_OPTIONS = OptionTable(
-    "the sink",
-    "the sink",
     _SINK,
     prefix="kafka.",
     ignored=frozenset({"path"}),  # Spark's own sink ignores it, too
@@ -315,3 +297,40 @@ SINK_OPTIONS = OptionTable(
     other_side=_SOURCE,
 )
 """Every option of the sink; `kafka.*` are the client's properties."""
+
+# --- the client's properties, `kafka.*`: what Spark's own connector refuses, in its words -----------------------------------
+
+REFUSED: Mapping[str, str] = {
+    "auto.offset.reset": (
+        "Kafka option 'auto.offset.reset' is not supported.\n"
+        "Instead set the source option 'startingoffsets' to 'earliest' or 'latest'\n"
+        "to specify where to start. Structured Streaming manages which offsets are consumed\n"
+        "internally, rather than relying on the kafkaConsumer to do it. This will ensure that no\n"
+        "data is missed when new topics/partitions are dynamically subscribed. Note that\n"
+        "'startingoffsets' only applies when a new Streaming query is started, and\n"
+        "that resuming will always pick up from where the query left off. See the docs for more\n"
+        "details."
+    ),
+    "key.deserializer": (
+        "Kafka option 'key.deserializer' is not supported as keys are deserialized as byte arrays with "
+        "ByteArrayDeserializer. Use DataFrame operations to explicitly deserialize the keys."
+    ),
+    "value.deserializer": (
+        "Kafka option 'value.deserializer' is not supported as values are deserialized as byte arrays with "
+        "ByteArrayDeserializer. Use DataFrame operations to explicitly deserialize the values."
+    ),
+    "key.serializer": "Kafka option 'key.serializer' is not supported as keys are serialized with ByteArraySerializer.",
+    "value.serializer": "Kafka option 'value.serializer' is not supported as values are serialized with ByteArraySerializer.",
+    "enable.auto.commit": "Kafka option 'enable.auto.commit' is not supported",
+    "interceptor.classes": "Kafka option 'interceptor.classes' is not supported",
+}
+"""Properties that Spark's connector sets itself, without `kafka.`, and what it reports about each."""
+
+
+def check_properties(properties: Mapping[str, str], client: Literal["consumer", "producer"]) -> None:
+    """Raises UsageError, in Spark's words, for a property (in lower case) that its connector refuses, or without a cluster."""
+    for name in properties:
+        if name in REFUSED:
+            raise UsageError(REFUSED[name])
+    if "bootstrap.servers" not in properties:
+        raise UsageError(f"Option 'kafka.bootstrap.servers' must be specified for configuring Kafka {client}")

@@ -22,15 +22,12 @@ from headrace.runners.spark.log_read import Limits, LogRead
 from headrace.spark.jvm_checkpoint import JvmCheckpoint
 from headrace.spark.kafka_formats import REGISTRY_PREFIX, read_formats
 from headrace.spark.kafka_offsets import KafkaOffsets
-from headrace.spark.kafka_options import SOURCE_OPTIONS
-from headrace.spark.kafka_properties import check_properties
+from headrace.spark.kafka_options import SOURCE_OPTIONS, check_properties
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
-
-__all__ = ["Mode", "any_read", "kafka_read", "log_read"]
 
 
 class Mode(Enum):
@@ -42,18 +39,11 @@ class Mode(Enum):
 
 _STRATEGIES = ("subscribe", "subscribePattern", "assign")
 _STREAM_ONLY = (
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "commitOffsetsToGroup",
-    "jvmCheckpoint",
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsetsToGroup", "jvmCheckpoint"),
     "startingOffsetsOfNewPartitions",
 )
 _STARTS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 _BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp", "endingTimestamp", "endingOffsetsByTimestamp")
-
-
-# --- the whole --------------------------------------------------------------------------------------------------------
 
 
 def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None = None) -> LogRead[KafkaSplit]:
@@ -72,22 +62,19 @@ def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None
 def any_read(options: Mapping[str, str]) -> LogRead[KafkaSplit]:
     """What these options mean in whatever kind of query they fit. Raises UsageError if they fit none."""
     given, properties = _parsed(options)
-    mode = Mode.STREAM
     try:
         _check_stream(given)
     except UsageError:
         _check_batch(given)
-        mode = Mode.BATCH
-    return _read(given, properties, mode, None)
+        return _read(given, properties, Mode.BATCH, None)
+    return _read(given, properties, Mode.STREAM, None)
 
 
 def _parsed(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What holds for both kinds of queries: options by name, and the client's properties."""
     given, properties = SOURCE_OPTIONS.parse(options)
     chosen = [name for name in _STRATEGIES if name in given]
     if len(chosen) != 1:
-        how_many = "Only one" if chosen else "One"
-        verb = "can" if chosen else "must"
+        how_many, verb = ("Only one", "can") if chosen else ("One", "must")
         raise UsageError(
             f"{how_many} of the following options {verb} be specified for Kafka source: "
             f"{', '.join(_STRATEGIES)}. See the docs for more details."
@@ -98,18 +85,22 @@ def _parsed(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]
 
 
 def _read(given: Mapping[str, Any], properties: dict[str, str], mode: Mode, wanted: StructType | None) -> LogRead[KafkaSplit]:
-    typed = read_formats(given, _topics(given), wanted, given.get(REGISTRY_PREFIX, {}))
+    topics = None if "subscribePattern" in given else tuple(given["subscribe"] if "subscribe" in given else given["assign"])
+    typed = read_formats(given, topics, wanted, given.get(REGISTRY_PREFIX, {}))
+    start = _start(given, properties, mode)
+    if "commitOffsetsToGroup" in given:  # the group to start from may be another: only this one is the client's then
+        properties.pop("group.id", None)
     source = KafkaSource(
         properties.pop("bootstrap.servers"),
         topics=given.get("subscribe"),
         pattern=given.get("subscribePattern"),
         partitions=given.get("assign"),
-        start=_start(given, properties, mode),
+        start=start,
         start_of_new_partitions=given.get("startingOffsetsOfNewPartitions", Earliest()),
         stop=_stop(given) if mode is Mode.BATCH else None,
         group=given.get("commitOffsetsToGroup"),
         isolation_level=properties.pop("isolation.level", Isolation.READ_UNCOMMITTED),
-        properties=_without_group(given, properties),
+        properties=properties,
         fail_on_data_loss=given.get("failOnDataLoss", True),
         columns=(*ALL_COLUMNS, "headers"),
         value=typed.formats.get("value"),
@@ -126,26 +117,21 @@ def _read(given: Mapping[str, Any], properties: dict[str, str], mode: Mode, want
 
 
 def log_read(source: KafkaSource, columns: tuple[str, ...], given: Mapping[str, Any]) -> LogRead[KafkaSplit]:
-    """How Spark is to read this source: `given` are the options, by name, that say nothing of the source itself.
-
-    Raises UsageError for limits that contradict each other.
-    """
-    location = given.get("jvmCheckpoint")
+    """How Spark reads this source: `given` are the options that do not describe it. Raises UsageError for limits at odds."""
+    location, least, most = map(given.get, ("jvmCheckpoint", "minOffsetsPerTrigger", "maxOffsetsPerTrigger"))
+    if least is not None and most is not None and least > most:
+        raise UsageError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}).")
     return LogRead(
         source=source,
         offsets=KafkaOffsets(source),
         columns=columns,
-        limits=_limits(given),
+        limits=Limits(most, least, given.get("maxTriggerDelay", 900.0)),
         min_tasks=given.get("minPartitions"),
         max_task_offsets=given.get("maxRecordsPerPartition"),
         poll_timeout_s=given.get("kafkaConsumer.pollTimeoutMs", 120_000) / 1000,
         predecessor=None if location is None else JvmCheckpoint(location),
         savepoint=given.get("startFromSavepoint"),
     )
-
-
-def _topics(given: Mapping[str, Any]) -> tuple[str, ...] | None:
-    return None if "subscribePattern" in given else tuple(given["subscribe"] if "subscribe" in given else given["assign"])
 
 
 def _check_what_depends(given: Mapping[str, Any]) -> None:
@@ -198,15 +184,12 @@ def _check_range(starts: object, ends: object, what: str) -> None:
     if not isinstance(starts, Mapping) or not isinstance(ends, Mapping):
         return
     if starts.keys() != ends.keys():
-        raise UsageError(f"the starting and the ending {what}s must name the same partitions: {_only(starts, ends)}")
+        only = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(starts.keys() ^ ends.keys()))
+        raise UsageError(f"the starting and the ending {what}s must name the same partitions: {only} is in one only")
     for (topic, partition), start in starts.items():
         low, high = _number(start), _number(ends[topic, partition])
         if low is not None and high is not None and low > high:
             raise UsageError(f"the starting {what} {low} of {topic}-{partition} is greater than its ending {what} {high}")
-
-
-def _only(starts: Mapping[Any, Any], ends: Mapping[Any, Any]) -> str:
-    return ", ".join(f"{topic}-{partition}" for topic, partition in sorted(starts.keys() ^ ends.keys())) + " is in one only"
 
 
 def _number(position: object) -> int | None:
@@ -230,19 +213,7 @@ def _start(given: Mapping[str, Any], properties: Mapping[str, str], mode: Mode) 
     return Committed(group, given.get("startingOffsetsWithoutCommit", Earliest()))
 
 
-def _limits(given: Mapping[str, Any]) -> Limits:
-    least, most = given.get("minOffsetsPerTrigger"), given.get("maxOffsetsPerTrigger")
-    if least is not None and most is not None and least > most:
-        raise UsageError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}).")
-    return Limits(most, least, given.get("maxTriggerDelay", 900.0))
-
-
 def _stop(given: Mapping[str, Any]) -> Positions:
     names = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
     stop: Positions = next((given[name] for name in names if name in given), Latest())
     return stop
-
-
-def _without_group(given: Mapping[str, Any], properties: Mapping[str, str]) -> dict[str, str]:
-    """The group to start from may be another than the one to commit to; only the latter is the client's then."""
-    return {name: value for name, value in properties.items() if name != "group.id" or "commitOffsetsToGroup" not in given}

@@ -17,11 +17,8 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.writers import check_columns
 from headrace.spark.kafka_formats import REGISTRY_PREFIX, write_formats
-from headrace.spark.kafka_options import SINK_OPTIONS, Delivery
-from headrace.spark.kafka_properties import check_properties
+from headrace.spark.kafka_options import SINK_OPTIONS, Delivery, check_properties
 from headrace.spark.options import SinkWrite, sink_write, warn_once
-
-__all__ = ["kafka_columns", "kafka_write"]
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "topic": ("string",),
@@ -37,7 +34,6 @@ _AT_LEAST_ONCE = frozenset(each.name for each in fields(AtLeastOnceKafkaSink))
 
 
 def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) -> list[str]:
-    """The columns of a frame that are written. Raises UsageError for a missing one, or one of another type."""
     encoded = {"key": sink.key, "value": sink.value}
     for field in schema:
         if field.name == DEAD_LETTER and "topic" not in getattr(field.dataType, "names", ()):

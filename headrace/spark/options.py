@@ -21,23 +21,6 @@ from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.driver_id import DRIVER_ID
 
-__all__ = [
-    "REPEATED_WRITE",
-    "Option",
-    "OptionTable",
-    "Parse",
-    "SinkWrite",
-    "boolean",
-    "choice",
-    "integer",
-    "json_object",
-    "json_texts",
-    "sink_write",
-    "text",
-    "verbatim",
-    "warn_once",
-]
-
 log = logging.getLogger(__name__)
 
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
@@ -66,8 +49,7 @@ class Option:
         return UsageError(f"option '{self.name}' must be {wanted}, not {value!r}")
 
 
-Parse = Callable[[Option, str], Any]
-"""Reads the text of an option. Raises UsageError."""
+Parse = Callable[[Option, str], Any]  # reads the text of an option. Raises UsageError.
 
 
 # --- reading the text of one option -----------------------------------------------------------------------------------
@@ -91,8 +73,6 @@ def boolean(option: Option, value: str) -> bool:
 
 
 def integer(least: int) -> Parse:
-    """A whole number from `least`."""
-
     def parse(option: Option, value: str) -> int:
         if re.fullmatch(r"[+-]?[0-9]{1,19}", value.strip()) is None:
             raise option.refuse(value, "a whole number")
@@ -108,7 +88,7 @@ def json_object(example: str) -> Parse:
     """A JSON object, which may hold secrets: the error shows this example, and neither the text nor the cause, which has it."""
 
     def parse(option: Option, value: str) -> dict[str, Any]:
-        found = _from_json(value)
+        found = as_json(value)
         if not isinstance(found, dict):
             raise UsageError(f"option '{option.name}' must be JSON like {example}")
         return found
@@ -120,7 +100,7 @@ def json_texts(example: str) -> Parse:
     """As `json_object`, of texts only."""
 
     def parse(option: Option, value: str) -> dict[str, str]:
-        found = _from_json(value)
+        found = as_json(value)
         if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
             raise UsageError(f"option '{option.name}' must be JSON like {example}, with texts as values")
         return found
@@ -128,11 +108,22 @@ def json_texts(example: str) -> Parse:
     return parse
 
 
-def _from_json(value: str) -> object:
+def as_json(value: str) -> object:
+    """What the JSON holds; None for any other text."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
         return None
+
+
+def one_of(*words: str) -> Parse:
+    def parse(option: Option, value: str) -> str:
+        word = value.strip().lower()
+        if word not in words:
+            raise option.refuse(value, " or ".join(words))
+        return word
+
+    return parse
 
 
 def choice(kind: type[ChoiceT]) -> Parse:
@@ -158,36 +149,33 @@ class OptionTable:
     both, as Spark's own connector allows. A warning names each.
     """
 
-    known_to: str
-    owner: str
     options: Sequence[Option]
+    known_to: str = "the sink"
+    owner: str = "the sink"
     prefix: str = ""
     ignored: frozenset[str] = frozenset()
     groups: Sequence[str] = ()
+    required: Sequence[str] = ()
     other_side: Sequence[Option] = ()
     nothing_alike: str = field(default="", kw_only=True)
     """What is said of an option that resembles none."""
 
     def __iter__(self) -> Iterator[Option]:
-        """In the order of the documentation."""
         return iter(self.options)
 
     @functools.cached_property
     def _by_name(self) -> Mapping[str, Option]:
         return {option.name.lower(): option for option in self.options}
 
-    def option(self, written: str) -> Option | None:
-        return self._by_name.get(written.lower())
-
     def parse(self, written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
         """Values by documented name, and properties by name in lower case without the prefix.
 
-        Raises UsageError for an option that is not known, and as the options' own parsers. Does no I/O.
+        Raises UsageError for an option that is not known, or missing, and as the options' own parsers. Does no I/O.
         """
         given: dict[str, Any] = {}
         properties: dict[str, str] = {}
         for name, value in written.items():
-            option = self.option(name)
+            option = self._by_name.get(name.lower())
             if self.prefix and name.lower().startswith(self.prefix):
                 properties[name.lower().removeprefix(self.prefix)] = value
             elif option is not None:
@@ -196,20 +184,16 @@ class OptionTable:
                 given.setdefault(group, {})[name.lower().removeprefix(group)] = value
             elif name.lower() not in _FROM_SPARK | self.ignored:
                 self._pass_over(name)
+        for name in self.required:
+            if name not in given:
+                raise UsageError(f"option '{name}' is missing: {self._by_name[name.lower()].meaning}")
         return given, properties
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The given options that are arguments of the connector's class, by the names of these."""
         return {each.argument: given[each.name] for each in self if each.argument is not None and each.name in given}
 
-    def required(self, given: Mapping[str, Any], *names: str) -> None:
-        """Raises UsageError naming the first of these that is missing."""
-        for name in names:
-            if name not in given:
-                raise UsageError(f"option '{name}' is missing: {self._by_name[name.lower()].meaning}")
-
     def _pass_over(self, written: str) -> None:
-        """Raises UsageError unless the option is the other direction's."""
         other = next((option for option in self.other_side if option.name.lower() == written.lower()), None)
         if other is None:
             raise self._unknown(written)
@@ -245,7 +229,7 @@ class SinkWrite(Generic[SinkT]):
 def _job(option: Option, value: str) -> str:
     job = check_job(text(option, value))
     if is_one_off(job):
-        raise option.refuse(job, "of another form than the names of writes that no process repeats")
+        raise option.refuse(job, "of another form than the names of writes that are never repeated")
     return job
 
 

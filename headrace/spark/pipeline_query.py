@@ -18,22 +18,15 @@ from headrace.spark.kafka_options import SOURCE_OPTIONS
 from headrace.spark.kafka_read import log_read
 from headrace.spark.options import OptionTable
 
-__all__ = ["QUERY_OPTIONS", "pipeline_query"]
-
 _OF_QUERIES = (
-    "startFromSavepoint",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "maxRecordsPerPartition",
-    "minPartitions",
-    "kafkaConsumer.pollTimeoutMs",
+    *("startFromSavepoint", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    *("maxRecordsPerPartition", "minPartitions", "kafkaConsumer.pollTimeoutMs"),
 )
 
 QUERY_OPTIONS = OptionTable(
-    "a pipeline's query",
-    "a pipeline's query",
     [option for option in SOURCE_OPTIONS if option.name in _OF_QUERIES],
+    "a pipeline's query",
+    "a pipeline's query",
     nothing_alike=f"there are: {', '.join(_OF_QUERIES)}; everything else is said by the pipeline's source and sink",
 )
 """What `Pipeline.start_on_spark` takes alongside what the source says."""
@@ -42,10 +35,7 @@ QUERY_OPTIONS = OptionTable(
 def pipeline_query(
     pipeline: PipelineSpec, checkpoint: str, name: str | None, trigger: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> PipelineQuery:
-    """The pipeline as a query. Does no I/O.
-
-    Raises UsageError, which names it, for what Spark cannot carry over, and for an option that is not known or wrong.
-    """
+    """The pipeline as a query. Does no I/O. Raises UsageError naming what Spark cannot carry over, or the option at fault."""
     require_pyspark()
     if isinstance(pipeline.sink, Mapping):
         raise UsageError(
@@ -55,8 +45,7 @@ def pipeline_query(
     if not isinstance(checkpoint, str) or not checkpoint.strip():
         raise UsageError(f"checkpointLocation must be a folder's path or URL, not {checkpoint!r}")
     given, _ = QUERY_OPTIONS.parse({name: _text(value) for name, value in options.items()})
-    read = _read(pipeline.source, given)
-    return PipelineQuery(read, pipeline.sink, pipeline.transformed, checkpoint, name, trigger)
+    return PipelineQuery(_read(pipeline.source, given), pipeline.sink, pipeline.transformed, checkpoint, name, trigger)
 
 
 def _text(value: object) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["preload"]
-
 
 def preload() -> None:
-    """Import it. Called by the process that Spark's are forked from, and by a standby."""
+    """Import it. Called by the process from which Spark's are forked, and by a standby."""
     # ruff: noqa: F401 - these are imported to be there
     import encodings.idna  # of the first look-up of a host
 

@@ -19,8 +19,6 @@ from headrace.connectors.sql.url import malformed
 from headrace.enumerator.errors import UsageError
 from headrace.spark.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, sink_write, text, verbatim
 
-__all__ = ["OPTIONS", "SqlDelivery", "sql_write"]
-
 _JDBC = "jdbc:"
 _JDBC_LOGIN = ("user", "password")
 _JDBC_SAME = frozenset({"sslmode", "sslrootcert"})
@@ -46,8 +44,6 @@ def _names(option: Option, value: str) -> tuple[str, ...]:
 
 
 OPTIONS = OptionTable(
-    "the sink",
-    "the sink",
     (
         Option(
             "url",
@@ -62,6 +58,7 @@ OPTIONS = OptionTable(
         Option("lockTimeout", _seconds, "seconds to wait for a lock that another transaction holds (default 30)"),
         *REPEATED_WRITE,
     ),
+    required=("url", "dbtable"),
 )
 """Every option of the sink."""
 
@@ -69,7 +66,6 @@ OPTIONS = OptionTable(
 def sql_write(options: Mapping[str, str]) -> SinkWrite[TableSink]:
     """Raises UsageError naming the option that is missing, unknown or wrong. Does no I/O; no message shows a secret."""
     given, _ = OPTIONS.parse(options)
-    OPTIONS.required(given, "url", "dbtable")
     return sink_write(_sink(given), given)
 
 

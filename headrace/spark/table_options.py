@@ -12,8 +12,6 @@ from headrace.connectors.tables.changes import Changes
 from headrace.enumerator.errors import UsageError
 from headrace.spark.options import REPEATED_WRITE, Option, Parse, boolean, integer, text
 
-__all__ = ["table_arguments", "table_options"]
-
 DEFAULT_SEQUENCE = "offset"
 
 
@@ -61,7 +59,7 @@ _NAMES = {"targetFileSize": "target_file_bytes", "compression": "compression", "
 
 
 def table_arguments(given: Mapping[str, Any], schema: StructType) -> dict[str, Any]:
-    """What both formats' sinks are reported, for a frame of this schema. Raises UsageError for options that need others."""
+    """The arguments of both formats' sinks, for a frame of this schema. Raises UsageError for options that need others."""
     found = {_NAMES[name]: value for name, value in given.items() if name in _NAMES}
     if "upsertKeys" in given:
         default = (DEFAULT_SEQUENCE,) if DEFAULT_SEQUENCE in schema.names else ()

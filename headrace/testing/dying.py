@@ -8,8 +8,6 @@ from typing import Literal, TypeVar
 from headrace.connectors.base import capabilities
 from headrace.connectors.base.sink import CommitList, Committer, HandleT, Outcome
 
-__all__ = ["COMMITTER_STEPS", "DyingCommitter", "Killed", "Step", "When"]
-
 AnswerT = TypeVar("AnswerT")
 
 Step = Literal["fence", "check", "record", "end", "copy", "clean_up"]
@@ -30,7 +28,7 @@ class DyingCommitter(Committer[HandleT], capabilities.Confirmation[HandleT], cap
     """
 
     def __init__(self, inner: Committer[HandleT], step: Step, when: When, nth: int = 1) -> None:
-        """Counts the calls of `step` from 1. Does no I/O."""
+        """Counts the calls of `step` from 1."""
         self._inner, self._step, self._when, self._left = inner, step, when, nth
         self.died: bool = False
 

@@ -206,7 +206,7 @@ class MemorySource(LogSource[MemorySplit]):
 
     @property
     def boundedness(self) -> Boundedness:
-        """As chosen."""
+        """By the argument `bounded`."""
         return Boundedness.BOUNDED if self.is_bounded else Boundedness.UNBOUNDED
 
     @property

@@ -40,17 +40,6 @@ from headrace.connectors.base.sink import (
 )
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, UsageError
 
-__all__ = [
-    "LoggedTransaction",
-    "MemoryCommitter",
-    "MemoryHandle",
-    "MemoryHandleSerializer",
-    "MemorySink",
-    "MemoryTransaction",
-    "MemoryTransactionLog",
-    "State",
-]
-
 _numbers = count()
 _logs: WeakValueDictionary[int, MemoryTransactionLog] = WeakValueDictionary()
 

@@ -33,8 +33,6 @@ from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcom
 from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError
 from headrace.testing.dying import DyingCommitter, Killed, Step, When
 
-__all__ = ["SinkConformance", "SinkContext"]
-
 DEATHS: tuple[tuple[Step, When, int], ...] = (
     ("fence", "before", 1),
     ("fence", "after", 1),
@@ -279,7 +277,7 @@ class SinkConformance(ABC):
             self.assert_visible(external, job.epoch(0))
 
     def test_ending_twice_is_ending_once(self, external: SinkContext) -> None:
-        """`end` says COMMITTED as often as it is called, the process that calls it."""
+        """`end` answers COMMITTED as often as it is called, from any process."""
         job = self._job(external)
         handles = job.prepare(0)
         for _ in range(2):

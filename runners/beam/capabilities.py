@@ -10,8 +10,6 @@ from typing import Any, Protocol
 from headrace.runners.beam import flink_options as flink
 from headrace.runners.beam.flink_options import Promise
 
-__all__ = ["RUNNERS", "Capabilities", "Stages", "name_of", "of_runner"]
-
 
 class Stages(Enum):
     """How a runner runs the stages of a pipeline. A source without an end needs concurrent ones, or no record comes out."""

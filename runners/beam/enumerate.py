@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 WAKE_S = 5.0
 """At most so long, in seconds, until a process that has taken the enumeration over by a restore looks for splits."""
 
-__all__ = ["EnumerateBounded", "EnumerateUnbounded", "Look", "beginning", "look"]
-
 
 @dataclass(frozen=True, slots=True)
 class Look(Generic[SplitT]):
@@ -85,11 +83,11 @@ def look(enumeration: Enumeration[SplitT], driver: SourceDriver[SplitT]) -> Look
     return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing, failure)
 
 
-def beginning(source: Source[SplitT], earliest: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
+def beginning(source: Source[SplitT], start_at: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
     """The source's discovery, whose initial answer is that of the source, or where a checkpoint of another job is."""
-    if earliest is None:
+    if start_at is None:
         return source.create_discovery()
-    return ResumedLogDiscovery(source, earliest) if isinstance(source, LogSource) else ResumedDiscovery(source, earliest)
+    return ResumedLogDiscovery(source, start_at) if isinstance(source, LogSource) else ResumedDiscovery(source, start_at)
 
 
 def _discover(
@@ -115,13 +113,13 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         discovery_interval_s: float | None,
         readers: int,
         subtasks: Subtasks | None,
-        earliest: Checkpoint[Any] | None = None,
+        start_at: Checkpoint[Any] | None = None,
     ) -> None:
         """Travels to the workers by pickle, with the source: so a changed configuration takes effect by discovery.
 
         What one look finds is dealt out to this many readers: an element is what one of them has to read. Splits that are found
         later cannot join an element that is under way, so they make new ones. `subtasks`: of Flink, to spread them evenly.
-        `starts`: where a job without state starts, in place of what the source says.
+        `start_at`: where a job without state starts, in place of what the source says.
         """
         self._source = source
         self._transform = transform
@@ -130,7 +128,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         self._restrictions: ReaderFormat[Any] = ReaderFormat(source)
         self._readers = readers
         self._subtasks = subtasks
-        self._begins = earliest
+        self._start_at = start_at
 
     @property
     def _bounded(self) -> bool:
@@ -139,7 +137,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def setup(self) -> None:
         """Once per instance."""
         self._worker = workers.join(self._transform)
-        discovery = beginning(self._source, self._begins)
+        discovery = beginning(self._source, self._start_at)
         self._driver = SourceDriver(self._source, discovery, self._worker.discovery_failures)
 
     def teardown(self) -> None:
@@ -178,7 +176,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
                 self._worker.pauses.after_success()
             else:
                 self._worker.pauses.after_failure()
-            self._report([split for split in found.missing if split.split_id not in self._worker.reported])
+            self._worker.report_missing(self._source, found.missing)
             if not tracker.try_claim(self._without_gone(found)):
                 return
             self._worker.last_look = workers.LastPoll(found.checkpoint.checkpoint_id, time.monotonic())
@@ -192,8 +190,12 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         tracker.defer_remainder(pause(self._pause_s(time.monotonic())))
 
     def _without_gone(self, found: Look[Any]) -> Checkpoint[Any]:
-        """The ledger without splits that can never come back: the process that reads them has them in its own restriction."""
+        """The ledger without splits that can never come back, or that the source selects no more.
+
+        The process that reads them has them in its own restriction.
+        """
         gone = self._driver.confirm_gone(found.missing)
+        gone |= {split.split_id for split in found.missing if not self._source.selects(split)}
         left = tuple(state for state in found.checkpoint.splits if state.split.split_id not in gone)
         return replace(found.checkpoint, splits=left)
 
@@ -206,7 +208,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def _due(self, enumeration: Enumeration[Any], now_s: float) -> bool:
         """A ledger that is not of this process's own last look comes from a restore: then it looks at once."""
         last = self._worker.last_look
-        if last is None and self._begins is not None and isinstance(enumeration, Enumerated):
+        if last is None and self._start_at is not None and isinstance(enumeration, Enumerated):
             log.warning("the job continues from its own state; its savepoint of headrace run is not looked at")
         if last is None or not isinstance(enumeration, Enumerated) or enumeration.checkpoint.checkpoint_id != last.number:
             return True
@@ -224,11 +226,6 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         """From the last look to the next; None if there is none in this process."""
         waits_s = [wait_s for wait_s in (self._worker.pauses.retry_s, self._interval_s) if wait_s is not None]
         return min(waits_s, default=None)
-
-    def _report(self, missing: Sequence[Any]) -> None:
-        if missing:
-            self._source.on_splits_missing(missing)  # raises where that ends the job: then it is said at every attempt
-            self._worker.reported |= {split.split_id for split in missing}
 
 
 class EnumerateBounded(_Enumerate):

@@ -36,8 +36,9 @@ class ColumnTime:
     column: str
 
     def micros(self, batch: pa.RecordBatch) -> pa.Int64Array:
-        """From a timestamp column of any unit."""
-        times = batch.column(self.column).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+        """From a timestamp column of any unit; nanoseconds are cut."""
+        column = batch.column(self.column)
+        times = column.cast(pa.timestamp("us", tz="UTC"), safe=column.type.unit != "ns").cast(pa.int64())
         return times.fill_null(MIN_TIMESTAMP.micros)
 
 

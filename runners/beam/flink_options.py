@@ -33,7 +33,7 @@ class Promise(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An option that breaks promises by some of its values: `wrong` is informed what was given (None where nothing was)."""
+    """An option that breaks promises by some of its values: `wrong` is called with what was given (None where nothing was)."""
 
     option: str
     wrong: Callable[[Options], bool]

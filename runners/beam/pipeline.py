@@ -1,4 +1,4 @@
-"""A pipeline as transforms of Beam: its source's batches, changed by its transform, into its sink."""
+"""A `PipelineSpec` as transforms of Beam: its source's batches, changed by its transform, into its sink."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
 if TYPE_CHECKING:
     from headrace.runners.pipeline import PipelineSpec
 
-__all__ = ["ExpandPipeline"]
-
 
 class ExpandPipeline(beam.PTransform[Any, Any]):
     """See `Pipeline.expand_on_beam`."""
@@ -32,7 +30,7 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
         num_readers: int | None = None,
         num_shards: int | None = None,
     ) -> None:
-        """Does no I/O; reads the savepoint, if there is one. Raises as `ReadFromSource` and `WriteExactlyOnce`."""
+        """Reads the savepoint, if there is one. Raises as `ReadFromSource` and `WriteExactlyOnce`."""
         super().__init__()
         source = pipeline.source
         self._read = ReadFromSource(

@@ -33,7 +33,7 @@ from headrace.runners.beam.flink_placement import Subtasks
 from headrace.runners.beam.publisher import PUBLISH_TIMEOUT_S, Publisher
 from headrace.runners.beam.read_limit import POSITIONS, Limit, ReadLimited
 from headrace.runners.beam.reader_cache import HeldReader
-from headrace.runners.beam.reader_restriction import Claim, ReaderTracker
+from headrace.runners.beam.reader_restriction import Claim, ReaderRestriction, ReaderTracker
 from headrace.runners.beam.resume_delay import pause
 from headrace.runners.beam.split_restriction import EncodedTracker, OffsetSplitTracker, SplitTracker
 from headrace.runners.local.savepoints import fetch_savepoint
@@ -80,6 +80,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         """Once per instance."""
         self._worker = workers.join(self._reading.transform)
         self._publisher = Publisher(self._reading.source, self._worker, self._reading.publish_timeout_s)
+        self._known: set[str] = set()
 
     def teardown(self) -> None:
         """Once per instance, unless the process is killed."""
@@ -120,7 +121,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return SplitWatermark(estimator_state)
 
     def _read(self, finalizer: Any, tracker: Any, watermark: Any) -> Iterator[TimestampedValue]:
-        started = self._format.decode(tracker.current_restriction())
+        started = self._selected(tracker)
         with HeldReader(self._reading.source.create_reader, self._worker.readers, started.reading) as held:
             yield from self._deliver(held, tracker)
         self._follow(held, watermark)
@@ -129,6 +130,26 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             self._publisher.note(started, stands, tracker, finalizer)
         # a call that found nothing has waited for it; nothing is left of one that has read all
         tracker.defer_remainder(pause(0.0 if held.positions else PUBLISH_S))
+
+    def _selected(self, tracker: Any) -> ReaderRestriction[Any]:
+        """What is to be read. Splits that the source selects no more, as it was changed since, end here."""
+        source = self._reading.source
+        started: ReaderRestriction[Any] = self._format.decode(tracker.current_restriction())
+        left_out = [split for split in started.reading if not self._selects(split)]
+        if not left_out:
+            return started
+        self._worker.report_missing(source, left_out)
+        for split in left_out:
+            tracker.try_claim(Claim(split, finished=True))
+        ended: ReaderRestriction[Any] = self._format.decode(tracker.current_restriction())
+        return ended
+
+    def _selects(self, split: Any) -> bool:
+        if split.split_id not in self._known:  # asked once, and not at every call
+            if not self._reading.source.selects(split):
+                return False
+            self._known.add(split.split_id)
+        return True
 
     def _deliver(self, held: HeldReader[Any], tracker: Any) -> Iterator[TimestampedValue]:
         """Until the call's time is over; or nothing more comes after something did; or nothing is left to read.
@@ -268,8 +289,8 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     - `discovery_interval_s`: seconds between two looks for new splits (default 300); None looks at the start and after a
       restore only.
     - `publish`: tell the source which positions are durable (a Kafka source with a group commits them). Default: false.
-    - `limit`: end after this many records or seconds: for tests and demos. Then it is one bounded read that no process
-      restores.
+    - `limit`: end after this many records or seconds: for tests and demos. Then it is one bounded read, which is not
+      restored.
     - `read_s`: how long one call reads, or waits for a first record, in seconds (default 1); no checkpoint is taken meanwhile.
     - `start_from_savepoint`: path or URI of a savepoint of `headrace run` that the job starts with, in place of where the
       source would start. It is read when the pipeline is built; a job that continues from state of its own does not look at it.
@@ -296,7 +317,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         num_readers: int | None = None,
         start_from_savepoint: str | None = None,
     ) -> None:
-        """Does no I/O; reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
+        """Reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
         super().__init__()
         if output not in ("records", "arrow"):
             raise UsageError(f'output must be "records" or "arrow", not {output!r}')

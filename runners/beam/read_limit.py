@@ -1,6 +1,4 @@
-"""Reading only this many records, or for so long: for tests and demos. One call reads all splits, and no process restores
-it.
-"""
+"""Reading only this many records, or for so long: for tests and demos. One call reads all splits, and is not restored."""
 
 from __future__ import annotations
 
@@ -48,17 +46,17 @@ class ReadLimited(beam.DoFn):
     """Reads until the limit, or the source's end. Says in the end where it is, for the reading stage to publish."""
 
     def __init__(
-        self, source: Source[Any], limit: Limit, event_time: EventTime, earliest: Checkpoint[Any] | None = None
+        self, source: Source[Any], limit: Limit, event_time: EventTime, start_at: Checkpoint[Any] | None = None
     ) -> None:
-        """Travels to a worker by pickle. `starts`: where it starts, in place of what the source says."""
-        self._begins = earliest
+        """Travels to a worker by pickle. `start_at`: where it starts, in place of what the source says."""
+        self._start_at = start_at
         self._source = source
         self._limit = limit
         self._event_time = event_time
 
     def process(self, element: bytes) -> Iterator[TimestampedValue | TaggedOutput]:
-        """Once."""
-        discovery = beginning(self._source, self._begins)
+        """Read until the limit. Called once, with the only element."""
+        discovery = beginning(self._source, self._start_at)
         try:
             positions = {split.split_id: split for split in discovery.initial().added}
         finally:

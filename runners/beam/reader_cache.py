@@ -58,7 +58,7 @@ class HeldReader(Generic[SplitT]):
             return
         del self.positions[split_id]
         self.ended[split_id] = batch.split
-        if not batch.finished:  # it ends earlier now than the reader was reported
+        if not batch.finished:  # it ends earlier now than the reader knows
             self._close()
 
     def refused(self, left: Sequence[SplitT]) -> None:

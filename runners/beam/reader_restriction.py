@@ -55,7 +55,7 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
         """For one call of `process`. `publishes`: a split read to its end is kept until its last position is published."""
         states = (SplitState(split, finished=False) for split in restriction.reading)
         self._reading = {state.split.split_id: tracker_of(state) for state in states}
-        # a checkpoint of a job that published may have some, which now no process publishes
+        # a checkpoint of a job that published may have some, which are not published now
         self._unpublished = {split.split_id: split for split in restriction.unpublished} if publishes else {}
         self._publishes = publishes
         self._completed = 0.0
@@ -67,7 +67,7 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
         return ReaderRestriction(reading, tuple(self._unpublished.values()))
 
     def try_claim(self, position: Claim[SplitT] | Published) -> bool:
-        """False for a batch of what is another process's now, in part or whole: it must not be delivered."""
+        """False for a batch that is another element's now, in part or whole: it must not be delivered."""
         if isinstance(position, Published):
             return self._unpublished.pop(position.split_id, None) is not None
         tracker = self._reading.get(position.split.split_id)
@@ -89,7 +89,7 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
         return self._divide(fraction_of_remainder)
 
     def check_done(self) -> bool:
-        """Raise ValueError while a split, or a last position, is in no process's hands."""
+        """Raise ValueError while no call has dealt with a split, or with a last position."""
         for tracker in self._reading.values():
             tracker.check_done()
         if self._unpublished:

@@ -35,17 +35,6 @@ from headrace.enumerator.envelope import Envelope, readable_version, stored_numb
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.beam.publication import FinalizationToken, Publication
 
-__all__ = [
-    "SHARD_TRANSITIONS",
-    "SPARE_SLOTS",
-    "PreparedTransaction",
-    "Shard",
-    "ShardCall",
-    "ShardPhase",
-    "ShardState",
-    "ShardStateSerializer",
-]
-
 _STATE = Envelope("headrace-prepared", "state of a writer")
 SPARE_SLOTS = 8
 """How many free slots a shard keeps back: a broker refuses a transaction under a name until its last commit has reached every

@@ -34,7 +34,7 @@ class Enumerated(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """No work: the rest of the enumeration is another process's."""
+    """No work: the rest of the enumeration is another element's."""
 
 
 Enumeration = Fresh | Enumerated[SplitT] | HandedOn
@@ -103,7 +103,7 @@ class EnumerationTracker(RestrictionTracker):
         return self._enumeration, rest
 
     def check_done(self) -> bool:
-        """Raise ValueError while the ledger is in no process's hands."""
+        """Raise ValueError while no call has dealt with the ledger."""
         if not self._done:
             raise ValueError("the enumeration was neither completed nor handed on")
         return True
@@ -137,7 +137,7 @@ class SplitTracker(RestrictionTracker, Generic[SplitT]):
         return self._state
 
     def try_claim(self, state: SplitState[SplitT]) -> bool:
-        """The split as it is once a batch is delivered. False when the rest is another process's: deliver nothing then."""
+        """The split as it is once a batch is delivered. False when the rest is another element's: deliver nothing then."""
         if self._state.finished:
             return False
         self._state = state
@@ -150,7 +150,7 @@ class SplitTracker(RestrictionTracker, Generic[SplitT]):
         return self._state, rest
 
     def check_done(self) -> bool:
-        """Raise ValueError while a part of the split is in no process's hands."""
+        """Raise ValueError while no call has dealt with a part of the split."""
         if not self._state.finished:
             raise ValueError(f"{self._state.split} was neither read to its end nor handed on")
         return True
@@ -208,7 +208,7 @@ class OffsetSplitTracker(RestrictionTracker):
         return SplitState(self._split.between(start, cut), cut == start), rest
 
     def check_done(self) -> bool:
-        """Raise ValueError while a part of the range is in no process's hands."""
+        """Raise ValueError while no call has dealt with a part of the range."""
         if not self._done:
             raise ValueError(
                 f"{self._split} was neither read to its end nor handed on: "

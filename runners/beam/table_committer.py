@@ -1,6 +1,6 @@
 """The transform that writes Arrow batches to a sink that commits by list (tables): many writers, one committer.
 
-Which files may be committed, and what a crash leaves, is reported in `headrace.runners.beam.table_epochs`.
+Which files may be committed, and what a crash leaves, is described in `headrace.runners.beam.table_epochs`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ from headrace.runners.beam.table_epochs import (
     refuse_other_history,
 )
 
-__all__ = ["EpochCommitter", "EpochWriter", "TableWriter"]
-
 LOOK_S = 30.0
-"""How often the committer looks for transactions that no process will hand over, in seconds."""
+"""How often the committer looks for transactions that no writer will hand over, in seconds."""
 
 ONE_KEY = 0
 """All that the committer gets has this key: so it is one."""

@@ -42,15 +42,6 @@ from headrace.enumerator.envelope import Envelope, readable_version, stored_numb
 from headrace.enumerator.errors import StateError
 from headrace.runners.beam.publication import FinalizationToken, Publication
 
-__all__ = [
-    "CommitterLifetime",
-    "CommitterState",
-    "CommitterStateSerializer",
-    "ReceivedHandle",
-    "StateAndToken",
-    "refuse_other_history",
-]
-
 _STATE = Envelope("headrace-epochs", "state of a committer")
 _PREPARED = Envelope("headrace-handle", "name of prepared files")
 
@@ -169,7 +160,7 @@ class CommitterLifetime(Generic[HandleT]):
             self._position = replace(self._position, looks=self._position.looks + 1)
 
     def orphans(self) -> frozenset[int]:
-        """Tasks whose transactions no process will hand over, but for those in the state; given once."""
+        """Tasks whose transactions no writer will hand over, but for those in the state; given once."""
         if self._suspects is None or self._durable.looks < self._position.looks:
             return frozenset()
         suspects, self._suspects = self._suspects, None

@@ -17,14 +17,14 @@ from typing import Any, Generic
 from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.pauses import DiscoveryPauses
-from headrace.enumerator.source import SourceReader
+from headrace.enumerator.source import Source, SourceReader
 from headrace.enumerator.source_driver import FailureLog
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam.end_offsets import Ends
 from headrace.runners.beam.publication import Publication
 
 CACHED_S = 10.0
-"""A cached reader that no process takes for so long is closed, in seconds: its splits are read elsewhere."""
+"""A cached reader that no call takes for this many seconds is closed: its splits are read elsewhere."""
 
 TURN_S = 2.0
 """Many readers take turns on a runner's threads: each that is cached adds so long, in seconds, to the timeout with all."""
@@ -134,6 +134,13 @@ class Worker(Generic[SplitT]):
     ended: threading.Event = field(default_factory=threading.Event)
     _publications: dict[str, Publication[SplitT]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def report_missing(self, source: Source[SplitT], missing: Sequence[SplitT]) -> None:
+        """Each is reported once, unless the source raises, which ends the job: then at every attempt."""
+        unreported = [split for split in missing if split.split_id not in self.reported]
+        if unreported:
+            source.on_splits_missing(unreported)
+            self.reported |= {split.split_id for split in unreported}
 
     def publication(self, split_id: str) -> Publication[SplitT]:
         with self._lock:

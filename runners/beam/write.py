@@ -57,8 +57,6 @@ from headrace.runners.beam.shard import (
 )
 from headrace.runners.beam.table_committer import EpochWriter, TableWriter
 
-__all__ = ["DEFAULT_SHARDS", "WriteExactlyOnce", "WriteImmediately"]
-
 DEFAULT_SHARDS = 4
 HEARTBEAT_S = 1.0
 """How often every shard is called, in seconds: the most that a commit comes later than it could."""
@@ -135,7 +133,7 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
     """
 
     def __init__(self, sink: TwoPhaseSink[Any], shards: int | None = None) -> None:
-        """`shards`: how many transactions are written in parallel, 4 by default; a table has none. Does no I/O.
+        """`shards`: how many transactions are written in parallel, 4 by default; a table has none.
 
         Raises UsageError for a number below 1, for one given with a table, and for a table that is written by changes of keys.
         """

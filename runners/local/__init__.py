@@ -1,1 +1,1 @@
-"""Runs a pipeline in processes of one machine: a coordinator, which runs no user code, and workers."""
+"""`headrace run` and `Pipeline.run`: a pipeline in processes of one machine, a coordinator without user code, and workers."""

@@ -9,8 +9,6 @@ from headrace.enumerator.enumerator import SplitEnumerator
 from headrace.enumerator.events import Assign
 from headrace.enumerator.split import SplitT
 
-__all__ = ["BalancedEnumerator"]
-
 
 class BalancedEnumerator(SplitEnumerator[SplitT]):
     """Assigns every split at once, each to the registered reader that holds the fewest. Nothing before `release`."""

@@ -37,20 +37,6 @@ from headrace.runners.local.storage.files import NotWrittenError, RunFiles
 from headrace.runners.local.storage.lock import FolderLock
 from headrace.runners.local.storage.places import make_machine_folder, run_files, usable
 
-__all__ = [
-    "RUN",
-    "RUN_CHECKPOINT",
-    "SAVEPOINT",
-    "CheckpointNotStoredError",
-    "CheckpointStore",
-    "NewestPositions",
-    "RunCheckpoint",
-    "RunCheckpointSerializer",
-    "WorkerRegistry",
-    "has_run",
-    "newest_positions",
-]
-
 log = logging.getLogger(__name__)
 
 RUN_CHECKPOINT = Envelope("headrace-run-checkpoint", "checkpoint of a run")
@@ -68,13 +54,14 @@ class CheckpointNotStoredError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class RunCheckpoint(Generic[SplitT, HandleT]):
-    """Positions and committables. `completed`: all that it listed is committed, and `handles` is empty.
+    """Positions and committables of one checkpoint.
 
-    `epoch`: what the sink is reported before anything of this checkpoint is committed, of the last one that had handles; 0
-    without any. `epoch_before`: the same of the checkpoint before. No other checkpoint of any copy of the folder has the same.
-    `by_output`: of a run with several outputs, both for each: not every one is notified of each checkpoint.
-    `replaced`: what sinks were reported first of the checkpoints of these epochs, when aborted rows of them were not yet
-    copied.
+    `completed`: everything that the checkpoint listed is committed, and `handles` is empty.
+    `epoch`: the epoch that is recorded at the sink before anything of the checkpoint is committed. A checkpoint without handles
+    keeps the epoch of the last one that had some; 0 if there was none. No other checkpoint has it, in any copy of the folder.
+    `epoch_before`: the epoch of the previous checkpoint.
+    `by_output`: in a run with several outputs, (`epoch_before`, `epoch`) by output: not every checkpoint is recorded at each.
+    `replaced`: epochs under which the checkpoint was recorded first, before aborted rows of it were copied.
     """
 
     positions: Checkpoint[SplitT]
@@ -86,9 +73,7 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
     replaced: tuple[int, ...] = ()
 
     def reported(self, output: str) -> tuple[int, int]:
-        """What the output's sink had been reported before this checkpoint, and what with it; the same where it is none of
-        it.
-        """
+        """The epochs that the output's sink has recorded before this checkpoint, and with it; equal if it has no rows of it."""
         return (self.epoch_before, self.epoch) if output == DEFAULT_OUTPUT else self.by_output.get(output, (0, 0))
 
 
@@ -98,9 +83,9 @@ class WorkerRegistry:
 
     `not_cleaned_up`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one
     sink.
-    `checkpointed`: a checkpoint was stored, so there is one as long as no process removes it.
-    `cleaned_up_s`: when some of the unswept were cleaned up first, in seconds of this boot's monotonic clock. Who does not know
-    it, as another machine, starts with them again.
+    `checkpointed`: a checkpoint was stored, so a folder without one has lost it.
+    `cleaned_up_s`: when some of `not_cleaned_up` were cleaned up first, in seconds of this boot's monotonic
+    clock. A coordinator to which it means nothing, as on another machine, starts over with them.
     """
 
     run: str
@@ -317,7 +302,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     def remove(self) -> None:
         """Everything of the run: it is over, and what it has written is committed. Raises as `keep_lock`."""
-        with self._registry_lock:  # first: the process that follows, if this process dies before all are gone, may find none
+        with self._registry_lock:  # first: the next coordinator may find none, if this one dies before all are gone
             self._write_registry(replace(self.registry, checkpointed=False))
         self.files.remove([*map(_name, _ids(self.files)), SAVEPOINT, _RUN])  # in this order: no other run starts with it
 
@@ -403,7 +388,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
 
 def other_outputs(where: str, found: tuple[str, ...], wanted: tuple[str, ...]) -> StateError:
-    """The error for a pipeline of other outputs: no process would end what the run has prepared for those that are gone."""
+    """The error for a pipeline of other outputs: nothing would end what the run has prepared for those that are gone."""
     kinds = ["one sink" if not names else f"the outputs {', '.join(map(repr, names))}" for names in (found, wanted)]
     return StateError(
         f"{where}: this run has {kinds[0]}, and the pipeline has {kinds[1]}. Stop the run as it was with a savepoint (or make "

@@ -40,7 +40,7 @@ from headrace.enumerator.errors import (
     StateError,
     UsageError,
 )
-from headrace.enumerator.resumed import resumed
+from headrace.enumerator.resumed import resumed, selected
 from headrace.enumerator.source_driver import SourceCommand, SourceDriver
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.balanced import BalancedEnumerator
@@ -88,8 +88,6 @@ from headrace.runners.local.worker_pool import WorkerPool
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import Restarts
 
-__all__ = ["CoordinatorOrder", "RunBegan", "RunOutcome", "RunStart", "coordinate"]
-
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
@@ -122,8 +120,8 @@ class RunStart:
 class CoordinatorOrder:
     """What a coordinator's process is started with.
 
-    `restarts`: the failures of coordinators and workers so far. A worker's failure is instructed to the supervisor by the new
-    state.
+    `restarts`: the failures of coordinators and workers so far. After a worker's failure the supervisor is
+    sent the new state.
     `run`: its name, as the first coordinator has reported it; None for that one. `restarted`: how many have failed before.
     """
 
@@ -309,7 +307,8 @@ class _Coordination:
         if restored is None:
             enumerator: Any = create_enumerator(BalancedEnumerator, **common)  # type: ignore[arg-type]
         else:
-            enumerator = restore_enumerator(BalancedEnumerator, restored.positions, **common)  # type: ignore[arg-type]
+            positions = selected(self._pipeline.source, restored.positions)
+            enumerator = restore_enumerator(BalancedEnumerator, positions, **common)  # type: ignore[arg-type]
         assert isinstance(enumerator, BalancedEnumerator)
         return RunCore(
             enumerator, settings.schedule, self._order.restarts, next_number=next_number, last_checkpoint_id=self._store.last_id

@@ -36,8 +36,6 @@ from headrace.runners.local import events as run
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.restarts import GiveUp, Restart, Restarts
 
-__all__ = ["RUN_TRANSITIONS", "CheckpointFailedError", "RunCore", "RunPhase", "RunSchedule"]
-
 GATHER_S = 10.0
 """The first assignment waits this many seconds for workers that have not joined yet."""
 

@@ -12,43 +12,6 @@ from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.split import SplitT
 
-__all__ = [
-    "AssignSplits",
-    "CheckpointCommitted",
-    "CheckpointDue",
-    "CheckpointIsNotStored",
-    "CheckpointStored",
-    "CheckpointTimedOut",
-    "CommitCheckpoint",
-    "EndRun",
-    "FailRun",
-    "JoinTimeout",
-    "KillWorker",
-    "NotifyCheckpointStored",
-    "PauseOver",
-    "Recover",
-    "ReportCheckpointFailure",
-    "ReportWorkerLost",
-    "RestartDue",
-    "RetireWorker",
-    "RunCommand",
-    "RunEvent",
-    "RunRecovered",
-    "RunStarted",
-    "RunTimer",
-    "SetTimer",
-    "SplitDone",
-    "StartWorker",
-    "StopRequested",
-    "StopWorker",
-    "TakeSnapshot",
-    "WorkerDied",
-    "WorkerHandle",
-    "WorkerJoined",
-    "WorkerSilent",
-    "WorkerSnapshotted",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle(Generic[HandleT]):

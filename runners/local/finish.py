@@ -17,8 +17,6 @@ from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.pipeline import PipelineSpec
 
-__all__ = ["finish"]
-
 _RETAINED = 1 << 30
 """How many checkpoints are kept is for the run to say, and is not said here."""
 

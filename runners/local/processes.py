@@ -21,20 +21,6 @@ from multiprocessing.context import ForkContext, ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-__all__ = [
-    "CALLED_AGAIN",
-    "CALLED_AGAIN_ERROR",
-    "PROCESS_NAME",
-    "WorkerProcesses",
-    "children_heed_signals",
-    "end_group",
-    "forked",
-    "forked_apart",
-    "leave_signals_to_supervisor",
-    "pipe",
-    "reap_group",
-]
-
 PROCESS_NAME = "headrace run: "
 """What the names of a run's processes start with."""
 
@@ -127,7 +113,7 @@ class WorkerProcesses:
         threading.Thread(target=self._listen, args=(ended, broken), daemon=True).start()
 
     def start(self, number: int, target: Callable[[Any], None], argument: object) -> None:
-        """Call `target` with the argument, which is pickled, in a new process. Raises OSError if the worker processes is gone.
+        """Call `target` with the argument, which is pickled, in a new process. Raises OSError without the process that forks.
 
         Where the machine refuses a process (no memory, too many), it is reported as one that has ended.
         """
@@ -137,7 +123,7 @@ class WorkerProcesses:
         self._connection.send((number, target, pickle.dumps(argument)))
 
     def kill(self, number: int) -> None:
-        """SIGKILL, if it is still alive. Raises OSError if the worker processes is gone."""
+        """SIGKILL, if it is still alive. Raises OSError if the process that forks is gone."""
         self._connection.send((number, None, None))
 
     def close(self, timeout_s: float) -> None:
@@ -252,9 +238,9 @@ def _begin(requests: Connection, files: tuple[int, int], target: Callable[[Any],
 def end_group(group: int, lifeline: Connection, timeout_s: float) -> bool:
     """Kill all processes of a group, also frozen ones, and wait until they are gone. False if some are still there.
 
-    `lifeline`: one end of a pipe whose other end every process of the group has. So one that is dead and that no process has
-    waited for, as in a container without an init process, is none that is still there. Nor is one that a user's function has
-    started, and that has left the group: it may have the other end, too.
+    `lifeline`: one end of a pipe whose other end every process of the group has. A dead one
+    that was not waited for, as in a container without an init process, does not count as still there. Nor does one that a
+    user's function has started, and that has left the group, although it may have the other end.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -10,7 +10,7 @@ Only who has the folder's lock removes what it has not written: a second start o
     rescale-taken-up.json     the same, renamed by the coordinator that ends for it: it will be carried out
 
 A request may be withdrawn during the last checkpoint. The rename decides: what was withdrawn before it is not carried out, and
-what comes after it is informed that it is too late.
+a withdrawal after it gets the answer that it is too late.
 """
 
 from __future__ import annotations
@@ -25,18 +25,6 @@ from pathlib import Path
 
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.runners.local.storage.folder import write_whole
-
-__all__ = [
-    "RescaleRequest",
-    "Rescaling",
-    "drop_requests",
-    "finish_request",
-    "is_requested",
-    "read_requests",
-    "request_rescale",
-    "take_up_request",
-    "withdraw_request",
-]
 
 log = logging.getLogger(__name__)
 

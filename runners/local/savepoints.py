@@ -25,17 +25,6 @@ from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.places import usable
 
-__all__ = [
-    "Savepoint",
-    "begin_with",
-    "fetch_savepoint",
-    "given_savepoint",
-    "make_savepoint_folder",
-    "read_savepoint",
-    "shown",
-    "take_savepoint",
-]
-
 _ENVELOPE = Envelope("headrace-savepoint", "savepoint")
 
 
@@ -149,8 +138,7 @@ def _read(location: str) -> bytes:
 
 
 def given_savepoint(path: Path | None, files: RunFiles) -> Savepoint | None:
-    """What a run is instructed to start with; None where it is reported nothing, or its file is gone and `files` have a copy of
-    one.
+    """The savepoint that a run is to start with. None if none was given, or if its file is gone and `files` have a copy of it.
 
     Raises UsageError for a file that is not there, and StateError as `read_savepoint`.
     """
@@ -163,14 +151,14 @@ def begin_with(
     given: Savepoint | None,
     store: CheckpointStore[SplitT, Any],
     serializer: CheckpointSerializer[SplitT],
-    earliest: Callable[[Checkpoint[SplitT]], Checkpoint[SplitT]],
+    start_at: Callable[[Checkpoint[SplitT]], Checkpoint[SplitT]],
 ) -> None:
     """Make the savepoint the first checkpoint of a folder that has none; one that has started with it continues from its own.
 
-    `given`: what `given_savepoint` gave. The folder's copy represents it: the process that died before the first checkpoint is
-    followed by one that starts there, and not where the source does. `earliest`: where a run with these positions starts
-    (`resumed`).
-    Raises UsageError for a folder that has started otherwise, StateError for a savepoint of another source, and what `starts`
+    `given`: what `given_savepoint` gave. The folder keeps a copy. So if a coordinator dies before the first checkpoint,
+    the next one starts there too, and not where the source does. `start_at`: from positions of a savepoint to those at which
+    this run starts (`resumed`).
+    Raises UsageError for a folder that has started otherwise, StateError for a savepoint of another source, and what `start_at`
     raises.
     """
     has_copy = SAVEPOINT in store.files.names()
@@ -192,4 +180,4 @@ def begin_with(
     else:
         store.files.write(SAVEPOINT, savepoint.serialize())
     if not store.last_id:
-        store.write(RunCheckpoint(earliest(positions), (), completed=True))
+        store.write(RunCheckpoint(start_at(positions), (), completed=True))

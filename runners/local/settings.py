@@ -15,8 +15,6 @@ from headrace.runners.local.storage.folder import local_folder
 from headrace.runners.local.storage.places import machine_folder, whole_name
 from headrace.runners.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
 
-__all__ = ["Retention", "RunSettings", "flink_settings"]
-
 DEFAULT_INTERVAL_S = 10.0
 MOST_PORTS = 65536
 

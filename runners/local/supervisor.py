@@ -33,8 +33,6 @@ from headrace.runners.local.storage.places import make_machine_folder
 from headrace.runners.pipeline import PipelineSpec
 from headrace.runners.restarts import GiveUp, Restarts
 
-__all__ = ["Starting", "supervise"]
-
 log = logging.getLogger(__name__)
 
 Starting = Callable[[Iterable[str]], ForkContext | ForkServerContext]
@@ -66,7 +64,7 @@ def supervise(
         make_machine_folder(settings.checkpoints)
     with supervised(settings.folder) as is_first:
         if is_first:
-            remove_status(settings.folder)  # of a lifetime before, which no process is to take for this one
+            remove_status(settings.folder)  # of a lifetime before, not to be taken for this one's
         try:
             return _supervise(job, settings, context, watch)
         finally:
@@ -187,7 +185,7 @@ class CoordinatorProcess:
 def _started(
     order: CoordinatorOrder, context: ForkContext | ForkServerContext, until_then: ExitStack
 ) -> tuple[BaseProcess, Connection, Connection]:
-    """A coordinator's process, what it is informed by, and its lifeline. `until_then` closes what it needs. Raises OSError."""
+    """A coordinator's process, the connection to it, and its lifeline. `until_then` closes what it needs. Raises OSError."""
     (ours, its), (lifeline, held) = pipe(), pipe()
     until_then.enter_context(ours)
     until_then.enter_context(lifeline)

@@ -28,8 +28,6 @@ from headrace.runners.job_file import PipelineFile
 from headrace.runners.local.processes import children_heed_signals, leave_signals_to_supervisor
 from headrace.runners.pipeline import PipelineSpec
 
-__all__ = ["WorkerOrder", "described", "transform_error", "work"]
-
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
@@ -62,7 +60,7 @@ def work(order: WorkerOrder) -> None:
     stream = WorkerStream(order.address, order.number, order.version, order.heartbeat_s)
     try:
         _Worker(order, stream).run()
-    except Exception as error:  # noqa: BLE001 - it is instructed to the coordinator, which decides
+    except Exception as error:  # noqa: BLE001 - it is sent to the coordinator, which decides
         from headrace.runners.local.wire import run_pb2 as pb
 
         is_final, is_unclassified = isinstance(error, FINAL), isinstance(error, UnclassifiedError)

@@ -19,8 +19,6 @@ from headrace.runners.local.settings import RunSettings
 from headrace.runners.local.worker import WorkerOrder, work
 from headrace.runners.pipeline import PipelineSpec
 
-__all__ = ["ExitReport", "WorkerPool"]
-
 log = logging.getLogger(__name__)
 
 START_S = 300.0

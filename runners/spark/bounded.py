@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Self, cast
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -18,13 +19,12 @@ from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Source
+from headrace.runners.spark.readers import SplitsPartition
 from headrace.runners.spark.schema import spark_schema
 from headrace.runners.spark.tasks import read_splits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["BoundedSourceFormat", "read_source"]
 
 STALL_S = 600.0
 
@@ -38,7 +38,7 @@ def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
     if source.boundedness is not Boundedness.BOUNDED:
         raise UsageError(f"source {source.name!r} has no end: only a bounded source can be read as a frame")
     spark_types(source)
-    return spark.read.format(register_once(spark, format_of(source))).load()
+    return spark.read.format(register_once(spark, BoundedSourceFormat.of(source))).load()
 
 
 _registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
@@ -69,18 +69,40 @@ def pickled(value: object) -> bytes:
     return cast("bytes", cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
 
-class BoundedSourceFormat(DataSource):
-    """The base of the formats that `read_source` registers. Made in a Python process alongside the driver.
+def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with this schema. Raises UsageError for a value that it cannot hold."""
+    if batch.schema.equals(schema):
+        return batch
+    try:
+        return batch.cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"Spark cannot hold what the source gives: {error}") from error
+
+
+class PickledFormat(DataSource):
+    """The base of formats that hold a source or a sink, pickled. Made in a Python process alongside the driver.
 
     Each source has its own format, a class that holds it pickled. Spark pickles the classes that are registered with a
     session, which only its owner does. An option of a frame would not do: many may set those, and to unpickle is to run code.
     """
 
+    PREFIX: str
     PICKLED: bytes
 
     @classmethod
+    def of(cls, held: object) -> type[Self]:
+        """The format that holds this. Travels by value, as no module holds it."""
+        return type(f"Registered{cls.__name__}", (cls,), {"PICKLED": pickled(held)})
+
+    @classmethod
     def name(cls) -> str:
-        return f"headrace_source_{hashlib.sha256(cls.PICKLED).hexdigest()[:16]}"
+        return f"{cls.PREFIX}{hashlib.sha256(cls.PICKLED).hexdigest()[:16]}"
+
+
+class BoundedSourceFormat(PickledFormat):
+    """The base of the formats that `read_source` registers."""
+
+    PREFIX = "headrace_source_"
 
     def schema(self) -> StructType:
         return spark_types(self._source())
@@ -92,52 +114,27 @@ class BoundedSourceFormat(DataSource):
         return cast("Source[Any]", cloudpickle.loads(self.PICKLED))
 
 
-def format_of(source: Source[Any]) -> type[BoundedSourceFormat]:
-    """The source's own format. Travels by value, as the module does not hold it."""
-    return type("RegisteredSourceFormat", (BoundedSourceFormat,), {"PICKLED": pickled(source)})
-
-
-class SplitPartition(InputPartition):
-    """One task: a split."""
-
-    def __init__(self, split: Any) -> None:  # noqa: ANN401 - of any source
-        """Travels from the planning process to a worker by pickle."""
-        self.split = split
-
-
 class BoundedReader(DataSourceReader):
     """Spark plans by it in a planning process; `read` runs on an unpickled copy in each worker."""
 
     def __init__(self, source: Source[Any], schema: pa.Schema) -> None:
-        """Does no I/O. `schema`: what Spark expects the batches to have."""
         self._pickled = pickled(source)  # Spark pickles the reader, and need not know how a source is pickled
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """A task for each split. Contacts the source. Planning process."""
         source = self._source()
-        discovery = source.create_discovery()
-        try:
+        with closing(source.create_discovery()) as discovery:
             findings = discovery.initial()
-        finally:
-            discovery.close()
         if not findings.complete:
             raise UsageError(f"source {source.name!r} is bounded, and states that there may be more splits later")
-        return [SplitPartition(split) for split in findings.added]
+        return [SplitsPartition([split]) for split in findings.added]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one split. Worker process."""
-        if not isinstance(partition, SplitPartition):
+        if not isinstance(partition, SplitsPartition):
             return  # Spark's stand-in for an empty list of partitions
         source = self._source()
-        for batch in read_splits(source, [partition.split], source.schema.names, STALL_S):
-            yield batch if batch.schema.equals(self._schema) else self._converted(batch)
-
-    def _converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        try:
-            return batch.cast(self._schema)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise UsageError(f"Spark cannot hold what the source gives: {error}") from error
+        for batch in read_splits(source, partition.splits, source.schema.names, STALL_S):
+            yield converted(batch, self._schema)
 
     def _source(self) -> Source[Any]:
         return cast("Source[Any]", cloudpickle.loads(self._pickled))

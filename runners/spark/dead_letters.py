@@ -11,8 +11,6 @@ from headrace.enumerator.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["with_dead_letters"]
-
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 
 
@@ -24,8 +22,7 @@ def with_dead_letters(frame: DataFrame, topic: str) -> DataFrame:
     filter on `value` leaves them out, as their `value` is null. Other rows go where the sink's option `topic` says; without it
     by the frame's column `topic`, which is, unless it was changed, the topic that they were read from.
 
-    Called on the driver, also of Spark Connect. Raises UsageError for a frame without the column, and for what is not a topic's
-    name.
+    Called on the driver, also of Spark Connect. Raises UsageError for a frame without the column, or for no topic's name.
     """
     import pyspark.sql.functions as f
 

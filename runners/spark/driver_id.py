@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["DRIVER_ID", "driver_id_of"]
-
 DRIVER_ID = "headraceDriverId"
 """The option's name; its value is the name of the driver's process tree, which no other driver has."""
 

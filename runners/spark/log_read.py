@@ -13,14 +13,12 @@ from headrace.enumerator.source import LogSource
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.planning import OffsetRange, plan_tasks
 
-__all__ = ["Limits", "LogOffsets", "LogRead", "OffsetsFormat", "Predecessor"]
-
 
 @dataclass(frozen=True, slots=True)
 class LogOffsets(Generic[OffsetSplitT]):
     """Where an engine is in a whole log source: what it stores as its offset of a batch's start or end.
 
-    `started` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets
+    `started_at` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets
     again when it replays its first batch (Spark does) plans the replay from there, and never from a new answer (I2).
     `initial` marks the start of a query that has no checkpoint. It holds no splits: `SplitDiscovery.initial` is asked when the
     end of the first batch is planned.
@@ -46,8 +44,7 @@ class OffsetsFormat(Protocol[OffsetSplitT]):
     def first_offsets(self, found: Sequence[OffsetSplitT], known: Mapping[str, OffsetSplitT]) -> Mapping[str, int]:
         """Where another connector's batch started splits that it found while it planned: it stores the ends only, these.
 
-        `known` are the others. By that connector's rule, whatever the user wants of splits that we find. May contact the
-        source.
+        `known` are the others. By that connector's rule, whatever the user wants of later splits. May contact the source.
         """
 
     def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, OffsetSplitT]) -> str:

@@ -1,5 +1,4 @@
-"""What a streaming query's batch reads, according to the offset log in its checkpoint: the batch's identity, alongside its
-number.
+"""What a streaming query's batch reads, by the offset log in its checkpoint: the batch's identity, alongside its number.
 
 Spark writes `<checkpoint>/offsets/<batch>` before the batch runs, and a replay finds it there. An older copy of the checkpoint
 plans the batch again, and may end it elsewhere. The file: a version, the batch's metadata (its time, the watermark), then a
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["LOCK_NAME", "OffsetLog"]
-
 LOCK_NAME = ".headrace.lock"
 """The file in a local checkpoint by which supervised drivers are kept apart (supervision/lock.py). Of no use in a copy."""
 
@@ -43,8 +40,8 @@ class OffsetLog:
     def digest(self, batch: int) -> str | None:
         """A digest of the batch's plan; None where there is no such file, or it cannot be read. Driver process.
 
-        What cannot be read is said once in a process, and tried again for the next batch: those that it was not read for are
-        reported by their numbers alone.
+        That it cannot be read is logged once in a process, and it is tried again for the next batch. Batches without a digest
+        are identified by their numbers alone.
         """
         try:
             content = _read(f"{self.location.rstrip('/')}/offsets/{batch}")
@@ -61,10 +58,7 @@ class OffsetLog:
         return f"sha256:{hashlib.sha256(content).hexdigest()}" if is_whole else None
 
     def query_id(self) -> str | None:
-        """The id of the query that the checkpoint is of; None where no query has started there. Driver process.
-
-        Raises OSError, ValueError or NotImplementedError where the checkpoint cannot be read here.
-        """
+        """None where no query has started there. Raises OSError, ValueError or NotImplementedError for an unreadable one."""
         try:
             content = _read(f"{self.location.rstrip('/')}/metadata")
         except FileNotFoundError:
@@ -120,7 +114,6 @@ def _read(name: str) -> bytes:
 
 
 def _names(folder: str) -> list[str]:
-    """What is in a folder; nothing if there is no such folder."""
     from pyarrow import fs
 
     if not _is_uri(folder):

@@ -1,4 +1,4 @@
-"""A pipeline as a streaming query of Spark: its source and its sink as their own formats, the transform in the sink's tasks.
+"""A `PipelineSpec` as a streaming query: source and sink as their own formats, the transform in the sink's tasks.
 
 The transform is called where rows are written, with batches of the source's own schema. So it may give whatever the sink takes,
 in batches of several schemas, too, as in `headrace run`; a step of Spark's own (mapInArrow) would have to know one schema
@@ -8,20 +8,19 @@ beforehand, and takes every row through the JVM again.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql.datasource import DataSource, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.connectors.base.sink import TwoPhaseSink
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.bounded import pickled, register_once, spark_types
+from headrace.runners.spark.bounded import PickledFormat, converted, pickled, register_once, spark_types
 from headrace.runners.spark.driver_id import driver_id_of
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
@@ -33,10 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["PipelineQuery", "PipelineWrite", "sink_format", "source_format", "started_sink"]
-
-Transformed = Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]]
-"""What is to be written of a batch of the source's."""
+Transformed = Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]]  # what is to be written of a batch of the source's
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class PipelineQuery:
         read = replace(self.read, parallelism=told_parallelism_of(spark))
         write = PipelineWrite(self.sink, self.transformed, self.read.source.schema, OffsetLog(self.checkpoint))
         try:
-            source, sink = source_format(read), sink_format(write)
+            source, sink = PipelineSourceFormat.of(read), PipelineSinkFormat.of(write)
         except Exception as error:
             raise UsageError(f"the pipeline cannot be sent to Spark's tasks: {type(error).__name__}: {error}") from error
         _sinks[sink.name()] = sink
@@ -86,18 +82,10 @@ def _loaded(data: bytes) -> Any:  # noqa: ANN401 - what was pickled
     return cloudpickle.loads(data)
 
 
-def _name(kind: str, data: bytes) -> str:
-    return f"{PIPELINES}{kind}_{hashlib.sha256(data).hexdigest()[:16]}"
+class PipelineSourceFormat(PickledFormat):
+    """The base of the formats that pipelines are read by. Each holds a `LogRead`."""
 
-
-class PipelineSourceFormat(DataSource):
-    """The base of the formats that pipelines are read by: a class for each, which holds the read pickled, as `bounded` says."""
-
-    PICKLED: bytes
-
-    @classmethod
-    def name(cls) -> str:
-        return _name("source", cls.PICKLED)
+    PREFIX = f"{PIPELINES}source_"
 
     def schema(self) -> StructType:
         return spark_types(self._read().source)
@@ -116,17 +104,13 @@ class PipelineReader(StreamReader[Any]):
         """The records of one task. Worker process. Raises UsageError for a value that Spark would cut."""
         wanted = to_arrow_schema(spark_types(self._job.source), timezone="UTC")
         for batch in super().read(partition):
-            yield _cast(batch, wanted)
+            yield converted(batch, wanted)
 
 
-class PipelineSinkFormat(DataSource):
-    """The base of the formats that pipelines are written by."""
+class PipelineSinkFormat(PickledFormat):
+    """The base of the formats that pipelines are written by. Each holds a `PipelineWrite`."""
 
-    PICKLED: bytes
-
-    @classmethod
-    def name(cls) -> str:
-        return _name("sink", cls.PICKLED)
+    PREFIX = f"{PIPELINES}sink_"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PipelineWriter:  # noqa: FBT001, N802 - Spark's
         del schema, overwrite  # as `PipelineQuery.start` has it
@@ -137,7 +121,7 @@ class PipelineWriter(StreamWriter[Any]):
     """A streaming query's sink, with the pipeline's transform before it."""
 
     def __init__(self, write: PipelineWrite, driver_id: str | None = None) -> None:
-        """Does no I/O. `driver id`: as a stream's."""
+        """`driver_id`: as a stream's."""
         super().__init__(write.sink, write.schema.names, write.offsets, driver_id)
         self._pickled = pickled((write.transformed, write.schema))  # Spark pickles the writer, and by another way
 
@@ -145,25 +129,7 @@ class PipelineWriter(StreamWriter[Any]):
         transformed, schema = _loaded(self._pickled)
         for batch in super()._rows(batches):
             if batch.num_rows:
-                yield from (rows for rows in transformed(_cast(batch, schema)) if rows.num_rows)
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    if batch.schema.equals(schema):
-        return batch
-    try:
-        return batch.cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UsageError(f"Spark cannot hold what the source gives: {error}") from error
-
-
-def source_format(read: LogRead[Any]) -> type[PipelineSourceFormat]:
-    """The format of this read. Travels by value, as the module does not hold it."""
-    return type("RegisteredPipelineSource", (PipelineSourceFormat,), {"PICKLED": pickled(read)})
-
-
-def sink_format(write: PipelineWrite) -> type[PipelineSinkFormat]:
-    return type("RegisteredPipelineSink", (PipelineSinkFormat,), {"PICKLED": pickled(write)})
+                yield from (rows for rows in transformed(converted(batch, schema)) if rows.num_rows)
 
 
 _sinks: dict[str, type[PipelineSinkFormat]] = {}

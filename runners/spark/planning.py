@@ -14,9 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-TASK_RECORDS = 65_536
-"""Ranges are packed into one task up to this many records at most."""
-
+TASK_RECORDS = 65_536  # ranges are packed into one task up to this many records at most
 LEAST_TASK_RECORDS = 256
 """Ranges may always be packed into one task up to this many records: a task costs more than what it saves on them."""
 
@@ -25,7 +23,7 @@ PARALLELISM_VARIABLE = "HEADRACE_PARALLELISM"
 
 
 def told_parallelism() -> int | None:
-    """The tasks that the session runs at once, as this process was reported; None when it was not. Reads the environment."""
+    """The tasks that the session runs at once, as set for this process; None if it was not set. Reads the environment."""
     text = os.environ.get(PARALLELISM_VARIABLE, "")
     return int(text) if text.isascii() and text.isdigit() and int(text) else None
 

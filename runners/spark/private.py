@@ -8,6 +8,7 @@ of PySpark's worker processes. `tests/unit/tools/test_tidy.py` keeps underscore 
 from __future__ import annotations
 
 import subprocess
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkConf, SparkContext
@@ -16,23 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-__all__ = [
-    "active_context",
-    "builder_options",
-    "call_jvm",
-    "cause_of",
-    "finish_after_batch",
-    "frame_of",
-    "hadoop_path",
-    "jvm_process",
-    "jvm_variable",
-    "read_text",
-    "shut_down_jvm",
-    "start_unwatched",
-    "submitted_settings",
-]
-
 
 # --- the session and its JVM ------------------------------------------------------------------------------------------
 
@@ -48,10 +32,7 @@ def builder_options(builder: SparkSession.Builder) -> dict[str, Any]:
 
 
 def call_jvm(context: SparkContext) -> None:
-    """One call of the JVM, for its answer's sake: no public call is answered without work. Raises py4j's errors.
-
-    Does nothing where the session has no JVM.
-    """
+    """One call of the session's JVM, if it has one, to be answered: each public call does work. Raises py4j's errors."""
     if context._jvm is not None:
         context._jvm.java.lang.System.nanoTime()
 
@@ -80,11 +61,8 @@ def submitted_settings() -> dict[str, str]:
     """The settings of the JVM that spark-submit has started. A public `SparkConf` would read them by making a context."""
     from pyspark.java_gateway import launch_gateway
 
-    gateway = launch_gateway()  # type: ignore[no-untyped-call]  # connects to the JVM that is there
-    try:
+    with closing(launch_gateway()) as gateway:  # type: ignore[no-untyped-call]  # connects to the JVM that is there
         return dict(SparkConf(_jvm=gateway.jvm).getAll())
-    finally:
-        gateway.close()
 
 
 # --- Hadoop's file systems --------------------------------------------------------------------------------------------
@@ -127,7 +105,7 @@ def cause_of(error: BaseException) -> BaseException | None:
 def finish_after_batch(query: Any) -> None:  # noqa: ANN401 - StreamingQuery, or what tests have in its place
     """Have a query start no further batch. `stop()`, the only public way, interrupts the batch under way.
 
-    Sets the state that Spark's loop looks at before each batch. Of the classic query: Connect's has none. Raises py4j's errors
+    Sets the state that Spark's loop looks at before each batch. Of the classic query: Connect's has none. Raises py4j's errors,
     and AttributeError.
     """
     state = query._jsq.streamingQuery().state()

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Generic, cast
 
@@ -16,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.split import OffsetSplitT
+from headrace.enumerator.split import OffsetSplitT, SplitT
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.planning import OffsetRange, told_parallelism
 from headrace.runners.spark.reports import QUERY_ID, report
@@ -27,11 +28,10 @@ from headrace.runners.spark.tasks import read_splits
 log = logging.getLogger(__name__)
 
 
-class SplitsPartition(InputPartition, Generic[OffsetSplitT]):
+class SplitsPartition(InputPartition, Generic[SplitT]):
     """One task: bounded splits, read one after the other."""
 
-    def __init__(self, splits: Sequence[OffsetSplitT]) -> None:
-        """Travels from the planning process to a worker by pickle."""
+    def __init__(self, splits: Sequence[SplitT]) -> None:
         self.splits = tuple(splits)
 
 
@@ -48,32 +48,25 @@ def _read(read: LogRead[Any], partition: InputPartition) -> Iterator[pa.RecordBa
     try:
         yield from read_splits(read.source, partition.splits, list(read.columns), read.poll_timeout_s)
     finally:
-        report(_query_of_task())
-
-
-def _query_of_task() -> str | None:
-    context = TaskContext.get()
-    return None if context is None else context.getLocalProperty(QUERY_ID)
+        context = TaskContext.get()
+        report(None if context is None else context.getLocalProperty(QUERY_ID))
 
 
 class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
     """A bounded read. Spark makes and plans it in a planning process; `read` runs on an unpickled copy in each worker.
+
+    Made without I/O. Raises UsageError for a schema that cannot be read.
 
     It takes no pushed filters: Spark 4.3 keeps what a push left out in an object that all scans of a frame share, so a frame
     that is used twice would lose rows. Ranges are asked for by options (`startingOffsets`, `startingTimestamp`, `assign`).
     """
 
     def __init__(self, read: LogRead[OffsetSplitT], schema: StructType) -> None:
-        """Does no I/O. Raises UsageError for a schema that cannot be read."""
         self._job = _planned_here(read, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks. Contacts the source. Planning process."""
-        discovery = self._job.source.create_discovery()
-        try:
+        with closing(self._job.source.create_discovery()) as discovery:
             splits = discovery.initial().added
-        finally:
-            discovery.close()
         by_id = {split.split_id: split for split in splits}
         ranges = [OffsetRange(split.split_id, split.next_offset, _stop(split)) for split in splits]
         return [
@@ -82,7 +75,6 @@ class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task. Worker process."""
         return _read(self._job, partition)
 
 
@@ -93,15 +85,17 @@ def _stop(split: OffsetSplitT) -> int:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[OffsetSplitT]):
-    """A streaming read. One instance plans a run of a query in the driver's Python process; copies `read` in the workers."""
+    """A streaming read. One instance plans a run of a query in the driver's Python process; copies `read` in the workers.
+
+    Made without I/O. Raises UsageError for a schema that cannot be read.
+    """
 
     def __init__(self, read: LogRead[OffsetSplitT], schema: StructType, clock: Callable[[], float] = time.monotonic) -> None:
-        """Does no I/O. Raises UsageError for a schema that cannot be read. `clock` gives monotonic seconds."""
+        """`clock` gives monotonic seconds."""
         self._job = _planned_here(read, schema)
         self._planner = StreamPlanner(self._job, clock)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What the copies in the workers are made of: the job alone."""
         return {"_job": self._job}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -109,14 +103,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
         return _offset(self._planner.initial_offsets())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """The limits among the options, as far as Spark has words for them. Driver."""
         limits = self._job.limits
         if limits.max_offsets is not None:
             return ReadMaxRows(limits.max_offsets)
         return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where the batch from `start` ends. Driver, at every trigger."""
         most, least = _bounds(limit, self._job.limits.min_offsets)
         end = self._planner.next_offsets(_text(start), most, least)
         report(None)  # of which query, is not known here
@@ -127,16 +119,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
         self._planner.pin_end()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """The source's end as last seen, for the query's progress. Driver."""
         latest = self._planner.latest_seen()
         return None if latest is None else _offset(latest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a batch, or of its replay. Driver."""
         return [SplitsPartition(splits) for splits in self._planner.tasks(_text(start), _text(end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task. Worker process."""
         return _read(self._job, partition)
 
     def commit(self, end: dict[str, Any]) -> None:

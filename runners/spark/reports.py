@@ -23,12 +23,8 @@ from headrace.connectors.base.counters import COUNTERS
 
 log = logging.getLogger(__name__)
 
-__all__ = ["QUERY_ID", "REPORTS_VARIABLE", "ReportListener", "own_address", "report"]
-
 REPORTS_VARIABLE = "HEADRACE_REPORTS"
-QUERY_ID = "sql.streaming.queryId"
-"""The property of Spark's tasks that states which streaming query they are of."""
-
+QUERY_ID = "sql.streaming.queryId"  # the property of Spark's tasks that states which streaming query they are of
 _SEPARATOR = ":"
 _LARGEST = 1 << 16
 _MOST_QUERIES = 100
@@ -91,7 +87,6 @@ class ReportListener:
     """Takes the reports of one address, in its own thread, until it is closed. Raises OSError where another one does."""
 
     def __init__(self, address: str, take: TakeCounts) -> None:
-        """`take` is called by the thread."""
         name, _, self._secret = address.partition(_SEPARATOR)
         self._take = take
         self._is_closing = False

@@ -20,16 +20,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyspark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark import private
-from headrace.runners.spark.format import DataSourceFormat
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark.reports import REPORTS_VARIABLE, own_address
 from headrace.runners.spark.version import require_pyspark
@@ -50,16 +51,24 @@ FORKING = "spark.headrace.python.fork"
 PROBE_S = 60.0
 DAEMON = "headrace.runners.spark_processes.daemon"
 ZYGOTE = "headrace.runners.spark_processes.zygote"
-LAUNCHER = "spark-python-"
-"""What the name of the file starts with that Spark runs as its Python in a warm session."""
-
-PIPELINES = "headrace_pipeline_"
-"""What the names of the formats start with that a pipeline registers for itself (pipelines.py)."""
-
+LAUNCHER = "spark-python-"  # what the name of the file starts with that Spark runs as its Python in a warm session
+PIPELINES = "headrace_pipeline_"  # what the names of the formats start with that a pipeline registers for itself (pipeline.py)
 SETTINGS: dict[str, bool | float | int | str | None] = {"spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false"}
 REDACTION, SPARKS_REDACTION = "spark.sql.redaction.options.regex", "(?i)url"
 HIDDEN_OPTIONS = r"(?i)url|user\.info|jaas\.config|keystore\.key|storageOptions|^catalog$"
 """Options that may hold a secret, and are not to be in plans. What names a secret, a password or a token Spark hides itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSourceFormat:
+    """A format for Spark, which the layer above gives to sessions and drivers: they know no connector.
+
+    `preload` imports what the Python processes of its queries import. Another process finds it by its name, so it is a function
+    at the top of a module.
+    """
+
+    data_source: type[DataSource]
+    preload: Callable[[], None]
 
 
 class HeadraceBuilder(SparkSession.Builder):
@@ -84,7 +93,8 @@ class HeadraceBuilder(SparkSession.Builder):
             if launcher is not None:
                 started.enter_context(_launched_by(launcher))
             session = super().getOrCreate()
-        _hide_secrets(session)
+        if session.conf.get(REDACTION) == SPARKS_REDACTION:
+            session.conf.set(REDACTION, HIDDEN_OPTIONS)
         context = private.active_context()
         if context is None:
             return session  # of Spark Connect
@@ -170,11 +180,6 @@ def _builder(kind: type[HeadraceBuilder], spark_format: DataSourceFormat) -> Spa
     return kind(spark_format, registers=GATEWAY in os.environ and not is_found).config(map=SETTINGS)
 
 
-def _hide_secrets(session: SparkSession) -> None:
-    if session.conf.get(REDACTION) == SPARKS_REDACTION:
-        session.conf.set(REDACTION, HIDDEN_OPTIONS)
-
-
 def _warn_of_two_paths(workers: str, driver: str | None) -> None:
     """Where the executors' Python is not on this machine, as from `--archives`, no path is valid on both sides."""
     if driver is not None and driver != workers and shutil.which(workers) is None:
@@ -212,17 +217,13 @@ if sys.argv == ["-c"] and importlib.util.find_spec("headrace") and importlib.uti
 
 
 def _was_told(context: SparkContext) -> str | None:
-    """The parallelism that Python processes of this session are reported: by its JVM, or by the data source registered with
-    it.
-    """
+    """The parallelism that the session's Python processes are given: by its JVM, or the data source registered with it."""
     reported: str | None = context.environment.get(PARALLELISM_VARIABLE)
     return private.jvm_variable(context, PARALLELISM_VARIABLE) if reported is None else reported
 
 
 def told_parallelism_of(session: SparkSession) -> int | None:
-    """The tasks that the session runs at once, as its Python processes are reported; None where they are not, or over
-    Connect.
-    """
+    """The tasks that the session runs at once, as its Python processes are given; None where they are not, or over Connect."""
     context = private.active_context()
     if context is None or not isinstance(session, SparkSession):
         return None
@@ -293,10 +294,8 @@ def _may_fork(master: str | None) -> bool:
 
 @contextmanager
 def _launched_by(launcher: Path) -> Iterator[None]:
-    """Have Spark run the launcher as its Python, in a session that starts meanwhile. Any later one starts as it is
-    instructed.
-    """
-    with _environment_kept(WORKERS, DRIVER, SUBMIT_OPTIONS):
+    """Have Spark run the launcher as its Python, in a session that starts meanwhile. Later ones start as usual."""
+    with environment_kept(WORKERS, DRIVER, SUBMIT_OPTIONS):
         os.environ[WORKERS] = str(launcher)
         os.environ.pop(DRIVER, None)
         with suppress(UsageError):  # without Java: then Spark says so
@@ -313,7 +312,7 @@ def _quick_launch() -> Iterator[None]:
     """
     home = Path(pyspark.__file__).parent
     jars = sorted((home / "jars").glob("spark-launcher_*.jar"))
-    with _environment_kept(LAUNCHER_OPTIONS, SPARK_HOME):
+    with environment_kept(LAUNCHER_OPTIONS, SPARK_HOME):
         os.environ.setdefault(SPARK_HOME, str(home))
         if os.environ[SPARK_HOME] == str(home) and jars and " " not in str(home):
             os.environ.setdefault(LAUNCHER_OPTIONS, f"{QUICK_JVM} -Xbootclasspath/a:{jars[0]}")
@@ -321,7 +320,8 @@ def _quick_launch() -> Iterator[None]:
 
 
 @contextmanager
-def _environment_kept(*names: str) -> Iterator[None]:
+def environment_kept(*names: str) -> Iterator[None]:
+    """These variables are afterwards what they are now, whatever is done to them meanwhile."""
     before = {name: os.environ[name] for name in names if name in os.environ}
     try:
         yield
@@ -348,10 +348,7 @@ def _warm_python(preload: Callable[[], None]) -> Path | None:
 
 
 def _launcher(python: str) -> Path:
-    """What Spark shall run as its Python. Kept in the cache, for all sessions: nothing that ends may take it away.
-
-    Raises OSError where it cannot be written, or not be run.
-    """
+    """What Spark runs as its Python. In the cache, for all sessions: nothing that ends may remove it. Raises OSError."""
     text = _LAUNCHER.format(python=shlex.quote(python), daemon=DAEMON)
     launcher = cache_directory() / f"{LAUNCHER}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if not launcher.is_file() or launcher.read_text() != text:
@@ -401,5 +398,4 @@ esac
 exec {python} "$@"
 """
 
-_alive: list[subprocess.Popen[bytes]] = []
-"""Keeps the pipes open for as long as this process is alive."""
+_alive: list[subprocess.Popen[bytes]] = []  # keeps the pipes open for as long as this process is alive

@@ -62,7 +62,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
     """
 
     def __init__(self, read: LogRead[OffsetSplitT], clock: Callable[[], float]) -> None:
-        """`clock` gives monotonic seconds. Does no I/O."""
+        """`clock` gives monotonic seconds."""
         self._read = read
         self._source = read.source
         self._format = read.offsets
@@ -120,14 +120,14 @@ class StreamPlanner(Generic[OffsetSplitT]):
     def tasks(self, start: str, end: str) -> list[tuple[OffsetSplitT, ...]]:
         """The tasks of the batch between two offsets, each a list of bounded splits; a replay gives the same ranges.
 
-        Raises StateError when another connector's first batch is replayed and no process says where that one started.
+        Raises StateError when another connector's first batch is replayed and it is not known where that one started.
         """
         first, last = self._parse(start), self._parse(end)
         gone = [split for split_id, split in first.splits.items() if split_id not in last.splits]
         if gone and not _is_complete(last):  # what leaves our own offsets was tolerated before they were stored
             self._source.on_splits_missing(gone)
-        earliest = self._begins(first, last)
-        ranges = [OffsetRange(split_id, earliest[split_id], split.next_offset) for split_id, split in last.splits.items()]
+        starts = self._starts(first, last)
+        ranges = [OffsetRange(split_id, starts[split_id], split.next_offset) for split_id, split in last.splits.items()]
         return [
             tuple(last.splits[item.split_id].between(item.start, item.stop) for item in task)
             for task in self._read.tasks_of(ranges)
@@ -252,7 +252,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
             return False
         return True
 
-    def _begins(self, first: LogOffsets[OffsetSplitT], last: LogOffsets[OffsetSplitT]) -> Mapping[str, int]:
+    def _starts(self, first: LogOffsets[OffsetSplitT], last: LogOffsets[OffsetSplitT]) -> Mapping[str, int]:
         if first.initial and _is_complete(last):
             return last.started_at
         if first.initial:
@@ -265,9 +265,9 @@ class StreamPlanner(Generic[OffsetSplitT]):
                 )
             first = replace(first, splits=started)
         known = {split_id: split.next_offset for split_id, split in first.splits.items()}
-        earliest = {**last.started_at, **known}
-        unknown = [split for split_id, split in last.splits.items() if split_id not in earliest]
-        return {**self._format.first_offsets(unknown, first.splits), **earliest} if unknown else earliest
+        starts = {**last.started_at, **known}
+        unknown = [split for split_id, split in last.splits.items() if split_id not in starts]
+        return {**self._format.first_offsets(unknown, first.splits), **starts} if unknown else starts
 
     def _publish(self, offsets: LogOffsets[OffsetSplitT]) -> None:
         """Positions are durable now. For others to look at: no failure stops the query, the next batch is another try, and the

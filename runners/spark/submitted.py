@@ -15,14 +15,10 @@ from contextlib import contextmanager
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.private import submitted_settings
-from headrace.runners.spark.session import GATEWAY
-
-__all__ = ["as_it_was_submitted", "properties_text"]
+from headrace.runners.spark.session import GATEWAY, environment_kept
 
 SECRET = "PYSPARK_GATEWAY_SECRET"  # noqa: S105 - the name of a variable
 ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
-_MODE = "spark.submit.deployMode"
-_OF_THAT_JVM = "spark.app.submitTime"
 
 
 @contextmanager
@@ -39,33 +35,23 @@ def as_it_was_submitted() -> Iterator[int | None]:
     submitter = os.pidfd_open(parent)
     file = os.memfd_create("headrace-submitted")  # as a file among others, it could be cleaned away while the job runs
     try:
-        settings = _settings()
-        if settings.get(_MODE) == "cluster":
+        settings = submitted_settings()
+        settings.pop("spark.app.submitTime", None)  # of that JVM
+        if settings.get("spark.submit.deployMode") == "cluster":
             raise UsageError(
                 "a supervisor cannot be in spark-submit's cluster mode, where the driver's JVM is there before it: submit in "
                 "client mode, and have the scheduler run that where the job is to be"
             )
         with open(file, "w", encoding="utf-8", closefd=False) as text:
             text.write(properties_text(settings))  # on a command line, others would see the secrets among them
-        with _environment(f"/proc/{os.getpid()}/fd/{file}"):
+        with environment_kept(GATEWAY, SECRET, ARGUMENTS):  # drivers start their own JVM, with this file
+            os.environ.pop(GATEWAY)
+            os.environ.pop(SECRET, None)
+            os.environ[ARGUMENTS] = shlex.join(["--properties-file", f"/proc/{os.getpid()}/fd/{file}", "pyspark-shell"])
             yield submitter
     finally:
         os.close(file)
         os.close(submitter)
-
-
-@contextmanager
-def _environment(properties: str) -> Iterator[None]:
-    """As drivers need it to start their own JVM with this file."""
-    before = {name: os.environ[name] for name in (GATEWAY, SECRET, ARGUMENTS) if name in os.environ}
-    for name in before:
-        del os.environ[name]
-    os.environ[ARGUMENTS] = shlex.join(["--properties-file", properties, "pyspark-shell"])
-    try:
-        yield
-    finally:
-        del os.environ[ARGUMENTS]
-        os.environ.update(before)
 
 
 def properties_text(settings: Mapping[str, str]) -> str:
@@ -77,7 +63,3 @@ def _escaped(text: str) -> str:
     for special in " :=#!":
         text = text.replace(special, f"\\{special}")
     return text
-
-
-def _settings() -> dict[str, str]:
-    return {name: value for name, value in submitted_settings().items() if name != _OF_THAT_JVM}

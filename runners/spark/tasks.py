@@ -21,9 +21,7 @@ from headrace.enumerator.split import SplitT
 SMALL_BATCH_BYTES = 1 << 18
 """Batches smaller than this are put together, as each costs Spark a round trip through Arrow and the JVM."""
 
-LARGE_BATCH_BYTES = 32 << 20
-"""Batches larger than this are cut, so that the JVM side never has to hold much more at once."""
-
+LARGE_BATCH_BYTES = 32 << 20  # batches larger than this are cut, so that the JVM side never has to hold much more at once
 _POLL_S = 1.0
 
 
@@ -88,39 +86,30 @@ def _waves(splits: Sequence[SplitT]) -> list[list[SplitT]]:
     return [list(wave.values()) for wave in waves]
 
 
-class _Small:
-    """Small batches waiting to be put together."""
-
-    def __init__(self) -> None:
-        self._batches: list[pa.RecordBatch] = []
-        self.bytes = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        self._batches.append(batch)
-        self.bytes += batch.nbytes
-
-    def drain(self) -> Iterator[pa.RecordBatch]:
-        if len(self._batches) < 2 or not self._batches[0].num_columns:  # a table of no columns has no rows either
-            yield from self._batches
-        else:
-            yield from pa.Table.from_batches(self._batches).combine_chunks().to_batches()
-        self._batches, self.bytes = [], 0
-
-
 def well_sized(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in the same order: small batches put together, large ones cut, empty ones dropped."""
-    small = _Small()
+    small: list[pa.RecordBatch] = []
+    small_bytes = 0
     for batch in batches:
         if batch.num_rows == 0:
             continue
-        if batch.nbytes < SMALL_BATCH_BYTES:
-            small.add(batch)
-            if small.bytes >= SMALL_BATCH_BYTES:
-                yield from small.drain()
-            continue
-        yield from small.drain()
-        yield from _cut(batch)
-    yield from small.drain()
+        size = batch.nbytes
+        if size < SMALL_BATCH_BYTES:
+            small.append(batch)
+            small_bytes += size
+        if size >= SMALL_BATCH_BYTES or small_bytes >= SMALL_BATCH_BYTES:
+            yield from _joined(small)
+            small, small_bytes = [], 0
+        if size >= SMALL_BATCH_BYTES:
+            yield from _cut(batch)
+    yield from _joined(small)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2 or not batches[0].num_columns:  # a table of no columns has no rows either
+        return batches
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -6,8 +6,6 @@ import pyspark
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["require_pyspark"]
-
 MINIMUM = (4, 2)
 
 

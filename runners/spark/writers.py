@@ -11,6 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
@@ -20,15 +21,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from headrace.connectors.base import capabilities
-from headrace.connectors.base.commit import (
-    CommitRequested,
-    JobCommitter,
-    StaleEpochError,
-    SupersededError,
-    refuse_another,
-    refuse_other_content,
-    refuse_stale,
-)
+from headrace.connectors.base import commit as commits
 from headrace.connectors.base.counters import COUNTERS, Counted
 from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.base.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink
@@ -37,8 +30,6 @@ from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.reports import QUERY_ID, report
 
 log = logging.getLogger(__name__)
-
-__all__ = ["BatchWriter", "PreparedMessage", "StreamWriter", "check_columns"]
 
 _BATCH_ID = "streaming.sql.batchId"
 
@@ -54,19 +45,19 @@ _BEGINS_LATE = (
 )
 
 _MOST_FENCES = 20
-"""So often in a row an owner is fenced: by its siblings, and by drivers that find out thereby that they own the job no more."""
+"""How often in a row an owner may be fenced: by its siblings, and by drivers that learn by it that they own the job no more."""
 
 STRAGGLERS_S = 4.0
 """When a task fails, Spark stops the others and calls `abort` at once, but leaves their Python processes 2 s to end by
-themselves (spark.python.task.killTimeout): until then one may prepare what no process would ever end."""
+themselves (spark.python.task.killTimeout): until then one may prepare what nothing would ever end."""
 
 
 @dataclass(frozen=True)
 class PreparedMessage(WriterCommitMessage, Generic[HandleT]):
-    """What a task shows the driver: whose epoch it has written, and the handle of what it prepared, if it had any rows.
+    """A task's message to the driver: job and epoch, and the handle of what it prepared, if it had any rows.
 
     `query`: of a batch write, the streaming query whose `foreachBatch` it is in. `skipped`: the task has written nothing, as it
-    was informed that the epoch is recorded.
+    has read that the epoch is recorded.
     """
 
     job: str
@@ -89,7 +80,7 @@ def check_columns(schema: StructType, known: Mapping[str, Sequence[str]], requir
 
 
 class _Recorded:
-    """Which epochs are on the lists, and what is remaining, as of when this was pickled: before the tasks of an epoch start.
+    """The epochs on the lists, and the lingering transactions, at the time of pickling: before the tasks of an epoch start.
 
     They must not write again what is durable. What a dead driver has under way is not waited for: if it becomes durable all the
     same, the driver's commit finds it, and aborts what these tasks have written.
@@ -103,19 +94,16 @@ class _Recorded:
 
     def __getstate__(self) -> dict[str, Any]:
         if self._epochs is None:
-            self._left_over = capabilities.left_over(
-                self._sink
-            )  # first: what is recorded in between is ended then, not written again
+            # first: what is recorded in between is ended then, not written again
+            self._left_over = capabilities.left_over(self._sink)
             self._epochs = dict(capabilities.recorded_now(self._sink))
         return {"_sink": self._sink, "_driver_id": self._driver_id, "_epochs": self._epochs, "_left_over": self._left_over}
 
     def of(self, job: str) -> RecordedEpoch | None:
-        """The job's last epoch on its durable list."""
         return None if self._epochs is None else self._epochs.get(job)
 
     def refuse(self, job: str, epoch: int, content: str | None) -> None:
-        """Raise StaleEpochError if that was an epoch of another plan already, before anything of the process that wrote it is
-        fenced.
+        """Raise StaleEpochError if that was an epoch of another plan, before anything of its writer is fenced.
 
         SupersededError where another driver has claimed the job from this one since: its checkpoint is no older copy.
         """
@@ -123,12 +111,12 @@ class _Recorded:
         if last is None:
             return
         try:
-            refuse_stale(job, epoch, last.epoch)
+            commits.refuse_stale(job, epoch, last.epoch)
             if last.epoch == epoch:
-                refuse_other_content(job, epoch, content, last.content)
-        except StaleEpochError:
+                commits.refuse_other_content(job, epoch, content, last.content)
+        except commits.StaleEpochError:
             if self._driver_id is not None:
-                refuse_another(job, self._driver_id, last.claim)
+                commits.refuse_another(job, self._driver_id, last.claim)
             raise
 
     def recover(self, job: str) -> None:
@@ -174,10 +162,10 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         offsets: OffsetLog | None = None,
         driver_id: str | None = None,
     ) -> None:
-        """Does no I/O. `columns` are those of the frame that are written.
+        """`columns` are those of the frame that are written.
 
         `offsets`: of the query's checkpoint, where it is known: with it a batch that an older copy of the checkpoint has
-        planned again is refused, and not taken for a replay. `driver id`: of the driver, if it is a supervised one.
+        planned again is refused, and not taken for a replay. `driver_id`: of the driver, if it is a supervised one.
         """
         self._sink = sink
         self._columns = list(columns)
@@ -214,8 +202,8 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         prepared = _of_tasks(messages)
         if not prepared:
             return
-        job, handles, content = prepared[0].job, _handles(prepared), _content(self._offsets, batchId)
-        asked = CommitRequested(batchId, handles, content, _skipped(prepared))
+        job, content = prepared[0].job, _content(self._offsets, batchId)
+        asked = _requested(batchId, prepared, content)
         began_s = time.monotonic()
         self._recorded.refuse(job, batchId, content)
         capabilities.reached(self._sink)
@@ -223,15 +211,16 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             self._commit_unsupervised(job, asked)
         else:
             _while_owner(lambda: _commit(self._sink, job, asked, self._driver_id))
-        _count_commit(job, len(handles), time.monotonic() - began_s)
+        _count_commit(job, len(asked.handles), time.monotonic() - began_s)
 
-    def _commit_unsupervised(self, job: str, asked: CommitRequested[HandleT]) -> None:
-        """Again if this process was fenced: by a sibling, as Spark has several processes for commits, and changes between
-        them. By another driver, if the batch is recorded: then this one is done for, and must not take back what is no longer
-        its own."""
+    def _commit_unsupervised(self, job: str, asked: commits.CommitRequested[HandleT]) -> None:
+        """Again if this process was fenced by a sibling: Spark has several processes for commits, and changes between them.
+
+        By another driver, if the batch is recorded: this one is done for, and must not take back what is no longer its own.
+        """
         try:
             _commit(self._sink, job, asked, None)
-        except SupersededError:
+        except commits.SupersededError:
             raise
         except FencedError:
             if _is_recorded(self._sink, job, asked.epoch):
@@ -242,7 +231,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """Before a driver with a driver id starts the query for the first time, in its own process: make the job its
         own, and recover as the first `commit` does. Raises and shows as `recover`.
         """
-        return self._started(job, last_batch, JobCommitter.claim)
+        return self._started(job, last_batch, commits.JobCommitter.claim)
 
     def recover(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
         """Before the query starts, in a process of its driver: as the first `commit` does. Raises what the sink raises.
@@ -257,16 +246,16 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         other offsets by now (`headrace checkpoint set-offsets`). SupersededError where another driver has claimed the job
         since this one has.
         """
-        return self._started(job, last_batch, JobCommitter.recover)
+        return self._started(job, last_batch, commits.JobCommitter.recover)
 
     def release(self, job: str) -> None:
-        """After the query has ended in good order, in a process of its driver: the job is no process's. Raises as `recover`,
-        and soon where the sink is away.
+        """After the query has ended in good order, in a process of its driver: release the job. Raises as
+        `recover`, and soon if the sink is away.
         """
-        self._in_driver(capabilities.bounded(self._sink), job, JobCommitter.release)
+        self._in_driver(capabilities.bounded(self._sink), job, commits.JobCommitter.release)
 
     def _started(
-        self, job: str, last_batch: Callable[[], int | None], begin: Callable[[JobCommitter[HandleT]], None]
+        self, job: str, last_batch: Callable[[], int | None], begin: Callable[[commits.JobCommitter[HandleT]], None]
     ) -> int | None:
         recorded = self._refuse_copy(job, last_batch)
         self._in_driver(self._sink, job, begin)
@@ -282,25 +271,19 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         if planned is None or recorded.epoch != planned:
             return None
         content = _content(self._offsets, planned)
-        if content is None or self._is_committed(planned):  # it cannot be read here, or is not run again
-            return None
-        refuse_other_content(job, planned, content, recorded.content)
+        if self._offsets is None or content is None or self._offsets.is_committed(planned):
+            return None  # it cannot be read here, or is not run again
+        commits.refuse_other_content(job, planned, content, recorded.content)
         return None if recorded.content is None else planned
 
-    def _in_driver(self, sink: TwoPhaseSink[HandleT], job: str, act: Callable[[JobCommitter[HandleT]], None]) -> None:
-        """With a committer that no process has used: what was fenced is of no further use."""
+    def _in_driver(self, sink: TwoPhaseSink[HandleT], job: str, act: Callable[[commits.JobCommitter[HandleT]], None]) -> None:
+        """With a new committer: one that was fenced is of no further use."""
 
         def attempt() -> None:
-            committer = JobCommitter(job, sink.committer(job), self._driver_id)
-            try:
+            with closing(commits.JobCommitter(job, sink.committer(job), self._driver_id)) as committer:
                 act(committer)
-            finally:
-                committer.close()
 
         _while_owner(attempt)
-
-    def _is_committed(self, batch: int) -> bool:
-        return self._offsets is not None and self._offsets.is_committed(batch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
@@ -320,7 +303,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         epoch: int | None,
         offsets: OffsetLog | None = None,
     ) -> None:
-        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone). Does no I/O.
+        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone).
 
         `offsets`: as a stream's, in `foreachBatch`, where `epoch` is the batch.
         """
@@ -340,20 +323,20 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver. If it dies in here, `headrace transactions commit` finishes the write."""
-        queries = {message.query for message in _of_tasks(messages)} - {None}
+        prepared = _of_tasks(messages)
+        queries = {message.query for message in prepared} - {None}
         if queries:
             log.warning(_NAMELESS, ", ".join(sorted(map(str, queries))))
         capabilities.reached(self._sink)
         content = _content(self._offsets, self._epoch) if self._is_repeatable else None
         self._recorded.refuse(self._job, self._epoch, content)
-        committer = JobCommitter(self._job, self._sink.committer(self._job))
-        prepared = _of_tasks(messages)
-        committer.commit_requested(CommitRequested(self._epoch, _handles(prepared), content, _skipped(prepared)))
+        committer = commits.JobCommitter(self._job, self._sink.committer(self._job))
+        committer.commit_requested(_requested(self._epoch, prepared, content))
         if not self._is_repeatable:
             _forget(committer, self._job)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: as a stream's, and again after 4 s, for tasks that were still running: no process comes later."""
+        """On the driver: as a stream's, and again after 4 s, for tasks that were still running: nothing is cleaned up later."""
         self._abort_now()
         time.sleep(STRAGGLERS_S)
         self._abort_now()
@@ -361,7 +344,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
     def _abort_now(self) -> None:
         if self._is_repeatable:
             _abort(capabilities.bounded(self._sink), self._job, self._epoch)
-        else:  # no other process has this name, and no process completes it later
+        else:  # no other write has this name, and none completes it later
             _recover(capabilities.bounded(self._sink), self._job)
 
 
@@ -381,12 +364,11 @@ def _of_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedMe
     return [message for message in messages if isinstance(message, PreparedMessage)]
 
 
-def _handles(prepared: Sequence[PreparedMessage[HandleT]]) -> tuple[HandleT, ...]:
-    return tuple(message.handle for message in prepared if message.handle is not None)
-
-
-def _skipped(prepared: Sequence[PreparedMessage[Any]]) -> bool:
-    return any(message.skipped for message in prepared)
+def _requested(
+    epoch: int, prepared: Sequence[PreparedMessage[HandleT]], content: str | None
+) -> commits.CommitRequested[HandleT]:
+    handles = tuple(message.handle for message in prepared if message.handle is not None)
+    return commits.CommitRequested(epoch, handles, content, skipped=any(message.skipped for message in prepared))
 
 
 def _content(offsets: OffsetLog | None, batch: int) -> str | None:
@@ -401,7 +383,7 @@ def _while_owner(act: Callable[[], None]) -> None:
     for _ in range(_MOST_FENCES - 1):
         try:
             act()
-        except SupersededError:
+        except commits.SupersededError:
             raise
         except FencedError:
             continue
@@ -409,7 +391,7 @@ def _while_owner(act: Callable[[], None]) -> None:
     act()
 
 
-def _commit(sink: TwoPhaseSink[HandleT], job: str, asked: CommitRequested[HandleT], driver_id: str | None) -> None:
+def _commit(sink: TwoPhaseSink[HandleT], job: str, asked: commits.CommitRequested[HandleT], driver_id: str | None) -> None:
     committer = _committer(sink, job, driver_id)
     is_new = committer.recorded_epoch is None
     try:
@@ -425,7 +407,7 @@ def _refuse_older_copy(job: str, last_batch: int | None, recorded: RecordedEpoch
     """A batch is in the offset log before any of it is written, so what is recorded and not there is of another checkpoint."""
     if last_batch is None or last_batch < recorded.epoch:
         there = "knows no batch" if last_batch is None else f"ends with batch {last_batch}"
-        raise StaleEpochError(
+        raise commits.StaleEpochError(
             f"the checkpoint of job {job!r} {there}, and the sink has committed up to epoch {recorded.epoch} of it: the "
             "checkpoint is an older copy. Nothing of the job was changed. Continue from the newest checkpoint, or start a new "
             "query with a new checkpoint"
@@ -441,9 +423,9 @@ def _count_commit(job: str, transactions: int, took_s: float) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _committer(sink: TwoPhaseSink[Any], job: str, driver_id: str | None) -> JobCommitter[Any]:
+def _committer(sink: TwoPhaseSink[Any], job: str, driver_id: str | None) -> commits.JobCommitter[Any]:
     """Kept with the process, which Spark uses again for every batch: a driver fences and recovers once."""
-    return JobCommitter(job, sink.committer(job), driver_id)
+    return commits.JobCommitter(job, sink.committer(job), driver_id)
 
 
 def _is_recorded(sink: TwoPhaseSink[Any], job: str, epoch: int) -> bool:
@@ -470,12 +452,12 @@ def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int, driver_id: str | None 
 
 def _recover(sink: TwoPhaseSink[Any], job: str, driver_id: str | None = None) -> None:
     try:
-        JobCommitter(job, sink.committer(job), driver_id).recover()
+        commits.JobCommitter(job, sink.committer(job), driver_id).recover()
     except HeadraceError as error:
         log.warning("job %s: what was prepared could not be aborted now, the next start will: %s", job, error)
 
 
-def _forget(committer: JobCommitter[Any], job: str) -> None:
+def _forget(committer: commits.JobCommitter[Any], job: str) -> None:
     """Drop what is recorded of a write that is done. To fail now would have the caller repeat what readers see already."""
     try:
         committer.forget()

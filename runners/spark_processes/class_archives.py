@@ -89,7 +89,6 @@ class ClassArchive:
         return file
 
     def _place(self) -> str:
-        """What the files of one Java and one folder of jars start with."""
         java = find_java(self.name).resolve()
         return f"{self.name}-classes-{_digest(f'{java} {java.stat().st_mtime_ns} {self.jars}')}"
 

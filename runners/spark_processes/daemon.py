@@ -36,7 +36,6 @@ STATUS_BYTES = 4
 
 
 def main() -> None:
-    """Run the module, or have it run by a fork and end as that does."""
     module = sys.argv.pop(1)
     address = os.environ.get(ZYGOTE_VARIABLE)
     status = None if address is None else _run_by_fork(Path(address), module)

@@ -26,10 +26,7 @@ def archive_file() -> Path:
 
 
 def make_archive() -> Path:
-    """Run the job and keep what its JVM has loaded: half a minute, 160 MB. Replaces the file at once, or not at all.
-
-    Raises PeerError, with the end of what was printed, when no file came of it; UsageError without Java.
-    """
+    """Run the job and keep what its JVM has loaded: half a minute, 160 MB. Raises as `ClassArchive.make`."""
     return _archive().make()
 
 

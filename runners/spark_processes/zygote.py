@@ -36,7 +36,7 @@ FORKABLE_THREADS = frozenset({"jemalloc_bg_thd"})  # Arrow's allocator has its o
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A process that was forked for the process that is at the other end of the connection."""
+    """A process that was forked for the one at the other end of the connection."""
 
     pid: int
     connection: socket.socket
@@ -76,15 +76,12 @@ def _load(name: str) -> None:
 
 
 def _other_threads() -> set[str]:
-    """The names of all threads but this one."""
     tasks = Path("/proc/self/task").iterdir()
     return {(task / "comm").read_text().strip() for task in tasks if task.name != str(os.getpid())}
 
 
 def _serve(listener: socket.socket) -> socket.socket | None:
-    """Fork for each that connects. Returns None when the driver is gone; in a fork, the connection of the process that asked
-    for it.
-    """
+    """Fork for each that connects. Returns None when the driver is gone; in a fork, the connection of who asked for it."""
     with selectors.DefaultSelector() as ready:
         ready.register(sys.stdin, selectors.EVENT_READ)
         ready.register(listener, selectors.EVENT_READ)
@@ -104,7 +101,7 @@ def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> socket.sock
     """None, but in the fork the connection."""
     try:
         connection, _ = listener.accept()
-    except OSError:  # the process that it was has gone again
+    except OSError:  # its client has gone again
         return None
     pid = os.fork()
     if pid == 0:
@@ -123,7 +120,7 @@ def _let_go_of_others(ready: selectors.BaseSelector) -> None:
 def _report_end(descriptor: int, fork: Fork) -> None:
     os.close(descriptor)
     _, status = os.waitpid(fork.pid, 0)
-    with fork.connection, suppress(OSError):  # the process that asked may be gone
+    with fork.connection, suppress(OSError):  # its client may be gone
         fork.connection.sendall(ENDED + status.to_bytes(STATUS_BYTES))
 
 

@@ -81,30 +81,21 @@ class Page:
                 raise
 
     def _regions(self, document: Document) -> list[Region]:
-        lexers = LexerCollection(
-            [
-                FencedCodeBlockLexer(r"[^\n]*"),
-                DirectiveInHTMLCommentLexer(
-                    "invisible-code-block", "python", mapping={"arguments": "language", "source": "source"}
-                ),
-            ]
-        )
+        named = {"arguments": "language", "source": "source"}
+        hidden = DirectiveInHTMLCommentLexer("invisible-code-block", "python", mapping=named)
+        lexers = LexerCollection([FencedCodeBlockLexer(r"[^\n]*"), hidden])
         return [Region(block.start, block.end, block, self._evaluate) for block in lexers(document)]
 
     def _evaluate(self, example: Example) -> None:
         language, source = example.parsed.lexemes["language"].strip(), example.parsed.lexemes["source"]
         kinds: dict[str, Callable[[Example, Any], None]] = {
-            "python": self._python,
-            "text": self._text,
-            "console": self._console,
-            "properties": lambda _, text: self._properties(text),
-            "yaml": lambda _, text: yaml.safe_load(text),
+            "python": self._python, "text": self._text, "console": self._console,
+            "properties": lambda _, text: self._properties(text), "yaml": lambda _, text: yaml.safe_load(text),
             "toml": lambda _, text: tomllib.loads(text),
-        }
+        }  # fmt: skip
         if language not in kinds:
-            raise BlockError(
-                f'a block in {language or "no language"!r} is not run: give a reason, <!--- skip: next "reason" -->'
-            )
+            block = f"a block in {language or 'no language'!r}"
+            raise BlockError(f'{block} is not run: give a reason, <!--- skip: next "reason" -->')
         kinds[language](example, source)
         self.ran.append(example.line)
 
@@ -124,8 +115,7 @@ class Page:
         self._compare(expected, self.printed)
 
     def _properties(self, text: str) -> None:
-        given = parse_properties(text)
-        ClientConfig.from_properties({"bootstrap.servers": ADDRESS, **given})
+        ClientConfig.from_properties({"bootstrap.servers": ADDRESS, **parse_properties(text)})
 
     def _console(self, _example: Example, source: str) -> None:
         self.printed = None
@@ -147,28 +137,17 @@ class Page:
         if words[1] in SERVERS:
             return self._first_line(words[1:], environment)
         return subprocess.run(
-            [sys.executable, "-c", MAIN, *words[1:]],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        ).stdout
+            [sys.executable, "-c", MAIN, *words[1:]], cwd=self.folder, env=environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S, check=False,
+        ).stdout  # fmt: skip
 
     def _first_line(self, words: list[str], environment: Mapping[str, str]) -> str:
         """The server's, which is then interrupted; on the broker of the tests, so without its own port."""
         if "--port" in words:
             at = words.index("--port")
             words = [*words[:at], *words[at + 2 :]]
-        with subprocess.Popen(
-            [sys.executable, "-c", MAIN, *words],
-            cwd=self.folder,
-            env={**environment, "HEADRACE_BOOTSTRAP": self.bootstrap},
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as server:
+        command, environment = [sys.executable, "-c", MAIN, *words], {**environment, "HEADRACE_BOOTSTRAP": self.bootstrap}
+        with subprocess.Popen(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             line = server.stdout.readline()
             server.terminate()

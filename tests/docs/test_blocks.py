@@ -60,11 +60,8 @@ def page(broker: Cluster, spark: Any, folder: Path) -> Iterator[Page]:
 
     def topic(name: str, *values: str, partitions: int = 1) -> None:
         create_topic(broker.bootstrap, name, partitions)
-        write_records(
-            broker.bootstrap,
-            name,
-            [{"key": b"k", "value": value.encode() if isinstance(value, str) else value} for value in values],
-        )
+        data = [value.encode() if isinstance(value, str) else value for value in values]
+        write_records(broker.bootstrap, name, [{"key": b"k", "value": value} for value in data])
 
     with ExitStack() as closing, FakeRegistry() as registry:
         names = {"spark": spark, "topic": topic, "closing": closing, "register": registry.register}
@@ -103,8 +100,6 @@ def test_every_code_block_is_fenced_so_that_it_is_run(path):
 
 
 # --- the checker --------------------------------------------------------------------------------------------------------
-
-
 def run(tmp_path: Path, text: str) -> Page:
     path = tmp_path / "page.md"
     path.write_text(text)

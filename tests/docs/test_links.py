@@ -54,9 +54,8 @@ def test_links_of(path):
 def test_the_checker_catches_a_missing_file_and_a_missing_heading(tmp_path):
     (tmp_path / "there.md").write_text("# One, two `three`\n\n## Four\n\n## Four\n")
     page = tmp_path / "page.md"
-    page.write_text(
-        "[a](there.md#one-two-three) [b](there.md#four-1) [c](there.md#five) ![d](gone.svg) [e](https://x.example/)"
-    )
+    links = "[a](there.md#one-two-three) [b](there.md#four-1) [c](there.md#five) ![d](gone.svg) [e](https://x.example/)"
+    page.write_text(links)
     assert broken(page) == ["there.md#five: there is no such heading", "gone.svg: there is no such file"]
 
 
@@ -79,15 +78,10 @@ def files_named(path: Path) -> set[str]:
 
 PLACES = ("", "connectors/kafka", "connectors/formats", "benchmarks", "benchmarks/restore", "headrace", "tests")
 ELSEWHERE = {
-    "offsets/": "of a Spark checkpoint",
-    "commits/": "of a Spark checkpoint",
-    "demo-output/": "made by the demo",
-    "site/": "made by mkdocs",
-    "build/": "made by setuptools",
-    "lines.py": "made by the reader",
-    "test_lines.py": "made by the reader",
-    "test_my_sink.py": "made by the reader",
-}
+    "offsets/": "of a Spark checkpoint", "commits/": "of a Spark checkpoint", "demo-output/": "made by the demo",
+    "site/": "made by mkdocs", "build/": "made by setuptools", "lines.py": "made by the reader",
+    "test_lines.py": "made by the reader", "test_my_sink.py": "made by the reader",
+}  # fmt: skip
 
 
 def missing(path: Path, everywhere: set[str]) -> set[str]:
@@ -99,17 +93,8 @@ def missing(path: Path, everywhere: set[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def everywhere() -> set[str]:
-    folders = (
-        "headrace",
-        "pyspark_headrace",
-        "enumerator",
-        "connectors",
-        "runners",
-        "tests",
-        "benchmarks",
-        "examples",
-        "faults",
-    )
+    package = ("headrace", "pyspark_headrace", "enumerator", "connectors", "runners")
+    folders = (*package, "tests", "benchmarks", "examples", "faults")
     return {path.name for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".java", ".md")}
 
 

@@ -29,12 +29,9 @@ TRACED = {
 
 def note(name, started_at, took):
     line = {
-        "name": name,
-        "at": started_at,
-        "took": round(took, 4),
-        "pid": os.getpid(),
+        "name": name, "at": started_at, "took": round(took, 4), "pid": os.getpid(),
         "module": getattr(sys, "argv", sys.orig_argv)[-1],
-    }
+    }  # fmt: skip
     with open(os.environ["HEADRACE_TRACE"], "a") as out:
         out.write(json.dumps(line) + "\n")
 

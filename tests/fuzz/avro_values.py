@@ -60,7 +60,6 @@ class Case:
 
     @cached_property
     def format(self) -> AvroFormat:
-        """What decodes them."""
         return AvroFormat(json.dumps(self.writer), reader_schema=json.dumps(self.reader), fields=self.fields)
 
     @property
@@ -138,11 +137,8 @@ def check(case: Case, items: Sequence[bytes], decode: Decode) -> Counter[str]:
 
 
 def _check_values(case: Case, items: Sequence[bytes], column: pa.Array, refused: dict[int, str]) -> None:
-    """Good values are what fastavro reads, whatever is alongside them; some mutated ones are judged by the
-    specification.
-    """
-    sample = {row for row in range(len(items)) if row % _GOOD_EVERY == 0 or row % _JUDGED_EVERY == 1}
-    chosen = sorted(sample)
+    """Good values are what fastavro reads, whatever is next to them; some mutated ones are judged by the specification."""
+    chosen = sorted({row for row in range(len(items)) if row % _GOOD_EVERY == 0 or row % _JUDGED_EVERY == 1})
     for row, value in zip(chosen, plain(column.take(pa.array(chosen, pa.int32()))), strict=True):
         item = items[row]
         sound = case.is_sound(item)

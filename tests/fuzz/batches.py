@@ -11,18 +11,8 @@ from crc32c import crc32c
 
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS
 from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER
-from tests.helpers.record_batches import (
-    APPEND_TIME,
-    CODECS,
-    TRANSACTIONAL,
-    Record,
-    batch,
-    emptied,
-    marker,
-    numbered,
-    payload,
-    seal,
-)
+from tests.helpers import record_batches as made
+from tests.helpers.record_batches import APPEND_TIME, CODECS, TRANSACTIONAL, Record, batch, emptied, marker, numbered, payload
 
 EVERYTHING = (*ALL_COLUMNS, "headers")
 UNPACKED_LIMIT = 1 << 16
@@ -61,16 +51,14 @@ _QUICK = [CODECS[name] for name in ("raw snappy", "lz4", "gzip")]  # quick to co
 OPTIONS: tuple[dict[str, Any], ...] = tuple(
     {"topic": "t", "partition": 3, "start": 0, "max_uncompressed_bytes": UNPACKED_LIMIT, **changed}
     for changed in (
-        {"columns": ("value",)},
-        {"columns": ("key", "value", "headers")},
+        {"columns": ("value",)}, {"columns": ("key", "value", "headers")},
         {"columns": ("key", "value", "headers"), "aborted": [(1, 0), (2, 0)]},
         {"columns": ("headers", "offset"), "start": 1, "stop": 3},
-        {"columns": ("offset", "timestamp"), "bad_timestamps": "null"},
-        {"columns": ("value", "headers"), "max_batch_rows": 1},
+        {"columns": ("offset", "timestamp"), "bad_timestamps": "null"}, {"columns": ("value", "headers"), "max_batch_rows": 1},
         {"columns": ("key", "headers"), "max_batch_bytes": 30},
         {"columns": EVERYTHING, "aborted": [(1, 2)], "max_uncompressed_bytes": 1 << 20},
     )
-)
+)  # fmt: skip
 
 # Of 256. The last three take several times as long as the others.
 _OPTION_OF = [OPTIONS[which] for which, share in enumerate((72, 64, 48, 36, 24, 5, 5, 2)) for _ in range(share)]
@@ -153,4 +141,4 @@ def _changed_inside(noise: bytes) -> bytes:
     body = bytearray(_BODY)
     change(body, noise)
     number, compress = _QUICK[noise[2] % len(_QUICK)] if noise[2] & 1 else CODECS["none"]
-    return seal(compress(bytes(body)), count=4, last=3, codec=number, first_time=_TIMES[0], max_time=_TIMES[1])
+    return made.seal(compress(bytes(body)), count=4, last=3, codec=number, first_time=_TIMES[0], max_time=_TIMES[1])

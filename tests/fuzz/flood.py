@@ -142,7 +142,6 @@ def check_memory(settings: dict[str, Any]) -> None:
 
 
 def new_counts(chunk: int) -> dict[str, Any]:
-    """Of no buffer yet."""
     zeros: dict[str, Any] = dict.fromkeys(("buffers", "rows", "cpu_s", "slowest_ms", "arrow_bytes", "resident_bytes"), 0)
     return {"chunk": chunk, "outcomes": Counter(), **zeros}
 
@@ -169,7 +168,6 @@ def work(of: str, seed: str, first: int, last: int, keep: Path | None) -> None:
 
 
 def child(figures: Figures, first: int, last: int, keep: Path | None = None) -> subprocess.Popen[str]:
-    """A process that decodes these chunks."""
     command = [sys.executable, "-m", "tests.fuzz.flood", "--of", figures.of, "--seed", figures.seed]
     command += ["--child", str(first), str(last)]
     command += ["--keep", str(keep)] if keep is not None else []
@@ -185,8 +183,7 @@ def run(figures: Figures, last: int, state: Path) -> None:
                 figures.add(json.loads(line))
                 save(figures, state)
         if process.returncode:
-            chunk = find(figures, last, state.parent)
-            figures.chunk = chunk + 1
+            figures.chunk = find(figures, last, state.parent) + 1
             save(figures, state)
 
 
@@ -213,7 +210,6 @@ def save(figures: Figures, state: Path) -> None:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--of", choices=[*CHUNKS], default="batches")
     parser.add_argument("--buffers", type=int, default=100_000_000)

@@ -84,7 +84,6 @@ def quoted(word: bytes) -> str:
 
 
 def child(name: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A process that searches."""
     limits = [f"-timeout={_HANG_S}", f"-rss_limit_mb={_MEMORY_MB}", f"-artifact_prefix={folder}/{_FINDING}"]
     command = [sys.executable, "-m", "tests.fuzz.run", "--child", name, str(folder), *limits, *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -112,20 +111,15 @@ def fuzz(name: str, seconds: int, folder: Path) -> dict[str, object]:
     took = time.monotonic() - started_at
     findings = [file for file in sorted(folder.glob(f"{_FINDING}*")) if file.suffix != ".txt"]
     keep(
-        name,
-        [file.read_bytes() for file in found.iterdir()] + read_corpus(name),
-        [file.read_bytes() for file in findings],
+        name, [file.read_bytes() for file in found.iterdir()] + read_corpus(name), [file.read_bytes() for file in findings],
         target,
-    )
+    )  # fmt: skip
     return {
-        "target": name,
-        "executions": statistic(done.stderr, "number_of_executed_units"),
-        "seconds": round(took),
-        "peak_rss_mb": statistic(done.stderr, "peak_rss_mb"),
-        "slowest_s": statistic(done.stderr, "slowest_unit_time_sec"),
+        "target": name, "executions": statistic(done.stderr, "number_of_executed_units"), "seconds": round(took),
+        "peak_rss_mb": statistic(done.stderr, "peak_rss_mb"), "slowest_s": statistic(done.stderr, "slowest_unit_time_sec"),
         "corpus": len(read_corpus(name)),
         "findings": [texts.read_text().strip() if texts.exists() else file.name for file, texts in _with_texts(findings)],
-    }
+    }  # fmt: skip
 
 
 def _with_texts(findings: list[Path]) -> Iterator[tuple[Path, Path]]:
@@ -144,7 +138,6 @@ def keep(name: str, picked: list[bytes], findings: list[bytes], target: Target) 
 
 
 def main() -> None:
-    """See the module."""
     if sys.argv[1:2] == ["--child"]:
         name, folder, *libfuzzer = sys.argv[2:]
         search(load(name), Path(folder), libfuzzer)

@@ -37,7 +37,6 @@ def exact(data: bytes) -> Any:
 
 
 def decode_exactly(data: bytes, **options: Any) -> Iterator[Any]:
-    """As the decoder does."""
     from headrace.connectors.kafka.format.decode import decode
 
     return decode(exact(data), **options)
@@ -68,7 +67,6 @@ def build(checkout: Path) -> None:
 
 
 def environment(checkout: Path) -> dict[str, str]:
-    """Of a process with the sanitizer."""
     library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
     return {
         **os.environ,
@@ -101,16 +99,12 @@ def run(buffers: int) -> dict[str, Any]:
     findings = [done.stderr[-4000:] + done.stdout[-2000:] for done in (flood, tests) if done.returncode]
     settings = {} if flood.returncode else json.loads(flood.stdout.splitlines()[-1])
     return {
-        "target": "sanitized",
-        **settings,
-        "unit_tests": tests.stdout.strip().splitlines()[-1:],
-        "seconds": round(time.monotonic() - started_at),
-        "findings": findings,
-    }
+        "target": "sanitized", **settings, "unit_tests": tests.stdout.strip().splitlines()[-1:],
+        "seconds": round(time.monotonic() - started_at), "findings": findings,
+    }  # fmt: skip
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--buffers", type=int, default=1_000_000)
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)

@@ -25,9 +25,8 @@ def table(results: Path = RESULTS) -> str:
 
 def drawn(text: str, results: Path = RESULTS) -> str:
     """README with the table between its marks."""
-    return re.sub(
-        r"(?s)(<!-- figures -->\n).*?(<!-- /figures -->)", lambda marks: f"{marks[1]}{table(results)}\n{marks[2]}", text
-    )
+    between = r"(?s)(<!-- figures -->\n).*?(<!-- /figures -->)"
+    return re.sub(between, lambda marks: f"{marks[1]}{table(results)}\n{marks[2]}", text)
 
 
 if __name__ == "__main__":

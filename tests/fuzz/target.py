@@ -35,7 +35,6 @@ class Target:
 
 
 def load(name: str) -> Target:
-    """The target of this name."""
     target: Target = import_module(f"tests.fuzz.targets.{name}").TARGET
     return target
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import struct
 from collections.abc import Callable
 from decimal import Decimal
@@ -36,8 +35,7 @@ class _Names:
 @st.composite
 def schemas(draw: st.DrawFn, *, with_empty: bool = True) -> dict[str, Any]:
     """A record of some fields of all kinds of types. `with_empty`: also types whose values take no bytes."""
-    names = _Names()
-    return _record(draw, names, 2, with_empty)
+    return _record(draw, _Names(), 2, with_empty)
 
 
 def _record(draw: st.DrawFn, names: _Names, depth: int, with_empty: bool) -> dict[str, Any]:
@@ -63,11 +61,8 @@ def _schema(draw: st.DrawFn, names: _Names, depth: int, with_empty: bool) -> Any
         case "fixed":
             return {"type": "fixed", "name": names.next("F"), "size": draw(st.integers(0 if with_empty else 1, 20))}
         case "enum":
-            return {
-                "type": "enum",
-                "name": names.next("E"),
-                "symbols": [names.next("S") for _ in range(draw(st.integers(1, 4)))],
-            }
+            named = {"type": "enum", "name": names.next("E")}
+            return {**named, "symbols": [names.next("S") for _ in range(draw(st.integers(1, 4)))]}
         case "array":
             return {"type": "array", "items": _schema(draw, names, inner, with_empty)}
         case "map":
@@ -118,9 +113,8 @@ def evolved(draw: st.DrawFn, writer: Any) -> Any:
                 field["type"] = ["null", kind]
             case "inside" if isinstance(kind, dict) and kind["type"] == "record":
                 field["type"] = draw(evolved(kind))
-    added = draw(
-        st.sampled_from([("int", 7), (["null", "string"], None), ("string", "é"), ({"type": "array", "items": "long"}, [1])])
-    )
+    new = [("int", 7), (["null", "string"], None), ("string", "é"), ({"type": "array", "items": "long"}, [1])]
+    added = draw(st.sampled_from(new))
     reader["fields"].insert(0, {"name": f"added_{reader['name'].rpartition('.')[2]}", "type": added[0], "default": added[1]})
     return {**reader, "fields": draw(st.permutations(reader["fields"]))}
 
@@ -152,19 +146,13 @@ def _unscaled(number: int) -> bytes:
 
 
 SIMPLE: dict[str, st.SearchStrategy[Any]] = {
-    "null": st.none(),
-    "boolean": st.booleans(),
-    "int": st.integers(-(1 << 31), (1 << 31) - 1),
-    "long": st.integers(-(1 << 63), (1 << 63) - 1),
-    "float": st.floats(width=32),
-    "double": st.floats(),
-    "bytes": st.binary(max_size=20),
-    "string": st.text(max_size=20),
-}
+    "null": st.none(), "boolean": st.booleans(), "int": st.integers(-(1 << 31), (1 << 31) - 1),
+    "long": st.integers(-(1 << 63), (1 << 63) - 1), "float": st.floats(width=32), "double": st.floats(),
+    "bytes": st.binary(max_size=20), "string": st.text(max_size=20),
+}  # fmt: skip
 
 
 def written(schema: Any, value: Any) -> bytes:
-    """A value by fastavro."""
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(raw(schema)), value)
     return out.getvalue()
@@ -174,10 +162,6 @@ def read(writer: Any, data: bytes, reader: Any = None) -> Any:
     """A value by fastavro, without logical types."""
     wanted = None if reader is None else fastavro.parse_schema(raw(reader))
     return fastavro.schemaless_reader(io.BytesIO(data), fastavro.parse_schema(raw(writer)), wanted)
-
-
-def as_text(schema: Any) -> str:
-    return json.dumps(schema)
 
 
 def expected(schema: Any, value: Any) -> Any:
@@ -232,9 +216,8 @@ def plain(array: pa.Array) -> list[Any]:
         return [dict(zip(keys[run], items[run], strict=True)) if valid[row] else None for row, run in enumerate(runs)]
     if pa.types.is_union(kind):
         branches = [plain(array.field(i)) for i in range(kind.num_fields)]
-        return [
-            branches[branch][at] for branch, at in zip(array.type_codes.to_pylist(), array.offsets.to_pylist(), strict=True)
-        ]
+        places = zip(array.type_codes.to_pylist(), array.offsets.to_pylist(), strict=True)
+        return [branches[branch][at] for branch, at in places]
     if pa.types.is_date(kind) or (pa.types.is_time(kind) and kind.bit_width == 32):
         return array.view(pa.int32()).to_pylist()
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
@@ -283,20 +266,14 @@ class StrictReader:
             return self.read(self.one_of(schema))
         kind = schema if isinstance(schema, str) else schema["type"]
         simple: dict[str, Callable[[], Any]] = {
-            "null": lambda: None,
-            "boolean": lambda: self.one_of([False, True], self.take(1)[0]),
-            "int": lambda: self.number(32),
-            "long": lambda: self.number(64),
-            "float": lambda: struct.unpack("<f", self.take(4))[0],
-            "double": lambda: struct.unpack("<d", self.take(8))[0],
-            "bytes": lambda: self.blob(schema),
-            "string": self.text,
-            "fixed": lambda: self.take(schema["size"]),
-            "enum": lambda: self.one_of(schema["symbols"]),
-            "array": lambda: [self.read(schema["items"]) for _ in self.items()],
+            "null": lambda: None, "boolean": lambda: self.one_of([False, True], self.take(1)[0]),
+            "int": lambda: self.number(32), "long": lambda: self.number(64),
+            "float": lambda: struct.unpack("<f", self.take(4))[0], "double": lambda: struct.unpack("<d", self.take(8))[0],
+            "bytes": lambda: self.blob(schema), "string": self.text, "fixed": lambda: self.take(schema["size"]),
+            "enum": lambda: self.one_of(schema["symbols"]), "array": lambda: [self.read(schema["items"]) for _ in self.items()],
             "map": lambda: {self.text(): self.read(schema["values"]) for _ in self.items()},
             "record": lambda: {field["name"]: self.read(field["type"]) for field in schema["fields"]},
-        }
+        }  # fmt: skip
         return simple[kind]()
 
     def one_of(self, choices: list[Any], number: int | None = None) -> Any:

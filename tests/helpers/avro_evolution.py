@@ -90,17 +90,32 @@ def fixed(size: int) -> dict[str, Any]:
     return {"type": "fixed", "name": "F", "size": size}
 
 
+def array_of(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def map_of(values: Any) -> dict[str, Any]:
+    return {"type": "map", "values": values}
+
+
 LACKS_X = Refused("has a field 'x' that the writer's has not; give it a default")
 
 
-def wants(reader: str, writer: str) -> Refused:
-    return Refused(f"wants {reader} at field 'a'; the writer's has {writer}")
+def wants(reader: str, writer: str, **more: bool) -> Refused:
+    return Refused(f"wants {reader} at field 'a'; the writer's has {writer}", **more)
 
 
-NO_BRANCH, NO_SYMBOL = (
-    "the writer's branch of a union does not match",
-    "the reader's enum has neither this symbol nor a default",
-)
+def apart(old: str, new: str, **more: bool) -> dict[str, Outcome]:
+    """Neither reads the other's."""
+    return {"backward": wants(new, old, **more), "forward": wants(old, new, **more)}
+
+
+NO_BRANCH = "the writer's branch of a union does not match"
+NO_SYMBOL = "the reader's enum has neither this symbol nor a default"
+Y = [{"id": 1, "y": 5}]
+LACKS_Y = Refused("has a field 'y' that the writer's has not")
+WITH_X, WITH_Y, NAMED_A = record(ID, ("x", "int")), record(ID, ("y", "int")), record(ID, name="A")
+X_ONCE_Y = renamed(ID, ("x", "int"), aliases=["y"])
 
 CHANGES: dict[str, Change] = {
     # fields
@@ -110,23 +125,10 @@ CHANGES: dict[str, Change] = {
     "a field without a default is removed": Change(record(ID, ("x", "int")), record(ID), BOTH, ONE, forward=LACKS_X),
     "fields change places": Change(record(ID, ("x", "int")), record(("x", "int"), ID), BOTH, BOTH),
     "a field gets a default": Change(record(ID, ("x", "int")), record(ID, ("x", "int", 7)), BOTH, BOTH),
-    "a field is renamed": Change(
-        record(ID, ("y", "int")),
-        record(ID, ("x", "int")),
-        [{"id": 1, "y": 5}],
-        BOTH,
-        backward=LACKS_X,
-        forward=Refused("has a field 'y' that the writer's has not"),
-    ),
-    "a field is renamed, with an alias": Change(
-        record(ID, ("y", "int")),
-        renamed(ID, ("x", "int"), aliases=["y"]),
-        [{"id": 1, "y": 5}],
-        BOTH,
-        forward=Refused("has a field 'y' that the writer's has not"),
-    ),
+    "a field is renamed": Change(WITH_Y, WITH_X, Y, BOTH, backward=LACKS_X, forward=LACKS_Y),
+    "a field is renamed, with an alias": Change(WITH_Y, X_ONCE_Y, Y, BOTH, forward=LACKS_Y),
     "a field with a default is renamed, with an alias": Change(
-        record(ID, ("y", "int", 7)), renamed(ID, ("x", "int", 7), aliases=["y"]), [{"id": 1, "y": 5}], BOTH
+        record(ID, ("y", "int", 7)), renamed(ID, ("x", "int", 7), aliases=["y"]), Y, BOTH
     ),
     "only a text for people changes": Change(record(ID), record(ID, doc="more is known"), ONE, ONE),
     # numbers and texts
@@ -140,10 +142,8 @@ CHANGES: dict[str, Change] = {
     "bytes, which are not text, become string": typed(
         "bytes", "string", [b"\xff", b"a"], ["a"], backward=Lost((0,), "text is not UTF-8", by_java=False)
     ),
-    "int becomes string": typed("int", "string", [1], ["a"], backward=wants("string", "int"), forward=wants("int", "string")),
-    "int becomes boolean": typed(
-        "int", "boolean", [1], [True], backward=wants("boolean", "int"), forward=wants("int", "boolean")
-    ),
+    "int becomes string": typed("int", "string", [1], ["a"], **apart("int", "string")),
+    "int becomes boolean": typed("int", "boolean", [1], [True], **apart("int", "boolean")),
     # unions
     "a type may be null": typed("int", ["null", "int"], [1], [1, None], forward=Lost((1,), NO_BRANCH)),
     "a type becomes one of several": typed("int", ["string", "int"], [1], [1, "a"], forward=Lost((1,), NO_BRANCH)),
@@ -155,88 +155,40 @@ CHANGES: dict[str, Change] = {
         ["null", "int"], ["null", "long"], [1, None], [None, 2], forward=Lost((1,), NO_BRANCH)
     ),
     "unions without a branch in common": typed(
-        ["int", "boolean"],
-        ["string", "bytes"],
-        [1],
-        ["a"],
-        backward=wants("a union of string, bytes", "a union of int, boolean"),
-        forward=wants("a union of int, boolean", "a union of string, bytes"),
+        ["int", "boolean"], ["string", "bytes"], [1], ["a"], **apart("a union of int, boolean", "a union of string, bytes")
     ),
     # enums
     "an enum gets a symbol": typed(enum("A"), enum("A", "B"), ["A"], ["A", "B"], forward=Lost((1,), NO_SYMBOL)),
     "an enum with a default gets a symbol": typed(enum("A", default="A"), enum("A", "B", default="A"), ["A"], ["A", "B"]),
     "an enum loses a symbol": typed(enum("A", "B"), enum("A"), ["A", "B"], ["A"], backward=Lost((1,), NO_SYMBOL)),
     "an enum's symbols change places": typed(enum("A", "B"), enum("B", "A"), ["A", "B"], ["A", "B"]),
-    "an enum is renamed": typed(
-        enum("A"), {**enum("A"), "name": "G"}, ["A"], ["A"], backward=wants("G", "E"), forward=wants("E", "G")
-    ),
+    "an enum is renamed": typed(enum("A"), {**enum("A"), "name": "G"}, ["A"], ["A"], **apart("E", "G")),
     "an enum is renamed, with an alias": typed(
         enum("A"), {**enum("A"), "name": "G", "aliases": ["E"]}, ["A"], ["A"], forward=wants("E", "G")
     ),
-    "an enum becomes a string": typed(
-        enum("A"), "string", ["A"], ["A"], backward=wants("string", "E"), forward=wants("E", "string")
-    ),
+    "an enum becomes a string": typed(enum("A"), "string", ["A"], ["A"], **apart("E", "string")),
     # fixed, arrays, maps
-    "a fixed gets another size": typed(
-        fixed(2),
-        fixed(3),
-        [b"ab"],
-        [b"abc"],
-        backward=wants("F of 3 bytes", "F of 2 bytes"),
-        forward=wants("F of 2 bytes", "F of 3 bytes"),
-    ),
-    "an array's items are promoted": typed(
-        {"type": "array", "items": "int"}, {"type": "array", "items": "long"}, [[1, 2]], [[3]], forward=wants("array", "array")
-    ),
-    "a map's values are promoted": typed(
-        {"type": "map", "values": "int"}, {"type": "map", "values": "long"}, [{"k": 1}], [{"k": 1}], forward=wants("map", "map")
-    ),
-    "an array becomes a map": typed(
-        {"type": "array", "items": "int"},
-        {"type": "map", "values": "int"},
-        [[1]],
-        [{"k": 1}],
-        backward=wants("map", "array"),
-        forward=wants("array", "map"),
-    ),
+    "a fixed gets another size": typed(fixed(2), fixed(3), [b"ab"], [b"abc"], **apart("F of 2 bytes", "F of 3 bytes")),
+    "an array's items are promoted": typed(array_of("int"), array_of("long"), [[1, 2]], [[3]], forward=wants("array", "array")),
+    "a map's values are promoted": typed(map_of("int"), map_of("long"), [{"k": 1}], [{"k": 1}], forward=wants("map", "map")),
+    "an array becomes a map": typed(array_of("int"), map_of("int"), [[1]], [{"k": 1}], **apart("array", "map")),
     # records
     "a record is renamed": Change(
-        record(ID, name="A"),
-        record(ID, name="B"),
-        ONE,
-        ONE,
-        backward=Refused("wants B; the writer's has A"),
-        forward=Refused("wants A; the writer's has B"),
+        NAMED_A, record(ID, name="B"), ONE, ONE, Refused("wants B; the writer's has A"), Refused("wants A; the writer's has B")
     ),
     "a record is renamed, with an alias": Change(
-        record(ID, name="A"), record(ID, name="B", aliases=["A"]), ONE, ONE, forward=Refused("wants A; the writer's has B")
+        NAMED_A, record(ID, name="B", aliases=["A"]), ONE, ONE, forward=Refused("wants A; the writer's has B")
     ),
     "a record moves to another namespace": Change(record(ID, name="old.R"), record(ID, name="new.R"), ONE, ONE),
     "a record within a record gets a field": typed(record(ID, name="I"), record(ID, ("x", "int", 7), name="I"), ONE, BOTH),
     "a record within a record gets a field without a default": typed(
-        record(ID, name="I"),
-        record(ID, ("x", "int"), name="I"),
-        ONE,
-        BOTH,
-        backward=Refused("has a field 'a.x' that the writer's has not; give it a default"),
+        record(ID, name="I"), record(ID, ("x", "int"), name="I"), ONE, BOTH, backward=Refused(LACKS_X.why.replace("x", "a.x"))
     ),
     # logical types, which Java's judge and a registry do not look at
     "a number becomes a time": typed("long", MILLIS, [1], [1]),
-    "a time gets another unit": typed(
-        MILLIS,
-        MICROS,
-        [1],
-        [1],
-        backward=Refused("wants timestamp-micros at field 'a'; the writer's has timestamp-millis", by_java=False),
-        forward=Refused("wants timestamp-millis at field 'a'; the writer's has timestamp-micros", by_java=False),
-    ),
+    "a time gets another unit": typed(MILLIS, MICROS, [1], [1], **apart("timestamp-millis", "timestamp-micros", by_java=False)),
     "a decimal gets another scale": typed(
-        decimal(1),
-        decimal(2),
-        [b"\x01"],
-        [b"\x01"],
-        backward=Refused("wants decimal of scale 2 at field 'a'; the writer's has decimal of scale 1", by_java=False),
-        forward=Refused("wants decimal of scale 1 at field 'a'; the writer's has decimal of scale 2", by_java=False),
+        decimal(1), decimal(2), [b"\x01"], [b"\x01"], **apart("decimal of scale 1", "decimal of scale 2", by_java=False)
     ),
 }
 
@@ -248,6 +200,11 @@ class History:
     versions: tuple[Any, ...]
     values: tuple[Any, ...]
     kinds: frozenset[str]
+
+
+def of_types(values: dict[str, Any], kinds: frozenset[str]) -> History:
+    """A field `a` whose type changes: of each type a value."""
+    return History(tuple(record(("a", kind)) for kind in values), tuple({"a": value} for value in values.values()), kinds)
 
 
 BACKWARD, FORWARD = frozenset({"BACKWARD"}), frozenset({"FORWARD"})
@@ -299,16 +256,8 @@ SCHEDULES: dict[str, History] = {
         ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}),
         FULL,
     ),
-    "numbers become wider": History(
-        (record(("a", "int")), record(("a", "long")), record(("a", "double"))),
-        ({"a": 1}, {"a": 2**40}, {"a": 1.5}),
-        transitive(BACKWARD),
-    ),
-    "numbers become narrower": History(
-        (record(("a", "double")), record(("a", "long")), record(("a", "int"))),
-        ({"a": 1.5}, {"a": 2**40}, {"a": 1}),
-        transitive(FORWARD),
-    ),
+    "numbers become wider": of_types({"int": 1, "long": 2**40, "double": 1.5}, transitive(BACKWARD)),
+    "numbers become narrower": of_types({"double": 1.5, "long": 2**40, "int": 1}, transitive(FORWARD)),
     "an alias for one version only": History(
         (record(("a", "int")), renamed(("b", "int"), aliases=["a"]), renamed(("c", "int"), aliases=["b"])),
         ({"a": 1}, {"b": 2}, {"c": 3}),
@@ -319,9 +268,5 @@ SCHEDULES: dict[str, History] = {
         ({"a": "C"}, {"a": "B"}, {"a": "A"}),
         transitive(FORWARD),
     ),
-    "another type": History(
-        (record(("a", "int")), record(("a", "string")), record(("a", "boolean"))),
-        ({"a": 1}, {"a": "a"}, {"a": True}),
-        frozenset(),
-    ),
+    "another type": of_types({"int": 1, "string": "a", "boolean": True}, frozenset()),
 }

@@ -14,9 +14,8 @@ ROWS: list[dict[str, Any]] = [{"id": number, "name": None if number % 7 == 0 els
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 LINES = [f"line {number} é" for number in range(300)]
 
-_AVRO = parse_schema(
-    {"type": "record", "name": "row", "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}]}
-)
+_FIELDS = [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}]
+_AVRO = parse_schema({"type": "record", "name": "row", "fields": _FIELDS})
 
 
 def text(folder: Path) -> beam.PTransform:

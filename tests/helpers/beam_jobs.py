@@ -29,7 +29,6 @@ def note(path: str, line: Mapping[str, Any]) -> None:
 
 
 def notes(path: Path) -> list[dict[str, Any]]:
-    """What was written down so far."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
@@ -128,12 +127,10 @@ class Flow:
         self.written: dict[tuple[str, int], int] = defaultdict(int)
         self._producer = Producer(
             {
-                "bootstrap.servers": bootstrap,
-                "enable.idempotence": True,
-                "topic.metadata.refresh.interval.ms": 200,
+                "bootstrap.servers": bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 200,
                 "log_level": 0,
             }
-        )
+        )  # fmt: skip
         self.partitions: list[tuple[str, int]] = []
         self._pause_s = pause_s
         self._stopped = threading.Event()

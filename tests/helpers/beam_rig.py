@@ -55,9 +55,8 @@ class _Outputs(OutputHandler):
 
     def handle_process_outputs(self, windowed_input_element, results, watermark_estimator=None):
         for value in results or ():
-            stamped = (
-                value if isinstance(value, TimestampedValue) else TimestampedValue(value, windowed_input_element.timestamp)
-            )
+            is_stamped = isinstance(value, TimestampedValue)
+            stamped = value if is_stamped else TimestampedValue(value, windowed_input_element.timestamp)
             self.values.append(stamped)
             self.on_output(stamped)
 
@@ -72,8 +71,7 @@ class Stage:
         self.fn = fn  # not a copy: the kit counts the calls of its source
         self.fn.setup()
         self._signature = DoFnSignature(self.fn)
-        provider = self._signature.get_watermark_estimator_provider()
-        self._state_coder = provider.estimator_state_coder()
+        self._state_coder = self._signature.get_watermark_estimator_provider().estimator_state_coder()
         self._coder = self.fn.restriction_coder()
         self.on_output: Callable[[Any], None] = lambda _: None
 
@@ -84,23 +82,16 @@ class Stage:
         return Work(element, self._coder.encode(restriction), self._state_coder.encode(state), timestamp)
 
     def process(self, work: Work) -> Bundle:
-        """One call."""
         outputs, finalizer = _Outputs(), _BundleFinalizerParam()
         invoker = DoFnInvoker.create_invoker(
-            self._signature,
-            output_handler=outputs,
-            context=DoFnContext("step"),
-            input_args=[],
-            input_kwargs={},
+            self._signature, output_handler=outputs, context=DoFnContext("step"), input_args=[], input_kwargs={},
             bundle_finalizer_param=finalizer,
-        )
+        )  # fmt: skip
         self.invoker = invoker
         outputs.on_output = self.on_output
-        residuals = invoker.invoke_process(
-            WindowedValue(work.element, work.timestamp, (GlobalWindow(),)),
-            restriction=self._coder.decode(work.restriction),
-            watermark_estimator_state=self._state_coder.decode(work.estimator_state),
-        )
+        element = WindowedValue(work.element, work.timestamp, (GlobalWindow(),))
+        restriction, state = self._coder.decode(work.restriction), self._state_coder.decode(work.estimator_state)
+        residuals = invoker.invoke_process(element, restriction=restriction, watermark_estimator_state=state)
         rest, watermark, delay_s = [], None, None
         for residual in residuals:
             (element, (restriction, state)), size = residual.residual_value.value
@@ -119,7 +110,6 @@ class Stage:
         return rest
 
     def decode(self, work: Work) -> Any:
-        """The restriction."""
         return self.fn._format.decode(self._coder.decode(work.restriction))
 
     def close(self) -> None:

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from headrace.enumerator import (
-    Checkpoint,
-    CheckpointSerializer,
-    Coordinator,
-    DiscoveryResult,
-    EagerEnumerator,
-    SplitEnumerator,
-    SplitState,
-    create_enumerator,
-    restore_enumerator,
-)
+from headrace import enumerator as enumeration
+from headrace.enumerator import Checkpoint, CheckpointSerializer, Coordinator, DiscoveryResult, SplitEnumerator, SplitState
 from headrace.enumerator import events as e
-from headrace.testing.memory import MemorySplit, MemorySplitSerializer
+from headrace.testing.memory import MemoryLog, MemorySplit, MemorySplitSerializer
 
 SERIALIZER = CheckpointSerializer("memory", MemorySplitSerializer())
 
@@ -40,6 +31,14 @@ def checkpoint_of(*states: SplitState[MemorySplit], exhausted: bool = False) -> 
     return Checkpoint(7, states, exhausted)
 
 
+def log_of(**splits: str) -> MemoryLog:
+    log = MemoryLog()
+    for split_id, values in splits.items():
+        log.create(split_id)
+        log.append(split_id, values)
+    return log
+
+
 class Driver:
     """A started coordinator, and every command it gave."""
 
@@ -48,16 +47,16 @@ class Driver:
         checkpoint: Checkpoint[MemorySplit] | None = None,
         *,
         parallelism: int = 2,
-        assignment: type[SplitEnumerator[Any]] = EagerEnumerator,
+        assignment: type[SplitEnumerator[Any]] = enumeration.EagerEnumerator,
         discovery_interval_s: float | None = None,
     ) -> None:
         options: dict[str, Any] = {"parallelism": parallelism, "discovery_interval_s": discovery_interval_s}
         enumerator: SplitEnumerator[MemorySplit]
         if checkpoint is None:
-            enumerator = create_enumerator(assignment, **options)
+            enumerator = enumeration.create_enumerator(assignment, **options)
         else:
             through_bytes = SERIALIZER.deserialize(SERIALIZER.serialize(checkpoint))
-            enumerator = restore_enumerator(assignment, through_bytes, **options)
+            enumerator = enumeration.restore_enumerator(assignment, through_bytes, **options)
         self.coordinator = Coordinator(enumerator)
         self.commands: list[Any] = []
         self.send(e.Started())

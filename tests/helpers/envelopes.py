@@ -11,7 +11,6 @@ NO_ENVELOPES = (b"", b"{}", b"[]", b"null", b"7", b"\xff\xfe\x00", b"[" * 100_00
 
 
 def body_of(data: bytes | str) -> dict[str, Any]:
-    """The body, unchecked."""
     body: dict[str, Any] = json.loads(data)["body"]
     return body
 

@@ -93,9 +93,8 @@ def kill_and_restart(flink: FlinkCluster, job_id: str) -> None:
 
 def savepoint_at_last(flink: FlinkCluster, job_id: str, seconds: float = 120.0) -> str:
     """Ask for a savepoint again, as an operator does, where the job has just started to restart. Raises the last StateError."""
-    attempts = Retrying(
-        retry=retry_if_exception_type(StateError), stop=stop_after_delay(seconds), wait=wait_fixed(0.1), reraise=True
-    )
+    retry, stop = retry_if_exception_type(StateError), stop_after_delay(seconds)
+    attempts = Retrying(retry=retry, stop=stop, wait=wait_fixed(0.1), reraise=True)
 
     def ask() -> str:
         flink.wait_running(job_id)

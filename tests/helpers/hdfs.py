@@ -1,6 +1,4 @@
-"""A small HDFS on this machine: name node and data node of Hadoop's own test jar, in one Java process, alongside Spark's
-jars.
-"""
+"""A small HDFS on this machine: name node and data node of Hadoop's own test jar, in one Java process with Spark's jars."""
 
 from __future__ import annotations
 
@@ -42,13 +40,10 @@ def minicluster() -> Path:
     """The folder of its jars, downloaded once."""
     version = hadoop_version()
     bundle = Bundle(
-        name=f"Hadoop's minicluster {version}",
-        folder=f"hadoop-minicluster-{version}",
-        modules=(f"org.apache.hadoop:hadoop-client-minicluster:{version}", *_ASSERTIONS),
-        jars=4,
-        size="30 MB",
+        name=f"Hadoop's minicluster {version}", folder=f"hadoop-minicluster-{version}",
+        modules=(f"org.apache.hadoop:hadoop-client-minicluster:{version}", *_ASSERTIONS), jars=4, size="30 MB",
         configuration="master",
-    )
+    )  # fmt: skip
     return installed(bundle)
 
 
@@ -61,10 +56,7 @@ def started_hdfs(directory: Path) -> Iterator[str]:
         server = ServerProcess(
             [
                 *(
-                    find_java("HDFS"),
-                    *JAVA_OPTIONS,
-                    "-Xmx512m",
-                    f"-Dtest.build.data={directory}",
+                    find_java("HDFS"), *JAVA_OPTIONS, "-Xmx512m", f"-Dtest.build.data={directory}",
                     f"-Dhadoop.tmp.dir={directory}",
                 ),
                 *("-cp", f"{jars}/*:{spark_jars()}/*", "org.apache.hadoop.test.MiniDFSClusterManager"),
@@ -72,7 +64,7 @@ def started_hdfs(directory: Path) -> Iterator[str]:
             ],
             directory / "hdfs.log",
             group,
-        )
+        )  # fmt: skip
         server.start()
         try:
             wait_until(lambda: _check(server, details, directory / "hdfs.log"), "HDFS has not started")

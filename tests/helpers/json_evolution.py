@@ -22,6 +22,15 @@ def typed(old: Any, new: Any, old_values: Sequence[Any], new_values: Sequence[An
     return Change(schema(a=old), schema(a=new), *values, **outcomes)
 
 
+def array(items: str) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": items}}
+
+
+def of_types(kinds: Sequence[Any], values: Sequence[Any], compatible: frozenset[str]) -> History:
+    """A property `a` whose type changes: of each type a value."""
+    return History(tuple(schema(a=kind) for kind in kinds), tuple({"a": value} for value in values), compatible)
+
+
 def unfit(*rows: int) -> Lost:
     return Lost(rows, "does not fit")
 
@@ -50,15 +59,9 @@ CHANGES: dict[str, Change] = {
     "a type becomes one of several": typed(
         "integer", ["integer", "string"], [1], [1, "a"], backward=TWO_KINDS, forward=unfit(1)
     ),
-    "an array's items become wider": typed(
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "number"}},
-        [[1]],
-        [[1], [1.5]],
-        forward=unfit(1),
-    ),
+    "an array's items become wider": typed(array("integer"), array("number"), [[1]], [[1], [1.5]], forward=unfit(1)),
     "an array becomes an object": typed(
-        {"type": "array", "items": {"type": "integer"}}, schema(id="integer"), [[1]], ONE, backward=unfit(0), forward=unfit(0)
+        array("integer"), schema(id="integer"), [[1]], ONE, backward=unfit(0), forward=unfit(0)
     ),
     # what restricts values, and has no part in their types
     "a constant is added": typed({"enum": ["A"]}, {"enum": ["A", "B"]}, ["A"], ["A", "B"]),
@@ -77,17 +80,7 @@ SCHEDULES: dict[str, History] = {
         ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}),
         FULL,
     ),
-    "numbers become wider": History(
-        (schema(a="integer"), schema(a="number"), schema(a=["null", "number"])),
-        ({"a": 1}, {"a": 1.5}, {"a": 2.5}),
-        transitive(BACKWARD),
-    ),
-    "numbers become narrower": History(
-        (schema(a=["null", "number"]), schema(a="number"), schema(a="integer")),
-        ({"a": 2.5}, {"a": 1.5}, {"a": 1}),
-        transitive(FORWARD),
-    ),
-    "another type": History(
-        (schema(a="integer"), schema(a="string"), schema(a="boolean")), ({"a": 1}, {"a": "a"}, {"a": True}), frozenset()
-    ),
+    "numbers become wider": of_types(["integer", "number", ["null", "number"]], [1, 1.5, 2.5], transitive(BACKWARD)),
+    "numbers become narrower": of_types([["null", "number"], "number", "integer"], [2.5, 1.5, 1], transitive(FORWARD)),
+    "another type": of_types(["integer", "string", "boolean"], [1, "a", True], frozenset()),
 }

@@ -13,12 +13,15 @@ from confluent_kafka.admin import AdminClient
 from headrace.connectors.kafka.client.wire import handshake
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, SplitBatch, SplitEnumerator
 from headrace.kafka import KafkaSource, KafkaSplit
+from headrace.testing.servers.kafka import create_topic, delete_topic
 from tests.helpers.kafka_tools import AT_THE_END, proxy_to
 
 DEADLINE_S = 40.0
 POLL_S = 0.01  # what is waited for may need the processor itself
 ONE_BATCH_PER_FETCH = {"max.partition.fetch.bytes": "1"}
 """A broker always gives one whole batch; so every batch written comes out of `poll` by itself."""
+
+TEN = [b"%d" % number for number in range(10)]
 
 Row = tuple[str, int, int, bytes | None]
 """Topic, partition, offset, value."""
@@ -76,7 +79,6 @@ class Writer:
         return offsets
 
     def transaction(self, topic: str, values: Sequence[bytes], partition: int = 0, *, commit: bool = True) -> list[int]:
-        """One transaction, ended."""
         self.producer.begin_transaction()
         offsets = self.write(topic, [{"value": value} for value in values], partition)
         self.end(commit=commit)
@@ -155,6 +157,13 @@ def member_of(bootstrap: str, group: str, topic: str) -> Iterator[Consumer]:
         yield consumer
 
 
+def recreate(bootstrap: str, topic: str, values: Sequence[bytes | None]) -> None:
+    """Another topic of the same name, with these values."""
+    delete_topic(bootstrap, topic)
+    create_topic(bootstrap, topic)
+    write(bootstrap, topic, values)
+
+
 def delete_records(bootstrap: str, topic: str, before: int, partition: int = 0) -> None:
     """What retention does: forget everything before an offset. Returns once the broker shows it."""
     admin = AdminClient(_quiet(**{"bootstrap.servers": bootstrap}))
@@ -197,13 +206,9 @@ class Reading:
         self.now_s = 0.0
         self.rows: list[Row] = []
         self.run = EmbeddedRun(
-            source,
-            clock=lambda: self.now_s,
-            checkpoint=checkpoint,
-            parallelism=parallelism,
-            assignment=assignment,
+            source, clock=lambda: self.now_s, checkpoint=checkpoint, parallelism=parallelism, assignment=assignment,
             discovery_interval_s=source.discovery_interval_s,
-        )
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -252,10 +257,8 @@ class Reading:
 
     def positions(self) -> dict[tuple[str, int], int]:
         """(topic, partition) -> durable next offset."""
-        return {
-            (entry.durable.topic, entry.durable.partition): entry.durable.next_offset
-            for entry in self.run.coordinator.enumerator.ledger
-        }
+        durable = [entry.durable for entry in self.run.coordinator.enumerator.ledger]
+        return {(split.topic, split.partition): split.next_offset for split in durable}
 
 
 def rows_of(records: Any) -> list[Row]:
@@ -264,7 +267,6 @@ def rows_of(records: Any) -> list[Row]:
 
 
 def read_all(source: KafkaSource, checkpoint: bytes | None = None, *, parallelism: int = 1) -> list[Row]:
-    """Every row of a bounded source."""
     with Reading(source, checkpoint, parallelism=parallelism) as reading:
         return reading.until_finished()
 

@@ -1,7 +1,6 @@
 """The same requests to any Kafka broker, and its answers without what differs from run to run: names, ids, ports, the time.
 
-Each scenario takes a `Rig` and returns what it was given, as JSON would hold it. Played to a real broker and to the fake
-one.
+Each scenario takes a `Rig` and yields what it was given, as JSON would hold it. Played to a real broker and to the fake one.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,8 @@ from tests.helpers.raw_kafka import TIME_MS, TIMEOUT_S, TRANSACTIONAL, RawKafka,
 
 Facts = list[Any]
 RECORDING = Path(__file__).parents[1] / "unit" / "testing" / "kafka_answers.json"
-SCENARIOS: dict[str, Callable[[Rig], Facts]] = {}
+Scenario = Callable[["Rig"], Iterable[Any]]
+SCENARIOS: dict[str, Scenario] = {}
 
 CONCURRENT = 51
 NEVER = frozenset({
@@ -31,7 +31,7 @@ NEVER = frozenset({
 _NOW_MS = 1_750_000_000_000
 
 
-def scenario(play: Callable[[Rig], Facts]) -> Callable[[Rig], Facts]:
+def scenario(play: Scenario) -> Scenario:
     SCENARIOS[play.__name__] = play
     return play
 
@@ -89,9 +89,10 @@ class Rig:
 
     def coordinator(self, name: str, kind: int) -> None:
         """Wait until another process looks after this group (0) or transactional id (1)."""
-        self.until(
-            lambda: self.raw("FindCoordinator", 4, key_type=kind, coordinator_keys=[name]).coordinators[0].error_code == 0
-        )
+        self.until(lambda: self.found_coordinator(name, kind).error_code == 0)
+
+    def found_coordinator(self, name: str, kind: int) -> Any:
+        return self.raw("FindCoordinator", 4, key_type=kind, coordinator_keys=[name]).coordinators[0]
 
     def patient(self, ask: Callable[[], Any]) -> Any:
         """The answer once it is no longer CONCURRENT_TRANSACTIONS, nor that the coordinator is only starting."""
@@ -109,6 +110,9 @@ class Rig:
         end = time.monotonic() + TIMEOUT_S
         while not ready():
             assert time.monotonic() < end, "the broker did not become ready"
+
+    def asked(self, api: str, version: int, **fields: Any) -> Any:
+        return self.facts(self.raw(api, version, **fields))
 
     def facts(self, value: Any) -> Any:
         """What stays the same from run to run."""
@@ -159,8 +163,6 @@ def _is_there(value: Any, field: Any) -> bool:
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------------
-
-
 class Producer:
     """A transactional producer of one version of the protocol, request by request."""
 
@@ -182,9 +184,8 @@ class Producer:
 
         def ask() -> Any:
             topics = [{"name": topic, "partitions": [0]}]
-            answer = self.rig.raw(
-                "AddPartitionsToTxn", 3, v3_and_below_transactional_id=self.id, v3_and_below_topics=topics, **who
-            )
+            asked = {"v3_and_below_transactional_id": self.id, "v3_and_below_topics": topics, **who}
+            answer = self.rig.raw("AddPartitionsToTxn", 3, **asked)
             found = answer.results_by_topic_v3_and_below[0].results_by_partition[0]
             return SimpleNamespace(error_code=found.partition_error_code)
 
@@ -225,10 +226,10 @@ class Producer:
         return self.rig.facts(self.describe())
 
 
-def _both_versions(play: Callable[[Rig, int], Facts]) -> None:
+def _both_versions(play: Callable[[Rig, int], Iterable[Any]]) -> None:
     for version in (1, 2):
 
-        def one(rig: Rig, version: int = version) -> Facts:
+        def one(rig: Rig, version: int = version) -> Iterable[Any]:
             if _transaction_version(rig) == version:
                 return play(rig, version)
             direction = 1 if version == 2 else 2  # upgrade, safe downgrade
@@ -247,51 +248,47 @@ def _transaction_version(rig: Rig) -> int:
 
 
 @_both_versions
-def end_txn(rig: Rig, version: int) -> Facts:
+def end_txn(rig: Rig, version: int) -> Iterator[Any]:
     """The table of what EndTxn answers."""
     topic = rig.topic()
-    facts: Facts = []
 
-    def started(name: str) -> Producer:
+    def started(name: str) -> Generator[Any, None, Producer]:
         producer = Producer(rig, name, version)
         producer.init()
-        facts.append([name, producer.epoch, producer.write(topic)])
+        yield [name, producer.epoch, producer.write(topic)]
         return producer
 
-    one = started("commit twice")
-    facts += [one.end(True), one.end(True), one.settled()]
-    facts += [["abort, same epoch", one.end(False)], ["commit again", one.end(True)]]
-    facts += [["abort, next epoch", one.end(False, one.epoch + 1)], ["commit after that", one.end(True)], one.settled()]
-    two = started("abort twice")
-    facts += [two.end(False), two.end(False), two.end(True), two.settled()]
+    one = yield from started("commit twice")
+    yield from [one.end(True), one.end(True), one.settled()]
+    yield from [["abort, same epoch", one.end(False)], ["commit again", one.end(True)]]
+    yield from [["abort, next epoch", one.end(False, one.epoch + 1)], ["commit after that", one.end(True)], one.settled()]
+    two = yield from started("abort twice")
+    yield from [two.end(False), two.end(False), two.end(True), two.settled()]
     for commit in (True, False):
         empty = Producer(rig, f"empty {commit}", version)
         empty.init()
-        facts += [["empty", commit, empty.end(commit), empty.end(commit)], empty.settled()]
-    three = started("taken over while open")
-    facts += [_other(three), three.end(True), three.end(False), three.settled()]
-    four = started("taken over after commit")
-    facts += [four.end(True), _other(four), four.end(True), four.end(False)]
-    five = started("unknown")
-    facts += [five.end(True, producer_id=five.pid + 1_000_000), five.end(True, transactional_id=rig.name("nobody"))]
-    facts += [five.end(True, five.epoch + 1), five.end(True, five.epoch - 1), five.end(True)]
-    return facts
+        yield from [["empty", commit, empty.end(commit), empty.end(commit)], empty.settled()]
+    three = yield from started("taken over while open")
+    yield from [_other(three), three.end(True), three.end(False), three.settled()]
+    four = yield from started("taken over after commit")
+    yield from [four.end(True), _other(four), four.end(True), four.end(False)]
+    five = yield from started("unknown")
+    yield from [five.end(True, producer_id=five.pid + 1_000_000), five.end(True, transactional_id=rig.name("nobody"))]
+    yield from [five.end(True, five.epoch + 1), five.end(True, five.epoch - 1), five.end(True)]
 
 
 @_both_versions
-def versions_of_end_txn_mixed(rig: Rig, version: int) -> Facts:
+def versions_of_end_txn_mixed(rig: Rig, version: int) -> Iterator[Any]:
     topic = rig.topic()
-    facts: Facts = []
     for first, then in ((4, 5), (5, 4)):
         for commit in (True, False):
             producer = Producer(rig, f"{first} {then} {commit}", version)
             producer.init()
-            facts.append([first, then, commit, producer.write(topic), producer.end(commit, version=first)])
+            yield [first, then, commit, producer.write(topic), producer.end(commit, version=first)]
             for again in (commit, not commit):
                 for epoch in (0, 1):
-                    facts.append([again, epoch, producer.end(again, producer.epoch + epoch, version=then)])
-            facts.append(producer.settled())
-    return facts
+                    yield [again, epoch, producer.end(again, producer.epoch + epoch, version=then)]
+            yield producer.settled()
 
 
 def _other(producer: Producer) -> int:
@@ -301,22 +298,21 @@ def _other(producer: Producer) -> int:
 
 
 @_both_versions
-def transactions_after_each_other(rig: Rig, version: int) -> Facts:
+def transactions_after_each_other(rig: Rig, version: int) -> Iterator[Any]:
     topic = rig.topic()
     producer = Producer(rig, "chain", version)
-    facts: Facts = [rig.facts(producer.init())]
+    yield rig.facts(producer.init())
     for commit in (True, False, True):
-        facts += [producer.write(topic), producer.write(topic)]
+        yield from [producer.write(topic), producer.write(topic)]
         late = producer.epoch
         answer = producer.end(commit)
-        facts.append(answer)
+        yield answer
         producer.settled()
         if version == 2:
             producer.epoch, producer.sequence = producer.epoch + answer[1], 0
-        facts.append(["late write", _late(producer, topic, late)])
-    facts.append(rig.facts(rig.fetch(topic, 0, isolation_level=1)))
-    facts.append(rig.facts(rig.fetch(topic, 0, isolation_level=0)))
-    return facts
+        yield ["late write", _late(producer, topic, late)]
+    yield rig.facts(rig.fetch(topic, 0, isolation_level=1))
+    yield rig.facts(rig.fetch(topic, 0, isolation_level=0))
 
 
 def _late(producer: Producer, topic: str, epoch: int) -> int:
@@ -329,80 +325,73 @@ def _late(producer: Producer, topic: str, epoch: int) -> int:
 
 
 @_both_versions
-def zombies(rig: Rig, version: int) -> Facts:
+def zombies(rig: Rig, version: int) -> Iterator[Any]:
     topic = rig.topic()
     old = Producer(rig, "zombie", version)
     old.init()
-    facts: Facts = [old.write(topic), _other(old), old.write(topic), old.write_only(topic), old.end(True)]
-    facts.append(rig.facts(old.describe()))
+    yield from [old.write(topic), _other(old), old.write(topic), old.write_only(topic), old.end(True)]
+    yield rig.facts(old.describe())
     unadded = Producer(rig, "unadded", version)
     unadded.init()
-    facts.append(["write that was not announced", unadded.write_only(topic)])
-    facts.append(["wrong producer id", unadded.add(topic, v3_and_below_producer_id=unadded.pid + 1_000_000)])
-    facts.append(["wrong epoch", unadded.add(topic, v3_and_below_producer_epoch=unadded.epoch + 1)])
-    facts.append(["unknown topic", unadded.add(rig.name("nowhere"))])
-    return facts
+    yield ["write that was not announced", unadded.write_only(topic)]
+    yield ["wrong producer id", unadded.add(topic, v3_and_below_producer_id=unadded.pid + 1_000_000)]
+    yield ["wrong epoch", unadded.add(topic, v3_and_below_producer_epoch=unadded.epoch + 1)]
+    yield ["unknown topic", unadded.add(rig.name("nowhere"))]
 
 
 @_both_versions
-def producers_that_renew_themselves(rig: Rig, version: int) -> Facts:
+def producers_that_renew_themselves(rig: Rig, version: int) -> Iterator[Any]:
     producer = Producer(rig, "renewing", version)
     producer.init()
     pid, epoch = producer.pid, producer.epoch
-    facts: Facts = [rig.facts(producer.init(producer_id=pid, producer_epoch=epoch)) for _ in range(3)]
-    facts.append(rig.facts(producer.init(producer_id=pid, producer_epoch=epoch + 5)))
-    facts.append(rig.facts(producer.init(producer_id=pid + 1_000_000, producer_epoch=epoch)))
-    facts.append(rig.facts(producer.init(producer_id=pid)))
+    yield from [rig.facts(producer.init(producer_id=pid, producer_epoch=epoch)) for _ in range(3)]
+    yield rig.facts(producer.init(producer_id=pid, producer_epoch=epoch + 5))
+    yield rig.facts(producer.init(producer_id=pid + 1_000_000, producer_epoch=epoch))
+    yield rig.facts(producer.init(producer_id=pid))
     for timeout in (0, -1, 2**31 - 1):
         producer.timeout_ms = timeout
-        facts.append(rig.facts(producer.init()))
+        yield rig.facts(producer.init())
     producer.timeout_ms, producer.id = 1000, ""
-    facts.append(rig.facts(producer.init()))
-    return facts
+    yield rig.facts(producer.init())
 
 
 @_both_versions
-def timed_out(rig: Rig, version: int) -> Facts:
+def timed_out(rig: Rig, version: int) -> Iterator[Any]:
     topic = rig.topic()
     producer = Producer(rig, "slow", version, timeout_ms=300)
     producer.init()
-    facts: Facts = [producer.write(topic)]
+    yield producer.write(topic)
     rig.until(lambda: producer.describe().transaction_state == "CompleteAbort")
     for api in (4, 5):
-        facts += [[api, producer.end(True, version=api), producer.end(False, version=api)]]
-    facts += [producer.write_only(topic), rig.facts(producer.describe())]
-    return facts
+        yield from [[api, producer.end(True, version=api), producer.end(False, version=api)]]
+    yield from [producer.write_only(topic), rig.facts(producer.describe())]
 
 
 @scenario
-def what_is_told_of_transactions(rig: Rig) -> Facts:
+def what_is_told_of_transactions(rig: Rig) -> Iterator[Any]:
     topic = rig.topic(partitions=2)
     producer = Producer(rig, "described", 1)
-    facts: Facts = [rig.facts(producer.describe())]
+    yield rig.facts(producer.describe())
     producer.init()
-    facts.append(rig.facts(producer.describe()))
+    yield rig.facts(producer.describe())
     producer.write(topic)
-    facts.append(rig.facts(producer.describe()))
+    yield rig.facts(producer.describe())
     asked = [{"name": topic, "partition_indexes": [0, 1, 7]}, {"name": rig.name("nowhere"), "partition_indexes": [0]}]
-    facts.append(rig.facts(rig.raw("DescribeProducers", 0, topics=asked)))
+    yield rig.asked("DescribeProducers", 0, topics=asked)
     for state, pattern in (("Ongoing", None), ("Empty", None), ("Nonsense", None), ("Ongoing", "described"), ("Ongoing", ".*")):
         filters = {"state_filters": [state], "producer_id_filters": [producer.pid], "duration_filter": -1}
-        facts.append(rig.facts(rig.raw("ListTransactions", 2, transactional_id_pattern=pattern, **filters)))
-    facts.append(
-        rig.facts(rig.raw("ListTransactions", 2, state_filters=[], producer_id_filters=[], transactional_id_pattern="("))
-    )
-    facts.append(producer.end(True))
-    return facts
+        yield rig.asked("ListTransactions", 2, transactional_id_pattern=pattern, **filters)
+    yield rig.asked("ListTransactions", 2, state_filters=[], producer_id_filters=[], transactional_id_pattern="(")
+    yield producer.end(True)
 
 
 @_both_versions
-def offsets_in_transactions(rig: Rig, version: int) -> Facts:
+def offsets_in_transactions(rig: Rig, version: int) -> Iterator[Any]:
     topic = rig.topic()
     producer = Producer(rig, "offsets", version)
     group = rig.name("group")
     rig.coordinator(group, 0)
     producer.init()
-    facts: Facts = []
 
     def commit(offset: int, **changes: Any) -> Any:
         parts = [{"partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": "m"}]
@@ -419,7 +408,7 @@ def offsets_in_transactions(rig: Rig, version: int) -> Facts:
 
     def fetched(stable: bool) -> Any:
         groups = [{"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}]
-        return rig.facts(rig.raw("OffsetFetch", 8, groups=groups, require_stable=stable))
+        return rig.asked("OffsetFetch", 8, groups=groups, require_stable=stable)
 
     def add() -> Any:
         ids = {"transactional_id": producer.id, "group_id": group, "producer_id": producer.pid}
@@ -428,99 +417,76 @@ def offsets_in_transactions(rig: Rig, version: int) -> Facts:
     probe = Group(rig)
     rig.until(lambda: probe("Heartbeat", 4, member_id="x", generation_id=1).error_code == 25)
     if version == 1:
-        facts.append(add())
-    facts += [commit(5), fetched(False), fetched(True)]
-    facts += [
-        ["wrong epoch", commit(6, producer_epoch=producer.epoch + 3)],
-        ["old epoch", commit(6, producer_epoch=producer.epoch - 1)],
-    ]
-    facts.append(producer.end(True))
+        yield add()
+    yield from [commit(5), fetched(False), fetched(True)]
+    yield ["wrong epoch", commit(6, producer_epoch=producer.epoch + 3)]
+    yield ["old epoch", commit(6, producer_epoch=producer.epoch - 1)]
+    yield producer.end(True)
     rig.until(lambda: fetched(True)["groups"][0]["topics"][0]["partitions"][0]["error_code"] == 0)
-    facts += [fetched(True), producer.settled()]
-    return facts
+    yield from [fetched(True), producer.settled()]
 
 
 # --- producing ---------------------------------------------------------------------------------------------------------------
-
-
 @scenario
-def sequences(rig: Rig) -> Facts:
+def sequences(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
     found = rig.raw("InitProducerId", 4, transactional_id=None, transaction_timeout_ms=1000, producer_id=-1, producer_epoch=-1)
     pid = found.producer_id
-    facts: Facts = [found.producer_epoch]
+    yield found.producer_epoch
 
-    def write(epoch: int, sequence: int, count: int = 1, producer_id: int = pid) -> None:
+    def write(epoch: int, sequence: int, count: int = 1, producer_id: int = pid) -> list[Any]:
         data = batch(*[b"v"] * count, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
         answer = rig.produce(topic, data)
-        facts.append([epoch, sequence, count, answer.error_code, answer.base_offset, answer.log_start_offset])
+        return [epoch, sequence, count, answer.error_code, answer.base_offset, answer.log_start_offset]
 
-    write(0, 0, 2)
-    write(0, 2)
-    write(0, 0, 2)  # a retry
-    write(0, 2)
-    write(0, 4)  # a gap
-    write(0, 1)  # of neither batch
-    for sequence in range(3, 9):
-        write(0, sequence)
-    write(0, 0, 2)  # a retry of what is no longer remembered
-    write(0, 8)
-    write(1, 5)
-    write(1, 0)
-    write(0, 9)
-    write(1, 1)
-    write(1, 0)
-    write(0, 5, producer_id=pid + 500_000)  # no one knows it
-    write(0, 6, producer_id=pid + 500_000)
-    write(0, 9, producer_id=pid + 500_000)
-    write(3, 7, producer_id=pid + 500_001)
-    write(2, 8, producer_id=pid + 500_001)
-    return facts
+    yield from [write(0, 0, 2), write(0, 2), write(0, 0, 2), write(0, 2)]  # the third one is a retry
+    yield from [write(0, 4), write(0, 1)]  # a gap; and of neither batch
+    yield from [write(0, sequence) for sequence in range(3, 9)]
+    yield from [write(0, 0, 2), write(0, 8)]  # the first one is a retry of what is no longer remembered
+    yield from [write(1, 5), write(1, 0), write(0, 9), write(1, 1), write(1, 0)]
+    yield from [write(0, sequence, producer_id=pid + 500_000) for sequence in (5, 6, 9)]  # no one knows it
+    yield from [write(3, 7, producer_id=pid + 500_001), write(2, 8, producer_id=pid + 500_001)]
 
 
 @scenario
-def sequences_that_wrap(rig: Rig) -> Facts:
+def sequences_that_wrap(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
-    facts: Facts = []
     for sequence, count in ((2**31 - 3, 2), (2**31 - 1, 1), (0, 1), (1, 1), (2**31 - 1, 1)):
         data = batch(*[b"v"] * count, producer_id=7_000_000, producer_epoch=0, base_sequence=sequence)
         answer = rig.produce(topic, data)
-        facts.append([sequence, answer.error_code, answer.base_offset])
-    return facts
+        yield [sequence, answer.error_code, answer.base_offset]
 
 
 @scenario
-def refused_writes(rig: Rig) -> Facts:
+def refused_writes(rig: Rig) -> Iterator[Any]:
     topic = rig.topic(max_message_bytes="2000")
     compacted = rig.topic("compacted", cleanup_policy="compact")
     good = batch(b"x")
     broken = good[:-1] + bytes([good[-1] ^ 1])
     keyless = _keyless()
-    facts: Facts = []
 
-    def write(what: str, data: bytes, to: str = topic, version: int = 9, **fields: Any) -> None:
-        facts.append([what, rig.facts(rig.produce(to, data, version, **fields))])
+    def write(what: str, data: bytes, to: str = topic, version: int = 9, **fields: Any) -> list[Any]:
+        return [what, rig.facts(rig.produce(to, data, version, **fields))]
 
-    write("good", good)
-    write("crc", broken)
-    write("isolated", good[:-5])
-    write("two batches", good + good)
-    write("too large", batch(bytes(2100)))
-    write("acks", good, acks=7)
-    write("control", batch(b"x", attributes=0x20))
-    write("append time", batch(b"x", attributes=0x08))
-    write("transactional without id", batch(b"x", attributes=TRANSACTIONAL, producer_id=1, producer_epoch=0, base_sequence=0))
-    write("without key", keyless, compacted)
-    write("with key", good, compacted)
-    write("empty", b"")
-    write("by id", good, version=13)
+    yield write("good", good)
+    yield write("crc", broken)
+    yield write("isolated", good[:-5])
+    yield write("two batches", good + good)
+    yield write("too large", batch(bytes(2100)))
+    yield write("acks", good, acks=7)
+    yield write("control", batch(b"x", attributes=0x20))
+    yield write("append time", batch(b"x", attributes=0x08))
+    sequenced = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
+    yield write("transactional without id", batch(b"x", attributes=TRANSACTIONAL, **sequenced))
+    yield write("without key", keyless, compacted)
+    yield write("with key", good, compacted)
+    yield write("empty", b"")
+    yield write("by id", good, version=13)
     part = {"partition_data": [{"index": 9, "records": good}, {"index": -1, "records": good}]}
     whole = {"acks": -1, "timeout_ms": 1000, "transactional_id": None}
-    facts.append(rig.facts(rig.raw("Produce", 9, topic_data=[{"name": topic, **part}], **whole)))
-    facts.append(rig.facts(rig.raw("Produce", 9, topic_data=[{"name": rig.name("nowhere"), **part}], **whole)))
-    unknown = uuid.UUID(int=77)
-    facts.append(rig.facts(rig.raw("Produce", 13, topic_data=[{"topic_id": unknown, **part}], **whole)))
-    return facts
+    yield rig.asked("Produce", 9, topic_data=[{"name": topic, **part}], **whole)
+    yield rig.asked("Produce", 9, topic_data=[{"name": rig.name("nowhere"), **part}], **whole)
+    yield rig.asked("Produce", 13, topic_data=[{"topic_id": uuid.UUID(int=77), **part}], **whole)
 
 
 def _keyless() -> bytes:
@@ -530,100 +496,85 @@ def _keyless() -> bytes:
 
 
 @scenario
-def more_replicas_in_sync_than_there_are(rig: Rig) -> Facts:
+def more_replicas_in_sync_than_there_are(rig: Rig) -> Iterator[Any]:
     topic = rig.topic(min_insync_replicas="3")
-    return [rig.facts(rig.produce(topic, batch(b"x"), acks=acks)) for acks in (-1, 1)]
+    yield from [rig.facts(rig.produce(topic, batch(b"x"), acks=acks)) for acks in (-1, 1)]
 
 
 @scenario
-def the_time_of_appending(rig: Rig) -> Facts:
+def the_time_of_appending(rig: Rig) -> Iterator[Any]:
     topic = rig.topic(message_timestamp_type="LogAppendTime")
     rig.written(topic, b"a", b"b")
-    facts = [rig.facts(rig.fetch(topic, 0))]
+    yield rig.facts(rig.fetch(topic, 0))
     answer = rig.produce(topic, batch(b"c"))
-    facts.append([answer.error_code, answer.base_offset, answer.log_append_time_ms > _NOW_MS])
-    return facts
+    yield [answer.error_code, answer.base_offset, answer.log_append_time_ms > _NOW_MS]
 
 
 # --- reading -----------------------------------------------------------------------------------------------------------------
-
-
 @scenario
-def fetches(rig: Rig) -> Facts:
+def fetches(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
     for values in ((b"a", b"b"), (b"c" * 500,), (b"d",)):
         rig.written(topic, *values)
-    facts: Facts = []
     for offset in (0, 1, 2, 3, 4, 5, -1, 100):
-        facts.append([offset, rig.facts(rig.fetch(topic, offset))])
+        yield [offset, rig.facts(rig.fetch(topic, offset))]
     for most in (0, 1, 50, 75, 200, 600, 650, 700):
-        facts.append(["partition bytes", most, rig.facts(rig.fetch(topic, 0, partition_max_bytes=most))])
-        facts.append(["bytes", most, rig.facts(rig.fetch(topic, 0, max_bytes=most))])
+        yield ["partition bytes", most, rig.facts(rig.fetch(topic, 0, partition_max_bytes=most))]
+        yield ["bytes", most, rig.facts(rig.fetch(topic, 0, max_bytes=most))]
     for epoch in (-1, 0, 1, 5):
-        facts.append(["leader epoch", epoch, rig.facts(rig.fetch(topic, 0, current_leader_epoch=epoch))])
-        facts.append(["last epoch", epoch, rig.facts(rig.fetch(topic, 1, last_fetched_epoch=epoch))])
-    facts.append(rig.facts(rig.fetch(topic, 100, last_fetched_epoch=0)))
+        yield ["leader epoch", epoch, rig.facts(rig.fetch(topic, 0, current_leader_epoch=epoch))]
+        yield ["last epoch", epoch, rig.facts(rig.fetch(topic, 1, last_fetched_epoch=epoch))]
+    yield rig.facts(rig.fetch(topic, 100, last_fetched_epoch=0))
     for version in (4, 7, 11, 13, 16):
-        facts.append([version, rig.facts(rig.fetch(topic, 1, version))])
-    return facts
+        yield [version, rig.facts(rig.fetch(topic, 1, version))]
 
 
 @scenario
-def fetches_of_what_is_not_there(rig: Rig) -> Facts:
+def fetches_of_what_is_not_there(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
     part = {"fetch_offset": 0, "partition_max_bytes": 1000}
     whole = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1000, "isolation_level": 0}
-    facts: Facts = []
     for named in (topic, rig.name("nowhere")):
         asked = [{"topic": named, "partitions": [{"partition": 3, **part}]}]
-        facts.append(rig.facts(rig.raw("Fetch", 12, topics=asked, **whole)))
-        facts.append(rig.facts(rig.raw("Fetch", 12, topics=asked, **{**whole, "isolation_level": 1})))
+        yield rig.asked("Fetch", 12, topics=asked, **whole)
+        yield rig.asked("Fetch", 12, topics=asked, **{**whole, "isolation_level": 1})
     asked = [{"topic_id": uuid.UUID(int=77), "partitions": [{"partition": 0, **part}]}]
-    facts.append(rig.facts(rig.raw("Fetch", 13, topics=asked, **whole)))
+    yield rig.asked("Fetch", 13, topics=asked, **whole)
     asked = [{"topic_id": rig.topic_id(topic), "partitions": [{"partition": 4, **part}]}]
-    facts.append(rig.facts(rig.raw("Fetch", 13, topics=asked, **whole)))
-    return facts
+    yield rig.asked("Fetch", 13, topics=asked, **whole)
 
 
 @scenario
-def several_partitions_at_once(rig: Rig) -> Facts:
+def several_partitions_at_once(rig: Rig) -> Iterator[Any]:
     topic = rig.topic(partitions=3)
     for index, count in ((0, 3), (1, 1), (2, 2)):
         for _ in range(count):
             parts = [{"name": topic, "partition_data": [{"index": index, "records": batch(b"v" * 100)}]}]
             rig.raw("Produce", 9, topic_data=parts, acks=-1, timeout_ms=1000, transactional_id=None)
-    facts: Facts = []
     for most, each in ((1 << 20, 1 << 20), (1, 1), (200, 1 << 20), (1 << 20, 200), (400, 300)):
-        asked = [
-            {
-                "topic": topic,
-                "partitions": [{"partition": n, "fetch_offset": 0, "partition_max_bytes": each} for n in (0, 1, 2)],
-            }
-        ]
-        facts.append([most, each, rig.facts(rig.raw("Fetch", 12, max_wait_ms=0, min_bytes=1, max_bytes=most, topics=asked))])
-    return facts
+        parts = [{"partition": n, "fetch_offset": 0, "partition_max_bytes": each} for n in (0, 1, 2)]
+        asked = [{"topic": topic, "partitions": parts}]
+        yield [most, each, rig.asked("Fetch", 12, max_wait_ms=0, min_bytes=1, max_bytes=most, topics=asked)]
 
 
 @scenario
-def reading_what_is_committed(rig: Rig) -> Facts:
+def reading_what_is_committed(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
-    facts: Facts = []
     first, second = Producer(rig, "first", 1), Producer(rig, "second", 1)
     first.init(), second.init()
     rig.written(topic, b"plain")
-    facts += [first.write(topic), second.write(topic), first.write(topic)]
+    yield from [first.write(topic), second.write(topic), first.write(topic)]
     for level in (0, 1):
-        facts.append(rig.facts(rig.fetch(topic, 0, isolation_level=level)))
-    facts += [second.end(False), second.settled()["transaction_state"]]
+        yield rig.facts(rig.fetch(topic, 0, isolation_level=level))
+    yield from [second.end(False), second.settled()["transaction_state"]]
     for offset in (0, 1, 2):
-        facts.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))])
-    facts.append(_offsets(rig, topic))
-    facts += [first.end(True), first.settled()["transaction_state"]]
+        yield [offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))]
+    yield _offsets(rig, topic)
+    yield from [first.end(True), first.settled()["transaction_state"]]
     for offset in range(7):
-        facts.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))])
-        facts.append([offset, rig.facts(rig.fetch(topic, offset, isolation_level=1, partition_max_bytes=100))])
-    facts.append(_offsets(rig, topic))
-    return facts
+        yield [offset, rig.facts(rig.fetch(topic, offset, isolation_level=1))]
+        yield [offset, rig.facts(rig.fetch(topic, offset, isolation_level=1, partition_max_bytes=100))]
+    yield _offsets(rig, topic)
 
 
 def _offsets(rig: Rig, topic: str) -> Any:
@@ -637,42 +588,38 @@ def _offsets(rig: Rig, topic: str) -> Any:
 
 
 @scenario
-def offsets_by_time(rig: Rig) -> Facts:
+def offsets_by_time(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
-    facts: Facts = [_offsets(rig, topic)]
+    yield _offsets(rig, topic)
     rig.written(topic, b"a", b"b", b"c")
     rig.written(topic, b"d", b"e")
-    facts.append(_offsets(rig, topic))
+    yield _offsets(rig, topic)
     for epoch in (0, 1, 4):
         parts = [{"partition_index": 0, "timestamp": -1, "current_leader_epoch": epoch}]
-        facts.append(rig.facts(rig.raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": parts}])))
+        yield rig.asked("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": parts}])
     for name, index in ((topic, 5), (rig.name("nowhere"), 0)):
         parts = [{"partition_index": index, "timestamp": -1, "current_leader_epoch": -1}]
-        facts.append(rig.facts(rig.raw("ListOffsets", 6, isolation_level=0, topics=[{"name": name, "partitions": parts}])))
+        yield rig.asked("ListOffsets", 6, isolation_level=0, topics=[{"name": name, "partitions": parts}])
     parts = [{"partition_index": 0, "timestamp": -5, "current_leader_epoch": -1}]
-    facts.append(rig.facts(rig.raw("ListOffsets", 9, isolation_level=0, topics=[{"name": topic, "partitions": parts}])))
-    return facts
+    yield rig.asked("ListOffsets", 9, isolation_level=0, topics=[{"name": topic, "partitions": parts}])
 
 
 @scenario
-def leader_epochs(rig: Rig) -> Facts:
+def leader_epochs(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
     rig.written(topic, b"a", b"b")
-    facts: Facts = []
     for current, epoch in ((-1, 0), (0, 0), (1, 0), (-1, 1), (-1, 5), (-1, -1)):
         parts = [{"partition": 0, "current_leader_epoch": current, "leader_epoch": epoch}]
         answer = rig.raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])
-        facts.append([current, epoch, rig.facts(answer)])
+        yield [current, epoch, rig.facts(answer)]
     parts = [{"partition": 8, "current_leader_epoch": -1, "leader_epoch": 0}]
-    facts.append(rig.facts(rig.raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])))
-    return facts
+    yield rig.asked("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])
 
 
 @scenario
-def fetch_sessions(rig: Rig) -> Facts:
+def fetch_sessions(rig: Rig) -> Iterator[Any]:
     topic = rig.topic(partitions=2)
     rig.written(topic, b"a")
-    facts: Facts = []
 
     def ask(session: int, epoch: int, offsets: dict[int, int], forgotten: tuple[int, ...] = ()) -> Any:
         parts = [{"partition": n, "fetch_offset": at, "partition_max_bytes": 1 << 20} for n, at in offsets.items()]
@@ -684,21 +631,19 @@ def fetch_sessions(rig: Rig) -> Facts:
 
     first = ask(0, 0, {0: 0, 1: 0})
     session = first.session_id
-    facts += [session > 0, rig.facts(first), rig.facts(ask(session, 1, {}))]
-    facts += [rig.facts(ask(session, 2, {0: 1})), rig.facts(ask(session, 3, {}))]
+    yield from [session > 0, rig.facts(first), rig.facts(ask(session, 1, {}))]
+    yield from [rig.facts(ask(session, 2, {0: 1})), rig.facts(ask(session, 3, {}))]
     rig.written(topic, b"b")
-    facts += [rig.facts(ask(session, 4, {})), rig.facts(ask(session, 4, {})), rig.facts(ask(session, 7, {}))]
-    facts += [rig.facts(ask(session, 5, {0: 2}, (1,))), rig.facts(ask(session, 6, {1: 0})), rig.facts(ask(session, 7, {0: 99}))]
-    facts += [rig.facts(ask(session, 8, {})), rig.facts(ask(session + 1, 3, {})), rig.facts(ask(0, -1, {0: 0}))]
+    yield from [rig.facts(ask(session, 4, {})), rig.facts(ask(session, 4, {})), rig.facts(ask(session, 7, {}))]
+    yield from [rig.facts(ask(session, 5, {0: 2}, (1,))), rig.facts(ask(session, 6, {1: 0}))]
+    yield rig.facts(ask(session, 7, {0: 99}))
+    yield from [rig.facts(ask(session, 8, {})), rig.facts(ask(session + 1, 3, {})), rig.facts(ask(0, -1, {0: 0}))]
     again = ask(session, 0, {0: 0})
-    facts += [again.session_id not in {0, session}, rig.facts(again), rig.facts(ask(session, 9, {}))]
-    facts += [rig.facts(ask(again.session_id, -1, {})), rig.facts(ask(again.session_id, 1, {}))]
-    return facts
+    yield from [again.session_id not in {0, session}, rig.facts(again), rig.facts(ask(session, 9, {}))]
+    yield from [rig.facts(ask(again.session_id, -1, {})), rig.facts(ask(again.session_id, 1, {}))]
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------------
-
-
 class Group:
     def __init__(self, rig: Rig, text: str = "group") -> None:
         self.rig, self.id, self.raw = rig, rig.name(text), rig.raw
@@ -732,42 +677,41 @@ class Group:
 
 
 @scenario
-def a_group_of_one(rig: Rig) -> Facts:
+def a_group_of_one(rig: Rig) -> Iterator[Any]:
     group = Group(rig)
-    facts: Facts = [rig.facts(group.join("nobody"))]
+    yield rig.facts(group.join("nobody"))
     invited = group.join()
-    facts.append(rig.facts(invited))
+    yield rig.facts(invited)
     joined = group.join(invited.member_id)
-    facts.append(rig.facts(joined))
+    yield rig.facts(joined)
     member, generation = joined.member_id, joined.generation_id
     who = {"member_id": member, "generation_id": generation}
-    facts.append(["early heartbeat", group("Heartbeat", 4, **who).error_code])
-    facts.append(["wrong protocol", rig.facts(group("SyncGroup", 5, **who, protocol_type="other", assignments=[]))])
+    yield ["early heartbeat", group("Heartbeat", 4, **who).error_code]
+    yield ["wrong protocol", rig.facts(group("SyncGroup", 5, **who, protocol_type="other", assignments=[]))]
     share = [{"member_id": member, "assignment": b"share"}]
-    facts.append(rig.facts(group.sync(**who, assignments=share)))
-    facts.append(rig.facts(group("SyncGroup", 5, **who, assignments=[])))
-    facts.append(["heartbeat", group("Heartbeat", 4, **who).error_code])
-    facts.append(["old generation", group("Heartbeat", 4, member_id=member, generation_id=generation - 1).error_code])
-    facts.append(["stranger", group("Heartbeat", 4, member_id="x", generation_id=generation).error_code])
-    facts.append(rig.facts(rig.raw("DescribeGroups", 5, groups=[group.id, rig.name("no group")])))
-    facts.append(rig.facts(rig.raw("DescribeGroups", 6, groups=[rig.name("no group")])))
-    facts.append(["other protocol", rig.facts(group.join(protocol_type="connect"))])
-    facts.append(["no common protocol", rig.facts(group.join(protocols=[{"name": "new", "metadata": b""}]))])
-    facts.append(["busy", rig.facts(rig.raw("DeleteGroups", 2, groups_names=[group.id, rig.name("no group")]))])
+    yield rig.facts(group.sync(**who, assignments=share))
+    yield rig.facts(group("SyncGroup", 5, **who, assignments=[]))
+    yield ["heartbeat", group("Heartbeat", 4, **who).error_code]
+    yield ["old generation", group("Heartbeat", 4, member_id=member, generation_id=generation - 1).error_code]
+    yield ["stranger", group("Heartbeat", 4, member_id="x", generation_id=generation).error_code]
+    yield rig.asked("DescribeGroups", 5, groups=[group.id, rig.name("no group")])
+    yield rig.asked("DescribeGroups", 6, groups=[rig.name("no group")])
+    yield ["other protocol", rig.facts(group.join(protocol_type="connect"))]
+    yield ["no common protocol", rig.facts(group.join(protocols=[{"name": "new", "metadata": b""}]))]
+    yield ["busy", rig.asked("DeleteGroups", 2, groups_names=[group.id, rig.name("no group")])]
     left = [{"member_id": "stranger"}, {"member_id": member}]
-    facts.append(rig.facts(group("LeaveGroup", 4, members=left)))
-    facts.append(["after", group("Heartbeat", 4, **who).error_code])
-    facts.append(rig.facts(rig.raw("DescribeGroups", 5, groups=[group.id])))
+    yield rig.facts(group("LeaveGroup", 4, members=left))
+    yield ["after", group("Heartbeat", 4, **who).error_code]
+    yield rig.asked("DescribeGroups", 5, groups=[group.id])
     rejoined = group.joined()
-    facts.append([rejoined.generation_id, group("LeaveGroup", 2, member_id=rejoined.member_id).error_code])
+    yield [rejoined.generation_id, group("LeaveGroup", 2, member_id=rejoined.member_id).error_code]
     listed = rig.raw("ListGroups", 5, states_filter=["Empty"], types_filter=[])
-    facts.append([rig.facts(each) for each in listed.groups if each.group_id == group.id])
-    facts.append(rig.facts(rig.raw("DeleteGroups", 2, groups_names=[group.id])))
-    return facts
+    yield [rig.facts(each) for each in listed.groups if each.group_id == group.id]
+    yield rig.asked("DeleteGroups", 2, groups_names=[group.id])
 
 
 @scenario
-def a_group_of_two(rig: Rig) -> Facts:
+def a_group_of_two(rig: Rig) -> Iterator[Any]:
     group = Group(rig)
     first = group.joined()
     who = {"member_id": first.member_id, "generation_id": first.generation_id}
@@ -775,23 +719,21 @@ def a_group_of_two(rig: Rig) -> Facts:
     with RawKafka(rig.address) as other_raw:
         other = Group(rig)
         other.raw = other_raw
-        invited = other.join()
-        other.send_join(invited.member_id)
+        other.send_join(other.join().member_id)
         rig.until(lambda: group("Heartbeat", 4, **who).error_code == 27)
-        facts: Facts = [["its sync", group.sync(**who).error_code]]
+        yield ["its sync", group.sync(**who).error_code]
         again = group.join(first.member_id)
         second = other_raw.receive("JoinGroup", 9)
-        facts += [rig.facts(again), rig.facts(second)]
+        yield from [rig.facts(again), rig.facts(second)]
         later = {"generation_id": again.generation_id}
         other.send("SyncGroup", 5, **_protocol(), member_id=second.member_id, assignments=[], **later)
         shares = [{"member_id": first.member_id, "assignment": b"1"}, {"member_id": second.member_id, "assignment": b"2"}]
-        facts.append(rig.facts(group.sync(member_id=first.member_id, assignments=shares, **later)))
-        facts.append(rig.facts(other_raw.receive("SyncGroup", 5)))
-        facts.append(["the same again", rig.facts(other.join(second.member_id))["generation_id"] - again.generation_id])
-        facts.append(rig.facts(other("LeaveGroup", 4, members=[{"member_id": second.member_id}])))
-        facts.append(["the other", group("Heartbeat", 4, member_id=first.member_id, **later).error_code])
-        facts.append(rig.facts(group.join(first.member_id)))
-    return facts
+        yield rig.facts(group.sync(member_id=first.member_id, assignments=shares, **later))
+        yield rig.facts(other_raw.receive("SyncGroup", 5))
+        yield ["the same again", rig.facts(other.join(second.member_id))["generation_id"] - again.generation_id]
+        yield rig.facts(other("LeaveGroup", 4, members=[{"member_id": second.member_id}]))
+        yield ["the other", group("Heartbeat", 4, member_id=first.member_id, **later).error_code]
+        yield rig.facts(group.join(first.member_id))
 
 
 def _protocol() -> dict[str, str]:
@@ -799,149 +741,130 @@ def _protocol() -> dict[str, str]:
 
 
 @scenario
-def bad_joins(rig: Rig) -> Facts:
+def bad_joins(rig: Rig) -> Iterator[Any]:
     group = Group(rig)
-    facts: Facts = []
     for timeout in (0, 10, 2**31 - 1):
-        facts.append([timeout, rig.facts(group.join(session_timeout_ms=timeout))])
-    facts.append(rig.facts(group.join(protocols=[])))
-    facts.append(rig.facts(group.join(protocol_type="")))
-    facts.append(["before version 4", rig.facts(group.join(version=3))["error_code"]])
+        yield [timeout, rig.facts(group.join(session_timeout_ms=timeout))]
+    yield rig.facts(group.join(protocols=[]))
+    yield rig.facts(group.join(protocol_type=""))
+    yield ["before version 4", rig.facts(group.join(version=3))["error_code"]]
     group.id = ""
-    facts.append(["nameless", rig.facts(group.join())])
-    return facts
+    yield ["nameless", rig.facts(group.join())]
 
 
 @scenario
-def static_members(rig: Rig) -> Facts:
+def static_members(rig: Rig) -> Iterator[Any]:
     group = Group(rig)
     first = group.join(group_instance_id="one")
-    facts: Facts = [rig.facts(first)]
+    yield rig.facts(first)
     who = {"member_id": first.member_id, "generation_id": first.generation_id, "group_instance_id": "one"}
     share = [{"member_id": first.member_id, "assignment": b"share"}]
-    facts.append(rig.facts(group.sync(**who, assignments=share)))
+    yield rig.facts(group.sync(**who, assignments=share))
     again = group.join(group_instance_id="one")
-    facts.append(rig.facts(again))
-    facts.append(["the previous one", group("Heartbeat", 4, **who).error_code])
+    yield rig.facts(again)
+    yield ["the previous one", group("Heartbeat", 4, **who).error_code]
     who["member_id"] = again.member_id
-    facts.append(["the new one", group("Heartbeat", 4, **who).error_code])
-    facts.append(rig.facts(group.sync(**who)))
-    facts.append(["unknown instance", group("Heartbeat", 4, **{**who, "group_instance_id": "two"}).error_code])
-    facts.append(rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "two"}])))
-    facts.append(rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "one"}])))
-    return facts
+    yield ["the new one", group("Heartbeat", 4, **who).error_code]
+    yield rig.facts(group.sync(**who))
+    yield ["unknown instance", group("Heartbeat", 4, **{**who, "group_instance_id": "two"}).error_code]
+    yield rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "two"}]))
+    yield rig.facts(group("LeaveGroup", 4, members=[{"member_id": "", "group_instance_id": "one"}]))
 
 
 @scenario
-def offsets_of_groups(rig: Rig) -> Facts:
+def offsets_of_groups(rig: Rig) -> Iterator[Any]:
     topic = rig.topic(partitions=2)
     group = Group(rig)
-    facts: Facts = []
 
     def commit(
         what: str, offset: int = 3, metadata: str = "m", generation: int = -1, member: str = "", index: int = 0, **n: Any
-    ) -> None:
-        parts = [
-            {"partition_index": index, "committed_offset": offset, "committed_leader_epoch": 0, "committed_metadata": metadata}
-        ]
+    ) -> list[Any]:
+        position = {"committed_offset": offset, "committed_leader_epoch": 0, "committed_metadata": metadata}
+        parts = [{"partition_index": index, **position}]
         who = {"generation_id_or_member_epoch": generation, "member_id": member}
         topics = [{"name": topic, "partitions": parts, **n}]
-        facts.append([what, rig.facts(group("OffsetCommit", 9, topics=topics, **who))])
+        return [what, rig.facts(group("OffsetCommit", 9, topics=topics, **who))]
 
     def fetched(**fields: Any) -> Any:
         asked = [{"group_id": group.id, "topics": [{"name": topic, "partition_indexes": [0, 1, 7]}], **fields}]
-        return rig.facts(rig.raw("OffsetFetch", 9, groups=asked, require_stable=False))
+        return rig.asked("OffsetFetch", 9, groups=asked, require_stable=False)
 
-    facts.append(fetched())
-    commit("a stranger of no group", generation=4, member="x")
-    commit("by hand")
-    commit("too much metadata", metadata="m" * 5000)
-    commit("no partition", index=9)
-    commit("no topic", name=rig.name("nowhere"))
-    commit("a generation", generation=0, member="x")
-    facts += [fetched(), fetched(topics=None)]
+    yield fetched()
+    yield commit("a stranger of no group", generation=4, member="x")
+    yield commit("by hand")
+    yield commit("too much metadata", metadata="m" * 5000)
+    yield commit("no partition", index=9)
+    yield commit("no topic", name=rig.name("nowhere"))
+    yield commit("a generation", generation=0, member="x")
+    yield from [fetched(), fetched(topics=None)]
     joined = group.joined()
-    commit("by hand while there are members", 4)
-    commit("before its assignment", 4, generation=joined.generation_id, member=joined.member_id)
+    yield commit("by hand while there are members", 4)
+    yield commit("before its assignment", 4, generation=joined.generation_id, member=joined.member_id)
     share = [{"member_id": joined.member_id, "assignment": b"share"}]
     who = {"member_id": joined.member_id, "generation_id": joined.generation_id}
     group.sync(**who, assignments=share)
-    commit("by a member", 5, generation=joined.generation_id, member=joined.member_id)
-    commit("by a member of an older generation", 6, generation=joined.generation_id - 1, member=joined.member_id)
-    commit("by a stranger", 6, generation=joined.generation_id, member="x")
-    facts.append(fetched())
+    yield commit("by a member", 5, generation=joined.generation_id, member=joined.member_id)
+    yield commit("by a member of an older generation", 6, generation=joined.generation_id - 1, member=joined.member_id)
+    yield commit("by a stranger", 6, generation=joined.generation_id, member="x")
+    yield fetched()
     group("LeaveGroup", 4, members=[{"member_id": joined.member_id}])
     deleted = [{"name": topic, "partitions": [{"partition_index": 0}, {"partition_index": 9}]}]
-    facts.append(rig.facts(group("OffsetDelete", 0, topics=deleted)))
-    facts += [fetched(topics=None), rig.facts(rig.raw("OffsetDelete", 0, group_id=rig.name("no group"), topics=deleted))]
+    yield rig.facts(group("OffsetDelete", 0, topics=deleted))
+    yield from [fetched(topics=None), rig.asked("OffsetDelete", 0, group_id=rig.name("no group"), topics=deleted)]
     old = {"group_id": group.id, "topics": [{"name": topic, "partition_indexes": [0]}]}
-    facts.append(rig.facts(rig.raw("OffsetFetch", 5, **old)))
-    return facts
+    yield rig.asked("OffsetFetch", 5, **old)
 
 
 # --- topics ------------------------------------------------------------------------------------------------------------------
-
-
 @scenario
-def metadata_of_topics(rig: Rig) -> Facts:
+def metadata_of_topics(rig: Rig) -> Iterator[Any]:
     topic = rig.topic(partitions=2)
     none = uuid.UUID(int=0)
-    facts: Facts = []
     for name in (topic, rig.name("nowhere"), "bad name!", ""):
-        facts.append(
-            rig.facts(rig.raw("Metadata", 12, topics=[{"name": name, "topic_id": none}], allow_auto_topic_creation=False))
-        )
-    facts.append(rig.facts(rig.raw("Metadata", 12, topics=[{"name": None, "topic_id": rig.topic_id(topic)}])))
-    facts.append(rig.facts(rig.raw("Metadata", 12, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}])))
-    facts.append(rig.facts(rig.raw("Metadata", 12, topics=[])))
-    facts.append(rig.facts(rig.raw("Metadata", 5, topics=[{"name": topic}])))
+        yield rig.asked("Metadata", 12, topics=[{"name": name, "topic_id": none}], allow_auto_topic_creation=False)
+    yield rig.asked("Metadata", 12, topics=[{"name": None, "topic_id": rig.topic_id(topic)}])
+    yield rig.asked("Metadata", 12, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}])
+    yield rig.asked("Metadata", 12, topics=[])
+    yield rig.asked("Metadata", 5, topics=[{"name": topic}])
     for kind, key in ((0, "g"), (1, "t"), (7, "x")):
-        facts.append(
-            rig.patient(
-                lambda kind=kind, key=key: rig.raw("FindCoordinator", 4, key_type=kind, coordinator_keys=[key]).coordinators[0]
-            ).error_code
-        )
-    return facts
+        yield rig.patient(lambda kind=kind, key=key: rig.found_coordinator(key, kind)).error_code
 
 
 @scenario
-def creating_topics(rig: Rig) -> Facts:
+def creating_topics(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
-    facts: Facts = []
 
-    def create(what: str, **changes: Any) -> None:
+    def create(what: str, **changes: Any) -> list[Any]:
         validate = changes.pop("validate_only", False)
         wanted = {"name": rig.name(what), "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
         answer = rig.raw("CreateTopics", 7, topics=[{**wanted, **changes}], timeout_ms=5000, validate_only=validate)
-        facts.append([what, rig.facts(answer)])
+        return [what, rig.facts(answer)]
 
-    create("taken", name=topic)
-    create("bad", name="bad name!")
-    create("dots", name="..")
-    create("long", name="x" * 250)
-    create("none", num_partitions=0)
-    create("less", num_partitions=-2)
-    create("copies", replication_factor=5)
-    create("nocopies", replication_factor=0)
-    create("setting", configs=[{"name": "no.such", "value": "1"}])
-    create("value", configs=[{"name": "retention.ms", "value": "soon"}])
-    create("policy", configs=[{"name": "cleanup.policy", "value": "compact,delete"}])
-    create("badpolicy", configs=[{"name": "cleanup.policy", "value": "shred"}])
-    create("both", assignments=[{"partition_index": 0, "broker_ids": [1]}])
+    yield create("taken", name=topic)
+    yield create("bad", name="bad name!")
+    yield create("dots", name="..")
+    yield create("long", name="x" * 250)
+    yield create("none", num_partitions=0)
+    yield create("less", num_partitions=-2)
+    yield create("copies", replication_factor=5)
+    yield create("nocopies", replication_factor=0)
+    yield create("setting", configs=[{"name": "no.such", "value": "1"}])
+    yield create("value", configs=[{"name": "retention.ms", "value": "soon"}])
+    yield create("policy", configs=[{"name": "cleanup.policy", "value": "compact,delete"}])
+    yield create("badpolicy", configs=[{"name": "cleanup.policy", "value": "shred"}])
+    yield create("both", assignments=[{"partition_index": 0, "broker_ids": [1]}])
     place = {"num_partitions": -1, "replication_factor": -1}
-    create("placed", assignments=[{"partition_index": 0, "broker_ids": [1]}], **place)
-    create("misplaced", assignments=[{"partition_index": 0, "broker_ids": [99]}], **place)
-    create("hole", assignments=[{"partition_index": 1, "broker_ids": [1]}], **place)
-    create("default", **place)
-    create("trial", validate_only=True)
-    create("trial")
-    return facts
+    yield create("placed", assignments=[{"partition_index": 0, "broker_ids": [1]}], **place)
+    yield create("misplaced", assignments=[{"partition_index": 0, "broker_ids": [99]}], **place)
+    yield create("hole", assignments=[{"partition_index": 1, "broker_ids": [1]}], **place)
+    yield create("default", **place)
+    yield create("trial", validate_only=True)
+    yield create("trial")
 
 
 @scenario
-def changing_topics(rig: Rig) -> Facts:
+def changing_topics(rig: Rig) -> Iterator[Any]:
     topic = rig.topic(partitions=2)
-    facts: Facts = []
     soon = {"timeout_ms": 5000}
 
     def described() -> Any:
@@ -951,7 +874,7 @@ def changing_topics(rig: Rig) -> Facts:
 
     for name, count in ((topic, 2), (topic, 1), (topic, 0), (topic, 3), (rig.name("nowhere"), 3)):
         wanted = [{"name": name, "count": count, "assignments": None}]
-        facts.append([count, rig.facts(rig.raw("CreatePartitions", 3, topics=wanted, timeout_ms=5000, validate_only=False))])
+        yield [count, rig.asked("CreatePartitions", 3, topics=wanted, timeout_ms=5000, validate_only=False)]
     for key, operation, value in (
         ("retention.ms", 0, "1000"), ("retention.ms", 0, "x"), ("no.such", 0, "1"), ("cleanup.policy", 2, "compact"),
         ("cleanup.policy", 3, "delete"), ("retention.ms", 2, "5"), ("retention.ms", 1, None), ("no.such", 1, None),
@@ -960,17 +883,14 @@ def changing_topics(rig: Rig) -> Facts:
         wanted = [{"resource_type": 2, "resource_name": topic, "configs": configs}]
         before = described()
         answer = rig.raw("IncrementalAlterConfigs", 1, resources=wanted, validate_only=False)
-        facts.append([key, operation, value, rig.facts(answer)])
-        facts.append(_changed(described, before) if answer.responses[0].error_code == 0 and key != "no.such" else before)
+        yield [key, operation, value, rig.facts(answer)]
+        yield _changed(described, before) if answer.responses[0].error_code == 0 and key != "no.such" else before
     asked = [{"resource_type": 2, "resource_name": rig.name("nowhere"), "configuration_keys": None}]
-    facts.append(rig.facts(rig.raw("DescribeConfigs", 4, resources=asked)))
-    facts.append(
-        rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": rig.name("nowhere"), "topic_id": uuid.UUID(int=0)}], **soon))
-    )
-    facts.append(rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}], **soon)))
-    facts.append(rig.facts(rig.raw("DeleteTopics", 6, topics=[{"name": None, "topic_id": rig.topic_id(topic)}], **soon)))
-    facts.append(rig.facts(rig.raw("DeleteTopics", 5, topic_names=[topic], **soon)))
-    return facts
+    yield rig.asked("DescribeConfigs", 4, resources=asked)
+    yield rig.asked("DeleteTopics", 6, topics=[{"name": rig.name("nowhere"), "topic_id": uuid.UUID(int=0)}], **soon)
+    yield rig.asked("DeleteTopics", 6, topics=[{"name": None, "topic_id": uuid.UUID(int=77)}], **soon)
+    yield rig.asked("DeleteTopics", 6, topics=[{"name": None, "topic_id": rig.topic_id(topic)}], **soon)
+    yield rig.asked("DeleteTopics", 5, topic_names=[topic], **soon)
 
 
 def _changed(ask: Callable[[], Any], before: Any) -> Any:
@@ -982,52 +902,46 @@ def _changed(ask: Callable[[], Any], before: Any) -> Any:
 
 
 @scenario
-def deleting_records(rig: Rig) -> Facts:
+def deleting_records(rig: Rig) -> Iterator[Any]:
     topic = rig.topic()
     for values in ((b"a", b"b"), (b"c", b"d")):
         rig.written(topic, *values)
-    facts: Facts = []
     for offset in (0, 1, 3, 2, 9, -2, -1):
         parts = [{"partition_index": 0, "offset": offset}]
-        facts.append(
-            [offset, rig.facts(rig.raw("DeleteRecords", 2, topics=[{"name": topic, "partitions": parts}], timeout_ms=5000))]
-        )
-        facts.append(_offsets(rig, topic)[1])
-        facts.append(rig.facts(rig.fetch(topic, 0)))
-        facts.append(rig.facts(rig.fetch(topic, 3)))
+        yield [offset, rig.asked("DeleteRecords", 2, topics=[{"name": topic, "partitions": parts}], timeout_ms=5000)]
+        yield _offsets(rig, topic)[1]
+        yield rig.facts(rig.fetch(topic, 0))
+        yield rig.facts(rig.fetch(topic, 3))
     for name, index in ((topic, 6), (rig.name("nowhere"), 0)):
         parts = [{"partition_index": index, "offset": 0}]
-        facts.append(rig.facts(rig.raw("DeleteRecords", 2, topics=[{"name": name, "partitions": parts}], timeout_ms=5000)))
-    return facts
+        yield rig.asked("DeleteRecords", 2, topics=[{"name": name, "partitions": parts}], timeout_ms=5000)
 
 
 @scenario
-def quotas(rig: Rig) -> Facts:
-    facts: Facts = []
+def quotas(rig: Rig) -> Iterator[Any]:
     client = [{"entity_type": "client-id", "entity_name": rig.name("client")}]
 
-    def alter(what: str, entity: Any, key: str, value: float, remove: bool = False) -> None:
+    def alter(what: str, entity: Any, key: str, value: float, remove: bool = False) -> list[Any]:
         entries = [{"entity": entity, "ops": [{"key": key, "value": value, "remove": remove}]}]
-        facts.append([what, rig.facts(rig.raw("AlterClientQuotas", 1, entries=entries, validate_only=False))])
+        return [what, rig.asked("AlterClientQuotas", 1, entries=entries, validate_only=False)]
 
     def described() -> Any:
         part = [{"entity_type": "client-id", "match_type": 0, "match": rig.name("client")}]
-        return rig.facts(rig.raw("DescribeClientQuotas", 1, components=part, strict=True))
+        return rig.asked("DescribeClientQuotas", 1, components=part, strict=True)
 
-    alter("set", client, "producer_byte_rate", 1000.0)
+    yield alter("set", client, "producer_byte_rate", 1000.0)
     rig.until(lambda: bool(described()["entries"]))
-    facts.append(described())
-    alter("unknown key", client, "beauty", 1.0)
-    alter("unknown entity", [{"entity_type": "planet", "entity_name": "x"}], "producer_byte_rate", 1.0)
-    alter("remove", client, "producer_byte_rate", 0.0, remove=True)
+    yield described()
+    yield alter("unknown key", client, "beauty", 1.0)
+    yield alter("unknown entity", [{"entity_type": "planet", "entity_name": "x"}], "producer_byte_rate", 1.0)
+    yield alter("remove", client, "producer_byte_rate", 0.0, remove=True)
     rig.until(lambda: not described()["entries"])
-    return facts
 
 
 def played(name: str, address: str) -> Facts:
     """One scenario at one broker, as JSON holds it."""
     with RawKafka(address) as raw:
-        facts: Facts = json.loads(json.dumps(SCENARIOS[name](Rig(raw))))
+        facts: Facts = json.loads(json.dumps(list(SCENARIOS[name](Rig(raw)))))
     return facts
 
 

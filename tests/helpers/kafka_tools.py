@@ -6,15 +6,38 @@ import contextlib
 import selectors
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
+from headrace.testing.servers.kafka import create_topic
+
+_DELETE = AlterConfigOpType.DELETE
 IDEMPOTENT = {"enable.idempotence": True, "topic.metadata.refresh.interval.ms": 10}
 """Of a librdkafka producer. It gets its producer id when it looks at its brokers again, by default half a second later."""
 
 AT_THE_END = {"fetch.wait.max.ms": 10}
 """Of a librdkafka consumer that reads to the end. A broker that has no more answers after so long, by default half a second."""
+
+
+def created(bootstrap: str, topic: Callable[[], str], partitions: int = 1, **shape: Any) -> str:
+    """A new topic's name, which `topic` gives. `shape`: as of `create_topic`."""
+    name = topic()
+    create_topic(bootstrap, name, partitions, **shape)
+    return name
+
+
+def set_config(bootstrap: str, kind: str, name: str, **settings: str | None) -> None:
+    """Set them of a "topic" or a "broker", `__` for a dot; None: back to the default."""
+    entries = [
+        ConfigEntry(key.replace("__", "."), value, incremental_operation=_DELETE if value is None else AlterConfigOpType.SET)
+        for key, value in settings.items()
+    ]
+    resource = ConfigResource(kind, name, incremental_configs=entries)
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 def produce(bootstrap: str, topic: str, values: Mapping[int, list[bytes]], **settings: str | int) -> None:
@@ -39,9 +62,7 @@ def produce(bootstrap: str, topic: str, values: Mapping[int, list[bytes]], **set
 
 
 class Proxy:
-    """Forwards TCP connections to one address; `cut` after this many bytes came from the server, `freeze`, count
-    connections.
-    """
+    """Forwards TCP connections to one address. It can cut one after some bytes from the server, freeze, and count them."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)

@@ -77,13 +77,9 @@ def _partition(raw: RawKafka, topic: str) -> Any:
 def _described(raw: RawKafka, topic: str, epoch: int) -> Any:
     found = _partition(raw, topic)
     return [
-        found.error_code,
-        found.leader_id,
-        found.leader_epoch - epoch,
-        found.replica_nodes,
-        sorted(found.isr_nodes),
+        found.error_code, found.leader_id, found.leader_epoch - epoch, found.replica_nodes, sorted(found.isr_nodes),
         found.offline_replicas,
-    ]
+    ]  # fmt: skip
 
 
 def _asked(rig: Rig, raw: RawKafka, topic: str, epoch: int) -> Facts:
@@ -93,16 +89,12 @@ def _asked(rig: Rig, raw: RawKafka, topic: str, epoch: int) -> Facts:
         answer = _fetched(raw, topic, 0, current_leader_epoch=known)
         facts.append(["fetch", known - epoch, answer.error_code, answer.high_watermark, _epochs(answer, epoch)])
         parts = [{"partition": 0, "current_leader_epoch": known, "leader_epoch": 0}]
-        found = (
-            raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])
-            .topics[0]
-            .partitions[0]
-        )
+        answer = raw("OffsetForLeaderEpoch", 4, replica_id=-1, topics=[{"topic": topic, "partitions": parts}])
+        found = answer.topics[0].partitions[0]
         facts.append(["end of epoch 0", known - epoch, found.error_code, found.leader_epoch, found.end_offset])
         wanted = [{"partition_index": 0, "timestamp": -1, "current_leader_epoch": known}]
-        listed = (
-            raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": wanted}]).topics[0].partitions[0]
-        )
+        answer = raw("ListOffsets", 6, isolation_level=0, topics=[{"name": topic, "partitions": wanted}])
+        listed = answer.topics[0].partitions[0]
         facts.append(["latest", known - epoch, listed.error_code, listed.offset])
     facts.append(["old fetch", _fetched(raw, topic, 0, version=10).error_code])
     facts.append(["diverging", rig.facts(_fetched(raw, topic, 2, last_fetched_epoch=0))["diverging_epoch"]])

@@ -50,7 +50,6 @@ class Host(SupervisedJob):
         self.process.wait()
 
     def state(self) -> str:
-        """Of its lease."""
         return str((self.status().get("lease") or {}).get("state"))
 
     def follows(self) -> bool:

@@ -20,7 +20,6 @@ class MemoryOffsets:
         return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
     def from_json(self, text: str) -> LogOffsets[MemorySplit]:
-        """What `to_json` wrote."""
         try:
             body = json.loads(text)
             splits = [MemorySplitSerializer().deserialize(1, data) for data in body["splits"]]

@@ -35,7 +35,6 @@ class ObjectStore:
         assert self.address, "moto's server did not start"
 
     def close(self) -> None:
-        """End it."""
         self._process.communicate()
 
     def fail(self, what: Fault, times: int, method: str = "", text: str = "") -> None:
@@ -50,29 +49,17 @@ class ObjectStore:
     def delta_options(self) -> dict[str, str]:
         """For `DeltaSink` and `deltalake`. Its own retries are over soon, so that ours are tried."""
         return {
-            "AWS_ENDPOINT_URL": self.address,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-            "AWS_ALLOW_HTTP": "true",
-            "max_retries": "1",
-            "backoff_config.init_backoff": "1ms",
-        }
+            "AWS_ENDPOINT_URL": self.address, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "max_retries": "1", "backoff_config.init_backoff": "1ms",
+        }  # fmt: skip
 
     def glue_options(self) -> dict[str, Any]:
         """Of a catalog in Glue. PyIceberg takes its number of retries as a number only."""
         return {
-            "type": "glue",
-            "glue.endpoint": self.address,
-            "glue.region": "us-east-1",
-            "glue.access-key-id": "key",
-            "glue.secret-access-key": "secret",
-            "glue.max-retries": 1,
-            "s3.endpoint": self.address,
-            "s3.access-key-id": "key",
-            "s3.secret-access-key": "secret",
-            "s3.region": "us-east-1",
-        }
+            "type": "glue", "glue.endpoint": self.address, "glue.region": "us-east-1", "glue.access-key-id": "key",
+            "glue.secret-access-key": "secret", "glue.max-retries": 1, "s3.endpoint": self.address, "s3.access-key-id": "key",
+            "s3.secret-access-key": "secret", "s3.region": "us-east-1",
+        }  # fmt: skip
 
     def client(self) -> Any:
         """boto3's, for buckets."""
@@ -97,8 +84,6 @@ def object_store() -> Iterator[ObjectStore]:
 
 
 # --- in its process -----------------------------------------------------------------------------------------------------
-
-
 class _Faults:
     """What is to fail. Thread-safe."""
 
@@ -162,9 +147,8 @@ def _serve() -> None:
         def log_request(self, *_: Any) -> None:
             """Nothing."""
 
-    server = make_server(
-        "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True, request_handler=Handler
-    )
+    application = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"http://127.0.0.1:{server.port}\n")
     sys.stdout.flush()

@@ -22,7 +22,6 @@ def append(pair: tuple[bytes | None, bytes], out: str) -> None:
 
 
 def main(prism: str, bootstrap: str, topic: str, group: str, out: str) -> None:
-    """Run until the process is killed."""
     config = {"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", "group.id": group}
     read = ReadFromKafka(config, [topic], commit_offset_in_finalize=True, dynamic_read_poll_interval_seconds=0.5, read_s=0.2)
     pipeline = beam.Pipeline("PrismRunner", PipelineOptions(["--streaming", f"--prism_location={prism}"]))

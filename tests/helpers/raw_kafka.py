@@ -6,7 +6,6 @@ import socket
 from typing import Any
 
 from kafka.protocol import admin, consumer, metadata, producer
-from kafka.protocol.api_message import ApiMessage
 
 from headrace.testing.fake_kafka.state.logs.batches import BatchShape, NewRecord, record_batch
 
@@ -45,16 +44,6 @@ class RawKafka:
         frame = self._read(int.from_bytes(self._read(4), "big"))
         return message(f"{api}Response").decode(frame, version=version, header=True)
 
-    def send_bytes(self, data: bytes) -> None:
-        self._socket.sendall(data)
-
-    def is_cut(self) -> bool:
-        """Waits for the broker to close the connection."""
-        try:
-            return self._socket.recv(1) == b""
-        except ConnectionError:
-            return True
-
     def _read(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
@@ -92,7 +81,3 @@ def batch(*values: bytes, time_ms: int = TIME_MS, **shape: int) -> bytes:
     """One record batch of these values, a millisecond apart; `shape` is BatchShape's."""
     records = [NewRecord(value, key=b"k", timestamp_ms=time_ms + at) for at, value in enumerate(values)]
     return bytes(record_batch(records, time_ms, BatchShape(**shape)))
-
-
-def is_message(value: Any) -> bool:
-    return isinstance(value, ApiMessage) or hasattr(value, "_struct")

@@ -28,21 +28,17 @@ def plain_lz4(data: bytes) -> bytes:
     for at in range(0, len(data), 65536):
         raw = data[at : at + 65536]
         block = bytes(cramjam.lz4.compress_block(raw, store_size=False))
-        framed += (
-            struct.pack("<I", len(block)) + block if len(block) < len(raw) else struct.pack("<I", len(raw) | 1 << 31) + raw
-        )
+        is_smaller = len(block) < len(raw)
+        framed += struct.pack("<I", len(block)) + block if is_smaller else struct.pack("<I", len(raw) | 1 << 31) + raw
     return bytes.fromhex("04224d18604082") + framed + bytes(4)
 
 
 CODECS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
-    "none": (0, bytes),
-    "gzip": (1, lambda data: bytes(cramjam.gzip.compress(data))),
-    "snappy": (2, xerial),
-    "raw snappy": (2, lambda data: bytes(cramjam.snappy.compress_raw(data))),
-    "lz4": (3, plain_lz4),
+    "none": (0, bytes), "gzip": (1, lambda data: bytes(cramjam.gzip.compress(data))), "snappy": (2, xerial),
+    "raw snappy": (2, lambda data: bytes(cramjam.snappy.compress_raw(data))), "lz4": (3, plain_lz4),
     "lz4 with checksums": (3, lambda data: bytes(cramjam.lz4.compress(data))),
     "zstd": (4, lambda data: bytes(cramjam.zstd.compress(data))),
-}
+}  # fmt: skip
 
 
 class Record(NamedTuple):
@@ -61,14 +57,9 @@ def numbered(count: int) -> list[Record]:
 def payload(records: Iterable[Record]) -> tuple[bytes, list[int]]:
     """The records as they lie in a batch, uncompressed, and (first timestamp, max timestamp)."""
     builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=False,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
+        magic=2, compression_type=0, is_transactional=False, producer_id=-1, producer_epoch=-1, base_sequence=-1,
         batch_size=1 << 30,
-    )
+    )  # fmt: skip
     for record in records:
         assert builder.append(record.delta, record.timestamp, record.key, record.value, list(record.headers))
     built = bytes(builder.build())
@@ -111,16 +102,9 @@ def batch(
     body, (first_time, max_time) = payload(records)
     number, compress = CODECS[codec]
     return seal(
-        compress(body),
-        base=base,
-        count=len(records),
-        last=records[-1].delta if last is None else last,
-        codec=number,
-        flags=flags,
-        first_time=first_time,
-        max_time=max_time,
-        producer=producer,
-    )
+        compress(body), base=base, count=len(records), last=records[-1].delta if last is None else last, codec=number,
+        flags=flags, first_time=first_time, max_time=max_time, producer=producer,
+    )  # fmt: skip
 
 
 def marker(kind: int, *, base: int, producer: int) -> bytes:

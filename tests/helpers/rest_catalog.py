@@ -35,12 +35,9 @@ from headrace.testing.servers.jars import Bundle, installed
 from tests.helpers.table_rig import JOB, WatchedLog, driver
 
 SERVER = Bundle(
-    name="Iceberg's REST catalog 1.10.1",
-    folder="iceberg-rest-1.10.1",
-    modules=("org.apache.iceberg:iceberg-open-api:1.10.1",),
-    jars=1,
-    size="212 MB",
-)
+    name="Iceberg's REST catalog 1.10.1", folder="iceberg-rest-1.10.1", modules=("org.apache.iceberg:iceberg-open-api:1.10.1",),
+    jars=1, size="212 MB",
+)  # fmt: skip
 ROWS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("offset", pa.int64())])
 START_S = 60.0
 
@@ -49,7 +46,6 @@ class Catalog:
     """The server, with its tables in a folder. Stopped and started it has the same ones."""
 
     def __init__(self, folder: str) -> None:
-        """Starts nothing yet."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
@@ -58,26 +54,18 @@ class Catalog:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """For a sink."""
         return {"type": "rest", "uri": f"http://127.0.0.1:{self._port}"}
 
     def start(self) -> None:
         """Until it answers. Raises RuntimeError if it does not."""
         settings = {
             "CATALOG_CATALOG__IMPL": "org.apache.iceberg.jdbc.JdbcCatalog",
-            "CATALOG_URI": f"jdbc:sqlite:{self._folder}/catalog.db",
-            "CATALOG_JDBC_USER": "user",
-            "CATALOG_JDBC_PASSWORD": "password",
-            "CATALOG_WAREHOUSE": f"file://{self._folder}",
-            "CATALOG_REST_PORT": str(self._port),
-            "REST_PORT": str(self._port),
-        }
-        command = [
-            find_java(SERVER.name),
-            "-cp",
-            installed(SERVER) / SERVER.main_jar,
-            "org.apache.iceberg.rest.RESTCatalogServer",
-        ]
+            "CATALOG_URI": f"jdbc:sqlite:{self._folder}/catalog.db", "CATALOG_JDBC_USER": "user",
+            "CATALOG_JDBC_PASSWORD": "password", "CATALOG_WAREHOUSE": f"file://{self._folder}",
+            "CATALOG_REST_PORT": str(self._port), "REST_PORT": str(self._port),
+        }  # fmt: skip
+        jar, main = installed(SERVER) / SERVER.main_jar, "org.apache.iceberg.rest.RESTCatalogServer"
+        command = [find_java(SERVER.name), "-cp", jar, main]
         with open(f"{self._folder}/server.log", "ab") as log:
             self._process = subprocess.Popen(command, env={**os.environ, **settings}, stdout=log, stderr=log)
         deadline = time.monotonic() + START_S
@@ -120,7 +108,6 @@ def prepared(sink: IcebergSink, epoch: int, key: int) -> Any:
 
 
 def names(sink: IcebergSink) -> list[str]:
-    """What is in the table."""
     found = load_catalog("default", **sink.catalog).load_table(sink.table).scan().to_arrow()
     return sorted(found["name"].to_pylist())
 
@@ -175,7 +162,6 @@ def away_during_a_commit(server: Catalog, *, is_applied: bool) -> None:
 
 
 def main() -> None:
-    """All of it."""
     with catalog() as server:
         appended_merged_repeated_and_fenced(server, None, ["0", "1", "2", "3"])
         appended_merged_repeated_and_fenced(server, Changes(("id",)), ["1", "2", "3"])

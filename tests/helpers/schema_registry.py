@@ -121,7 +121,6 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         return self
 
     # --- the API
-
     def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         path, _, query = path.partition("?")
         self._as_descriptors = "format=serialized" in query
@@ -137,11 +136,9 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         ]
         for verb, pattern, answer in routes:
             match = re.fullmatch(pattern, path)
-            if (
-                verb == method
-                and match is not None
-                and not any(each.isdigit() and int(each) > JAVAS_INT for each in match.groups())
-            ):
+            if verb == method and match is not None:
+                if any(each.isdigit() and int(each) > JAVAS_INT for each in match.groups()):
+                    continue
                 return answer(*map(unquote, match.groups()))
         return 404, NO_SUCH_PATH
 
@@ -172,9 +169,8 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         for each in body.get("references") or []:
             if each["version"] not in self._subjects.get(each["subject"], {}):
                 return 422, {"error_code": 42201, "message": f"Invalid schema: reference {each['name']} not found"}
-        return self._with_id(
-            subject, self.register(subject, body["schema"], body.get("references"), body.get("schemaType", "AVRO"))
-        )
+        number = self.register(subject, body["schema"], body.get("references"), body.get("schemaType", "AVRO"))
+        return self._with_id(subject, number)
 
     def _lookup(self, subject: str, body: Any) -> tuple[int, Any]:
         if subject not in self._subjects:

@@ -12,11 +12,8 @@ SCHEMA = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}
 def login(password: str) -> dict[str, str]:
     """Properties of a client."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    return {
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.jaas.config": f'{module} required username="{USER}" password="{password}";',
-    }
+    jaas = f'{module} required username="{USER}" password="{password}";'
+    return {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
 
 
 def files_with(secrets: Iterable[str], folder: Path) -> list[str]:

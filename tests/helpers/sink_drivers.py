@@ -32,12 +32,9 @@ def _driver(folder: Path, arguments: Mapping[str, Any], environment: Mapping[str
     with (folder / "driver.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, ROOT / "tests" / "helpers" / "spark_sink_driver.py", json.dumps({**arguments, **own})],
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment}, stdout=log, stderr=log, start_new_session=True,
             cwd=ROOT,
-        )
+        )  # fmt: skip
         try:
             yield process
         finally:

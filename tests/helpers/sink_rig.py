@@ -1,6 +1,4 @@
-"""What the tests of the Kafka sink need: rows, readers that know nothing of headrace, and a committer that dies where
-reported.
-"""
+"""What the tests of the Kafka sink need: rows, readers that know nothing of headrace, and a committer that dies."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from headrace.connectors.base.commit import JobCommitter
@@ -21,6 +20,7 @@ from headrace.connectors.kafka.client.wire.protocol import UpdateFeaturesRequest
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
+from headrace.testing import DyingCommitter, Killed
 from tests.helpers.kafka_tools import AT_THE_END
 
 TIMEOUT_S = 30.0
@@ -66,15 +66,9 @@ def read_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> l
 def read_pairs(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[tuple[bytes | None, str]]:
     """Every key and value of the topic up to its end, those of one partition in their order."""
     settings = {
-        "bootstrap.servers": bootstrap,
-        "group.id": "reader",
-        "isolation.level": isolation,
-        "enable.auto.commit": False,
-        "auto.offset.reset": "earliest",
-        "enable.partition.eof": True,
-        **AT_THE_END,
-        "log_level": 0,
-    }
+        "bootstrap.servers": bootstrap, "group.id": "reader", "isolation.level": isolation, "enable.auto.commit": False,
+        "auto.offset.reset": "earliest", "enable.partition.eof": True, **AT_THE_END, "log_level": 0,
+    }  # fmt: skip
     with closing(Consumer(settings)) as consumer:
         partitions = consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
@@ -102,7 +96,6 @@ def eventually(read: Any, wanted: Any) -> None:
 
 
 def set_transaction_version(bootstrap: str, level: int) -> None:
-    """Move the cluster's finalised `transaction.version`."""
     host, _, port = bootstrap.partition(":")
     connection = Connection(host, int(port), ClientConfig(bootstrap=bootstrap))
     try:
@@ -110,11 +103,9 @@ def set_transaction_version(bootstrap: str, level: int) -> None:
         if current == level:
             return
         key = UpdateFeaturesRequest.FeatureUpdateKey(
-            feature="transaction.version",
-            max_version_level=level,
-            allow_downgrade=level < current,
+            feature="transaction.version", max_version_level=level, allow_downgrade=level < current,
             upgrade_type=SAFE_DOWNGRADE if level < current else UPGRADE,
-        )
+        )  # fmt: skip
         response = connection.request(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[key], validate_only=False))
         assert response.error_code == ErrorCode.NONE, response
         deadline = time.monotonic() + TIMEOUT_S
@@ -124,6 +115,15 @@ def set_transaction_version(bootstrap: str, level: int) -> None:
         connection.close()
 
 
+def die_in_commit(
+    sink: KafkaSink, job: str, handles: Any, step: str = "record", when: str = "after", nth: int = 1, epoch: int = 0
+) -> None:
+    """By default the list is durable and nothing is committed; dying after an `end`, one transaction is."""
+    dying = DyingCommitter(sink.committer(job), step, when, nth)
+    with pytest.raises(Killed):
+        JobCommitter(job, dying).commit(epoch, handles)
+    assert dying.died
+
+
 def committer(sink: KafkaSink, job: str) -> JobCommitter[KafkaHandle]:
-    """A driver."""
     return JobCommitter(job, sink.committer(job))

@@ -39,16 +39,13 @@ class SparkJob:
         self._arguments = {"checkpoint": str(folder / "checkpoint"), "done": str(self._done), **given}
         self._environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if fault is not None:
-            injected = {
-                "HEADRACE_KILL": json.dumps({**fault, "mark": str(self.mark)}),
-                "PYTHONPATH": python_path(ROOT / "tests" / "faults" / "kill"),
-            }
+            path = python_path(ROOT / "tests" / "faults" / "kill")
+            injected = {"HEADRACE_KILL": json.dumps({**fault, "mark": str(self.mark)}), "PYTHONPATH": path}
             executors = {f"spark.executorEnv.{name}": value for name, value in injected.items()}
             self._environment |= injected
             self._arguments["settings"] = {**self._arguments.get("settings", {}), **executors}
 
     def __enter__(self) -> Self:
-        """Start it."""
         command = [sys.executable, str(ROOT / "tests" / "helpers" / "spark_sink_driver.py"), json.dumps(self._arguments)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -67,11 +64,9 @@ class SparkJob:
         return self.folder / f"{self.name}.log"
 
     def log(self) -> str:
-        """What it has printed."""
         return self._log.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        """While it runs."""
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert self._process.poll() is None, self.log()[-3000:]
@@ -97,7 +92,6 @@ class SparkJob:
         assert os.WIFSTOPPED(status), self.log()[-3000:]
 
     def thaw(self) -> None:
-        """Let it continue after a stop."""
         os.killpg(self._process.pid, signal.SIGCONT)
         self.marked().resume()
 

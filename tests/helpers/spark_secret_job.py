@@ -17,12 +17,9 @@ def main(arguments: dict) -> None:
 
     folder = arguments["folder"]
     settings = {
-        **SHORT_LIVED,
-        "spark.ui.enabled": "false",
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": f"file://{folder}/events",
-        "spark.eventLog.compress": "false",
-    }
+        **SHORT_LIVED, "spark.ui.enabled": "false", "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file://{folder}/events", "spark.eventLog.compress": "false",
+    }  # fmt: skip
     spark = session_builder().master("local[2]").config(map=settings).getOrCreate()
     show_info(spark)
     kafka, typed = arguments["kafka"], arguments["typed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,11 @@ from headrace.testing.servers.kafka import BrokerCluster, add_partitions, create
 from tests.helpers.kafka_tools import IDEMPOTENT
 
 ROOT = Path(__file__).parents[2]
+
+
+def numbers(*spans: Iterable[int]) -> list[str]:
+    """As texts."""
+    return [str(number) for span in spans for number in span]
 
 
 def start_session(**settings: str) -> SparkSession:
@@ -63,6 +68,19 @@ class Topics:
         create_topic(self.bootstrap, name, partitions, configs={key.replace("_", "."): v for key, v in configs.items()})
         return name
 
+    def holding(self, values: Sequence[Any], **fields: Any) -> str:
+        """A topic with these values in its one partition."""
+        topic = self.create()
+        self.send(topic, values, **fields)
+        return topic
+
+    def numbered(self, partitions: int, each: int) -> str:
+        """A topic with the numbers from 0 on, this many in each partition, one partition after the other."""
+        topic = self.create(partitions)
+        for partition in range(partitions):
+            self.send(topic, range(partition * each, partition * each + each), partition)
+        return topic
+
     def grow(self, topic: str, partitions: int) -> None:
         add_partitions(self.bootstrap, topic, partitions)
 
@@ -105,8 +123,7 @@ class Query:
         self.running: Any = None
 
     def start(self, options: dict[str, str], source: str = "headrace", **trigger: Any) -> Any:
-        frame = self.spark.readStream.format(source).options(**options).load()
-        return self.start_frame(frame, **trigger)
+        return self.start_frame(self.spark.readStream.format(source).options(**options).load(), **trigger)
 
     def start_frame(self, frame: DataFrame, **trigger: Any) -> Any:
         writer = frame.writeStream.foreachBatch(self._keep).option("checkpointLocation", str(self.checkpoint))

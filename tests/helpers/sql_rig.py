@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
 from headrace.connectors.base.commit import JobCommitter
-from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome
+from headrace.connectors.base.sink import Attempt, Committer
 from headrace.connectors.sql.handles import SqlHandle
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.url import driver_engine
@@ -73,7 +73,6 @@ def batch(ids: Sequence[int], name: str = "n") -> pa.RecordBatch:
 
 
 def prepare(sink: Any, attempt: Attempt, ids: Sequence[int]) -> SqlHandle:
-    """One task's part."""
     with sink.begin(attempt) as transaction:
         transaction.write(batch(ids))
         handle = transaction.prepare()
@@ -89,16 +88,8 @@ class Crash(Exception):  # noqa: N818 - not an error: the test kills the driver
     """The driver dies here."""
 
 
-class CrashingCommitter(Committer[SqlHandle]):
-    """Dies at the n-th call, before or after it has been carried out."""
-
-    def __init__(self, committer: Committer[SqlHandle], number: int, *, when: str) -> None:
-        self._committer = committer
-        self._left = number
-        self._when = when
-        self.calls: list[str] = []
-
-    def _call(self, method: str, *arguments: Any) -> Any:
+def _counted(method: str) -> Any:
+    def call(self: CrashingCommitter, *arguments: Any) -> Any:
         self.calls.append(method)
         dies = self._left == 0
         self._left -= 1
@@ -109,26 +100,20 @@ class CrashingCommitter(Committer[SqlHandle]):
             raise Crash
         return result
 
-    def fence(self) -> CommitList[SqlHandle] | None:
-        return self._call("fence")
+    return call
 
-    def check(self, handles: Any) -> None:
-        self._call("check", handles)
 
-    def record(self, commits: CommitList[SqlHandle]) -> None:
-        self._call("record", commits)
+class CrashingCommitter(Committer[SqlHandle]):
+    """Dies at the n-th call, before or after it has been carried out."""
 
-    def end(self, handle: SqlHandle) -> Outcome:
-        return self._call("end", handle)
+    def __init__(self, committer: Committer[SqlHandle], number: int, *, when: str) -> None:
+        self._committer = committer
+        self._left = number
+        self._when = when
+        self.calls: list[str] = []
 
-    def copy(self, handles: Any) -> SqlHandle:
-        return self._call("copy", handles)
-
-    def clean_up(self, keep: Any) -> None:
-        self._call("clean_up", keep)
-
-    def forget(self) -> None:
-        self._call("forget")
+    fence, check, record, end = map(_counted, ("fence", "check", "record", "end"))
+    copy, clean_up, forget = map(_counted, ("copy", "clean_up", "forget"))
 
     def close(self) -> None:
         self._committer.close()

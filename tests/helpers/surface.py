@@ -15,20 +15,10 @@ from importlib import import_module
 from typing import Any, ForwardRef
 
 MODULES = (
-    "headrace.kafka",
-    "headrace.sql",
-    "headrace.files",
-    "headrace.formats",
-    "headrace.delta",
-    "headrace.iceberg",
-    "headrace.run",
-    "headrace.beam",
-    "headrace.spark",
-    "headrace.testing",
-    "headrace.errors",
-    "headrace.enumerator",
+    "headrace.kafka", "headrace.sql", "headrace.files", "headrace.formats", "headrace.delta", "headrace.iceberg",
+    "headrace.run", "headrace.beam", "headrace.spark", "headrace.testing", "headrace.errors", "headrace.enumerator",
     "headrace.sinks",
-)
+)  # fmt: skip
 
 
 def names_of(module: str) -> list[str]:
@@ -37,7 +27,6 @@ def names_of(module: str) -> list[str]:
 
 
 def surface() -> str:
-    """All modules, one after the other."""
     return "\n".join(line for module in MODULES for line in (module, *_of_module(module), ""))
 
 
@@ -72,10 +61,8 @@ class _Text:
 
 def _signature(value: Any) -> str:
     found = inspect.signature(value)
-    parameters = [
-        parameter.replace(annotation=_annotation(parameter.annotation), default=_default(parameter.default))
-        for parameter in found.parameters.values()
-    ]
+    given = found.parameters.values()
+    parameters = [each.replace(annotation=_annotation(each.annotation), default=_default(each.default)) for each in given]
     return str(found.replace(parameters=parameters, return_annotation=_annotation(found.return_annotation)))
 
 

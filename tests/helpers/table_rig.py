@@ -40,8 +40,6 @@ class Death:
         self.step()
 
     def storing(self, write: Any) -> Any:
-        """In place of `CheckpointStore.write`."""
-
         def dying(store: Any, checkpoint: Any) -> None:
             self.step()
             write(store, checkpoint)
@@ -84,8 +82,6 @@ def open_marks(folder: str, job: str = JOB) -> set[str]:
 
 
 # --- Delta, by its protocol alone --------------------------------------------------------------------------------------
-
-
 def delta_actions(folder: str) -> list[dict[str, Any]]:
     """Every action of the log, in order; these tests write no checkpoints."""
     commits = sorted((Path(folder) / "_delta_log").glob("*.json"))
@@ -118,6 +114,8 @@ def unadded_transactions(folder: str, job: str) -> set[str]:
 
 
 # --- faults ------------------------------------------------------------------------------------------------------------
+def _of_inner(name: str) -> Any:
+    return property(lambda self: getattr(self._inner, name))
 
 
 class WatchedTable(LoadedTable):
@@ -129,32 +127,10 @@ class WatchedTable(LoadedTable):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    id = property(lambda self: self._inner.id)  # type: ignore[assignment]
-    schema = property(lambda self: self._inner.schema)  # type: ignore[assignment]
-    files = property(lambda self: self._inner.files)  # type: ignore[assignment]
-    version = property(lambda self: self._inner.version)  # type: ignore[assignment]
-    partitioning = property(lambda self: self._inner.partitioning)  # type: ignore[assignment]
-
-    def check_writable(self) -> None:
-        self._inner.check_writable()
-
-    def marker(self, job: str) -> Any:
-        return self._inner.marker(job)
-
-    def drop_marker(self, job: str) -> None:
-        self._inner.drop_marker(job)
-
-    def batches(self, columns: Any) -> Any:
-        return self._inner.batches(columns)
-
-    def refers_to(self, paths: Any) -> bool:
-        return self._inner.refers_to(paths)
-
-    def check_rewritable(self) -> None:
-        self._inner.check_rewritable()
-
-    def files_with(self, keys: Any) -> Any:
-        return self._inner.files_with(keys)
+    id, schema, files = map(_of_inner, ("id", "schema", "files"))
+    version, partitioning, batches = map(_of_inner, ("version", "partitioning", "batches"))
+    marker, drop_marker, refers_to = map(_of_inner, ("marker", "drop_marker", "refers_to"))
+    check_writable, check_rewritable, files_with = map(_of_inner, ("check_writable", "check_rewritable", "files_with"))
 
     def widen(self, columns: Any) -> None:
         self._watched.commits += 1

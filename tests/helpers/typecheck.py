@@ -33,17 +33,15 @@ def pyright(*arguments: str, root: Path = ROOT) -> dict[str, Any]:
     that is in that folder.
     """
     command = [sys.executable, "-m", "pyright", "--outputjson", "--project", str(root / "pyproject.toml"), *arguments]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout)
+    return json.loads(subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout)
 
 
 def incomplete(module: str, report: dict[str, Any]) -> Iterator[str]:
     """What of the module's public names has no type, or one that checkers may infer differently."""
     found = report["typeCompleteness"]
     for symbol in found["symbols"]:
-        inner = symbol["name"].startswith(f"{module}.") and symbol["name"][len(module) + 1 :].split(".")[0] not in names_of(
-            module
-        )
+        name = symbol["name"].removeprefix(f"{module}.").split(".")[0]
+        inner = symbol["name"].startswith(f"{module}.") and name not in names_of(module)
         if not inner and (not symbol["isTypeKnown"] or symbol["isTypeAmbiguous"]):
             why = "; ".join(problem["message"].splitlines()[0] for problem in symbol["diagnostics"])
             yield f"{module}: {symbol['name']}: {why}"

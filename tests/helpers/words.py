@@ -23,7 +23,7 @@ COUNTED_FIRST = 12_107
 
 WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "told, tells": (("told", "tells"), r"\b(told|tells)\b"),
-    "begins, began": (("begi", "bega", "begun"), r"\b(begins|began|begun)\b|(?<![.\w])begin\b(?!\()"),
+    "begins, began": (("begi", "bega", "begun"), r"\b(begins|began|begun)\b|(?<![.\w-])begin\b(?!\()"),
     "worlds": (("world",), r"\bworlds?\b"),
     "letters": (("letters",), r"(?<!dead )(?<!dead-)(?<!dead_)\bletters\b(?!,? (and )?digits| by letter|\))"),
     "nobody": (("body",), r"\b(nobody|somebody|anybody)\b"),
@@ -107,7 +107,6 @@ def files() -> Iterator[Path]:
 
 
 def occurrences(text: str) -> list[str]:
-    """Each occurrence of a counted word."""
     lower = text.lower()
     found = [match for stems, pattern in PATTERNS if any(stem in lower for stem in stems) for match in pattern.finditer(text)]
     return [match[0] for match in sorted(found, key=lambda match: match.start())]
@@ -119,9 +118,8 @@ def messages(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in LOGS or name.endswith("Error"):
-                yield " ".join(
-                    part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
-                )
+                constants = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+                yield " ".join(value for value in constants if isinstance(value, str))
 
 
 def public_docstrings(tree: ast.Module) -> Iterator[str]:
@@ -149,7 +147,6 @@ def counts() -> dict[str, Counter[str]]:
 
 
 def main() -> None:
-    """Print, or write the allowance."""
     found = counts()
     if "--write" in sys.argv:
         ALLOWANCE.write_text(json.dumps(dict(sorted(found["folders"].items())), indent=2) + "\n")

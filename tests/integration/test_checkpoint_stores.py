@@ -21,26 +21,18 @@ TOPIC = "test-it-goes-on-where-the-jvm-connector-was-stopped-fe714f3c-0"
 BUCKET = "checkpoints"
 FOLDERS = ("", "commits/", "offsets/", "sources/", "sources/0/")
 COMMANDS = {
-    "fork": (),
-    "rewind": ("--to-batch", "4"),
-    "set-offsets": ("--offset", f"{TOPIC}:0=2"),
-    "forget-topic": ("--topic", TOPIC),
+    "fork": (), "rewind": ("--to-batch", "4"), "set-offsets": ("--offset", f"{TOPIC}:0=2"), "forget-topic": ("--topic", TOPIC),
     "export": ("--to", "jvm"),
-}
+}  # fmt: skip
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def bucket():
     with pytest.MonkeyPatch.context() as patch, object_store() as served:
-        for name, value in {
-            "AWS_ENDPOINT_URL": served.address,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
-            "HEADRACE_BOOTSTRAP": "",
-        }.items():
+        login = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+        more = {"AWS_REQUEST_CHECKSUM_CALCULATION": "when_required", "HEADRACE_BOOTSTRAP": ""}
+        for name, value in {"AWS_ENDPOINT_URL": served.address, **login, **more}.items():
             patch.setenv(name, value)
         client = served.client()
         client.create_bucket(Bucket=BUCKET)
@@ -60,7 +52,6 @@ def checkpoint(bucket):
 
 
 def address(key):
-    """As Spark names it."""
     return f"s3a://{BUCKET}/{key}"
 
 

@@ -15,14 +15,14 @@ import pytest
 from confluent_kafka import KafkaException
 
 from headrace import cli
-from headrace.connectors.base.commit import JobCommitter
 from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.write.transactions import TransactionResult, Transactions
-from headrace.testing import DyingCommitter, Killed
 from headrace.testing.servers.kafka import create_topic, start_broker
+from tests.helpers import sink_rig as rig
 from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
-from tests.helpers.sink_rig import committer, eventually, kafka_sink, prepared, read_all, rows, set_transaction_version
+from tests.helpers.kafka_tools import created
+from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -61,9 +61,7 @@ def run(broker, monkeypatch, capsys):
 
 @pytest.fixture
 def out(broker, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name, 2)
-    return name
+    return created(broker.bootstrap, topic, 2)
 
 
 @pytest.fixture
@@ -78,22 +76,12 @@ def where(sink):
     return ("--prefix", sink.transactional_id_prefix, "--commit-topic", sink.commit_topic)
 
 
-def die_in_commit(sink, job, handles, step="record", nth=1):
-    """The list is durable, nothing is committed (or, dying after an `end`, one transaction)."""
-    dying = DyingCommitter(sink.committer(job), step, "after", nth)
-    with pytest.raises(Killed):
-        JobCommitter(job, dying).commit(0, handles)
-    assert dying.died
-
-
 def state_of(sink, name):
     found = Transactions(sink.cluster()).describe([name])[name]
     return None if found is None else found.state
 
 
 # --- transactions --------------------------------------------------------------------------------------------------------
-
-
 def test_transactions_are_listed_whatever_became_of_them(run, sink, where):
     committer(sink, "done").commit(0, prepared(sink, "done", 0, ["a"]))
     transaction = sink.begin(Attempt("gone", 3, 5, 1))
@@ -124,8 +112,7 @@ def test_transactions_are_listed_whatever_became_of_them(run, sink, where):
 
 def test_a_transaction_is_described(run, sink, where, out):
     (handle,) = prepared(sink, "job", 1, ["a"])
-    described = run("transactions", "describe", handle.transactional_id, *where[2:])
-    fields = dict(described.of("field"))
+    fields = dict(run("transactions", "describe", handle.transactional_id, *where[2:]).of("field"))
     assert (fields["job"], fields["role"], fields["epoch slot"], fields["state"]) == ("job", "task", "1", "Ongoing")
     assert fields["partitions"] == f"{out}-{handle.ranges[0].partition}"
     assert fields["list of committables"] == "not named"
@@ -177,34 +164,29 @@ def test_a_transaction_of_another_client_is_aborted(run, broker, out):
 
 def test_what_a_durable_list_names_is_not_aborted_but_completed(run, sink, where, out, broker):
     handles = prepared(sink, "job", 0, ["a"], ["b"])
+    place = (sink.transactional_id_prefix, sink.destination, "-")
     die_in_commit(sink, "job", handles)
     for arguments in ([handles[0].transactional_id], ["--job", "job"]):
         refused = run("transactions", "abort", *arguments, *where, "--yes")
         assert refused.status == 1
         assert {row[1] for row in refused.of("abort")} == {"refused"}
-        command = (
-            f"headrace transactions commit --job job --prefix {sink.transactional_id_prefix} --commit-topic {sink.commit_topic}"
-        )
-        assert command in refused.out
+        given = f"--prefix {sink.transactional_id_prefix} --commit-topic {sink.commit_topic}"
+        assert f"headrace transactions commit --job job {given}" in refused.out
     assert {state_of(sink, handle.transactional_id) for handle in handles} == {"Ongoing"}
-    assert run("transactions", "list", *where).of("list") == [
-        ["job", "0", "recorded", "2", sink.transactional_id_prefix, sink.destination, "-"]
-    ]
+    assert run("transactions", "list", *where).of("list") == [["job", "0", "recorded", "2", *place]]
 
     completed = run("transactions", "commit", "--job", "job", *where)
     assert (completed.status, completed.of("committed")) == (0, [["job", "0", "2", "kept"]])
     assert "fenced" in completed.err
     eventually(lambda: read_all(broker.bootstrap, out), ["a", "b"])
-    assert run("transactions", "list", *where).of("list") == [
-        ["job", "0", "completed", "0", sink.transactional_id_prefix, sink.destination, "-"]
-    ]
+    assert run("transactions", "list", *where).of("list") == [["job", "0", "completed", "0", *place]]
     nothing = run("transactions", "commit", "--job", "job", *where)
     assert (nothing.status, nothing.out) == (0, "")
 
 
 @pytest.mark.parametrize(("step", "nth"), [("record", 1), ("end", 1), ("clean_up", 2)])
 def test_a_batch_write_whose_driver_died_in_its_commit_is_finished_and_forgotten(run, sink, where, out, broker, step, nth):
-    die_in_commit(sink, ONE_OFF, prepared(sink, ONE_OFF, 0, ["a"], ["b"]), step, nth)
+    die_in_commit(sink, ONE_OFF, prepared(sink, ONE_OFF, 0, ["a"], ["b"]), step, nth=nth)
     loser = sink.begin(Attempt(ONE_OFF, 0, 0, 1))  # one that continues would find that the write is decided, and abort itself
     loser.write(rows(["lost"]))
     loser._rows.flush(loser._sender)
@@ -244,7 +226,7 @@ def test_the_older_transaction_protocol(run, topic):
     if os.environ.get("HEADRACE_BOOTSTRAP"):
         pytest.skip("it sets the cluster's transaction.version")
     with start_broker() as old:
-        set_transaction_version(old.address(1), 1)
+        rig.set_transaction_version(old.address(1), 1)
         create_topic(old.bootstrap, name := topic(), 2)
         sink = kafka_sink(old.bootstrap, name, "headrace-commits")
         die_in_commit(sink, "job", prepared(sink, "job", 0, ["a"], ["b"]), "end")
@@ -262,13 +244,9 @@ def test_the_older_transaction_protocol(run, topic):
 
 
 # --- verify --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def source(broker, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name, 2)
-    return name
+    return created(broker.bootstrap, topic, 2)
 
 
 def test_a_clean_copy_passes(run, broker, source, out, sink):
@@ -296,8 +274,7 @@ def test_injected_faults_are_found_and_named(run, broker, source, out):
     assert ran.of("foreign") == [[out, "0", "3", "x"]]
     assert sorted(ran.of("lost")) == [[source, "0", "2", "c"], [source, "1", "0", "d"]]
     assert {row[3] for row in ran.of("duplicate")} == {"a", "b"}
-    quiet = run("verify", "--input", source, "--output", out, "--examples", "0")
-    assert quiet.lines == [ran.lines[-1]]
+    assert run("verify", "--input", source, "--output", out, "--examples", "0").lines == [ran.lines[-1]]
 
 
 def test_records_are_reported_apart_by_key_or_by_headers(run, broker, source, out):
@@ -332,8 +309,7 @@ def test_a_partially_committed_epoch_is_reported_from_one_that_is_under_way(run,
         return run(*names).of("epoch")
 
     eventually(epochs, [["job", "0", "1", "0", "1", "0", "not partially committed"]])
-    transactions = Transactions(sink.cluster())
-    transactions.end(handles[1].producer, handles[1].protocol, TransactionResult.ABORT)
+    Transactions(sink.cluster()).end(handles[1].producer, handles[1].protocol, TransactionResult.ABORT)
     eventually(epochs, [["job", "0", "1", "1", "0", "0", "partially committed"]])
     assert run(*names).status == 1
     run("transactions", "commit", "--job", "job", *where)
@@ -351,8 +327,6 @@ def test_what_an_open_transaction_hides_is_said(run, broker, source, out, sink):
 
 
 # --- dump and lag --------------------------------------------------------------------------------------------------------
-
-
 def test_a_dump_shows_what_readers_do_not_see(run, broker, out):
     write(broker.bootstrap, out, [b"plain"], **{"compression.type": "gzip"})
     writer = transactional(broker.bootstrap, f"dump-{uuid.uuid4().hex[:8]}")
@@ -365,22 +339,15 @@ def test_a_dump_shows_what_readers_do_not_see(run, broker, out):
     ran = run("dump", out, "--partition", "0", "--records")
     assert ran.status == 0
     assert [(row[1], row[2], row[3], row[7]) for row in ran.of("batch")] == [
-        ("0", "0", "1", "-"),
-        ("1", "2", "2", "committed"),
-        ("3", "3", "1", "COMMIT"),
-        ("4", "4", "1", "aborted"),
-        ("5", "5", "1", "ABORT"),
-        ("6", "6", "1", "open"),
-    ]
+        ("0", "0", "1", "-"), ("1", "2", "2", "committed"), ("3", "3", "1", "COMMIT"), ("4", "4", "1", "aborted"),
+        ("5", "5", "1", "ABORT"), ("6", "6", "1", "open"),
+    ]  # fmt: skip
     assert ran.of("batch")[0][9] in ("gzip", "none")  # librdkafka sends uncompressed what would grow
     assert all(row[8].isdigit() for row in ran.of("batch") if row[7] in ("COMMIT", "ABORT"))
     assert [(row[1], row[3], row[4], row[5]) for row in ran.of("record")] == [
-        ("0", "null", "plain", "-"),
-        ("1", "null", "kept", "committed"),
-        ("2", "null", "too", "committed"),
-        ("4", "null", "dropped", "aborted"),
-        ("6", "k", "pend\\ting", "open"),
-    ]
+        ("0", "null", "plain", "-"), ("1", "null", "kept", "committed"), ("2", "null", "too", "committed"),
+        ("4", "null", "dropped", "aborted"), ("6", "k", "pend\\ting", "open"),
+    ]  # fmt: skip
     part = run("dump", out, "--partition", "0", "--from", "2", "--limit", "2")
     assert [row[1] for row in part.of("batch")] == ["1", "3"]
     assert "--from 4" in part.err
@@ -429,8 +396,6 @@ def test_lag_is_looked_at_again_until_interrupted(broker, out, topic):
 
 
 # --- how it ends ---------------------------------------------------------------------------------------------------------
-
-
 def headrace(*arguments, **environment):
     known = {name: value for name, value in os.environ.items() if name != "HEADRACE_BOOTSTRAP"}
     settings = {"capture_output": True, "text": True, "timeout": 60, "env": {**known, **environment}}

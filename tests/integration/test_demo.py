@@ -86,16 +86,13 @@ def replaced(table, column, row, value):
 @pytest.mark.parametrize(
     ("change", "duplicates", "lost", "altered"),
     [
-        (lambda rows: rows, 0, 0, 0),
-        (lambda rows: pa.concat_tables([rows, rows.slice(7, 1)]), 1, 0, 0),
-        (lambda rows: rows.slice(1), 0, 1, 0),
-        (lambda rows: pa.concat_tables([rows.slice(1), rows.slice(7, 1)]), 1, 1, 0),
-        (lambda rows: replaced(rows, "id", 3, 10**6), 0, 1, 1),
-        (lambda rows: replaced(rows, "dest", 3, None), 0, 0, 1),
+        (lambda rows: rows, 0, 0, 0), (lambda rows: pa.concat_tables([rows, rows.slice(7, 1)]), 1, 0, 0),
+        (lambda rows: rows.slice(1), 0, 1, 0), (lambda rows: pa.concat_tables([rows.slice(1), rows.slice(7, 1)]), 1, 1, 0),
+        (lambda rows: replaced(rows, "id", 3, 10**6), 0, 1, 1), (lambda rows: replaced(rows, "dest", 3, None), 0, 0, 1),
         (lambda rows: replaced(rows, "offset", 3, 10**6), 0, 0, 1),
     ],
     ids=["nothing", "duplicate", "missing", "both", "unknown", "content", "offset"],
-)
+)  # fmt: skip
 def test_the_oracle_sees(broker, flights, oracle, tmp_path, change, duplicates, lost, altered):
     rows = oracle.read_topic(broker.bootstrap, flights)
     write_output(tmp_path, change(rows))

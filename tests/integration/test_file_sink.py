@@ -1,6 +1,4 @@
-"""The file sink on a real disk: processes that are killed in the middle, readers alongside it, and every type that Spark
-gives.
-"""
+"""The file sink on a real disk: processes killed in the middle, readers alongside, and every type that Spark gives."""
 
 from __future__ import annotations
 
@@ -65,9 +63,8 @@ job_committer(sink).commit(0, tuple(prepared(sink, 0, task, [f"row-{task}"]) for
 def kill_after_line(code: str, line: str, times: int, *arguments: str) -> None:
     """Run the code in a process, wait until it has printed the line this many times, and kill it."""
     environment = os.environ | {"PYTHONPATH": python_path()}
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         watchdog = threading.Timer(TIMEOUT_S, process.kill)
         watchdog.start()
         try:
@@ -161,23 +158,13 @@ LAST_DAY = date(9999, 12, 31)
 
 # type, value, and what a JSON line says
 VALUES: list[tuple[pa.DataType, Any, str]] = [
-    (pa.null(), None, "null"),
-    (pa.bool_(), True, "true"),
-    (pa.int8(), -128, "-128"),
-    (pa.int16(), 32767, "32767"),
-    (pa.int32(), -(2**31), "-2147483648"),
-    (pa.int64(), 2**63 - 1, "9223372036854775807"),
-    (pa.float32(), 0.1, "0.1"),
-    (pa.float32(), float("nan"), '"NaN"'),
-    (pa.float64(), 1e300, "1e+300"),
-    (pa.float64(), float("inf"), '"Infinity"'),
+    (pa.null(), None, "null"), (pa.bool_(), True, "true"), (pa.int8(), -128, "-128"), (pa.int16(), 32767, "32767"),
+    (pa.int32(), -(2**31), "-2147483648"), (pa.int64(), 2**63 - 1, "9223372036854775807"), (pa.float32(), 0.1, "0.1"),
+    (pa.float32(), float("nan"), '"NaN"'), (pa.float64(), 1e300, "1e+300"), (pa.float64(), float("inf"), '"Infinity"'),
     (pa.float64(), float("-inf"), '"-Infinity"'),
     (pa.decimal128(38, 18), Decimal("12345678901234567890.000000000000000001"), "12345678901234567890.000000000000000001"),
-    (pa.decimal128(10, 0), Decimal(7), "7"),
-    (pa.string(), 'é"\n\\\u2028😀', '"é\\"\\n\\\\\u2028😀"'),
-    (pa.large_string(), "", '""'),
-    (pa.binary(), b"\x00\xff", '"AP8="'),
-    (pa.large_binary(), b"", '""'),
+    (pa.decimal128(10, 0), Decimal(7), "7"), (pa.string(), 'é"\n\\\u2028😀', '"é\\"\\n\\\\\u2028😀"'),
+    (pa.large_string(), "", '""'), (pa.binary(), b"\x00\xff", '"AP8="'), (pa.large_binary(), b"", '""'),
     (pa.date32(), LAST_DAY, '"9999-12-31"'),
     (pa.timestamp("us", "UTC"), MOMENT.replace(tzinfo=ZoneInfo("UTC")), '"2024-02-29T23:59:59.123456Z"'),
     (pa.timestamp("us", "America/New_York"), MOMENT.replace(tzinfo=NEW_YORK), '"2024-03-01T04:59:59.123456Z"'),
@@ -185,16 +172,18 @@ VALUES: list[tuple[pa.DataType, Any, str]] = [
     (pa.time64("ns"), time(23, 59, 59, 123456), '"23:59:59.123456000"'),
     (pa.duration("us"), timedelta(days=1, hours=2, microseconds=5), "\"INTERVAL '1 02:00:00.000005' DAY TO SECOND\""),
     (pa.duration("us"), -timedelta(hours=25), "\"INTERVAL '-1 01:00:00' DAY TO SECOND\""),
-    (pa.list_(pa.int32()), [1, None, 3], "[1,null,3]"),
-    (pa.large_list(pa.string()), [], "[]"),
+    (pa.list_(pa.int32()), [1, None, 3], "[1,null,3]"), (pa.large_list(pa.string()), [], "[]"),
     (pa.list_(pa.list_(pa.string())), [["a"], None, []], '[["a"],null,[]]'),
-    (pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": None}, '{"a":1,"b":null}'),
-    (pa.struct([]), {}, "{}"),
+    (pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": None}, '{"a":1,"b":null}'), (pa.struct([]), {}, "{}"),
     (pa.map_(pa.string(), pa.int32()), [("k", 1), ("l", None)], '{"k":1,"l":null}'),
     (pa.map_(pa.int32(), pa.list_(pa.bool_())), [(1, [True])], '{"1":[true]}'),
     (VARIANT, {"value": b"\x0c\x01", "metadata": b"\x01\x00\x00"}, '{"value":"DAE=","metadata":"AQAA"}'),
-]
+]  # fmt: skip
 IN_PARQUET = [(data_type, value) for data_type, value, _ in VALUES if data_type != pa.struct([])]
+
+
+def named_by_type(item: Any) -> str:
+    return str(item) if isinstance(item, pa.DataType) else ""
 
 
 def written(sink: FileSink, batch: pa.RecordBatch) -> Path:
@@ -208,9 +197,7 @@ def written(sink: FileSink, batch: pa.RecordBatch) -> Path:
     return Path(sink.path) / name
 
 
-@pytest.mark.parametrize(
-    ("data_type", "value", "text"), VALUES, ids=lambda item: str(item) if isinstance(item, pa.DataType) else ""
-)
+@pytest.mark.parametrize(("data_type", "value", "text"), VALUES, ids=named_by_type)
 def test_json_lines_of_every_type(tmp_path, data_type, value, text):
     batch = pa.record_batch([pa.array([None, value, None, value], data_type)], names=["the column"])
     lines = written(FileSink(str(tmp_path), FileFormat.JSON_LINES), batch).read_bytes().decode().split("\n")
@@ -218,9 +205,7 @@ def test_json_lines_of_every_type(tmp_path, data_type, value, text):
     assert all(json.loads(line).keys() == {"the column"} for line in lines[:-1])
 
 
-@pytest.mark.parametrize(
-    ("data_type", "value"), IN_PARQUET, ids=lambda item: str(item) if isinstance(item, pa.DataType) else ""
-)
+@pytest.mark.parametrize(("data_type", "value"), IN_PARQUET, ids=named_by_type)
 def test_parquet_of_every_type(tmp_path, data_type, value):
     batch = pa.record_batch([pa.array([None, value, None, value], data_type)], names=["the column"])
     found = pq.read_table(written(FileSink(str(tmp_path)), batch))

@@ -170,16 +170,11 @@ def unbuilt(tmp_path_factory) -> Path:
 
 
 # --- what the distributions hold ----------------------------------------------------------------------------------------
-
-
 def modules() -> set[str]:
     folders = (
-        ("", "headrace"),
-        ("headrace/", "enumerator"),
-        ("headrace/", "connectors"),
-        ("headrace/", "runners"),
+        ("", "headrace"), ("headrace/", "enumerator"), ("headrace/", "connectors"), ("headrace/", "runners"),
         ("", "pyspark_headrace"),
-    )
+    )  # fmt: skip
     return {f"{prefix}{path.relative_to(ROOT)}" for prefix, folder in folders for path in (ROOT / folder).rglob("*.py")}
 
 
@@ -235,8 +230,6 @@ def test_a_release_shows_links_into_its_repository_which_lead_to_files_that_are_
 
 
 # --- from where it is imported ------------------------------------------------------------------------------------------
-
-
 def kernels(environment: Environment, cwd: Path) -> list[str]:
     done = environment.run(IMPORT, cwd)
     assert done.returncode == 0, done.stderr
@@ -296,8 +289,6 @@ def test_a_kernel_of_another_source_is_not_imported_from_the_checkout(installed)
 
 
 # --- what is declared is enough -----------------------------------------------------------------------------------------
-
-
 def declared(wheel: Path, extra: str) -> set[str]:
     """What a folder of packages has after `pip install headrace[extra]`: the files and folders of all that is required."""
     with zipfile.ZipFile(wheel) as archive:
@@ -326,9 +317,8 @@ class GuidesCopy:
             assert there in guide
             guide = guide.replace(there, here)
         (job,) = re.findall(r"```python\n# copy_topic.py\n(.*?)```", guide, re.DOTALL)
-        self._run, self._verify, self.verified = re.findall(
-            r"```console\n\$ (headrace run .*)\n\$ (headrace verify .*)\n(.*)\n```", guide
-        )[0]
+        session = r"```console\n\$ (headrace run .*)\n\$ (headrace verify .*)\n(.*)\n```"
+        self._run, self._verify, self.verified = re.findall(session, guide)[0]
         (folder / "copy_topic.py").write_text(job)
         self._programs, self._folder, self.log = made.home / "bin", folder, folder / "log"
 
@@ -340,12 +330,10 @@ class GuidesCopy:
         """What `headrace run` does until it is killed."""
         assert shutil.which("java", path=str(self._programs)) is None
         with self.log.open("ab") as log:
-            return subprocess.Popen(
-                self._command(self._run), cwd=self._folder, env={"PATH": str(self._programs)}, stdout=log, stderr=log
-            )
+            command, environment = self._command(self._run), {"PATH": str(self._programs)}
+            return subprocess.Popen(command, cwd=self._folder, env=environment, stdout=log, stderr=log)
 
     def verify(self) -> str:
-        """What `headrace verify` prints."""
         return run(self._command(self._verify), self._folder).stdout.strip()
 
 
@@ -360,10 +348,8 @@ def test_the_guides_lines_copy_a_topic_once_with_4_workers_killed_and_restarted_
     for name in (numbers, copied):
         create_topic(broker.bootstrap, name, 4)
     names = {"127.0.0.1:9092": broker.bootstrap, '"numbers"': f'"{numbers}"', '"copy"': f'"{copied}"'}
-    names |= {
-        "--input numbers --output copy": f"--input {numbers} --output {copied}",
-        "1000 records in, 1000": "3000 records in, 3000",
-    }
+    names["--input numbers --output copy"] = f"--input {numbers} --output {copied}"
+    names["1000 records in, 1000"] = "3000 records in, 3000"
     lines = GuidesCopy(made, tmp_path, names)
 
     def write(first: int) -> None:
@@ -397,8 +383,6 @@ def test_the_guides_lines_copy_a_topic_once_with_4_workers_killed_and_restarted_
 
 
 # --- a checkout that was never built ------------------------------------------------------------------------------------
-
-
 def test_a_checkout_that_was_never_built_runs_uncompiled_where_cython_is(unbuilt, tmp_path):
     found = kernels(environment(tmp_path), unbuilt)
     folders = ("kafka/format", "formats/avro")

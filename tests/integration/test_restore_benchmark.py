@@ -18,7 +18,7 @@ from benchmarks.restore.run import Timing, Work, run
 from benchmarks.restore.scenarios import Scenario
 from benchmarks.restore.systems import BY_NAME
 from benchmarks.restore.timeline import Curve
-from headrace.testing.servers.kafka import create_topic
+from tests.helpers.kafka_tools import created
 
 pytestmark = pytest.mark.broker
 
@@ -72,14 +72,11 @@ def test_what_a_loop_bears_is_found_and_whose_processor_time_it_takes(broker, tm
 
 
 def test_what_the_load_says_it_wrote_is_in_the_topic_and_the_probe_sees_it_all(broker, topic, tmp_path):
-    name = topic()
-    create_topic(broker.bootstrap, name, 3)
+    name = created(broker.bootstrap, topic, 3)
     controls = Controls()
     controls.partitions.value, controls.rate.value = 3, 2000.0
-    with (
-        probe(broker.bootstrap, name, tmp_path / "probe", controls) as watching,
-        load(broker.bootstrap, name, 100, tmp_path / "load", controls) as running,
-    ):
+    seeing = probe(broker.bootstrap, name, tmp_path / "probe", controls)
+    with seeing as watching, load(broker.bootstrap, name, 100, tmp_path / "load", controls) as running:
         _until(lambda: controls.produced.value >= 3000, running.check)
         counts = running.stop()
         _until(lambda: controls.visible.value >= sum(counts), watching.check)

@@ -16,7 +16,7 @@ from kafka import KafkaProducer
 
 from headrace.errors import RetriableError
 from headrace.runners.waiting import wait_until
-from headrace.testing.servers.kafka import BrokerCluster, create_topic
+from headrace.testing.servers.kafka import create_topic
 from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.sink_rig import read_pairs
 
@@ -26,9 +26,7 @@ TIMEOUT_S = 90.0
 RECORDS = 2000
 
 
-def test_the_lines_of_the_guide_copy_a_topic_exactly_once_with_4_workers_killed_and_restarted(
-    broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
-) -> None:
+def test_the_lines_of_the_guide_copy_a_topic_exactly_once_with_4_workers_killed_and_restarted(broker, topic, tmp_path):
     source, target = topic(), topic()
     for name in (source, target):
         create_topic(broker.bootstrap, name, 4)
@@ -67,21 +65,16 @@ def test_the_lines_of_the_guide_copy_a_topic_exactly_once_with_4_workers_killed_
     finally:
         run.kill()
         run.wait()
-    values = Counter(int(value) for _, value in read_pairs(broker.bootstrap, target))
-    assert values == Counter(range(produced))
+    assert Counter(int(value) for _, value in read_pairs(broker.bootstrap, target)) == Counter(range(produced))
 
 
 def lines_of_the_guide(bootstrap: str, source: str, target: str, checkpoints: Path) -> str:
     """With these in place of its address, topics and folder, and checkpoints oftener than every 10 s."""
     guide = (ROOT / "docs" / "how-to" / "run-without-an-engine.md").read_text()
     (lines,) = re.findall(r"```python\n(# job.py\n.*?)```", guide, re.DOTALL)
-    for there, here in {
-        "127.0.0.1:9092": bootstrap,
-        '"flights"': f'"{source}"',
-        '"loud"': f'"{target}"',
-        "/var/lib/headrace/loud": str(checkpoints),
-        "workers=4": "workers=4, interval_s=0.2",
-    }.items():
+    names = {"127.0.0.1:9092": bootstrap, '"flights"': f'"{source}"', '"loud"': f'"{target}"'}
+    settings = {"/var/lib/headrace/loud": str(checkpoints), "workers=4": "workers=4, interval_s=0.2"}
+    for there, here in {**names, **settings}.items():
         assert there in lines
         lines = lines.replace(there, here)
     return lines

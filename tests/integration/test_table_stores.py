@@ -130,5 +130,4 @@ def test_an_epoch_whose_commit_was_done_and_not_answered_is_there_once(store, ki
 
 
 def test_options_of_a_store_show_no_secret(store):
-    shown = "".join(repr(Rig(kind, store).sink) for kind in (DELTA, GLUE))
-    assert "secret" not in shown
+    assert "secret" not in "".join(repr(Rig(kind, store).sink) for kind in (DELTA, GLUE))

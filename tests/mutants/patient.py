@@ -43,7 +43,6 @@ class Watch:
     """What mutmut calls instead of its own deadlines."""
 
     def __init__(self) -> None:
-        """Looks at nothing yet."""
         self._lock = threading.Lock()
         self._watched: list[Watched] = []
 
@@ -70,7 +69,6 @@ class Watch:
             return False
 
     def for_ever(self) -> None:
-        """In its own thread."""
         last = time.monotonic()
         while True:
             time.sleep(LOOK_S)
@@ -80,7 +78,6 @@ class Watch:
 
 
 def main() -> None:
-    """See the module."""
     from mutmut.__main__ import cli
     from mutmut.workers import isolation
 

@@ -42,35 +42,20 @@ class Group:
 
 
 _CORE = (
-    "ledger",
-    "enumerator",
-    "coordinator",
-    "progress",
-    "checkpoint",
-    "envelope",
-    "embedded",
-    "pauses",
-    "source_driver",
-    "events",
-    "split",
-    "transitions",
-    "errors",
-)
+    "ledger", "enumerator", "coordinator", "progress", "checkpoint", "envelope", "embedded", "pauses", "source_driver",
+    "events", "split", "transitions", "errors",
+)  # fmt: skip
 GROUPS = {
     "core": Group(
         [f"headrace/enumerator/{name}" for name in _CORE],
         [
             *(
-                "tests/unit/enumerator/test_ledger",
-                "tests/unit/enumerator/test_enumerator",
-                "tests/unit/enumerator/test_coordinator",
-                "tests/unit/enumerator/test_progress",
+                "tests/unit/enumerator/test_ledger", "tests/unit/enumerator/test_enumerator",
+                "tests/unit/enumerator/test_coordinator", "tests/unit/enumerator/test_progress",
             ),
             *(
-                "tests/unit/enumerator/test_checkpoint",
-                "tests/unit/enumerator/test_envelope",
-                "tests/unit/enumerator/test_embedded",
-                "tests/unit/enumerator/test_errors",
+                "tests/unit/enumerator/test_checkpoint", "tests/unit/enumerator/test_envelope",
+                "tests/unit/enumerator/test_embedded", "tests/unit/enumerator/test_errors",
             ),
             "tests/unit/enumerator/test_source_driver",
             "tests/regressions/test_restore_and_enumeration",
@@ -88,7 +73,7 @@ GROUPS = {
     "fetch-protocol": Group(["headrace/connectors/kafka/format/fetch_protocol"], ["tests/unit/kafka/test_fetch_protocol"]),
     "offsets": Group(["headrace/spark/kafka_offsets"], ["tests/unit/spark/test_offsets"]),
     "options": Group(["headrace/spark/options", "headrace/spark/kafka_options"], ["tests/unit/spark/test_options"]),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
@@ -144,16 +129,11 @@ def forget(file: Path) -> None:
 
 
 def mutmut(copy: Path, *command: str, quiet: bool = True) -> str:
-    """What mutmut says."""
     environment = {**os.environ, "PYTHONPATH": "", "HYPOTHESIS_PROFILE": "mutants"}
     done = subprocess.run(
-        [sys.executable, "-c", AS_MUTMUT, *command],
-        cwd=copy,
-        env=environment,
-        text=True,
-        check=False,
+        [sys.executable, "-c", AS_MUTMUT, *command], cwd=copy, env=environment, text=True, check=False,
         stdout=subprocess.PIPE if quiet else None,
-    )
+    )  # fmt: skip
     return done.stdout or ""
 
 
@@ -168,7 +148,6 @@ def survivors(copy: Path) -> dict[str, str]:
 
 
 def change_of(copy: Path, mutant: str) -> Change:
-    """What the mutant changes."""
     lines = [line for line in mutmut(copy, "show", mutant).splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     function = mutant.rpartition("__mutmut_")[0].replace(".x\u01c1", ".").replace("\u01c1", ".").replace(".x_", ".")
     was = " ".join(line[1:].strip() for line in lines if line[0] == "-")
@@ -178,12 +157,8 @@ def change_of(copy: Path, mutant: str) -> Change:
 def explained(modules: Iterable[str]) -> dict[Change, str]:
     """The entries of `equivalent.json` for these modules, with their reasons."""
     names = tuple(module.replace("/", ".") + "." for module in modules)
-    entries = json.loads(EQUIVALENT.read_text())
-    return {
-        Change(entry["function"], entry["was"], entry["now"]): entry["why"]
-        for entry in entries
-        if entry["function"].startswith(names)
-    }
+    entries = [entry for entry in json.loads(EQUIVALENT.read_text()) if entry["function"].startswith(names)]
+    return {Change(entry["function"], entry["was"], entry["now"]): entry["why"] for entry in entries}
 
 
 def run(copy: Path, children: int) -> None:
@@ -203,11 +178,8 @@ def check(name: str, copy: Path) -> tuple[dict[str, object], list[str]]:
     """Of what mutmut has found in the group: the figures, and what is wrong with them."""
     request, reasons = survivors(copy), explained(GROUPS[name].modules)
     changes = {mutant: change_of(copy, mutant) for mutant in request}
-    wrong = [
-        f"{request[mutant]}: {mutant}\n    - {change.was}\n    + {change.now}"
-        for mutant, change in changes.items()
-        if change not in reasons
-    ]
+    unexplained = {mutant: change for mutant, change in changes.items() if change not in reasons}
+    wrong = [f"{request[name]}: {name}\n    - {each.was}\n    + {each.now}" for name, each in unexplained.items()]
     wrong += [f"explained, and no survivor: {change}" for change in reasons.keys() - set(changes.values())]
     total = len(mutmut(copy, "results", "--all", "true").splitlines())
     if total == 0:
@@ -217,7 +189,6 @@ def check(name: str, copy: Path) -> tuple[dict[str, object], list[str]]:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], default=[])
     parser.add_argument("--work", type=Path, default=Path("build/mutants"))

@@ -19,23 +19,15 @@ from headrace.runners.beam.coders import Element
 from headrace.runners.beam.publication import Publication
 from headrace.runners.beam.reader_cache import HeldReader
 from headrace.runners.beam.split_restriction import Fresh
-from headrace.testing.memory import MemoryLog, MemorySource
+from headrace.testing.memory import MemorySource
 from tests.helpers.beam_rig import BeamRun, Stage
+from tests.helpers.driving import log_of
 from tests.helpers.kafka_rig import ONE_BATCH_PER_FETCH, transactional
 from tests.simulation.bugs.publications import Trusting
 
 
-def log_of(**splits: str) -> MemoryLog:
-    log = MemoryLog()
-    for split_id, values in splits.items():
-        log.create(split_id)
-        log.append(split_id, values)
-    return log
-
-
 @pytest.fixture
 def runs():
-    """Starts runs, and closes them."""
     started = []
 
     def start(source, checkpoint=None, **options):
@@ -45,6 +37,14 @@ def runs():
     yield start
     for run in started:
         run.close()
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """The splits of which positions were published."""
+    splits = []
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, published: splits.extend(published))
+    return splits
 
 
 def values(run):
@@ -131,17 +131,12 @@ def test_beam_25975_shows_when_a_worker_continues_with_one_element_only(runs):
     assert len(read(after)) == 2
 
 
-def test_beam_21742_nothing_is_published_while_no_checkpoint_succeeds(runs, monkeypatch):
-    published = []
-    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
-    run = runs(MemorySource(log_of(a="123456")))
-    assert read(run) == "123456"
+def test_beam_21742_nothing_is_published_while_no_checkpoint_succeeds(runs, published):
+    assert read(runs(MemorySource(log_of(a="123456")))) == "123456"
     assert published == []
 
 
-def test_beam_26884_what_was_read_last_is_published_though_nothing_more_comes(runs, monkeypatch):
-    published = []
-    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
+def test_beam_26884_what_was_read_last_is_published_though_nothing_more_comes(runs, published):
     run = runs(MemorySource(log_of(a="123456")))
     assert read(run) == "123456"
     for _ in range(2):
@@ -150,10 +145,8 @@ def test_beam_26884_what_was_read_last_is_published_though_nothing_more_comes(ru
     assert [split.next_offset for split in published] == [6]
 
 
-def test_beam_26884_the_last_position_of_a_bounded_read_is_published_before_it_ends(runs, monkeypatch):
+def test_beam_26884_the_last_position_of_a_bounded_read_is_published_before_it_ends(runs, published):
     """On Flink no later bundle of the split would prove it; so there is one, until the position is published."""
-    published = []
-    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
     run = runs(MemorySource(log_of(a="123456"), bounded=True))
     assert read(run) == "123456"
     for _ in range(2):
@@ -165,9 +158,7 @@ def test_beam_26884_the_last_position_of_a_bounded_read_is_published_before_it_e
     assert not run.job.reading
 
 
-def test_beam_26884_also_of_one_that_is_restored_after_it_has_read_all(runs, monkeypatch):
-    published = []
-    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
+def test_beam_26884_also_of_one_that_is_restored_after_it_has_read_all(runs, published):
     before = runs(MemorySource(log_of(a="123456"), bounded=True))
     assert read(before) == "123456"
     run = runs(before.read.fn._reading.source, before.snapshot())
@@ -189,10 +180,8 @@ def test_a_bounded_read_that_is_restored_without_publishing_ends(runs):
     assert (run.delivered(), list(run.job.reading)) == ([], [])
 
 
-def test_a_read_that_an_expansion_service_builds_publishes_nothing_ahead_on_flink(monkeypatch):
+def test_a_read_that_an_expansion_service_builds_publishes_nothing_ahead_on_flink(published):
     """What builds it has its own runner, DirectRunner by default; and Flink's runs it."""
-    published = []
-    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
     log = log_of(a="123456")
     built = beam.Pipeline()
     _ = built | ReadFromSource(MemorySource(log), publish=True, read_s=1e-9)
@@ -272,9 +261,7 @@ def test_beam_25962_shows_when_only_what_yields_something_is_claimed(ends_in_not
     assert read_to_its_end(runs(ends_in_nothing, read_s=0.05), calls=20) == ([b"a"], False)
 
 
-def test_flink_finalises_bundles_that_ended_after_the_checkpoints_barrier(runs, monkeypatch):
-    published = []
-    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
+def test_flink_finalises_bundles_that_ended_after_the_checkpoints_barrier(runs, published):
     run = runs(MemorySource(log_of(a="123456")))
     run.step(0)
     run.snapshot()
@@ -285,10 +272,8 @@ def test_flink_finalises_bundles_that_ended_after_the_checkpoints_barrier(runs, 
     assert published == []
 
 
-def test_the_same_shows_when_finalisation_is_trusted(runs, monkeypatch):
-    published = []
+def test_the_same_shows_when_finalisation_is_trusted(runs, monkeypatch, published):
     monkeypatch.setattr(worker, "Publication", Trusting)
-    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
     run = runs(MemorySource(log_of(a="123456")))
     run.step(0)
     run.snapshot()

@@ -1,6 +1,4 @@
-"""Regression suite, Kafka: the sequences by which real systems lost or doubled records, replayed on KafkaSource and a real
-broker.
-"""
+"""Regression suite: the sequences by which real systems lost or doubled records, on KafkaSource and a real broker."""
 
 from __future__ import annotations
 
@@ -21,44 +19,15 @@ from headrace.enumerator import LazyEnumerator
 from headrace.enumerator.errors import CorruptDataError, DataLossError
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest
 from headrace.testing.servers.kafka import add_partitions, create_topic, delete_topic
+from tests.helpers import kafka_rig as rig
 from tests.helpers.envelopes import body_of
-from tests.helpers.kafka_rig import (
-    ONE_BATCH_PER_FETCH,
-    Reading,
-    by_partition,
-    committed,
-    delete_records,
-    end_of,
-    eventually,
-    read_all,
-    through_proxy,
-    transactional,
-    wait_for_end,
-    write,
-    write_batches,
-)
+from tests.helpers.kafka_rig import TEN, Reading, committed, read_all, transactional, wait_for_end, write, write_batches
+from tests.helpers.kafka_tools import created
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
-TEN = [b"%d" % number for number in range(10)]
-
-
-@pytest.fixture
-def bootstrap(broker):
-    return broker.bootstrap
-
-
-@pytest.fixture
-def ten(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
-    write(bootstrap, name, TEN)
-    return name
-
 
 # --- I2: resolved once --------------------------------------------------------------------------------------------------
-
-
 def test_kafka_12478_kafka_20539_latest_and_a_partition_added_before_it_is_discovered(bootstrap, ten):
     with Reading(KafkaSource(bootstrap, topics=[ten], start=Latest())) as reading:
         add_partitions(bootstrap, ten, 2)
@@ -69,8 +38,7 @@ def test_kafka_12478_kafka_20539_latest_and_a_partition_added_before_it_is_disco
 
 @pytest.mark.parametrize("count", [0, 10], ids=["empty partition", "ten records"])
 def test_flink_28303_latest_of_an_empty_partition_is_not_resolved_again(bootstrap, topic, count):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     write(bootstrap, name, TEN[:count])
     source = KafkaSource(bootstrap, topics=[name], start=Latest())
     with Reading(source) as reading:
@@ -93,8 +61,6 @@ def test_risingwave_19443_a_rebuilt_reader_does_not_seek_to_latest(bootstrap, te
 
 
 # --- I3: the next offset --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "aborted"])
 def test_flink_34470_the_end_offset_is_a_control_record(bootstrap, ten, is_committed):
     transactional(bootstrap, ten).transaction(ten, [b"t"], commit=is_committed)
@@ -108,13 +74,12 @@ def test_flink_34470_the_end_offset_is_a_control_record(bootstrap, ten, is_commi
 @pytest.mark.parametrize("earliest", [0, 4])
 def test_flink_28475_a_stop_at_offset_0(bootstrap, ten, earliest):
     if earliest:
-        delete_records(bootstrap, ten, earliest)
+        rig.delete_records(bootstrap, ten, earliest)
     assert read_all(KafkaSource(bootstrap, topics=[ten], stop=At(0))) == []
 
 
 def test_spark_23685_gaps_of_markers_and_aborted_records_are_no_data_loss(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     writer = transactional(bootstrap, name)
     for value in (b"a", b"b", b"c"):
         writer.transaction(name, [b"aborted", b"too"], commit=False)
@@ -135,17 +100,16 @@ def test_beam_25962_the_position_moves_over_records_that_yield_nothing(bootstrap
         reading.until(lambda: reading.store() and reading.positions() == {(ten, 0): 16})
         assert reading.rows == []
         stored = reading.store()
-    delete_records(bootstrap, ten, 16)
+    rig.delete_records(bootstrap, ten, 16)
     with Reading(source, stored) as restored:
         write(bootstrap, ten, [b"next"])
         assert restored.until_rows(1) == [(ten, 0, 16, b"next")]
 
 
 def test_risingwave_5192_arroyo_910_one_restore_per_record_and_no_duplicate(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     write_batches(bootstrap, name, [[value] for value in TEN[:6]])
-    source = KafkaSource(bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH)
+    source = KafkaSource(bootstrap, topics=[name], properties=rig.ONE_BATCH_PER_FETCH)
     stored, values = None, []
     for _ in range(6):
         with Reading(source, stored) as reading:
@@ -157,8 +121,7 @@ def test_risingwave_5192_arroyo_910_one_restore_per_record_and_no_duplicate(boot
 
 def test_librdkafka_1_7_an_aborted_empty_transaction_hides_nothing_behind_it(bootstrap, topic):
     """The abort is remembered for its producer; the producer's later, committed records must come all the same."""
-    name = topic()
-    create_topic(bootstrap, name, partitions=2)
+    name = created(bootstrap, topic, partitions=2)
     writer = transactional(bootstrap, name)
     writer.transaction(name, [b"aborted"], commit=False)
     writer.producer.begin_transaction()
@@ -172,27 +135,25 @@ def test_librdkafka_1_7_an_aborted_empty_transaction_hides_nothing_behind_it(boo
 
 
 def test_librdkafka_4636_what_was_asked_before_a_seek_is_not_given_after_it(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     write_batches(bootstrap, name, [[b"%d" % n] for n in range(30)])
-    source = KafkaSource(bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH)
+    source = KafkaSource(bootstrap, topics=[name], properties=rig.ONE_BATCH_PER_FETCH)
     with Fetcher(shared_cluster(source.config), [FetchFrom(name, 0, 0)], budget_bytes=1 << 20) as fetcher:
         for seek in (20, 3, 29, 0, 15):
-            eventually(lambda: fetcher.poll(0.2), "nothing came")
-            fetcher.assign(FetchFrom(name, 0, seek))  # with data in the queue and a request in flight
+            rig.eventually(lambda: fetcher.poll(0.2), "nothing came")
+            fetcher.assign([FetchFrom(name, 0, seek)])  # with data in the queue and a request in flight
             for expected in range(seek, min(seek + 3, 30)):
-                data = eventually(lambda: fetcher.poll(0.2), "nothing came")
+                data = rig.eventually(lambda: fetcher.poll(0.2), "nothing came")
                 assert isinstance(data, FetchedData)
                 assert (data.fetch_offset, data.next_offset) == (expected, expected + 1)
             if seek == 29:
-                fetcher.assign(FetchFrom(name, 0, 0))
+                fetcher.assign([FetchFrom(name, 0, 0)])
 
 
 def test_librdkafka_4844_an_error_moves_no_position(bootstrap, topic, monkeypatch):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     write_batches(bootstrap, name, [[b"0", b"1"], [b"2", b"3"], [b"4"]])
-    source = KafkaSource(bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH, group=name)
+    source = KafkaSource(bootstrap, topics=[name], properties=rig.ONE_BATCH_PER_FETCH, group=name)
     decode, failures = reader_module.decode, []
 
     def failing(data, *, start, **others):
@@ -220,15 +181,13 @@ def test_librdkafka_4844_an_error_moves_no_position(bootstrap, topic, monkeypatc
 
 
 # --- I4: a reset needs proof ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("start", [Earliest(), Latest()], ids=str)
 def test_librdkafka_a_transient_disconnect_resets_no_position(broker, ten, start, monkeypatch):
     """Cut amid answers, then refused, then nameless: no record twice (a reset to earliest), none lost (to latest)."""
     values = [b"%05d" % n + bytes(2000) for n in range(400)]
     impatient = {"client.id": f"cut-{start}", "reconnect.backoff.max.ms": "100", "retry.backoff.max.ms": "100"}
     source = KafkaSource(broker.bootstrap, topics=[ten], start=start, properties=impatient)
-    with through_proxy(monkeypatch, broker.bootstrap) as proxy, Reading(source) as reading:
+    with rig.through_proxy(monkeypatch, broker.bootstrap) as proxy, Reading(source) as reading:
         if start == Earliest():
             reading.until_rows(10)
         before = len(reading.rows)
@@ -270,20 +229,12 @@ def test_spark_26267_kafka_7703_an_end_that_briefly_answers_earliest(bootstrap, 
 
 
 # --- I5: a topic is its id --------------------------------------------------------------------------------------------------
-
-
-def recreate(bootstrap, name, values):
-    delete_topic(bootstrap, name)
-    create_topic(bootstrap, name)
-    write(bootstrap, name, values)
-
-
 @pytest.mark.parametrize("count", [3, 10], ids=["smaller", "same size"])
 def test_materialize_20141_a_topic_recreated_under_a_running_reader(bootstrap, ten, count):
     """Smaller: a panic there. Same size: it stopped silently. Here both are informed by the id."""
     with Reading(KafkaSource(bootstrap, topics=[ten], discovery_interval_s=None)) as reading:
         reading.until_rows(10)
-        recreate(bootstrap, ten, TEN[:count])
+        rig.recreate(bootstrap, ten, TEN[:count])
         with pytest.raises(TopicRecreatedError, match="deleted and created again"):
             reading.until(lambda: False)
         assert len(reading.rows) == 10
@@ -293,7 +244,7 @@ def test_franz_go_1426_old_offsets_are_not_committed_to_a_recreated_topic(bootst
     source = KafkaSource(bootstrap, topics=[ten], start=Committed(), group=ten, fail_on_data_loss=False)
     with Reading(source) as reading:
         reading.until_rows(10)
-        recreate(bootstrap, ten, [b"new %d" % n for n in range(20)])
+        rig.recreate(bootstrap, ten, [b"new %d" % n for n in range(20)])
         reading.store()  # before the run has noticed
         assert committed(bootstrap, ten, (ten, 0)) == [None]
         reading.look()
@@ -323,8 +274,6 @@ def test_flink_35228_a_topic_removed_and_added_again_is_read(bootstrap, topic):
 
 
 # --- I1: one place ----------------------------------------------------------------------------------------------------------
-
-
 def flapping(monkeypatch, name, looks):
     """For this many looks, at one broker or at each, metadata shows one partition of the topic less."""
     find_topics, topic_views, flaps = KafkaCluster.find_topics, KafkaCluster.topic_views, []
@@ -347,8 +296,7 @@ def flapping(monkeypatch, name, looks):
 
 
 def test_flink_39837_metadata_that_flaps_adds_nothing_again(bootstrap, topic, monkeypatch):
-    name = topic()
-    create_topic(bootstrap, name, partitions=2)
+    name = created(bootstrap, topic, partitions=2)
     write(bootstrap, name, [b"a", b"b"], partition=1)
     with Reading(KafkaSource(bootstrap, topics=[name])) as reading:
         reading.until_rows(2)
@@ -362,8 +310,7 @@ def test_flink_39837_metadata_that_flaps_adds_nothing_again(bootstrap, topic, mo
 
 
 def test_flink_39837_nor_when_it_flaps_for_long(bootstrap, topic, monkeypatch, caplog):
-    name = topic()
-    create_topic(bootstrap, name, partitions=2)
+    name = created(bootstrap, topic, partitions=2)
     write(bootstrap, name, [b"a", b"b"], partition=1)
     source = KafkaSource(bootstrap, topics=[name], fail_on_data_loss=False)
     with Reading(source) as reading, Reading(replace(source, fail_on_data_loss=True)) as strict:
@@ -384,8 +331,7 @@ def test_flink_39837_nor_when_it_flaps_for_long(bootstrap, topic, monkeypatch, c
 
 
 def test_seatunnel_11677_a_cached_reader_is_woken_by_splits_that_come_back(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     with Reading(KafkaSource(bootstrap, topics=[name]), parallelism=2, assignment=LazyEnumerator) as reading:
         assert [reading.poll(0.0) for _ in range(4)] == [None] * 4
         ledger = reading.run.coordinator.enumerator.ledger
@@ -397,8 +343,6 @@ def test_seatunnel_11677_a_cached_reader_is_woken_by_splits_that_come_back(boots
 
 
 # --- I7: nothing is committed before it is durable --------------------------------------------------------------------------
-
-
 def test_beam_21742_without_a_checkpoint_the_group_does_not_move(bootstrap, ten):
     source = KafkaSource(bootstrap, topics=[ten], stop=Latest(), group=ten, start=Committed())
     with Reading(source) as reading:
@@ -428,5 +372,5 @@ def test_beam_20836_partitions_added_between_two_runs(bootstrap, ten):
     add_partitions(bootstrap, ten, 3)
     write(bootstrap, ten, [b"x"], partition=2)
     with Reading(source, stored) as restored:
-        assert by_partition(restored.until_rows(1)) == {(ten, 2): [0]}
-        assert end_of(bootstrap, ten, 2) == 1
+        assert rig.by_partition(restored.until_rows(1)) == {(ten, 2): [0]}
+        assert rig.end_of(bootstrap, ten, 2) == 1

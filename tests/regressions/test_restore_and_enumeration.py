@@ -9,17 +9,9 @@ import pytest
 from headrace.enumerator import Boundedness, EagerEnumerator, EmbeddedRun, LazyEnumerator
 from headrace.enumerator import events as e
 from headrace.enumerator.errors import ProtocolViolationError
-from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
-from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
+from headrace.testing.memory import MemoryReader, MemorySource
+from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, log_of, only, reading, split
 from tests.simulation.bugs import core
-
-
-def log_of(**splits: str) -> MemoryLog:
-    log = MemoryLog()
-    for split_id, values in splits.items():
-        log.create(split_id)
-        log.append(split_id, values)
-    return log
 
 
 def read(run: EmbeddedRun) -> str:
@@ -113,8 +105,7 @@ def test_flink_40469_a_checkpoint_in_the_recovery_window_misses_no_split():
 def test_flink_38453_a_checkpoint_holds_full_splits_so_a_waiting_one_keeps_its_start():
     driver = Driver()
     driver.discovered(split("a", 1234))
-    restored = Driver(driver.checkpoint(1), parallelism=1)
-    assert assigned(restored.register(0)) == {0: [split("a", 1234)]}
+    assert assigned(Driver(driver.checkpoint(1), parallelism=1).register(0)) == {0: [split("a", 1234)]}
 
 
 @pytest.mark.parametrize("state", [reading("a", 3, 9), finished("a", 9)])
@@ -147,16 +138,13 @@ def test_flink_37416_28639_a_split_finished_before_its_readers_snapshot_is_in_th
     driver.send(e.CheckpointTriggered(1), e.SplitFinished(0, "a"))
     (persist,) = only(driver.snapshot(0, 1, finished("a", 9)), e.PersistCheckpoint)
     assert persist.checkpoint.splits == (finished("a", 9),)
-    restored = Driver(persist.checkpoint, parallelism=1)
-    assert assigned(restored.register(0)) == {}
+    assert assigned(Driver(persist.checkpoint, parallelism=1).register(0)) == {}
 
 
 def test_flink_39645_a_second_failure_right_after_a_restore_loses_nothing():
     """Of a hybrid source, whose second part was empty in a checkpoint between the restore and the switch."""
     states = (reading("a", 4), finished("b", 2))
-    first = Driver(checkpoint_of(*states))
-    second = Driver(first.checkpoint(8))
-    assert second.checkpoint(9).splits == states
+    assert Driver(Driver(checkpoint_of(*states)).checkpoint(8)).checkpoint(9).splits == states
 
 
 def test_flink_28303_latest_of_an_empty_split_is_resolved_once():
@@ -214,8 +202,7 @@ def test_iceberg_10208_waiting_splits_are_restored_and_not_planned_again():
 
 
 def test_fluss_3354_a_checkpoint_without_splits_is_not_a_fresh_start():
-    driver = Driver(checkpoint_of())
-    assert driver.commands == [e.DiscoverLater({})]
+    assert Driver(checkpoint_of()).commands == [e.DiscoverLater({})]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])

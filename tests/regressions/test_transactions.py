@@ -1,6 +1,4 @@
-"""The regression suite's transactions: what other systems did, and what must come of it. On a real broker, or a fake one that
-fails.
-"""
+"""The regression suite's transactions: what other systems did, and what must come of it; on a real broker, or a fake one."""
 
 import uuid
 from dataclasses import replace
@@ -8,7 +6,7 @@ from dataclasses import replace
 import pytest
 from crc32c import crc32c
 
-from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.commit import StaleEpochError
 from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.connectors.kafka.client.errors import FencedByBrokerError
 from headrace.connectors.kafka.client.fetch import fetch_once
@@ -17,11 +15,12 @@ from headrace.connectors.kafka.write import committer as committer_module
 from headrace.connectors.kafka.write.produce import BatchSender
 from headrace.connectors.kafka.write.transactions import TransactionProtocol, TransactionResult, Transactions
 from headrace.enumerator.errors import HeadraceError
-from headrace.testing import DyingCommitter, FakeKafka, Killed
+from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import ErrorCode, Refuse
-from headrace.testing.servers.kafka import create_topic
+from tests.helpers import sink_rig as rig
+from tests.helpers.kafka_tools import created
 from tests.helpers.record_batches import HEADER
-from tests.helpers.sink_rig import committer, eventually, kafka_sink, ongoing, prepared, read_all, rows, take_over
+from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, ongoing, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -30,22 +29,14 @@ TRANSACTIONAL = 0x10
 
 
 @pytest.fixture
-def bootstrap(broker):
-    return broker.bootstrap
-
-
-@pytest.fixture
 def out(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name, 2)
-    return name
+    return created(bootstrap, topic, 2)
 
 
 @pytest.fixture
 def sink(bootstrap, out):
-    return kafka_sink(
-        bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transactional_id_prefix=f"regression-{uuid.uuid4().hex[:8]}"
-    )
+    mark = uuid.uuid4().hex[:8]
+    return kafka_sink(bootstrap, out, f"commits-{mark}", transactional_id_prefix=f"regression-{mark}")
 
 
 @pytest.fixture
@@ -64,12 +55,6 @@ def visible(fake, isolation_level="read_committed"):
 BOTH = pytest.mark.parametrize("fake", [1, 2], indirect=True, ids=["v1", "v2"])
 
 
-def recorded_and_killed(sink, handles, epoch=0):
-    """The driver dies when the list is durable and nothing is committed."""
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(epoch, handles)
-
-
 def test_flink_40703_an_old_checkpoint_is_refused(sink, out, bootstrap):
     driver = committer(sink, JOB)
     for epoch in range(4):
@@ -85,8 +70,7 @@ def restored_when_its_ids_were_used_again(fake):
     sink = kafka_sink(fake.bootstrap, "out", "commits")
     committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
     (first,) = prepared(sink, JOB, 1, ["1"])
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "after")).commit(1, (first,))
+    die_in_commit(sink, JOB, (first,), "end", epoch=1)
     prepared(sink, JOB, 2, ["2"])
     (third,) = prepared(sink, JOB, 3, ["3"])
     assert third.transactional_id == first.transactional_id
@@ -110,7 +94,7 @@ def test_flink_40703_shows_when_a_fenced_id_is_taken_for_an_aborted_transaction(
 
 
 def test_flink_8086_the_same_state_restored_twice(sink, out, bootstrap):
-    recorded_and_killed(sink, prepared(sink, JOB, 0, ["a"], ["b"]))
+    die_in_commit(sink, JOB, prepared(sink, JOB, 0, ["a"], ["b"]))
     for _ in range(2):
         committer(sink, JOB).recover()
         committer(sink, JOB).commit(0, ())
@@ -176,7 +160,7 @@ def test_flink_25126_shows_when_a_producer_is_kept(fake, monkeypatch):
 
 def test_flink_29627_two_handles_of_one_task(sink, out, bootstrap):
     handles = prepared(sink, JOB, 0, ["a"], number=0) + prepared(sink, JOB, 0, ["b"], number=1)
-    recorded_and_killed(sink, handles)
+    die_in_commit(sink, JOB, handles)
     committer(sink, JOB).recover()
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
 
@@ -249,9 +233,8 @@ def test_librdkafka_1_9_shows_when_the_bug_is_injected(fake, monkeypatch):
 
 
 def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out):
-    sink = kafka_sink(
-        bootstrap, out, "commits", transactional_id_prefix=f"regression-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=3000
-    )
+    prefix = f"regression-{uuid.uuid4().hex[:8]}"
+    sink = kafka_sink(bootstrap, out, "commits", transactional_id_prefix=prefix, transaction_timeout_ms=3000)
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
     transaction.write(rows([str(number) * 1000 for number in range(6000)]))  # more than one request
     eventually(lambda: ongoing(sink, JOB), [])
@@ -279,7 +262,7 @@ def ended_after_the_cluster_moved_on(fake):
     sink = kafka_sink(fake.bootstrap, "out", "commits")
     handles = prepared(sink, JOB, 0, ["a"])
     assert handles[0].protocol is TransactionProtocol.V1
-    recorded_and_killed(sink, handles)
+    die_in_commit(sink, JOB, handles)
     Transactions(sink.cluster()).end(handles[0].producer, TransactionProtocol.V1, TransactionResult.COMMIT)
     fake.set_transaction_version(2)
     committer(sink, JOB).commit(0, ())
@@ -293,18 +276,16 @@ def test_a_handle_is_ended_in_its_own_version(fake):
 
 def test_what_is_ended_in_the_clusters_version_is_written_twice(fake, monkeypatch):
     honest = Transactions.end
-    monkeypatch.setattr(
-        Transactions, "end", lambda self, producer, _, outcome: honest(self, producer, self.protocol(), outcome)
-    )
+    now = lambda self, producer, _, outcome: honest(self, producer, self.protocol(), outcome)  # noqa: E731
+    monkeypatch.setattr(Transactions, "end", now)
     monkeypatch.setattr(committer_module, "outcome_of", lambda *_, **__: Outcome.ABORTED)
     assert ended_after_the_cluster_moved_on(fake) == ["a", "a"]
 
 
 def test_a_batch_part_committed_part_aborted_is_repaired(sink, out, bootstrap):
     handles = prepared(sink, JOB, 0, ["a"], ["b"])
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "after")).commit(0, handles)
-    take_over(sink, handles[1])
+    die_in_commit(sink, JOB, handles, "end")
+    rig.take_over(sink, handles[1])
     committer(sink, JOB).commit(0, ())
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
 
@@ -312,7 +293,7 @@ def test_a_batch_part_committed_part_aborted_is_repaired(sink, out, bootstrap):
 def test_an_abort_after_the_commit_does_not_make_it_look_lost(sink, out, bootstrap):
     """An EndTxn(abort) with the epoch after the commit's succeeds, and from then on the committed handle answers "fenced"."""
     handles = prepared(sink, JOB, 0, ["a"])
-    recorded_and_killed(sink, handles)
+    die_in_commit(sink, JOB, handles)
     transactions = Transactions(sink.cluster())
     _, renewed = transactions.end(handles[0].producer, handles[0].protocol, TransactionResult.COMMIT)
     transactions.end(renewed, handles[0].protocol, TransactionResult.ABORT)

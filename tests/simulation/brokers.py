@@ -12,18 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+from headrace.connectors.kafka.client import topology
 from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest, Latest
-from headrace.connectors.kafka.client.topology import (
-    Broker,
-    PartitionMetadata,
-    TopicIdPartition,
-    TopicMetadata,
-    TopicPartition,
-    TopicViews,
-)
+from headrace.connectors.kafka.client.topology import Broker, PartitionMetadata, TopicMetadata, TopicPartition, TopicViews
 from headrace.enumerator.errors import OutageError, RetriableError
 
 BROKERS = 3
@@ -83,7 +77,6 @@ class Brokers:
         """Split -> offsets below this may be lost: the log was truncated or records have expired."""
 
     # --- what happens to it -------------------------------------------------------------------------------------------
-
     def create(self, name: str, partitions: int) -> None:
         if name not in self.topics:
             self.made += 1
@@ -162,7 +155,6 @@ class Brokers:
         return self.dead_broker is not None and all(view[name][0] == topic_id for view in views if name in view)
 
     # --- `KafkaCluster` -----------------------------------------------------------------------------------------------
-
     def find_topics(self, names: Collection[str]) -> dict[str, TopicMetadata | None]:
         self._reach()
         return {name: self._seen(self._any(), name) for name in names}
@@ -205,7 +197,7 @@ class Brokers:
         known = self.views[COORDINATOR]
         self.committed |= {tp: (known[tp[0]][0], at.offset) for tp, at in offsets.items() if tp[0] in known}
 
-    def commit_offsets_by_id(self, group: str, offsets: Mapping[TopicIdPartition, CommittedOffset]) -> None:
+    def commit_offsets_by_id(self, group: str, offsets: Mapping[topology.TopicIdPartition, CommittedOffset]) -> None:
         known = {(topic_id, name) for name, (topic_id, _) in self.views[COORDINATOR].items()}
         own = {(name, number): at for (topic_id, name, number), at in offsets.items() if (topic_id, name) in known}
         self.commit_offsets(group, own)

@@ -20,18 +20,8 @@ import pyarrow as pa
 from headrace.connectors.base.commit import CleanedUp, CleanUp, Copied, Copy, End, Ended
 from headrace.connectors.base.sink import Attempt
 from headrace.enumerator.errors import PeerError
-from headrace.runners.beam.shard import (
-    CLEAN_UP_S,
-    BundleFinalised,
-    CallFailed,
-    CallStarted,
-    Return,
-    RowsWritten,
-    Shard,
-    ShardCall,
-    ShardState,
-    Write,
-)
+from headrace.runners.beam import shard as beam_shard
+from headrace.runners.beam.shard import CLEAN_UP_S, BundleFinalised, CallFailed, CallStarted, Return, Shard, ShardState, Write
 from headrace.testing.memory_sink import MemorySink, State
 from tests.simulation.commit import FusedLog
 
@@ -84,7 +74,7 @@ class Call:
 
     process: Process
     rows: list[int]
-    core: ShardCall[Any]
+    core: beam_shard.ShardCall[Any]
     commands: deque[Any]
 
     def tell(self, event: Any) -> None:
@@ -125,9 +115,7 @@ class Simulation:
         return [Process(self.make_shard(), next(self.nonces)) for _ in range(1 if self.engine.sticky else 2)]
 
     # --- what may happen ----------------------------------------------------------------------------------------------
-
     def step(self) -> None:
-        """One random thing."""
         actions = 3 * [self.write, self.heartbeat, self.barrier, self.complete, self.notification]
         actions += [self.savepoint, self.abort, self.crash, self.zombie, self.zombie, self.expire, self.time]
         self.random.choice(actions)()
@@ -217,7 +205,6 @@ class Simulation:
         self.now_s += self.random.choice([1.0, CLEAN_UP_S])
 
     # --- how ----------------------------------------------------------------------------------------------------------
-
     def run(self, rows: list[int], *, may_die: bool) -> None:
         """One call of the live attempt, which may die in the middle of it."""
         process = self.random.choice(self.processes)
@@ -242,9 +229,7 @@ class Simulation:
             self.outstanding.append(partial(core.handle, BundleFinalised()))
 
     def die(self, call: Call) -> None:
-        """Before the call's next command, to continue with it later perhaps; in the middle of writing; or as the command
-        fails.
-        """
+        """Before the call's next command, to continue with it later perhaps; or while writing; or as the command fails."""
         command = call.commands[0]
         if isinstance(command, Write) and self.random.random() < 0.5:
             transaction = self.sink.begin(Attempt(JOB, 0, command.slot, call.process.nonce))
@@ -260,7 +245,6 @@ class Simulation:
         self.restore()
 
     def perform(self, call: Call) -> None:
-        """The next command of the call."""
         call.tell(self.answer(call, call.commands.popleft()))
 
     def answer(self, call: Call, command: Any) -> Any:
@@ -279,7 +263,7 @@ class Simulation:
             case Write(slot):
                 with self.sink.begin(Attempt(JOB, 0, slot, call.process.nonce)) as transaction:
                     transaction.write(_batch(call.rows))
-                    return RowsWritten(transaction.prepare())
+                    return beam_shard.RowsWritten(transaction.prepare())
         raise AssertionError(command)
 
     def restore(self) -> None:
@@ -294,7 +278,6 @@ class Simulation:
         self.happened[what] = self.happened.get(what, 0) + 1
 
     # --- what must be true --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Nothing is seen twice, and nothing that a restore would write again. It still is so where nothing has changed."""
         now = (self.log.changes, self.completed.position)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 from headrace.runners.beam.shard import Shard
 from tests.simulation.bugs import shards
+from tests.simulation.bugs.injecting import Injected, bug
 from tests.simulation.checkpoints import Engine, Simulation
-from tests.simulation.search import NUMBERS, Adversary
+from tests.simulation.search import Adversary, by_chance
 
 _shard: list[type[Shard[Any]]] = [Shard]
 
@@ -24,7 +24,6 @@ class ShardSimulation(Simulation):
 
     @property
     def happened(self) -> Counter[str]:  # type: ignore[override]
-        """By how often."""
         return self._happened
 
     @happened.setter
@@ -32,33 +31,20 @@ class ShardSimulation(Simulation):
         self._happened = Counter(value)
 
     def drain(self) -> None:
-        """Time without trouble."""
         self.finish()
-
-
-def _taking(action: Callable[[Simulation], None]) -> tuple[Callable[..., None], int]:
-    def act(simulation: ShardSimulation, high: int, low: int) -> None:
-        simulation.random = random.Random(high * NUMBERS + low)
-        action(simulation)
-
-    return act, 2
 
 
 _OFTEN = dict.fromkeys(("write", "heartbeat", "barrier", "complete", "notification"), 3)
 _SELDOM = dict.fromkeys(("savepoint", "abort", "crash", "expire", "time"), 1)
 
 SHARDS = Adversary(
-    "shards",
-    ShardSimulation,
-    0,
-    {name: _taking(getattr(Simulation, name)) for name in (*_OFTEN, *_SELDOM, "zombie")},
-    ({**_OFTEN, **_SELDOM, "zombie": 2}, {**_OFTEN, **_SELDOM, "write": 6, "crash": 3, "zombie": 4, "expire": 2}),
-    longest=90,
-)
+    "shards", ShardSimulation, 0,
+    ({**_OFTEN, **_SELDOM, "zombie": 2}, {**_OFTEN, **_SELDOM, "write": 6, "crash": 3, "zombie": 4, "expire": 2}), longest=90,
+    actions=by_chance(Simulation, (*_OFTEN, *_SELDOM, "zombie"), "random"),
+)  # fmt: skip
 
 
-def _injected(shard: type[Shard[Any]]) -> Callable[[], AbstractContextManager[None]]:
-    @contextmanager
+def _injected(shard: type[Shard[Any]]) -> Injected:
     def injected() -> Iterator[None]:
         _shard[0] = shard
         try:
@@ -67,8 +53,8 @@ def _injected(shard: type[Shard[Any]]) -> Callable[[], AbstractContextManager[No
             _shard[0] = Shard
 
     injected.__name__, injected.__doc__ = shard.__name__, shard.__doc__
-    return injected
+    return bug(injected)
 
 
 INJECTED = tuple(_injected(shard) for shard in shards.INJECTED)
-"""Those of `injected_shards`."""
+"""Those of `bugs.shards`."""

@@ -19,17 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.base.commit import (
-    ClaimRequested,
-    CommitPhase,
-    CommitRequested,
-    JobCommitter,
-    RecoveryRequested,
-    ReleaseRequested,
-    StaleEpochError,
-    SupersededError,
-    refuse_stale,
-)
+from headrace.connectors.base import commit as commits
+from headrace.connectors.base.commit import ClaimRequested, CommitPhase, CommitRequested, RecoveryRequested, StaleEpochError
 from headrace.connectors.base.sink import Attempt, CommitList, JobClaim, Outcome
 from headrace.enumerator.errors import FencedError, PeerError
 from headrace.testing import memory_sink
@@ -91,7 +82,7 @@ class FusedLog(MemoryTransactionLog):
         return list_in(self.stored()[JOB]).claim if JOB in self.stored() else None
 
 
-class SteppedCommitter(JobCommitter[MemoryHandle]):
+class SteppedCommitter(commits.JobCommitter[MemoryHandle]):
     """A JobCommitter that performs one command when instructed to, so that others can act in between."""
 
     def __init__(self, sink: MemorySink, driver_id: str | None) -> None:
@@ -156,7 +147,6 @@ class CommitSimulation:
         self.log.prepare(self.bystander)
 
     # --- actions ------------------------------------------------------------------------------------------------------
-
     def restart(self, zombie: int, recover: int) -> None:
         """A new driver; the old one is dead, or continues without knowing."""
         if zombie % 2 and len(self.zombies) < ZOMBIES_AT_MOST:
@@ -167,9 +157,7 @@ class CommitSimulation:
             self.current.committer.request(RecoveryRequested())
 
     def rewind(self, back: int, fates: int) -> None:
-        """Another process starts the job from an older copy of the checkpoint; its tasks write what they find now, or have yet
-        to.
-        """
+        """Another process starts the job from an older copy of the checkpoint; its tasks write what they find then."""
         epoch = self.log.recorded() - 1 - back % 2
         if epoch >= 0 and len(self.zombies) < ZOMBIES_AT_MOST:
             run = Run(self.sink, epoch, stale=True)
@@ -186,7 +174,7 @@ class CommitSimulation:
             self.rows.append([f"{len(self.rows)}:{row}" for row in range(size % (ROWS_AT_MOST + 1))])
         recorded = self.sink.recorded_epochs().get(JOB, -1) if look % 2 else -1
         try:
-            refuse_stale(JOB, run.epoch, recorded)
+            commits.refuse_stale(JOB, run.epoch, recorded)
         except StaleEpochError:
             assert run is not self.current, "the engine's driver is informed that its checkpoint is old"
             self._lose(run, "tasks refused")
@@ -205,7 +193,6 @@ class CommitSimulation:
         self._guarded(run, lambda: run.committer.request(CommitRequested(run.epoch, handles)))
 
     def step(self, which: int) -> None:
-        """One Committer call."""
         run = self._run(which)
         if run.busy:
             self._guarded(run, lambda: self.happened.update([run.committer.step()]))
@@ -254,7 +241,6 @@ class CommitSimulation:
             self._release(run)
 
     def kill_zombie(self, which: int) -> None:
-        """A zombie ends."""
         if self.zombies:
             self._lose(self.zombies[which % len(self.zombies)], "zombie killed")
 
@@ -276,7 +262,6 @@ class CommitSimulation:
                 transaction.prepare()
 
     # --- checks -------------------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """What must be true at any moment; it still is where nothing has changed."""
         now = (self.log.changes, len(self.rows), len(self.completed))
@@ -311,7 +296,6 @@ class CommitSimulation:
         assert self.completed.issuperset(range(self.done + 1))
 
     # --- steps --------------------------------------------------------------------------------------------------------
-
     def _run(self, which: int) -> Run:
         """Mostly the engine's driver."""
         runs = [self.current, self.current, *self.zombies]
@@ -340,7 +324,7 @@ class CommitSimulation:
 
     def _release(self, run: Run) -> None:
         run.committer = SteppedCommitter(self.sink, run.driver_id)
-        run.committer.request(ReleaseRequested())
+        run.committer.request(commits.ReleaseRequested())
 
     def _fenced(self, run: Run) -> None:
         """Another of the driver's processes asks again for what this one has not got done."""
@@ -370,7 +354,7 @@ class CommitSimulation:
         except StaleEpochError:
             assert run.epoch < self.log.recorded(), "an epoch that is not stale was refused"
             self._lose(run, "stale epoch refused")
-        except SupersededError:
+        except commits.SupersededError:
             claim = self.log.claim()
             assert claim is not None
             assert claim.driver_id != run.driver_id, "who owns the job was informed that it is another's"
@@ -397,7 +381,6 @@ class CommitSimulation:
             assert is_own, f"{run.driver_id} has written the list of a job that is {owner}'s"
 
     def _finished(self, run: Run) -> None:
-        """The commit has returned."""
         assert not run.stale, "a stale epoch was not refused"
         assert run.recorded <= run.epoch, "a stale epoch was not refused"
         left = [entry.number for entry in self.log.unended(JOB) if entry.number < run.started_at]

@@ -11,7 +11,6 @@ class CommitSimulation(CommitSimulation):
     """The simulation of commits, with whole epochs."""
 
     def epoch(self, size: int, tasks: int, fates: int) -> None:
-        """A whole epoch."""
         self.write(0, size, tasks, 1, fates)
         self.request(0)
         self.finish(0)
@@ -34,24 +33,6 @@ COMMITS = Adversary(
     "commits",
     CommitSimulation,
     1,
-    {
-        "restart": (CommitSimulation.restart, 2),
-        "rewind": (CommitSimulation.rewind, 2),
-        "write": (CommitSimulation.write, 5),
-        "request": (CommitSimulation.request, 1),
-        "step": (CommitSimulation.step, 1),
-        "interrupt": (CommitSimulation.interrupt, 2),
-        "finish": (CommitSimulation.finish, 1),
-        "store": (CommitSimulation.store, 0),
-        "again": (CommitSimulation.again, 0),
-        "recover_again": (CommitSimulation.recover_again, 0),
-        "give_back": (CommitSimulation.give_back, 0),
-        "kill_zombie": (CommitSimulation.kill_zombie, 1),
-        "expire": (CommitSimulation.expire, 1),
-        "zombie_task": (CommitSimulation.zombie_task, 2),
-        "epoch": (CommitSimulation.epoch, 3),
-        "prepared": (CommitSimulation.prepared, 5),
-    },
     (
         {  # whole epochs, and commits that are under way
             "restart": 5, "rewind": 3, "epoch": 5, "prepared": 12, "step": 24, "interrupt": 6, "finish": 5, "store": 4,

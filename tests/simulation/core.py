@@ -13,18 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.enumerator import (
-    Checkpoint,
-    CheckpointSerializer,
-    Coordinator,
-    DiscoveryResult,
-    EagerEnumerator,
-    LazyEnumerator,
-    SplitBatch,
-    SplitState,
-    create_enumerator,
-    restore_enumerator,
-)
+from headrace import enumerator as enumeration
+from headrace.enumerator import Checkpoint, CheckpointSerializer, Coordinator, DiscoveryResult, EagerEnumerator, SplitState
 from headrace.enumerator import events as e
 from headrace.enumerator.coordinator import CheckpointPhase
 from headrace.enumerator.progress import ReaderProgress
@@ -33,7 +23,7 @@ from headrace.testing.memory import MemorySplit, MemorySplitSerializer
 SLOTS_AT_MOST = 4
 SPLITS_AT_MOST = 8
 DRAIN_ROUNDS_AT_MOST = 60
-ASSIGNMENTS = (EagerEnumerator, LazyEnumerator)
+ASSIGNMENTS = (EagerEnumerator, enumeration.LazyEnumerator)
 
 Record = tuple[str, int]
 
@@ -119,7 +109,6 @@ class Simulation:
         self.start(parallelism=2, assignment=0)
 
     # --- a lifetime of the whole job --------------------------------------------------------------------------------------
-
     def start(self, *, parallelism: int, assignment: int) -> None:
         self.lifetimes += 1
         self.slots = [Slot() for _ in range(parallelism)]
@@ -135,10 +124,10 @@ class Simulation:
         kind = ASSIGNMENTS[assignment % len(ASSIGNMENTS)]
         if self.durable is None:
             self.done = {}
-            enumerator = create_enumerator(kind, parallelism=parallelism, discovery_interval_s=1.0)
+            enumerator = enumeration.create_enumerator(kind, parallelism=parallelism, discovery_interval_s=1.0)
         else:
             checkpoint = self.serializer.deserialize(self.durable)
-            enumerator = restore_enumerator(kind, checkpoint, parallelism=parallelism, discovery_interval_s=1.0)
+            enumerator = enumeration.restore_enumerator(kind, checkpoint, parallelism=parallelism, discovery_interval_s=1.0)
         self.coordinator: Coordinator[MemorySplit] = Coordinator(enumerator)
         self.handle(e.Started())
         for slot in range(parallelism):
@@ -155,7 +144,6 @@ class Simulation:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
-
     def handle(self, event: Any) -> None:
         for command in self.coordinator.handle(event):
             self.carry_out(command)
@@ -188,7 +176,6 @@ class Simulation:
                 self.count(type(command).__name__)
 
     # --- discovery ----------------------------------------------------------------------------------------------------
-
     def run_discovery(self) -> None:
         """The discovery looks at the simulation; its answer is on its way."""
         if not self.asked:
@@ -225,7 +212,6 @@ class Simulation:
             self.handle(e.DiscoveryDue())
 
     # --- readers ------------------------------------------------------------------------------------------------------
-
     def begin_reader(self, slot_number: int) -> None:
         """A reader starts in this slot. Should another live there, it dies unnoticed, and the new one registers again."""
         slot = self.slots[slot_number % len(self.slots)]
@@ -297,7 +283,7 @@ class Simulation:
             return
         moved = split.between(stop, split.stop_offset)
         reader.open += self.external_state.records(split_id, split.next_offset, stop)
-        reader.progress.delivered(SplitBatch(moved, None, finished))  # type: ignore[arg-type]
+        reader.progress.delivered(enumeration.SplitBatch(moved, None, finished))  # type: ignore[arg-type]
         reader.reading[split_id] = moved
         if finished:
             del reader.reading[split_id]
@@ -305,7 +291,6 @@ class Simulation:
             slot.outbox.append((reader, e.SplitRequested(reader.slot)))
 
     # --- checkpoints and the oracle -----------------------------------------------------------------------------------
-
     def trigger(self) -> None:
         self.last_checkpoint_id += 1
         self.handle(e.CheckpointTriggered(self.last_checkpoint_id))
@@ -375,7 +360,6 @@ class Simulation:
         self.done[split.split_id] = split.next_offset
 
     # --- the end ------------------------------------------------------------------------------------------------------
-
     def drain(self) -> None:
         """Nothing bad happens any more, everything is delivered: all there was must come out, and a bounded run end (I8)."""
         self.external_state.closed = True

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.enumerator.coordinator import CheckpointPhase
 from headrace.enumerator.events import CheckpointAborted
 from tests.simulation.core import SPLITS_AT_MOST, Simulation, begin_missing, close, delete, grow, hide
-from tests.simulation.search import Adversary
+from tests.simulation.search import Adversary, taking
 
 KEPT = 4
 """This many completed checkpoints are kept, to go back to."""
@@ -24,7 +24,6 @@ class CoreSimulation(Simulation):
 
     @property
     def happened(self) -> Counter[str]:  # type: ignore[override]
-        """By how often."""
         return Counter(self.counts)
 
     def check(self) -> None:
@@ -68,7 +67,6 @@ class CoreSimulation(Simulation):
             self.crash(stored=False, parallelism=parallelism, assignment=back)
 
     def round(self) -> None:
-        """Everything under way arrives."""
         self.discovery_due()
         self.run_discovery()
         self.answer_discovery()
@@ -109,33 +107,6 @@ CORE = Adversary(
     "core",
     CoreSimulation,
     3,
-    {
-        "grow": (lambda w, which, by: grow(w, which, 1 + by % 5), 2),
-        "create": (lambda w, size: w.external_state.create(size % 8), 1),
-        "hide": (hide, 1),
-        "show": (lambda w: w.external_state.hidden.clear(), 0),
-        "delete": (lambda w, which, chance: delete(w, which, chance % 8), 2),
-        "close": (lambda w, chance: close(w, chance % 4), 1),
-        "run_discovery": (CoreSimulation.run_discovery, 0),
-        "fail_discovery": (CoreSimulation.fail_discovery, 0),
-        "answer_discovery": (CoreSimulation.answer_discovery, 0),
-        "discovery_due": (CoreSimulation.discovery_due, 0),
-        "sends": (CoreSimulation.reader_sends, 1),
-        "receives": (CoreSimulation.reader_receives, 1),
-        "polls": (CoreSimulation.reader_polls, 3),
-        "lose": (lambda w, slot, drop: w.lose_reader(slot, drop_messages=drop % 2 == 1), 2),
-        "begin": (CoreSimulation.begin_reader, 1),
-        "begin_missing": (begin_missing, 0),
-        "trigger": (CoreSimulation.trigger, 0),
-        "complete": (lambda w, notify: w.complete(notify=notify % 5 > 0), 1),
-        "abort": (CoreSimulation.abort, 0),
-        "late_news": (CoreSimulation.late_news, 0),
-        "crash": (lambda w, s, p, a: w.crash(stored=s % 2 == 1, parallelism=p, assignment=a), 3),
-        "rewind": (CoreSimulation.rewind, 2),
-        "round": (CoreSimulation.round, 0),
-        "whole_checkpoint": (CoreSimulation.whole_checkpoint, 1),
-        "lost_while_persisting": (CoreSimulation.lost_while_persisting, 2),
-    },
     (
         {  # whole exchanges and checkpoints: gets far in a few steps, and restores often
             "grow": 4, "create": 3, "hide": 2, "show": 2, "delete": 4, "close": 2, "round": 8, "discovery_due": 2,
@@ -154,4 +125,19 @@ CORE = Adversary(
             "trigger": 6, "complete": 6, "abort": 2, "whole_checkpoint": 4, "crash": 5, "rewind": 1, "lost_while_persisting": 2,
         },
     ),
+    actions={
+        "grow": (lambda w, which, by: grow(w, which, 1 + by % 5), 2),
+        "create": (lambda w, size: w.external_state.create(size % 8), 1),
+        "show": (lambda w: w.external_state.hidden.clear(), 0),
+        "delete": (lambda w, which, chance: delete(w, which, chance % 8), 2),
+        "close": (lambda w, chance: close(w, chance % 4), 1),
+        "sends": (CoreSimulation.reader_sends, 1),
+        "receives": (CoreSimulation.reader_receives, 1),
+        "polls": (CoreSimulation.reader_polls, 3),
+        "lose": (lambda w, slot, drop: w.lose_reader(slot, drop_messages=drop % 2 == 1), 2),
+        "begin": (CoreSimulation.begin_reader, 1),
+        "complete": (lambda w, notify: w.complete(notify=notify % 5 > 0), 1),
+        "crash": (lambda w, s, p, a: w.crash(stored=s % 2 == 1, parallelism=p, assignment=a), 3),
+        **taking(hide, begin_missing),
+    },
 )  # fmt: skip

@@ -29,13 +29,9 @@ from headrace.enumerator.errors import DataLossError, RetriableError
 from tests.simulation.search import Adversary
 
 CONFIG = ClientConfig(
-    bootstrap="b:1",
-    retry_backoff_ms=100,
-    retry_backoff_max_ms=1000,
-    metadata_max_age_ms=1000,
-    max_partition_fetch_bytes=150,
+    bootstrap="b:1", retry_backoff_ms=100, retry_backoff_max_ms=1000, metadata_max_age_ms=1000, max_partition_fetch_bytes=150,
     fetch_max_bytes=4000,
-)
+)  # fmt: skip
 BROKERS = tuple(Broker(number, f"b{number}", 9092) for number in range(3))
 UNKNOWN_BROKER = 77
 PARTITIONS = 3
@@ -105,7 +101,6 @@ class Log:
         self.views[broker] = View(self.id_of_today, self.leader, self.epoch)
 
     def settings(self, now: float) -> list[View]:
-        """What each broker says now."""
         return [View(None)] * len(self.views) if now < self.forgotten_until else self.views
 
     @property
@@ -152,7 +147,6 @@ class FetchSimulation:
         self.plan.add(FetchFrom(log.topic, 0, offset, log.topic_id, stop, epoch))
 
     # --- the fetcher --------------------------------------------------------------------------------------------------
-
     def look_up(self, trouble: int) -> None:
         """Every leader that is to be looked up; and the range of those unresolved."""
         for source in self.plan.leaderless(self.now):
@@ -173,9 +167,8 @@ class FetchSimulation:
             self._outcome(log, found)
             return
         settings = log.settings(self.now)
-        answers = [
-            {log.topic: _metadata(log.topic, view)} for view in (*settings[broker:], *settings[:broker])
-        ]  # who was asked first
+        views = (*settings[broker:], *settings[:broker])  # who was asked first
+        answers = [{log.topic: _metadata(log.topic, view)} for view in views]
         error = topic_ids.absence(log.topic, 0, self.plan.topic_id_of(source), answers)
         self.happened[_ABSENCES.get(type(error), "one broker lags behind")] += 1
         self._outcome(log, self.plan.lookup_failed(source, error, self.now))
@@ -190,7 +183,6 @@ class FetchSimulation:
             self._outcome(log, self.plan.cleared(source, error, self.now))
 
     def send(self, broker: int) -> None:
-        """The next request to a broker."""
         target = BROKERS[broker % len(BROKERS)]
         asked = self.plan.take(target, self.now, HEADROOM)
         busy = {item.topic for request in self.flight for item in request.asked if self._is_current(item)}
@@ -236,7 +228,6 @@ class FetchSimulation:
             self._outcome(log, outcome, item)
 
     def _answered(self, log: Log, broker: Broker, asked: Asked, *, is_first: bool, trouble: int) -> PartitionAnswer:
-        """What this broker says."""
         leads = broker == log.leader
         if asked.topic_id is None or asked.topic_id != log.id_of_today:
             return _said(error=ErrorCode.UNKNOWN_TOPIC_ID)
@@ -277,13 +268,11 @@ class FetchSimulation:
         assert stop is None or at < stop, f"{log.topic}: data behind the stop {stop}"
         assert log.cut_to is None or at <= log.cut_to, f"{log.topic} was truncated to {log.cut_to}, read on at {at}"
         batches = [batch for batch in log.batches if at < batch.stop <= data.next_offset]
-        assert bytes(data.records) == b"".join(batch.data for batch in batches), (
-            f"{log.topic}: partially committed data at {at}"
-        )
+        whole = b"".join(batch.data for batch in batches)
+        assert bytes(data.records) == whole, f"{log.topic}: partially committed data at {at}"
         self.position[log.topic], self.read_epochs[log.topic] = data.next_offset, batches[-1].epoch
 
     # --- what happens to the brokers ----------------------------------------------------------------------------------
-
     def append(self, which: int, records: int, padding: int) -> None:
         log = self.logs[which % PARTITIONS]
         if not log.is_gone:
@@ -311,8 +300,7 @@ class FetchSimulation:
 
     def unlearn(self, which: int, broker: int) -> None:
         """A broker that was just started does not know the topic, for as long as it likes; the first never is."""
-        log = self.logs[which % PARTITIONS]
-        log.views[1 + broker % (len(BROKERS) - 1)] = View(None)
+        self.logs[which % PARTITIONS].views[1 + broker % (len(BROKERS) - 1)] = View(None)
 
     def follow(self, which: int, follower: int, batches: int) -> None:
         """A replica nearer to the reader, that may lag behind; or one that the metadata does not know."""
@@ -322,9 +310,7 @@ class FetchSimulation:
         log.followed = max(0, len(log.batches) - batches % 3)
 
     def forget(self, which: int) -> None:
-        """The metadata does not know the topic for a while; not for longer, and not again before another process has seen
-        it.
-        """
+        """The metadata lacks the topic for a while; not for longer, and not again before another process has seen it."""
         log = self.logs[which % PARTITIONS]
         if log.seen_at > log.forgotten_until:
             log.forgotten_until = self.now + LONGEST_SILENCE_S
@@ -341,7 +327,6 @@ class FetchSimulation:
             log.tell(0)
 
     def expire(self, which: int, batches: int) -> None:
-        """Retention."""
         log = self.logs[which % PARTITIONS]
         gone = min(batches % 3, len(log.batches) - 1)
         if gone > 0 and log.batches[gone - 1].stop <= self.position[log.topic]:
@@ -365,7 +350,6 @@ class FetchSimulation:
         self.now += hundredths / 50
 
     def step(self, trouble: int) -> None:
-        """One round of the fetcher."""
         self.look_up(5 * trouble)
         for number in range(len(BROKERS)):
             self.send(number)
@@ -373,7 +357,6 @@ class FetchSimulation:
             self.land(trouble, 0)
 
     # --- what must be true --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """A position never passes the end of what was there."""
 
@@ -411,11 +394,9 @@ class FetchSimulation:
 
 
 def _metadata(topic: str, view: View) -> TopicMetadata | None:
-    return (
-        None
-        if view.topic_id is None
-        else TopicMetadata(topic, view.topic_id, {0: PartitionMetadata(view.leader.node_id, view.epoch)})
-    )
+    if view.topic_id is None:
+        return None
+    return TopicMetadata(topic, view.topic_id, {0: PartitionMetadata(view.leader.node_id, view.epoch)})
 
 
 def _said(records: bytes = b"", **given: object) -> PartitionAnswer:
@@ -427,22 +408,6 @@ FETCH = Adversary(
     "fetch",
     FetchSimulation,
     2,
-    {
-        "look_up": (FetchSimulation.look_up, 1),
-        "send": (FetchSimulation.send, 1),
-        "land": (FetchSimulation.land, 2),
-        "append": (FetchSimulation.append, 3),
-        "new_leader": (FetchSimulation.new_leader, 3),
-        "news": (FetchSimulation.news, 2),
-        "unlearn": (FetchSimulation.unlearn, 2),
-        "follow": (FetchSimulation.follow, 3),
-        "forget": (FetchSimulation.forget, 1),
-        "delete": (FetchSimulation.delete, 2),
-        "expire": (FetchSimulation.expire, 2),
-        "seek": (FetchSimulation.seek, 2),
-        "wait": (FetchSimulation.wait, 1),
-        "step": (FetchSimulation.step, 1),
-    },
     (
         {
             "look_up": 8, "send": 14, "land": 14, "append": 10, "new_leader": 2, "news": 6, "unlearn": 1, "follow": 2,

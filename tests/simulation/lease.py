@@ -1,5 +1,4 @@
-"""The simulation of a job on two hosts: supervisors with a lease, their drivers, the lease store, a checkpoint for both, and
-the sink.
+"""The simulation of a job on two hosts: supervisors with a lease, their drivers, the lease store, a checkpoint, and the sink.
 
 Run for real: `LeaseCore`, `StandbyCore`, commit and recovery (`JobCommitter`, one command at a time) with who owns the job,
 what a driver and its tasks refuse by what is recorded (`StreamWriter`), and the heartbeat as it is stored. Played: processes,
@@ -12,9 +11,8 @@ where it was, in the middle of whatever it did.
 
 What must be true: a row is visible once and none is lost; only who owns the job writes its list; no process ends for having
 been fenced by the other one, nor before it is instructed to, as this job has no end; who has not seen the lease store for so
-long that it may have been taken for dead calls no driver. Once nothing is wrong any more exactly one host
-leads, the other one follows with a warm driver, the job gets on, and it stays so, also while the lease store is away; and when
-the leader's host is dead the other one leads.
+long that it may have been taken for dead calls no driver. Once nothing is wrong any more exactly one host leads, the other one
+follows with a warm driver, the job gets on, and it stays so, also while the lease store is away; a dead leader is replaced.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -33,55 +31,17 @@ from headrace.connectors.base.lease import Heartbeat, parse_heartbeat
 from headrace.connectors.base.sink import Attempt, Outcome
 from headrace.enumerator.errors import FencedError, HeadraceError
 from headrace.runners.restarts import FixedDelay
-from headrace.runners.spark.supervision.core import (
-    DriverEnd,
-    Ending,
-    JobStopRequested,
-    SupervisionLimits,
-    SupervisionStarted,
-    TimePassed,
-)
+from headrace.runners.spark.supervision import core as supervision
+from headrace.runners.spark.supervision import standby
+from headrace.runners.spark.supervision.core import DriverEnd, Ending
 from headrace.runners.spark.supervision.exit_causes import end_by
-from headrace.runners.spark.supervision.lease.core import (
-    CallWanted,
-    DriverHeard,
-    DriverLost,
-    EndLease,
-    Follow,
-    HeartbeatWritten,
-    JobEnded,
-    Lead,
-    LeaseCore,
-    LeaseEvent,
-    LeasePhase,
-    LeaseStarted,
-    LeaseStoreFailed,
-    LeaseStoreRead,
-    LeaveRequested,
-    MayCall,
-    ReadDue,
-    ReadLeaseStore,
-    WriteHeartbeat,
-)
-from headrace.runners.spark.supervision.standby import (
-    CallDriver,
-    DriverDied,
-    DriverPhase,
-    DriverReport,
-    DriverReported,
-    Finish,
-    Kill,
-    Launch,
-    StandbyCore,
-    StandbyEvent,
-    StandbyLimits,
-    Stop,
-    WarmUp,
-)
+from headrace.runners.spark.supervision.lease import core as leases
+from headrace.runners.spark.supervision.lease.core import LeaseCore, LeasePhase
+from headrace.runners.spark.supervision.standby import DriverPhase, DriverReport, StandbyCore
 from headrace.runners.spark.writers import StreamWriter, _Recorded
 from headrace.testing.memory_sink import MemorySink, State
 from tests.simulation.commit import JOB, FusedLog, SteppedCommitter, batch_of
-from tests.simulation.search import NUMBERS, Adversary
+from tests.simulation.search import NUMBERS, Adversary, by_chance
 
 STOPPED = DriverEnd(Ending.STOPPED, "it was stopped")
 KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
@@ -175,59 +135,56 @@ class Host:
         self.start()
 
     def start(self) -> None:
-        """Its scheduler starts a supervisor."""
         self.started += 1
         self.is_on = True
         self.stops = 0
         self.end: DriverEnd | None = None
         self.ended: DriverEnd | None = None
-        self.asked: deque[ReadLeaseStore | WriteHeartbeat] = deque()
-        self.answer: tuple[LeaseEvent, float] | None = None
+        self.asked: deque[leases.ReadLeaseStore | leases.WriteHeartbeat] = deque()
+        self.answer: tuple[leases.LeaseEvent, float] | None = None
         self.drivers: dict[int, Driver] = {}
         self.lease = LeaseCore(f"{self.simulation.chances.randrange(1000):03}-{self.name}-{self.started}", self.name, TIMEOUT_S)
         self.core = self.new_core()
-        self.tell_lease(LeaseStarted(self.now_s))
+        self.tell_lease(leases.LeaseStarted(self.now_s))
 
     def new_core(self) -> StandbyCore:
-        limits = StandbyLimits(0, silence_s=10.0, settle_s=0.0)
-        return StandbyCore(FixedDelay(attempts=10_000, delay_s=1.0), SupervisionLimits(), limits)
+        limits = standby.StandbyLimits(0, silence_s=10.0, settle_s=0.0)
+        return StandbyCore(FixedDelay(attempts=10_000, delay_s=1.0), supervision.SupervisionLimits(), limits)
 
     # --- as `_Supervisor` does it -------------------------------------------------------------------------------------
-
-    def tell(self, event: StandbyEvent) -> None:
+    def tell(self, event: standby.StandbyEvent) -> None:
         for command in self.core.handle(event):
             match command:
-                case Launch(number):
+                case standby.Launch(number):
                     self.drivers[number] = self.simulation.launch(self, number)
-                case CallDriver(number):
-                    self.tell_lease(CallWanted(self.now_s, number))
-                case Stop(number):
+                case standby.CallDriver(number):
+                    self.tell_lease(leases.CallWanted(self.now_s, number))
+                case standby.Stop(number):
                     self.drivers[number].is_to_stop = True
-                case Kill(number):
+                case standby.Kill(number):
                     self.drivers[number].is_alive = False
-                case Finish(end):
+                case standby.Finish(end):
                     self.ended = end
         if self.ended is not None:
             ended, self.ended = self.ended, None
-            self.tell_lease(JobEnded(self.now_s, ended, was_to_stop=self.stops > 0))
+            self.tell_lease(leases.JobEnded(self.now_s, ended, was_to_stop=self.stops > 0))
 
-    def tell_lease(self, event: LeaseEvent) -> None:
+    def tell_lease(self, event: leases.LeaseEvent) -> None:
         for command in self.lease.handle(event):
             match command:
-                case ReadLeaseStore() | WriteHeartbeat():
+                case leases.ReadLeaseStore() | leases.WriteHeartbeat():
                     self.asked.append(command)
-                case Follow():
+                case leases.Follow():
                     self.start_over()
-                    self.tell(WarmUp(self.now_s))
-                case Lead():
+                    self.tell(standby.WarmUp(self.now_s))
+                case leases.Lead():
                     self.simulation.happened["leads"] += 1
-                    self.tell(SupervisionStarted(self.now_s))
-                case MayCall(number):
-                    assert self.now_s - self.saw_lease_store_at_s < TIMEOUT_S, (
-                        "a driver is called that may take the job from another"
-                    )
+                    self.tell(supervision.SupervisionStarted(self.now_s))
+                case leases.MayCall(number):
+                    silent_s = self.now_s - self.saw_lease_store_at_s
+                    assert silent_s < TIMEOUT_S, "a driver is called that may take the job from another"
                     self.drivers[number].is_called = True
-                case EndLease(end):
+                case leases.EndLease(end):
                     assert end.ending is not Ending.FENCED, "a supervisor has ended as the other one has taken over"
                     assert self.stops, "a supervisor has ended that was not instructed to"
                     self.start_over()
@@ -244,29 +201,28 @@ class Host:
         """SIGTERM."""
         self.stops += 1
         if self.lease.phase is LeasePhase.LEADING:
-            self.tell(JobStopRequested(self.now_s))
+            self.tell(supervision.JobStopRequested(self.now_s))
         elif self.lease.phase is not LeasePhase.LEAVING or self.stops > 1:
-            self.tell_lease(LeaveRequested(self.now_s))
+            self.tell_lease(leases.LeaveRequested(self.now_s))
 
     def step(self) -> None:
-        """One round of its loop."""
         core = self.core
         for number, driver in list(self.drivers.items()):
             if driver.is_alive and not driver.said:
                 continue
             while driver.said and self.is_on and self.core is core:
-                self.tell(DriverReported(number, self.now_s, driver.said.pop(0)))
-                self.tell_of(number, DriverHeard(self.now_s))
+                self.tell(standby.DriverReported(number, self.now_s, driver.said.pop(0)))
+                self.tell_of(number, leases.DriverHeard(self.now_s))
             if not driver.is_alive and self.is_on and self.core is core:
                 del self.drivers[number]
-                self.tell_of(number, DriverLost(self.now_s))
-                self.tell(DriverDied(number, self.now_s, driver.end, self.simulation.chances.random()))
+                self.tell_of(number, leases.DriverLost(self.now_s))
+                self.tell(standby.DriverDied(number, self.now_s, driver.end, self.simulation.chances.random()))
         if self.is_on and self.core.wake_at_s is not None and self.now_s >= self.core.wake_at_s:
-            self.tell(TimePassed(self.now_s))
+            self.tell(supervision.TimePassed(self.now_s))
         if self.is_on and self.lease.wake_at_s is not None and self.now_s >= self.lease.wake_at_s:
-            self.tell_lease(ReadDue(self.now_s))
+            self.tell_lease(leases.ReadDue(self.now_s))
 
-    def tell_of(self, number: int, event: DriverHeard | DriverLost) -> None:
+    def tell_of(self, number: int, event: leases.DriverHeard | leases.DriverLost) -> None:
         if number == self.core.called and self.lease.phase is LeasePhase.LEADING:
             self.tell_lease(event)
 
@@ -274,21 +230,21 @@ class Host:
         """What was asked takes effect, or does not; its answer is on its way, or is lost."""
         question = self.asked.popleft()
         is_reached = not (self.is_cut_off or self.simulation.lease_store_is_away)
-        if isinstance(question, WriteHeartbeat) and is_reached:
+        if isinstance(question, leases.WriteHeartbeat) and is_reached:
             self.simulation.lease_store = question.heartbeat.serialize()
         if not is_reached or self.simulation.chances.random() <= self.simulation.lost_answers:
-            answer: LeaseEvent = LeaseStoreFailed(self.now_s, "no broker answers")
-        elif isinstance(question, WriteHeartbeat):
-            answer = HeartbeatWritten(self.now_s)
+            answer: leases.LeaseEvent = leases.LeaseStoreFailed(self.now_s, "no broker answers")
+        elif isinstance(question, leases.WriteHeartbeat):
+            answer = leases.HeartbeatWritten(self.now_s)
         else:
-            answer = LeaseStoreRead(self.now_s, self.simulation.heartbeat())
+            answer = leases.LeaseStoreRead(self.now_s, self.simulation.heartbeat())
         self.answer = answer, self.now_s
 
     def hear_from_lease_store(self) -> None:
         """The answer, which says how the lease store was: meanwhile this host may have been paused."""
         assert self.answer is not None
         (answer, at_s), self.answer = self.answer, None
-        if not isinstance(answer, LeaseStoreFailed):
+        if not isinstance(answer, leases.LeaseStoreFailed):
             self.saw_lease_store_at_s = at_s
         self.tell_lease(replace(answer, now_s=self.now_s))
 
@@ -315,7 +271,6 @@ class Simulation:
         return None if self.lease_store is None else heartbeat_in(self.lease_store)
 
     # --- a driver -----------------------------------------------------------------------------------------------------
-
     def launch(self, host: Host, number: int) -> Driver:
         driver = Driver(f"{host.name}-{host.started}-{number}-{self.happened['launched']}", number)
         self.happened["launched"] += 1
@@ -450,7 +405,6 @@ class Simulation:
             assert owner == driver.name, f"{driver.name} has written the list of a job that is {owner}'s"
 
     # --- what must be true --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Nothing of a batch that is done is lost. That nothing is visible twice is seen by the log."""
         if len(self.commits) == self.checked:
@@ -461,7 +415,6 @@ class Simulation:
         self.checked = len(self.commits)
 
     # --- what happens -------------------------------------------------------------------------------------------------
-
     def step(self) -> None:
         """A moment: each host gets on by some of it, in any order."""
         chance = self.chances.random
@@ -539,7 +492,6 @@ class Simulation:
         self.happened["lease store wiped"] += 1
 
     def power_off(self) -> None:
-        """All that ran there is gone."""
         host = self.host()
         if host.is_on:
             host.is_on = False
@@ -574,7 +526,6 @@ class Simulation:
         self.host().now_s += 3600.0
 
     # --- the end ------------------------------------------------------------------------------------------------------
-
     def drain(self) -> None:
         """Nothing is wrong any more: the job gets on, one host leads and the other follows, and so it stays."""
         self.wake()
@@ -627,13 +578,8 @@ class HostsSimulation(Simulation):
     def __init__(self, high: int, low: int) -> None:
         super().__init__(high * NUMBERS + low)
 
-
-def _taking(action: Callable[[Simulation], None]) -> tuple[Callable[..., None], int]:
-    def act(simulation: Simulation, high: int, low: int) -> None:
-        simulation.chances = random.Random(high * NUMBERS + low)
-        action(simulation)
-
-    return act, 2
+    def go_on_a_little(self, steps: int) -> None:
+        self.go_on(steps % 8)
 
 
 _FAULTS = {
@@ -642,14 +588,6 @@ _FAULTS = {
 }  # fmt: skip
 
 HOSTS = Adversary(
-    "hosts",
-    HostsSimulation,
-    2,
-    {
-        "go_on": (partial(Simulation.go_on), 1),
-        "go_on_a_little": (lambda simulation, steps: simulation.go_on(steps % 8), 1),
-        **{name: _taking(getattr(Simulation, name)) for name in _FAULTS},
-    },
-    ({"go_on": 14, **_FAULTS}, {"go_on": 6, "go_on_a_little": 12, **_FAULTS}),
-    longest=60,
-)
+    "hosts", HostsSimulation, 2, ({"go_on": 14, **_FAULTS}, {"go_on": 6, "go_on_a_little": 12, **_FAULTS}), longest=60,
+    actions=by_chance(Simulation, _FAULTS),
+)  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.simulation.bugs.injecting import Injected
 from tests.simulation.search import BrokenScheduleError
-from tests.simulation.simulations import SIMULATIONS, Injected, Searched
+from tests.simulation.simulations import SIMULATIONS, Searched
 
 TABLE = Path(__file__).parents[1] / "simulation" / "README.md"
 
@@ -21,9 +22,8 @@ def schedules_until_found(simulation: Searched, bug: Injected) -> int | None:
 
 
 def rows() -> list[str]:
-    found = [
-        (simulation, bug, schedules_until_found(simulation, bug)) for simulation in SIMULATIONS for bug in simulation.injected
-    ]
+    bugs = [(simulation, bug) for simulation in SIMULATIONS for bug in simulation.injected]
+    found = [(simulation, bug, schedules_until_found(simulation, bug)) for simulation, bug in bugs]
     return [f"| {simulation.adversary.name} | `{bug.__name__}` | {number or 'missed'} |" for simulation, bug, number in found]
 
 

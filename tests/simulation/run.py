@@ -1,5 +1,4 @@
-"""The simulation of `headrace run`: the real core and committer, and workers, disks and a sink that die, freeze, expire, fill
-up.
+"""The simulation of `headrace run`: the real core and committer; workers, disks and a sink that die, freeze, expire, fill up.
 
 Every message comes late or never. The sink may be a table with a unique key: then a row that one transaction has, prepared or
 open, locks out the worker that writes it in another. A coordinator may die between any two changes at the sink or on its disk;
@@ -20,58 +19,19 @@ from unittest.mock import patch
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError
 from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks
 from headrace.connectors.base.sink import HandleSerializer, RecordedEpoch
+from headrace.enumerator import events as e
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import FencedError, PeerError
-from headrace.enumerator.events import (
-    DiscoverInitial,
-    DiscoverLater,
-    ProveGone,
-    PublishPositions,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    SplitsDiscovered,
-)
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import DiscoveryResult, SplitBatch
+from headrace.runners.local import events
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import CheckpointNotStoredError, RunCheckpoint, RunCheckpointSerializer, WorkerRegistry
 from headrace.runners.local.commit import per_worker
 from headrace.runners.local.commit.committer import CLEAN_UP_AGAIN_S, RunCommitter
-from headrace.runners.local.commit.per_worker import PerWorkerCommit
 from headrace.runners.local.commit.strategy import EPOCH_BITS
-from headrace.runners.local.commit.takeover import RunTakeover
 from headrace.runners.local.core import RunCore, RunSchedule
-from headrace.runners.local.events import (
-    AssignSplits,
-    CheckpointCommitted,
-    CheckpointDue,
-    CheckpointIsNotStored,
-    CheckpointStored,
-    CheckpointTimedOut,
-    CommitCheckpoint,
-    EndRun,
-    FailRun,
-    KillWorker,
-    NotifyCheckpointStored,
-    PauseOver,
-    Recover,
-    ReportCheckpointFailure,
-    ReportWorkerLost,
-    RetireWorker,
-    RunRecovered,
-    RunStarted,
-    SetTimer,
-    SplitDone,
-    StartWorker,
-    StopRequested,
-    StopWorker,
-    TakeSnapshot,
-    WorkerDied,
-    WorkerJoined,
-    WorkerSilent,
-    WorkerSnapshotted,
-)
 from headrace.runners.restarts import ExponentialDelay, Restarts
 from headrace.testing.memory import MemorySplit, MemorySplitSerializer
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State
@@ -175,9 +135,8 @@ class DiskStore:
 
     def add_worker(self, number: int) -> None:
         self.keep_claim()
-        self.disk.registry = replace(
-            self.registry, next_number=number + 1, not_cleaned_up=(*self.registry.not_cleaned_up, number)
-        )
+        not_cleaned_up = (*self.registry.not_cleaned_up, number)
+        self.disk.registry = replace(self.registry, next_number=number + 1, not_cleaned_up=not_cleaned_up)
 
     def note_cleaned_up(self, numbers: list[int], at_s: float) -> None:
         self.keep_claim()
@@ -197,7 +156,7 @@ class Worker:
         self.simulation, self.number = simulation, number
         self.jobs = {name: registry.job(number, name) for name in simulation.outputs.sinks}
         self.inbox: deque[Any] = deque()
-        self.outbox: deque[Any] = deque([WorkerJoined(number)])
+        self.outbox: deque[Any] = deque([events.WorkerJoined(number)])
         self.progress: ReaderProgress[MemorySplit] = ReaderProgress()
         self.reported: dict[int, Any] = {}
         self.at: dict[str, MemorySplit] = {}
@@ -217,14 +176,14 @@ class Worker:
             return
         message = self.inbox.popleft()
         match message:
-            case AssignSplits(_, splits):
+            case events.AssignSplits(_, splits):
                 self.progress.assigned(splits)
                 self.at |= {split.split_id: split for split in splits}
-            case TakeSnapshot(_, checkpoint_id):
+            case events.TakeSnapshot(_, checkpoint_id):
                 self.snapshot(checkpoint_id)
-            case NotifyCheckpointStored(_, checkpoint_id):
+            case events.NotifyCheckpointStored(_, checkpoint_id):
                 self.progress.checkpoint_completed(self.reported.pop(checkpoint_id, {}))
-            case StopWorker():
+            case events.StopWorker():
                 self.die()
             case _:
                 raise AssertionError(message)
@@ -259,7 +218,7 @@ class Worker:
             del self.open[name]
         states = self.progress.snapshot()
         self.reported = {checkpoint_id: states}
-        self.outbox.append(WorkerSnapshotted(self.number, checkpoint_id, states, handles))
+        self.outbox.append(events.WorkerSnapshotted(self.number, checkpoint_id, states, handles))
 
     def die(self) -> None:
         self.alive = False
@@ -275,11 +234,8 @@ class Lifetime:
         self.store.add_worker(number)
         restored = self.store.latest()
         shape: dict[str, Any] = {"parallelism": simulation.parallelism}
-        enumerator: Any = (
-            create_enumerator(BalancedEnumerator, **shape)
-            if restored is None
-            else restore_enumerator(BalancedEnumerator, restored.positions, **shape)
-        )
+        made = [BalancedEnumerator] if restored is None else [BalancedEnumerator, restored.positions]
+        enumerator: Any = (create_enumerator if restored is None else restore_enumerator)(*made, **shape)
         self.core: RunCore[MemorySplit, MemoryHandle] = RunCore(
             enumerator, _SCHEDULE, Restarts(ExponentialDelay()), next_number=number + 1, last_checkpoint_id=self.store.last_id
         )
@@ -297,11 +253,11 @@ class Lifetime:
         self.workers: dict[int, Worker] = {}
         self.events: deque[Any] = deque()
         self.timers: list[Any] = []
-        self.commits: deque[Recover | CommitCheckpoint[Any, Any] | RetireWorker] = deque()
+        self.commits: deque[events.Recover | events.CommitCheckpoint[Any, Any] | events.RetireWorker] = deque()
         self.stored_id = 0
         self.retired: set[str] = set()
         self.ended: Exception | str = ""
-        self.handle(RunStarted())
+        self.handle(events.RunStarted())
 
     def handle(self, event: Any) -> None:
         if not self.ended:
@@ -313,30 +269,36 @@ class Lifetime:
 
     def perform(self, command: Any) -> None:
         match command:
-            case Recover() | CommitCheckpoint():
-                assert all(isinstance(work, RetireWorker) for work in self.commits)
+            case events.Recover() | events.CommitCheckpoint():
+                assert all(isinstance(work, events.RetireWorker) for work in self.commits)
                 self.commits.append(command)
-            case RetireWorker():
+            case events.RetireWorker():
                 self.commits.append(command)
-            case SetTimer(_, timer):
+            case events.SetTimer(_, timer):
                 self.timers.append(timer)
-            case StartWorker(_, number):
+            case events.StartWorker(_, number):
                 self.store.add_worker(number)
                 self.workers[number] = Worker(self.simulation, number, self.store.registry)
-            case KillWorker(number):
+            case events.KillWorker(number):
                 self.lose(number)
-            case AssignSplits() | TakeSnapshot() | NotifyCheckpointStored() | StopWorker():
+            case events.AssignSplits() | events.TakeSnapshot() | events.NotifyCheckpointStored() | events.StopWorker():
                 if command.number in self.workers:
                     self.workers[command.number].inbox.append(command)
-            case DiscoverInitial() | DiscoverLater():
-                self.events.append(SplitsDiscovered(DiscoveryResult([MemorySplit(name, 0) for name in self.simulation.ends])))
-            case PublishPositions() | ReportMissing() | ProveGone() | ReportDiscoveryFailure() | ReportWorkerLost():
+            case e.DiscoverInitial() | e.DiscoverLater():
+                self.events.append(e.SplitsDiscovered(DiscoveryResult([MemorySplit(name, 0) for name in self.simulation.ends])))
+            case (
+                e.PublishPositions()
+                | e.ReportMissing()
+                | e.ProveGone()
+                | e.ReportDiscoveryFailure()
+                | events.ReportWorkerLost()
+            ):
                 pass
-            case ReportCheckpointFailure():
+            case events.ReportCheckpointFailure():
                 self.simulation.happened["checkpoint failed"] += 1
-            case FailRun(error):
+            case events.FailRun(error):
                 self.ended = error
-            case EndRun():
+            case events.EndRun():
                 self.ended = "stopped"
             case _:
                 assert_never(command)
@@ -346,7 +308,7 @@ class Lifetime:
         worker = self.workers.pop(number, None)
         if worker is not None:
             worker.die()
-            self.events.append(WorkerDied(number, "killed", self.simulation.now_s, 0.5))
+            self.events.append(events.WorkerDied(number, "killed", self.simulation.now_s, 0.5))
 
     def run_commit(self) -> None:
         """What the commit thread does, from its start to its end; the simulation may kill the coordinator meanwhile."""
@@ -355,23 +317,23 @@ class Lifetime:
         work, drivers = self.commits.popleft(), self.simulation.drivers()
         try:
             match work:
-                case RetireWorker(number):
+                case events.RetireWorker(number):
                     self.committer.retire(number)
                     self.retired.update(self.store.registry.job(number, name) for name in self.simulation.outputs.sinks)
-                case Recover():
+                case events.Recover():
                     self.job.recover()
-                    self.events.append(RunRecovered())
-                case CommitCheckpoint(checkpoint, handles):
+                    self.events.append(events.RunRecovered())
+                case events.CommitCheckpoint(checkpoint, handles):
                     self.committer.propose(checkpoint)
                     self.job.commit(checkpoint.checkpoint_id, handles)
-                    self.events.append(CheckpointCommitted(checkpoint.checkpoint_id))
+                    self.events.append(events.CheckpointCommitted(checkpoint.checkpoint_id))
         except CheckpointNotStoredError as error:
-            if not isinstance(work, CommitCheckpoint) or self.stored_id == work.checkpoint.checkpoint_id:
+            if not isinstance(work, events.CommitCheckpoint) or self.stored_id == work.checkpoint.checkpoint_id:
                 self.ended = error
                 return
             self.simulation.happened["not stored"] += 1
             self.job = JobCommitter(self.store.registry.run, self.committer)
-            self.events.append(CheckpointIsNotStored(work.checkpoint.checkpoint_id, "no space left"))
+            self.events.append(events.CheckpointIsNotStored(work.checkpoint.checkpoint_id, "no space left"))
         except PeerError as error:
             self.simulation.expect_aborted(error)
             self.ended = error
@@ -384,7 +346,7 @@ class Lifetime:
 
     def is_stored(self, checkpoint_id: int) -> None:
         self.stored_id = checkpoint_id
-        self.events.append(CheckpointStored(checkpoint_id))
+        self.events.append(events.CheckpointStored(checkpoint_id))
 
 
 class RunSimulation:
@@ -432,10 +394,8 @@ class RunSimulation:
                 raise CoordinatorDiedError
 
     # --- actions ------------------------------------------------------------------------------------------------------
-
     def grow(self, which: int, rows: int) -> None:
-        name = "abc"[which % 3]
-        self.ends[name] += 1 + rows % 5
+        self.ends["abc"[which % 3]] += 1 + rows % 5
 
     def event(self) -> None:
         if self.lifetime.events:
@@ -452,7 +412,7 @@ class RunSimulation:
 
     def interval(self) -> None:
         """The timers of an ordinary checkpoint."""
-        for timer in [timer for timer in self.lifetime.timers if isinstance(timer, CheckpointDue | PauseOver)]:
+        for timer in [timer for timer in self.lifetime.timers if isinstance(timer, events.CheckpointDue | events.PauseOver)]:
             self.lifetime.timers.remove(timer)
             self.lifetime.handle(timer)
         self.look()
@@ -461,7 +421,7 @@ class RunSimulation:
         speaking = [worker for worker in self.lifetime.workers.values() if worker.outbox]
         if speaking:
             message = speaking[which % len(speaking)].outbox.popleft()
-            assert not isinstance(message, SplitDone)
+            assert not isinstance(message, events.SplitDone)
             self.lifetime.handle(message)
         self.look()
 
@@ -501,12 +461,8 @@ class RunSimulation:
 
     def holders(self, row: tuple[str, int], asking: Worker) -> set[str]:
         """The jobs whose transactions have written this row."""
-        living = {
-            entry
-            for worker in (*self.lifetime.workers.values(), *self.zombies)
-            if worker.alive
-            for entry in worker.open.values()
-        }
+        workers = [worker for worker in (*self.lifetime.workers.values(), *self.zombies) if worker.alive]
+        living = {entry for worker in workers for entry in worker.open.values()}
         others = living - {*asking.open.values()}
         held = (entry for entry in self.log.entries if entry.state is State.PREPARED or entry.number in others)
         return {entry.job for entry in held if entry.unended and row in entry.rows}
@@ -534,7 +490,7 @@ class RunSimulation:
         numbers = [*self.lifetime.workers]
         if numbers:
             self.happened["worker silent"] += 1
-            self.lifetime.handle(WorkerSilent(numbers[which % len(numbers)]))
+            self.lifetime.handle(events.WorkerSilent(numbers[which % len(numbers)]))
         self.look()
 
     def crash(self, zombies: int) -> None:
@@ -627,9 +583,9 @@ class RunSimulation:
             for worker in lifetime.workers.values():
                 while worker.outbox:
                     lifetime.handle(worker.outbox.popleft())
-            if CheckpointDue() in lifetime.timers:
-                lifetime.timers.remove(CheckpointDue())
-                lifetime.handle(CheckpointDue())
+            if events.CheckpointDue() in lifetime.timers:
+                lifetime.timers.remove(events.CheckpointDue())
+                lifetime.handle(events.CheckpointDue())
         if isinstance(lifetime.ended, FencedError):
             self.happened["fenced"] += 1
         if lifetime.ended:
@@ -637,11 +593,10 @@ class RunSimulation:
 
     def stop(self) -> None:
         self.happened["stop"] += 1
-        self.lifetime.handle(StopRequested())
+        self.lifetime.handle(events.StopRequested())
         self.look()
 
     # --- promises -----------------------------------------------------------------------------------------------------
-
     def begin(self) -> None:
         self.lifetime = Lifetime(self, self.disk)
 
@@ -706,7 +661,7 @@ class RunSimulation:
                 self.event()
             for worker in [*self.lifetime.workers.values()]:
                 self.settle(worker)
-        for timer in [timer for timer in self.lifetime.timers if not isinstance(timer, CheckpointTimedOut)]:
+        for timer in [timer for timer in self.lifetime.timers if not isinstance(timer, events.CheckpointTimedOut)]:
             if timer in self.lifetime.timers:
                 self.lifetime.timers.remove(timer)
                 self.lifetime.handle(timer)
@@ -743,32 +698,6 @@ RUN = Adversary(
     "run",
     RunSimulation,
     1,
-    {
-        "grow": (RunSimulation.grow, 2),
-        "event": (RunSimulation.event, 0),
-        "timer": (RunSimulation.timer, 1),
-        "interval": (RunSimulation.interval, 0),
-        "deliver": (RunSimulation.deliver, 1),
-        "receive": (RunSimulation.receive, 1),
-        "read": (RunSimulation.read, 3),
-        "commit": (RunSimulation.commit, 2),
-        "kill": (RunSimulation.kill, 1),
-        "silence": (RunSimulation.silence, 1),
-        "crash": (RunSimulation.crash, 1),
-        "zombie": (RunSimulation.zombie, 3),
-        "expire": (RunSimulation.expire, 1),
-        "disk_full": (RunSimulation.disk_full, 0),
-        "looks_lag": (RunSimulation.looks_lag, 0),
-        "time": (RunSimulation.time, 0),
-        "keep": (RunSimulation.keep, 0),
-        "foreign": (RunSimulation.foreign, 1),
-        "same_folder_copied": (RunSimulation.same_folder_copied, 0),
-        "second_machine": (RunSimulation.second_machine, 0),
-        "other": (RunSimulation.other, 2),
-        "stop": (RunSimulation.stop, 0),
-        "lock_rows": (RunSimulation.lock_rows, 0),
-        "round": (RunSimulation.round, 0),
-    },
     (
         {
             "grow": 4, "event": 14, "timer": 3, "interval": 5, "deliver": 14, "receive": 14, "read": 14, "commit": 10,
@@ -813,206 +742,8 @@ OUTPUTS = replace(
     RUN,
     name="outputs",
     begin=TwoOutputsSimulation,
-    actions={**RUN.actions, "outage": (TwoOutputsSimulation.outage, 1), "late_outage": (TwoOutputsSimulation.late_outage, 1)},
     mixes=(
-        {**RUN.mixes[0], "outage": 4},
-        {**RUN.mixes[1], "outage": 8},
-        {**RUN.mixes[0], "late_outage": 8, "crash": 6, "round": 6},
-        {**RUN.mixes[1], "looks_lag": 2},
+        {**RUN.mixes[0], "outage": 4}, {**RUN.mixes[1], "outage": 8},
+        {**RUN.mixes[0], "late_outage": 8, "crash": 6, "round": 6}, {**RUN.mixes[1], "looks_lag": 2},
     ),
-)
-
-
-# --- bugs, for the search to find -------------------------------------------------------------------------------------
-
-
-@contextmanager
-def handles_of_a_failed_checkpoint_are_forgotten() -> Iterator[None]:
-    failed = RunCore._failed
-
-    def forget(self: Any, checkpoint_id: int, reason: str) -> Any:
-        self._prepared = []
-        return failed(self, checkpoint_id, reason)
-
-    with patch.object(RunCore, "_failed", forget):
-        yield
-
-
-@contextmanager
-def handles_of_a_dead_worker_are_kept() -> Iterator[None]:
-    died = RunCore._died
-
-    def keep(self: Any, place: int, event: Any) -> Any:
-        prepared = self._prepared
-        commands = died(self, place, event)
-        self._prepared = prepared
-        return commands
-
-    with patch.object(RunCore, "_died", keep):
-        yield
-
-
-@contextmanager
-def dead_workers_are_not_cleaned_up() -> Iterator[None]:
-    with patch.object(RunCommitter, "retire", lambda self, number: None):
-        yield
-
-
-@contextmanager
-def dead_workers_are_cleaned_up_by_the_next_checkpoint_alone() -> Iterator[None]:
-    """Their locks are in its way."""
-
-    def note(self: Any, number: int) -> None:
-        self._due_s[number] = None
-
-    with patch.object(RunCommitter, "retire", note):
-        yield
-
-
-@contextmanager
-def living_workers_are_cleaned_up() -> Iterator[None]:
-    clean_up = RunCommitter.clean_up
-
-    def clean_up_all(self: Any, keep: Any) -> None:
-        self._due_s |= {number: None for number in self._state.store.registry.not_cleaned_up if number not in self._due_s}
-        clean_up(self, keep)
-
-    with patch.object(RunCommitter, "clean_up", clean_up_all):
-        yield
-
-
-@contextmanager
-def the_list_is_not_stored() -> Iterator[None]:
-    """Handles are committed that no checkpoint has."""
-    write = DiskStore.write
-
-    def without(self: Any, checkpoint: Any) -> None:
-        write(self, RunCheckpoint(checkpoint.positions, (), completed=True))
-
-    with patch.object(DiskStore, "write", without):
-        yield
-
-
-@contextmanager
-def an_older_folder_is_taken() -> Iterator[None]:
-    with patch.object(RunTakeover, "_refuse_stale", lambda self, output, seen: None):
-        yield
-
-
-@contextmanager
-def the_sink_is_not_asked_before_a_commit() -> Iterator[None]:
-    record = RunCommitter.record
-
-    def alone(self: Any, commits: Any) -> None:
-        with patch.object(self._state.outputs[0].driver, "record", lambda commits: None):
-            record(self, commits)
-
-    with patch.object(RunCommitter, "record", alone):
-        yield
-
-
-@contextmanager
-def an_older_folder_takes_over_before_it_is_refused() -> Iterator[None]:
-    with patch.object(MemorySink, "recorded", lambda self: {}):
-        yield
-
-
-@contextmanager
-def a_coordinator_that_was_replaced_writes_on() -> Iterator[None]:
-    """Into the same store, as there is no lock between machines."""
-    with patch.object(DiskStore, "keep_claim", lambda self: None):
-        yield
-
-
-INJECTED = (
-    a_coordinator_that_was_replaced_writes_on,
-    handles_of_a_failed_checkpoint_are_forgotten,
-    handles_of_a_dead_worker_are_kept,
-    dead_workers_are_not_cleaned_up,
-    dead_workers_are_cleaned_up_by_the_next_checkpoint_alone,
-    living_workers_are_cleaned_up,
-    the_list_is_not_stored,
-    an_older_folder_is_taken,
-    an_older_folder_takes_over_before_it_is_refused,
-    the_sink_is_not_asked_before_a_commit,
-)
-"""Each breaks a promise in some history."""
-
-
-@contextmanager
-def the_second_output_is_forgotten_after_a_crash() -> Iterator[None]:
-    """Of a coordinator that died between the commits of two sinks. The next one ends what is of the first alone."""
-    fence = RunCommitter.fence
-
-    def of_the_first(self: Any) -> Any:
-        commits = fence(self)
-        if commits is None:
-            return None
-        first = [
-            listed for listed in commits.handles if self._state.sinks.output_of(listed.handle) == self._state.outputs[0].name
-        ]
-        return replace(commits, handles=tuple(first))
-
-    with patch.object(RunCommitter, "fence", of_the_first):
-        yield
-
-
-@contextmanager
-def aborted_rows_of_the_second_output_are_not_copied() -> Iterator[None]:
-    copy_all = RunCommitter.copy_all
-
-    with patch.object(RunCommitter, "copy_all", lambda self, handles: copy_all(self, handles)[:1]):
-        yield
-
-
-@contextmanager
-def the_first_sink_is_not_told_of_what_is_for_the_others() -> Iterator[None]:
-    """So no process decides between two copies of a folder, and both are refused in the end."""
-    recorded_last = RunCommitter._recorded_last.fget  # type: ignore[attr-defined]
-
-    def without(self: Any) -> Any:
-        return [output for output in recorded_last(self) if self._state.own(output, self._state.listed)]
-
-    with patch.object(RunCommitter, "_recorded_last", property(without)):
-        yield
-
-
-@contextmanager
-def dead_workers_are_cleaned_up_at_the_first_sink_alone() -> Iterator[None]:
-    clean_up = RunCommitter.clean_up
-
-    def of_the_first(self: Any, keep: Any) -> None:
-        with patch.object(self._state, "outputs", self._state.outputs[:1]):
-            clean_up(self, keep)
-
-    with patch.object(RunCommitter, "clean_up", of_the_first):
-        yield
-
-
-@contextmanager
-def copies_are_recorded_under_the_epoch_of_what_was_aborted() -> Iterator[None]:
-    """Which another copy of the folder has, too."""
-    with patch.object(RunCommitter, "_with_copies", lambda self, stored, copies: replace(stored, handles=tuple(copies))):
-        yield
-
-
-@contextmanager
-def a_look_at_what_copies_have_replaced_is_news() -> Iterator[None]:
-    is_last = PerWorkerCommit.is_last
-
-    def without(self: Any, seen: int, settings: Any) -> bool:
-        return is_last(self, seen, replace(settings, replaced=()))
-
-    with patch.object(PerWorkerCommit, "is_last", without):
-        yield
-
-
-INJECTED_IN_OUTPUTS = (
-    copies_are_recorded_under_the_epoch_of_what_was_aborted,
-    a_look_at_what_copies_have_replaced_is_news,
-    the_second_output_is_forgotten_after_a_crash,
-    aborted_rows_of_the_second_output_are_not_copied,
-    the_first_sink_is_not_told_of_what_is_for_the_others,
-    dead_workers_are_cleaned_up_at_the_first_sink_alone,
-)
-"""Each breaks a promise in some schedule with two outputs."""
+)  # fmt: skip

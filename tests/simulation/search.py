@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from functools import cache
+from inspect import signature
+from typing import Any, Protocol
 
 Numbers = tuple[int, ...]
 Step = tuple[str, Numbers]
+Action = tuple[Callable[..., None], int]
 
 NUMBERS = 64
 """Numbers are drawn below this."""
@@ -43,28 +46,34 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Adversary:
-    """`start` makes a simulation of `setup` numbers; `actions` maps a name to what it does and how many numbers it takes.
+    """`begin` makes a simulation of `setup` numbers. An action is its method of that name, or what `actions` maps the name to.
 
     `mixes` are weights of actions: a schedule is drawn from one of them, one after another. Its steps are `longest` at most.
-    `around` holds while a schedule is played.
+    `around` holds while a schedule is played. `actions`: what each does, and how many numbers it takes.
     """
 
     name: str
     begin: Callable[..., Simulation]
     setup: int
-    actions: Mapping[str, tuple[Callable[..., None], int]]
     mixes: Sequence[Mapping[str, int]]
     longest: int = 120
     around: Callable[[], AbstractContextManager[None]] = nullcontext
+    actions: Mapping[str, Action] = field(default_factory=dict)
+
+    def action(self, name: str) -> Action:
+        """What it does, and how many numbers it takes."""
+        if name in self.actions:
+            return self.actions[name]
+        method = getattr(self.begin, name)
+        return method, _numbers_of(method)
 
     def draw(self, seed: int) -> Schedule:
-        """The schedule of this seed."""
         dice = random.Random(seed)
         mix = self.mixes[seed % len(self.mixes)]
         setup = tuple(dice.randrange(NUMBERS) for _ in range(self.setup))
         names = dice.choices(list(mix), list(mix.values()), k=dice.randint(5, self.longest))
         return Schedule(
-            setup, tuple((name, tuple(dice.randrange(NUMBERS) for _ in range(self.actions[name][1]))) for name in names)
+            setup, tuple((name, tuple(dice.randrange(NUMBERS) for _ in range(self.action(name)[1]))) for name in names)
         )
 
     def play(self, schedule: Schedule) -> Counter[str]:
@@ -72,7 +81,7 @@ class Adversary:
         with self.around():
             simulation = self.begin(*schedule.setup)
             for name, numbers in schedule.steps:
-                self.actions[name][0](simulation, *numbers)
+                self.action(name)[0](simulation, *numbers)
                 simulation.check()
             simulation.drain()
             return simulation.happened
@@ -86,6 +95,29 @@ class Adversary:
             except Exception as error:
                 raise BrokenScheduleError(self, seed, error) from error
         return total
+
+
+def taking(*actions: Callable[..., None]) -> dict[str, Action]:
+    """Functions as actions, by their names without an underscore in front: each takes the numbers that are its parameters."""
+    return {action.__name__.lstrip("_"): (action, _numbers_of(action)) for action in actions}
+
+
+def by_chance(simulation: type[Any], names: Iterable[str], dice: str = "chances") -> dict[str, Action]:
+    """Methods that take no numbers, but roll the simulation's `dice`: these are made of two numbers."""
+
+    def action(method: Callable[[Any], None]) -> Callable[[Any, int, int], None]:
+        def act(simulation: Any, high: int, low: int) -> None:
+            setattr(simulation, dice, random.Random(high * NUMBERS + low))
+            method(simulation)
+
+        return act
+
+    return {name: (action(getattr(simulation, name)), 2) for name in names}
+
+
+@cache
+def _numbers_of(action: Callable[..., None]) -> int:
+    return len(signature(action).parameters) - 1
 
 
 class BrokenScheduleError(AssertionError):

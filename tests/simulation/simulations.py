@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.simulation import checkpoints_search, run
-from tests.simulation.bugs import commits, fetches, lease, spark, standby
-from tests.simulation.bugs import core as injected
+from tests.simulation import checkpoints_search
+from tests.simulation.bugs import commits, core, fetches, lease, run, spark, standby
+from tests.simulation.bugs.injecting import Injected
 from tests.simulation.checkpoints_search import SHARDS
 from tests.simulation.commit_search import COMMITS
 from tests.simulation.core_search import CORE
@@ -18,8 +17,6 @@ from tests.simulation.run import OUTPUTS, RUN
 from tests.simulation.search import Adversary
 from tests.simulation.spark import SPARK
 from tests.simulation.standby import STANDBY
-
-Injected = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -38,199 +35,53 @@ class Searched:
 _KILLED = ("FENCING", "CLAIMING", "RECORDING", "ENDING", "COPYING", "CLEANING_UP", "CONFIRMING", "COMPLETING")
 
 SIMULATIONS = (
-    Searched(
-        CORE,
-        500,
-        injected.IN_THE_CORE,
-        {
-            "restore": 900,
-            "rewind": 135,
-            "completed": 1800,
-            "aborted": 135,
-            "aborted, yet durable": 13,
-            "declined": 450,
-            "reader lost": 900,
-            "lost while persisting": 225,
-            "crash in RUNNING": 450,
-            "crash in COLLECTING": 45,
-            "crash in PERSISTING": 45,
-            "ReportMissing": 135,
-            "SplitsGone": 20,
-            "ReportDiscoveryFailure": 22,
-        },
-    ),
-    Searched(
-        COMMITS,
-        500,
-        commits.ALL,
-        {
-            "commit completed": 1050,
-            "restart": 700,
-            "Copy": 35,
-            "fenced": 25,
-            "fenced, and asks again": 60,
-            "superseded": 40,
-            "given back": 35,
-            "check failed": 70,
-            "stale epoch refused": 17,
-            "tasks refused": 14,
-            "epoch skipped": 70,
-            "again": 17,
-            "expired PREPARED": 175,
-            "expired OPEN": 35,
-            "expired listed": 7,
-            **{f"killed {phase}": 2 for phase in _KILLED},
-        },
-    ),
-    Searched(
-        SPARK,
-        1500,
-        spark.IN_SPARK,
-        {
-            "batch": 2000,
-            "restart": 500,
-            "zombie driver": 150,
-            "rewind": 20,
-            "stale epoch refused": 3,
-            "executor lost": 200,
-            "speculation": 300,
-            "stage again": 200,
-            "stage failed": 25,
-            "stage cancelled": 3,
-            "late task": 80,
-            "driver killed in a commit": 50,
-            "meanwhile": 100,
-            "claim": 1300,
-            "completed, and not run again": 100,
-            "commit: FencedError": 30,
-            "commit: SupersededError": 200,
-            "commit: PeerError": 10,
-            "abort": 30,
-            "abort of a recorded batch": 40,
-            "expired PREPARED": 40,
-            "expired listed": 7,
-            "commit log has it": 5,
-            "query: DataLossError": 15,
-            "query: LogTruncatedError": 2,
-            "query: OutageError": 30,
-            "task: StaleEpochError": 30,
-            "topic recreated": 20,
-            "topic forgotten": 300,
-            "new leader": 300,
-            "retention": 30,
-            "outage": 200,
-        },
-    ),
-    Searched(
-        FETCH,
-        1000,
-        fetches.IN_FETCHES,
-        {
-            "data": 3000,
-            "new leader": 800,
-            "truncated": 50,
-            "expired": 100,
-            "started over": 300,
-            "request lost": 40,
-            "quota": 40,
-            "left out": 40,
-            "sent to a follower": 300,
-            "in range after all": 4,
-            "unknown topic": 300,
-            "another topic": 30,
-            "one broker lags behind": 120,
-            "deleted": 30,
-            "recreated": 15,
-            "gave up: LogTruncatedError": 8,
-            "gave up: TopicRecreatedError": 25,
-        },
-    ),
-    Searched(
-        SHARDS,
-        500,
-        checkpoints_search.INJECTED,
-        {
-            "checkpoint": 3000,
-            "savepoint": 200,
-            "restore": 500,
-            "zombie": 150,
-            "expired prepared": 100,
-            "copy": 80,
-            "died in Write": 60,
-            "died before CleanUp": 60,
-            "died before Write": 50,
-            "aborted checkpoint": 50,
-        },
-    ),
-    Searched(
-        RUN,
-        500,
-        run.INJECTED,
-        {
-            "worker killed": 300,
-            "worker silent": 100,
-            "coordinator killed": 300,
-            "killed in commit": 40,
-            "zombie": 80,
-            "foreign coordinator": 350,
-            "other": 1200,
-            "stale folder refused": 25,
-            "checkpoint failed": 200,
-            "timer CheckpointTimedOut": 120,
-            "not stored": 15,
-            "transaction gone": 12,
-            "expired OPEN": 30,
-            "expired PREPARED": 25,
-            "stop": 100,
-            "waits for a lock": 4,
-        },
-    ),
-    Searched(
-        OUTPUTS,
-        600,
-        run.INJECTED_IN_OUTPUTS,
-        {
-            "worker killed": 400,
-            "coordinator killed": 400,
-            "killed in commit": 60,
-            "foreign coordinator": 400,
-            "expired PREPARED": 60,
-        },
-    ),
-    Searched(
-        STANDBY,
-        120,
-        standby.INJECTED,
-        {
-            "killed": 120,
-            "stopped": 120,
-            "continued": 60,
-            "jumped": 60,
-            "supervisor killed": 60,
-            "supervisor stopped": 60,
-            "second supervisor": 60,
-            "takeover": 250,
-        },
-    ),
-    Searched(
-        HOSTS,
-        400,
-        lease.INJECTED,
-        {
-            "leads": 800,
-            "paused": 700,
-            "paused in a batch": 300,
-            "paused in a check": 300,
-            "isolated": 430,
-            "lease store away": 200,
-            "lease store wiped": 220,
-            "power lost": 170,
-            "driver killed": 250,
-            "driver hangs": 100,
-            "SIGTERM": 230,
-            "superseded": 40,
-            "orphaned": 6,
-            "fenced, and asks again": 30,
-        },
-    ),
-)
+    Searched(CORE, 500, core.IN_THE_CORE, {
+        "restore": 900, "rewind": 135, "completed": 1800, "aborted": 135, "aborted, yet durable": 13, "declined": 450,
+        "reader lost": 900, "lost while persisting": 225, "crash in RUNNING": 450, "crash in COLLECTING": 45,
+        "crash in PERSISTING": 45, "ReportMissing": 135, "SplitsGone": 20, "ReportDiscoveryFailure": 22,
+    }),
+    Searched(COMMITS, 500, commits.ALL, {
+        "commit completed": 1050, "restart": 700, "Copy": 35, "fenced": 25, "fenced, and asks again": 60, "superseded": 40,
+        "given back": 35, "check failed": 70, "stale epoch refused": 17, "tasks refused": 14, "epoch skipped": 70,
+        "again": 17, "expired PREPARED": 175, "expired OPEN": 35, "expired listed": 7,
+        **{f"killed {phase}": 2 for phase in _KILLED},
+    }),
+    Searched(SPARK, 1500, spark.IN_SPARK, {
+        "batch": 2000, "restart": 500, "zombie driver": 150, "rewind": 20, "stale epoch refused": 3, "executor lost": 200,
+        "speculation": 300, "stage again": 200, "stage failed": 25, "stage cancelled": 3, "late task": 80,
+        "driver killed in a commit": 50, "meanwhile": 100, "claim": 1300, "completed, and not run again": 100,
+        "commit: FencedError": 30, "commit: SupersededError": 200, "commit: PeerError": 10, "abort": 30,
+        "abort of a recorded batch": 40, "expired PREPARED": 40, "expired listed": 7, "commit log has it": 5,
+        "query: DataLossError": 15, "query: LogTruncatedError": 2, "query: OutageError": 30, "task: StaleEpochError": 30,
+        "topic recreated": 20, "topic forgotten": 300, "new leader": 300, "retention": 30, "outage": 200,
+    }),
+    Searched(FETCH, 1000, fetches.IN_FETCHES, {
+        "data": 3000, "new leader": 800, "truncated": 50, "expired": 100, "started over": 300, "request lost": 40,
+        "quota": 40, "left out": 40, "sent to a follower": 300, "in range after all": 4, "unknown topic": 300,
+        "another topic": 30, "one broker lags behind": 120, "deleted": 30, "recreated": 15, "gave up: LogTruncatedError": 8,
+        "gave up: TopicRecreatedError": 25,
+    }),
+    Searched(SHARDS, 500, checkpoints_search.INJECTED, {
+        "checkpoint": 3000, "savepoint": 200, "restore": 500, "zombie": 150, "expired prepared": 100, "copy": 80,
+        "died in Write": 60, "died before CleanUp": 60, "died before Write": 50, "aborted checkpoint": 50,
+    }),
+    Searched(RUN, 500, run.IN_RUNS, {
+        "worker killed": 300, "worker silent": 100, "coordinator killed": 300, "killed in commit": 40, "zombie": 80,
+        "foreign coordinator": 350, "other": 1200, "stale folder refused": 25, "checkpoint failed": 200,
+        "timer CheckpointTimedOut": 120, "not stored": 15, "transaction gone": 12, "expired OPEN": 30,
+        "expired PREPARED": 25, "stop": 100, "waits for a lock": 4,
+    }),
+    Searched(OUTPUTS, 600, run.IN_OUTPUTS, {
+        "worker killed": 400, "coordinator killed": 400, "killed in commit": 60, "foreign coordinator": 400,
+        "expired PREPARED": 60,
+    }),
+    Searched(STANDBY, 120, standby.INJECTED, {
+        "killed": 120, "stopped": 120, "continued": 60, "jumped": 60, "supervisor killed": 60, "supervisor stopped": 60,
+        "second supervisor": 60, "takeover": 250,
+    }),
+    Searched(HOSTS, 400, lease.INJECTED, {
+        "leads": 800, "paused": 700, "paused in a batch": 300, "paused in a check": 300, "isolated": 430,
+        "lease store away": 200, "lease store wiped": 220, "power lost": 170, "driver killed": 250, "driver hangs": 100,
+        "SIGTERM": 230, "superseded": 40, "orphaned": 6, "fenced, and asks again": 30,
+    }),
+)  # fmt: skip

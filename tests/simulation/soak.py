@@ -39,10 +39,8 @@ def search_chunk(task: tuple[str, int]) -> tuple[Counter[str], str | None]:
     except BrokenScheduleError as error:
         schedule = shortened(adversary, adversary.draw(error.seed), type(error.error))
         order = os.environ["PYTHONHASHSEED"]
-        return (
-            Counter(),
-            f"# {error}; PYTHONHASHSEED={order}\n{as_test(adversary, schedule, f'schedule_{error.seed}_of_{name}')}",
-        )
+        text = as_test(adversary, schedule, f"schedule_{error.seed}_of_{name}")
+        return Counter(), f"# {error}; PYTHONHASHSEED={order}\n{text}"
 
 
 def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> dict[str, Any]:
@@ -60,11 +58,9 @@ def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> d
     rate = round(played / (time.monotonic() - started_at))
     print(f"{name}: {played} schedules, {rate}/s, {failure or 'every promise kept'}", flush=True)  # noqa: T201
     return {
-        "next_seed": first + played,
-        "schedules": before.get("schedules", 0) + played,
-        "failure": failure,
+        "next_seed": first + played, "schedules": before.get("schedules", 0) + played, "failure": failure,
         "happened": dict(sorted(happened.items())),
-    }
+    }  # fmt: skip
 
 
 def with_an_order_of_sets() -> None:

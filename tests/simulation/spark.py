@@ -1,5 +1,4 @@
-"""Streaming queries on Spark from Kafka to a transactional sink, with everything of headrace that decides, and a model of the
-rest.
+"""Streaming queries on Spark from Kafka to a transactional sink: all of headrace that decides, and a model of the rest.
 
 Ours: `StreamPlanner`, `KafkaSource` with its discovery and its offsets' JSON, `read_splits`, `StreamWriter`, commit and
 recovery. Modelled: the brokers (`brokers.py`), the sink's transactions (`MemorySink`), and Spark. Of Spark: offset and commit
@@ -39,14 +38,7 @@ from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.read import source as source_module
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.enumerator.errors import (
-    DataLossError,
-    FencedError,
-    HeadraceError,
-    OutageError,
-    ProtocolViolationError,
-    UsageError,
-)
+from headrace.enumerator import errors
 from headrace.enumerator.source import SourceReader, SplitBatch
 from headrace.runners.spark import writers
 from headrace.runners.spark.log_read import Limits, LogOffsets, LogRead
@@ -58,7 +50,7 @@ from headrace.spark.kafka_offsets import KafkaOffsets, parse, parse_ours
 from headrace.testing.memory_sink import MemorySink, State
 from tests.simulation.brokers import BROKERS, Brokers, Cluster, PartitionLog
 from tests.simulation.commit import FusedLog, KilledError, list_in
-from tests.simulation.search import Adversary
+from tests.simulation.search import Adversary, taking
 
 NAMES = ("t", "t-1", "u")  # one is the beginning of another
 QUERIES = ("q", "q-1")
@@ -94,7 +86,7 @@ class SimulatedReader(SourceReader[KafkaSplit]):
         split = self._splits.pop()
         brokers = self._source.brokers
         if brokers.is_away:
-            raise OutageError("no broker answers")
+            raise errors.OutageError("no broker answers")
         log = brokers.log_of(split.topic_id, split.partition)
         assert split.stop_offset is not None
         if log is None:
@@ -105,11 +97,11 @@ class SimulatedReader(SourceReader[KafkaSplit]):
         first, stop = max(split.next_offset, log.start), min(split.stop_offset, log.end)
         if split.stop_epoch is not None and log.epoch_end(split.stop_epoch) < stop:  # as `FetchPlan` finds in the batches
             stop = log.epoch_end(split.stop_epoch)
-            self._lost(split, DataLossError(f"{split}: what is at offset {stop} was written later"))
+            self._lost(split, errors.DataLossError(f"{split}: what is at offset {stop} was written later"))
         values = log.records[first:stop]
         return SplitBatch(split.between(split.stop_offset, split.stop_offset), batch_of(values), finished=True)
 
-    def _lost(self, split: KafkaSplit, error: HeadraceError) -> SplitBatch[KafkaSplit]:
+    def _lost(self, split: KafkaSplit, error: errors.HeadraceError) -> SplitBatch[KafkaSplit]:
         if self._source.fail_on_data_loss:
             raise error
         return SplitBatch(split.between(split.stop_offset or 0, split.stop_offset), batch_of([]), finished=True)
@@ -251,24 +243,17 @@ class SparkSimulation:
 
     def _read(self, start: int, loss: int, subscription: int, limits: int) -> LogRead[KafkaSplit]:
         source = SimulatedSource(
-            "simulated:9092",
-            **({"pattern": "t.*|u"} if subscription % 2 else {"topics": ["t"]}),
-            start=Latest() if start % 3 == 0 else Earliest(),
-            fail_on_data_loss=loss % 2 == 1,
-            group="g",
-            columns=["value"],
-        )
+            "simulated:9092", **({"pattern": "t.*|u"} if subscription % 2 else {"topics": ["t"]}),
+            start=Latest() if start % 3 == 0 else Earliest(), fail_on_data_loss=loss % 2 == 1, group="g", columns=["value"],
+        )  # fmt: skip
         source.__dict__["brokers"] = self.brokers
         return LogRead(
-            source=source,
-            offsets=KafkaOffsets(source),
-            columns=("value",),
+            source=source, offsets=KafkaOffsets(source), columns=("value",),
             limits=Limits((None, 2, 5)[limits % 3], (None, None, 4)[limits // 3 % 3], 60.0),
             max_task_offsets=(None, 2)[limits // 9 % 2],
-        )
+        )  # fmt: skip
 
     # --- drivers ------------------------------------------------------------------------------------------------------
-
     def restart(self, which: int, zombie: int) -> None:
         """A driver is killed, or seems to be, and another takes its place."""
         query = self._query(which)
@@ -322,11 +307,8 @@ class SparkSimulation:
         """Another process starts the query from a copy of its checkpoint that is some batches old."""
         query = self._query(which)
         recorded = self.sink.recorded_epochs().get(query.job, -1)
-        if (
-            query.checkpoint.committed > 2
-            and recorded >= query.checkpoint.committed - 1
-            and len(query.zombies) < ZOMBIES_AT_MOST
-        ):
+        committed = query.checkpoint.committed
+        if committed > 2 and recorded >= committed - 1 and len(query.zombies) < ZOMBIES_AT_MOST:
             query.zombies.append(self._started(query, query.checkpoint.copy(1 + back % 3), stale=True))
             self.happened["rewind"] += 1
 
@@ -337,7 +319,6 @@ class SparkSimulation:
             driver.processes = [CommitProcess()] if both % 2 else [*driver.processes[-1:], CommitProcess()]
 
     # --- a batch ------------------------------------------------------------------------------------------------------
-
     def plan(self, which: int) -> None:
         """The driver's next batch, or the one that its predecessor has left, up to the tasks."""
         driver = self._driver(which)
@@ -383,11 +364,8 @@ class SparkSimulation:
                 cannot_be_proven = self.brokers.lagging or self.brokers.dead_broker is not None  # yet
                 assert cannot_be_proven, f"{split} is gone, and nothing is said"
                 continue  # and with it what it lost before
-            cut = [
-                kept
-                for kept, batches in self.brokers.cuts.get(key, ())
-                if batches[query.job] == batch and kept < split.next_offset
-            ]
+            cuts = [kept for kept, batches in self.brokers.cuts.get(key, ()) if batches[query.job] == batch]
+            cut = [kept for kept in cuts if kept < split.next_offset]
             assert not cut, f"{split} was truncated to {cut}, and nothing is said"
 
     def _note_began(self, query: Query, end: str) -> None:
@@ -455,12 +433,9 @@ class SparkSimulation:
         properties = {"sql.streaming.queryId": driver.query.job, "streaming.sql.batchId": str(driver.batch)}
         task_id, driver.first_task = driver.first_task, driver.first_task + 1
         context = SimpleNamespace(
-            driver=driver,
-            getLocalProperty=properties.get,
-            partitionId=lambda: index,
-            taskAttemptId=lambda: task_id,
+            driver=driver, getLocalProperty=properties.get, partitionId=lambda: index, taskAttemptId=lambda: task_id,
             attemptNumber=lambda: retry,
-        )
+        )  # fmt: skip
         return Attempt(driver.writer, context, part, driver.query.read)
 
     def _run(self, attempt: Attempt, *, fails: bool = False) -> Any:
@@ -471,7 +446,7 @@ class SparkSimulation:
         with patch_attribute(writers, "_context", lambda: attempt.context):
             try:
                 return writer.write(_cut(rows, fails=fails))
-            except (HeadraceError, KilledError) as error:
+            except (errors.HeadraceError, KilledError) as error:
                 self.happened[f"task: {type(error).__name__}"] += 1
                 self._note_loss(error)
                 return None
@@ -510,7 +485,7 @@ class SparkSimulation:
             assert driver.stale or batch < self.sink.recorded_epochs().get(driver.query.job, -1), "refused, and not stale"
             self.happened["stale epoch refused"] += 1
             raise
-        except HeadraceError as error:
+        except errors.HeadraceError as error:
             self.happened[f"commit: {type(error).__name__}"] += 1
             self.log.fuse, self.log.hook = None, None
             self._abort(driver, messages, batch)
@@ -541,7 +516,6 @@ class SparkSimulation:
             call()
 
     def _meanwhile(self, what: int, driver: Driver) -> None:
-        """In the middle of a commit."""
         self.log.hook, self.depth = None, 1
         self.happened["meanwhile"] += 1
         others = [other for other in self._drivers() if other is not driver]
@@ -601,7 +575,6 @@ class SparkSimulation:
             self.store(which)
 
     # --- what must be true --------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Nothing twice, nothing that is on no list, nothing of a job that another has ended."""
         if self.log.changes != self.checked:
@@ -619,12 +592,8 @@ class SparkSimulation:
         assert committed <= self.log.listed, "a transaction was committed that never was on a durable list"
 
     def _visible(self, query: Query) -> Counter[int]:
-        return Counter(
-            row["value"]
-            for entry in self.log.entries
-            if entry.state is State.COMMITTED and entry.job == query.job
-            for row in entry.rows
-        )
+        committed = [entry for entry in self.log.entries if entry.state is State.COMMITTED and entry.job == query.job]
+        return Counter(row["value"] for entry in committed for row in entry.rows)
 
     def _check_batch(self, driver: Driver) -> None:
         """What lies before the end of a batch that is done is visible."""
@@ -719,7 +688,6 @@ class SparkSimulation:
                 action(self._drivers().index(driver))
 
     # --- how ----------------------------------------------------------------------------------------------------------
-
     def _drivers(self) -> list[Driver]:
         return [driver for query in self.queries for driver in (query.driver, *query.zombies) if driver is not None]
 
@@ -739,24 +707,24 @@ class SparkSimulation:
             self._lose(driver)
         except QueryFailedError:
             self._lose(driver, same_application=True)
-        except ProtocolViolationError as error:
+        except errors.ProtocolViolationError as error:
             raise AssertionError(str(error)) from error
-        except HeadraceError as error:
+        except errors.HeadraceError as error:
             self.happened[f"query: {type(error).__name__}"] += 1
             self._note_loss(error)
             is_owner = self.is_supervised and driver.driver_id == self.log.owner_of(driver.query.job)
-            if is_owner and isinstance(error, FencedError):
+            if is_owner and isinstance(error, errors.FencedError):
                 raise AssertionError(f"who owns the job has given it up: {error}") from error
             self._lose(driver, same_application=True)
 
     def _note_loss(self, error: BaseException) -> None:
         """Data loss is an error only where data is lost, and only where that was not tolerated."""
-        if isinstance(error, DataLossError):
+        if isinstance(error, errors.DataLossError):
             assert not self.may_lose, f"data loss was tolerated, and all the same: {error}"
             assert self.brokers.damaged or self.brokers.retired, f"nothing was lost: {error}"
             for query in self.queries:
                 query.is_stopped, query.driver, query.zombies = True, None, []
-        elif isinstance(error, UsageError):
+        elif isinstance(error, errors.UsageError):
             assert "no such topic" in str(error), str(error)
             assert "t" not in self.brokers.topics, str(error)
 
@@ -813,7 +781,6 @@ class HookedLog(FusedLog):
         return None if claim is None else claim.driver_id
 
     def fenced(self, job: str) -> int:
-        """How often."""
         return self._generations.get(job, 0)
 
     def listed_and_aborted(self) -> set[int]:
@@ -848,8 +815,6 @@ def patch_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 # --- what happens to the brokers ------------------------------------------------------------------------------------------
-
-
 def _grow(simulation: SparkSimulation, which: int, count: int) -> None:
     logs = simulation.brokers.logs()
     if logs:
@@ -871,10 +836,6 @@ def _expire_records(simulation: SparkSimulation, which: int, count: int) -> None
         simulation.happened["retention"] += 1
 
 
-def _create(simulation: SparkSimulation, which: int, partitions: int) -> None:
-    simulation.brokers.create(NAMES[which % len(NAMES)], partitions)
-
-
 def _delete(simulation: SparkSimulation, which: int, again: int) -> None:
     name = NAMES[which % len(NAMES)]
     if name in simulation.brokers.topics:
@@ -885,21 +846,9 @@ def _delete(simulation: SparkSimulation, which: int, again: int) -> None:
             simulation.happened["topic recreated"] += 1
 
 
-def _add_partition(simulation: SparkSimulation, which: int) -> None:
-    simulation.brokers.add_partition(NAMES[which % len(NAMES)])
-
-
-def _lag(simulation: SparkSimulation, number: int) -> None:
-    simulation.brokers.lag(number)
-
-
 def _forget(simulation: SparkSimulation, number: int, which: int) -> None:
     simulation.brokers.forget(number, NAMES[which % len(NAMES)])
     simulation.happened["topic forgotten"] += 1
-
-
-def _catch_up(simulation: SparkSimulation) -> None:
-    simulation.brokers.settle()
 
 
 def _outage(simulation: SparkSimulation, kind: int) -> None:
@@ -914,7 +863,6 @@ def _wait(simulation: SparkSimulation, seconds: int) -> None:
 
 
 def _expire_transaction(simulation: SparkSimulation, which: int) -> None:
-    """Its timeout has passed."""
     unended = [entry for query in simulation.queries for entry in simulation.log.unended(query.job)]
     if unended:
         entry = unended[which % len(unended)]
@@ -929,10 +877,8 @@ def simulated() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with (
-            patch.object(source_module, "shared_cluster", lambda _: SparkSimulation.latest.cluster),
-            patch.object(tenacity.nap, "time", SimpleNamespace(sleep=lambda _: None)),
-        ):
+        cluster = patch.object(source_module, "shared_cluster", lambda _: SparkSimulation.latest.cluster)
+        with cluster, patch.object(tenacity.nap, "time", SimpleNamespace(sleep=lambda _: None)):
             yield
     finally:
         logging.disable(disabled)
@@ -947,30 +893,6 @@ SPARK = Adversary(
     "spark",
     SparkSimulation,
     5,
-    {
-        "grow": (_grow, 2),
-        "create": (_create, 2),
-        "delete": (_delete, 2),
-        "add_partition": (_add_partition, 1),
-        "new_leader": (_new_leader, 2),
-        "expire_records": (_expire_records, 2),
-        "lag": (_lag, 1),
-        "forget": (_forget, 2),
-        "catch_up": (_catch_up, 0),
-        "outage": (_outage, 1),
-        "wait": (_wait, 1),
-        "expire_transaction": (_expire_transaction, 1),
-        "restart": (SparkSimulation.restart, 2),
-        "rewind": (SparkSimulation.rewind, 2),
-        "new_process": (SparkSimulation.new_process, 2),
-        "plan": (SparkSimulation.plan, 1),
-        "stage": (SparkSimulation.stage, 2),
-        "late_task": (SparkSimulation.late_task, 2),
-        "commit": (SparkSimulation.commit, 4),
-        "store": (SparkSimulation.store, 1),
-        "fail_stage": (SparkSimulation.fail_stage, 1),
-        "batch": (SparkSimulation.batch, 4),
-    },
     (
         {  # whole batches, and trouble between them
             "grow": 14, "batch": 14, "plan": 3, "stage": 3, "commit": 4, "store": 2, "restart": 4, "rewind": 1, "fail_stage": 1,
@@ -991,4 +913,11 @@ SPARK = Adversary(
     ),
     longest=80,
     around=simulated,
+    actions={
+        "create": (lambda simulation, which, partitions: simulation.brokers.create(NAMES[which % len(NAMES)], partitions), 2),
+        "add_partition": (lambda simulation, which: simulation.brokers.add_partition(NAMES[which % len(NAMES)]), 1),
+        "lag": (lambda simulation, number: simulation.brokers.lag(number), 1),
+        "catch_up": (lambda simulation: simulation.brokers.settle(), 0),
+        **taking(_grow, _delete, _new_leader, _expire_records, _forget, _outage, _wait, _expire_transaction),
+    },
 )  # fmt: skip

@@ -15,41 +15,13 @@ from itertools import islice
 
 from headrace.enumerator.errors import FencedError
 from headrace.runners.restarts import FixedDelay
+from headrace.runners.spark.supervision import core as supervision
 from headrace.runners.spark.supervision import lock as locks
-from headrace.runners.spark.supervision.core import (
-    DriverEnd,
-    Ending,
-    JobStopRequested,
-    SupervisionLimits,
-    SupervisionStarted,
-    TimePassed,
-)
-from headrace.runners.spark.supervision.lock import (
-    AskAgain,
-    KillProcessTree,
-    LockStep,
-    LooksAlive,
-    ReadLast,
-    TryLock,
-    WhoHolds,
-    WriteLast,
-)
+from headrace.runners.spark.supervision import standby
+from headrace.runners.spark.supervision.core import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.supervision.process_tree import Process
-from headrace.runners.spark.supervision.standby import (
-    CallDriver,
-    DriverDied,
-    DriverPhase,
-    DriverReport,
-    DriverReported,
-    Finish,
-    Kill,
-    Launch,
-    StandbyCore,
-    StandbyEvent,
-    StandbyLimits,
-    Stop,
-)
-from tests.simulation.search import NUMBERS, Adversary
+from headrace.runners.spark.supervision.standby import DriverPhase, DriverReport, StandbyCore, StandbyLimits
+from tests.simulation.search import NUMBERS, Adversary, by_chance
 
 KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
 STEPS, CALM_STEPS = 600, 1500
@@ -114,35 +86,34 @@ class Supervisor:
         self.end: DriverEnd | None = None
 
     def begin(self) -> None:
-        self.tell(SupervisionStarted(self.simulation.now_s))
+        self.tell(supervision.SupervisionStarted(self.simulation.now_s))
 
-    def tell(self, event: StandbyEvent) -> None:
+    def tell(self, event: standby.StandbyEvent) -> None:
         for command in self.core.handle(event):
             match command:
-                case Launch(number):
+                case standby.Launch(number):
                     self.trees[number] = self.simulation.launch(self, number)
-                case CallDriver(number):
+                case standby.CallDriver(number):
                     self.trees[number].is_called = True
-                case Stop(number):
+                case standby.Stop(number):
                     self.trees[number].is_to_stop = True
-                case Kill(number):
+                case standby.Kill(number):
                     self.simulation.kill_tree(self.trees[number].name)
-                case Finish(end):
+                case standby.Finish(end):
                     assert not self.trees
                     self.end, self.is_alive = end, False
 
     def step(self) -> None:
-        """One round of its loop."""
         for number, tree in list(self.trees.items()):
             while tree.said and self.is_alive:
-                self.tell(DriverReported(number, self.simulation.now_s, tree.said.pop(0)))
+                self.tell(standby.DriverReported(number, self.simulation.now_s, tree.said.pop(0)))
             if not tree.main.is_alive and self.is_alive:
                 self.simulation.kill_tree(tree.name)
                 del self.trees[number]
-                self.tell(DriverDied(number, self.simulation.now_s, tree.end, self.simulation.chances.random()))
+                self.tell(standby.DriverDied(number, self.simulation.now_s, tree.end, self.simulation.chances.random()))
         wake_at_s = self.core.wake_at_s
         if self.is_alive and wake_at_s is not None and self.simulation.now_s >= wake_at_s:
-            self.tell(TimePassed(self.simulation.now_s))
+            self.tell(supervision.TimePassed(self.simulation.now_s))
 
 
 class Simulation:
@@ -163,7 +134,6 @@ class Simulation:
         self.happened: Counter[str] = Counter()
 
     # --- what processes do --------------------------------------------------------------------------------------------
-
     def launch(self, supervisor: Supervisor, number: int) -> ProcessTree:
         tree = ProcessTree(f"{supervisor.me.pid}-{supervisor.me.started}-0-{number}", supervisor, number)
         tree.main = Played(tree.name, self.driver(tree))
@@ -214,23 +184,23 @@ class Simulation:
             except StopIteration:
                 return
 
-    def answer(self, tree: ProcessTree, step: LockStep) -> bool | str | None:
+    def answer(self, tree: ProcessTree, step: locks.LockStep) -> bool | str | None:
         match step:
-            case TryLock():
+            case locks.TryLock():
                 if self.flock is None or not self.flock.is_alive:  # the kernel gives it up with its process
                     self.flock = tree.main
                 return self.flock is tree.main
-            case WhoHolds():
+            case locks.WhoHolds():
                 return self.flock.name if self.flock is not None and self.flock.is_alive else None
-            case LooksAlive(supervisor):
+            case locks.LooksAlive(supervisor):
                 return any(one.me == supervisor and one.is_alive for one in self.supervisors)
-            case KillProcessTree(name):
+            case locks.KillProcessTree(name):
                 self.kill_tree(name)
-            case ReadLast():
+            case locks.ReadLast():
                 return self.last
-            case WriteLast(name):
+            case locks.WriteLast(name):
                 self.last = name
-            case AskAgain():
+            case locks.AskAgain():
                 pass
         return None
 
@@ -253,9 +223,7 @@ class Simulation:
             batch += 1
 
     def begin(self, tree: ProcessTree) -> None:
-        """This process tree starts to read the checkpoint. Once its driver is dead the lock may be another's that has not
-        started.
-        """
+        """This process tree starts to read the checkpoint. The lock of a dead driver may be another's that has not started."""
         if tree.main.is_alive and self.flock is not tree.main:
             raise TwoAtWorkError(f"{tree.name} is running without the lock")
         self.touch(tree)
@@ -267,7 +235,6 @@ class Simulation:
                 raise TwoAtWorkError(f"{tree.name} is running, and {other.name} is alive")
 
     # --- what happens to them -----------------------------------------------------------------------------------------
-
     def kill_tree(self, name: str) -> None:
         for process in self.trees[name].processes:
             process.is_alive = False
@@ -332,7 +299,6 @@ class Simulation:
         self.supervisors[-1].begin()
 
     # --- a history ----------------------------------------------------------------------------------------------------
-
     def step(self) -> None:
         self.now_s += self.chances.random()
         for supervisor in self.supervisors:
@@ -393,7 +359,7 @@ class Simulation:
     def end(self) -> None:
         """The job is instructed to stop: no process is left but those that are stopped, and whose supervisor is dead."""
         (living,) = [one for one in self.supervisors if one.is_alive]
-        living.tell(JobStopRequested(self.now_s))
+        living.tell(supervision.JobStopRequested(self.now_s))
         for _ in range(100):
             self.step()
             left = [(tree, process) for tree in self.living for process in tree.processes]
@@ -405,9 +371,7 @@ class Simulation:
 
 
 class StandbySimulation(Simulation):
-    """The same as a schedule of steps; chances are taken from an action's numbers. TwoAtWorkError is raised where it
-    happens.
-    """
+    """As a schedule of steps; chances are taken from an action's numbers. TwoAtWorkError is raised where it happens."""
 
     def __init__(self, standbys: int, high: int, low: int) -> None:
         super().__init__(high * NUMBERS + low)
@@ -425,13 +389,8 @@ class StandbySimulation(Simulation):
         for _ in range(1 + steps):
             self.step()
 
-
-def _taking(action: Callable[[Simulation], None]) -> tuple[Callable[..., None], int]:
-    def act(simulation: StandbySimulation, high: int, low: int) -> None:
-        simulation.chances = random.Random(high * NUMBERS + low)
-        action(simulation)
-
-    return act, 2
+    def go_on_a_little(self, steps: int) -> None:
+        self.go_on(steps % 8)
 
 
 _FAULTS = {
@@ -440,14 +399,6 @@ _FAULTS = {
 }  # fmt: skip
 
 STANDBY = Adversary(
-    "standby",
-    StandbySimulation,
-    3,
-    {
-        "go_on": (StandbySimulation.go_on, 1),
-        "go_on_a_little": (lambda simulation, steps: simulation.go_on(steps % 8), 1),
-        **{name: _taking(getattr(Simulation, name)) for name in _FAULTS},
-    },
-    ({"go_on": 9, **_FAULTS}, {"go_on": 3, "go_on_a_little": 9, **_FAULTS}),
-    longest=40,
-)
+    "standby", StandbySimulation, 3, ({"go_on": 9, **_FAULTS}, {"go_on": 3, "go_on_a_little": 9, **_FAULTS}), longest=40,
+    actions=by_chance(Simulation, _FAULTS),
+)  # fmt: skip

@@ -1,6 +1,4 @@
-"""Every simulated simulation: its promises hold in random schedules, what matters happens often, and injected bugs are
-found.
-"""
+"""Every simulation: its promises hold in random schedules, what matters happens often, and injected bugs are found."""
 
 from __future__ import annotations
 
@@ -25,15 +23,10 @@ from tests.simulation.simulations import SIMULATIONS
 # A runner may report the outcome of a checkpoint twice; the simulated one does not. test_coordinator.py does.
 NEWS_COMES_LATE = {(CheckpointPhase.PERSISTING, ReaderSnapshotted, CheckpointPhase.PERSISTING)}
 # An engine whose checkpoint is right asks for an unfinished epoch again, not for the next; tests/unit/base/test_commit.py does.
-EPOCH_AFTER_AN_UNFINISHED_ONE = {
-    (CommitPhase.COMPLETING, Recorded, CommitPhase.CHECKING),
-    (CommitPhase.COMPLETING, Recorded, CommitPhase.COMPLETING),
-}
-BUGS = [
-    pytest.param(simulation, bug, id=f"{simulation.adversary.name}-{bug.__name__}")
-    for simulation in SIMULATIONS
-    for bug in simulation.injected
-]
+_NEXT = (CommitPhase.CHECKING, CommitPhase.COMPLETING)
+EPOCH_AFTER_AN_UNFINISHED_ONE = {(CommitPhase.COMPLETING, Recorded, phase) for phase in _NEXT}
+_PAIRS = [(simulation, bug) for simulation in SIMULATIONS for bug in simulation.injected]
+BUGS = [pytest.param(each, bug, id=f"{each.adversary.name}-{bug.__name__}") for each, bug in _PAIRS]
 IDS = [simulation.adversary.name for simulation in SIMULATIONS]
 
 

@@ -84,7 +84,6 @@ class Soak:
     """One job, and what is known of it."""
 
     def __init__(self, flink: FlinkCluster, bootstrap: str, directory: Path, generator: random.Random) -> None:
-        """Makes its topics."""
         self.flink, self.bootstrap, self.random = flink, bootstrap, generator
         name = uuid.uuid4().hex[:8]
         self.source, self.target, self.group, self.prefix = (f"{what}-{name}" for what in ("in", "out", "group", "soak"))
@@ -100,13 +99,9 @@ class Soak:
         """Read, note, write."""
         config = {"bootstrap.servers": self.bootstrap, "auto.offset.reset": "earliest", "group.id": self.group}
         batches = pipeline | ReadFromKafka(
-            config,
-            [self.source],
-            commit_offset_in_finalize=True,
-            output="arrow",
-            columns=["topic", "partition", "offset"],
+            config, [self.source], commit_offset_in_finalize=True, output="arrow", columns=["topic", "partition", "offset"],
             read_s=0.5,
-        )
+        )  # fmt: skip
         self.witness.read(batches)
         _ = (
             batches
@@ -132,7 +127,6 @@ class Soak:
             self.strike(job_id)
 
     def strike(self, job_id: str) -> None:
-        """The kill itself."""
         self.flink.kill_task_manager()
         published = self.published()
         since_s = time.time()
@@ -178,7 +172,6 @@ class Soak:
 
 
 def main() -> int:
-    """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
@@ -197,13 +190,10 @@ def main() -> int:
         "seed": arguments.seed,
         "seconds": round(time.monotonic() - started_s),
         "versions": {
-            "beam": version("apache-beam"),
-            "flink": FLINK_VERSION,
-            "runner": RUNNER_VERSION,
-            "kafka": KAFKA_VERSION,
+            "beam": version("apache-beam"), "flink": FLINK_VERSION, "runner": RUNNER_VERSION, "kafka": KAFKA_VERSION,
             "python": platform.python_version(),
         },
-    }
+    }  # fmt: skip
     print(json.dumps(result, indent=2))  # noqa: T201 - the command's output
     if arguments.result is not None:
         arguments.result.write_text(json.dumps(result, indent=2) + "\n")

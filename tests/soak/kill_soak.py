@@ -41,18 +41,9 @@ from tests.helpers.sink_rig import eventually, kafka_sink, read_all, set_transac
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 ROOT = Path(__file__).parents[2]
-PHASES = [
-    *(("KafkaTransaction", "write", when) for when in ("before", "after")),
-    *(("KafkaTransaction", "prepare", when) for when in ("before", "after")),
-    *(
-        ("KafkaCommitter", step, when)
-        for step in ("fence", "check", "record", "end", "clean_up")
-        for when in ("before", "after")
-    ),
-]
-REPAIR_PHASES = [
-    (step, when, nth) for step, nth in (("copy", 1), ("record", 1), ("clean_up", 1)) for when in ("before", "after")
-]
+_STEPS = {"KafkaTransaction": ("write", "prepare"), "KafkaCommitter": ("fence", "check", "record", "end", "clean_up")}
+PHASES = [(owner, step, when) for owner, steps in _STEPS.items() for step in steps for when in ("before", "after")]
+REPAIR_PHASES = [(step, when, 1) for step in ("copy", "record", "clean_up") for when in ("before", "after")]
 MOST_TASKS = 4
 ROWS = 60
 EPOCHS = 4
@@ -88,15 +79,9 @@ class Soak(ABC):
         name = f"soak-{uuid.uuid4().hex[:8]}"
         create_topic(bootstrap, name, 4)
         self.settings: dict[str, Any] = {
-            "bootstrap": bootstrap,
-            "topic": name,
-            "commits": f"{name}-commits",
-            "prefix": name,
-            "timeout_ms": timeout_ms,
-            "state": str(directory / name),
-            "rows": ROWS,
-            "bug": bug,
-        }
+            "bootstrap": bootstrap, "topic": name, "commits": f"{name}-commits", "prefix": name, "timeout_ms": timeout_ms,
+            "state": str(directory / name), "rows": ROWS, "bug": bug,
+        }  # fmt: skip
         self.state = directory / name
         self.state.mkdir()
         self.kills: Counter[str] = Counter()
@@ -178,7 +163,6 @@ class Soak(ABC):
         self.runs, self.zombies = self.runs + 1, self.zombies + 1
 
     def wait_until_frozen(self, process: subprocess.Popen[str]) -> None:
-        """Until it has stopped."""
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             raise RuntimeError(f"the job ended before it was frozen: {status}\n{self.tail()}")
@@ -194,7 +178,6 @@ class Soak(ABC):
         self.outages += 1
 
     def ongoing(self) -> list[str]:
-        """The job's open transactions."""
         return self._transactions.ongoing(self.settings["prefix"])
 
     def judge(self) -> dict[str, int]:
@@ -207,15 +190,11 @@ class Soak(ABC):
         seen = [sum(str(epoch * ROWS + row) in found for row in range(ROWS)) for epoch in range(epochs)]
         uncommitted = read_all(self.bootstrap, self.settings["topic"], "read_uncommitted")
         return {
-            "epochs": epochs,
-            "records": len(wanted),
-            "duplicates": sum(count - 1 for count in found.values()),
-            "lost": len(wanted - found.keys()),
-            "foreign": len(found.keys() - wanted),
-            "torn": sum(0 < count < ROWS for count in seen),
-            "open": still_open,
+            "epochs": epochs, "records": len(wanted), "duplicates": sum(count - 1 for count in found.values()),
+            "lost": len(wanted - found.keys()), "foreign": len(found.keys() - wanted),
+            "torn": sum(0 < count < ROWS for count in seen), "open": still_open,
             "uncommitted_records_in_the_log": len(uncommitted) - found.total(),
-        }
+        }  # fmt: skip
 
     def _tasks(self) -> int:
         return self.generator.randint(1, MOST_TASKS)
@@ -228,21 +207,17 @@ class BareSoak(Soak):
     job_seconds = 90.0
 
     def start(self, kill: Kill | None, epochs: int, tasks: int) -> subprocess.Popen[str]:
-        """The job in a process."""
         settings = {**self.settings, "tasks": tasks, "epochs": epochs, "kill": kill}
         with (self.state / "job.log").open("a") as log:
             return subprocess.Popen([sys.executable, str(HELPERS / "sink_job.py"), json.dumps(settings)], stderr=log, text=True)
 
     def follow(self, process: subprocess.Popen[str]) -> None:
-        """It ends by itself."""
         process.wait(self.job_seconds)
 
     def thaw(self, process: subprocess.Popen[str]) -> None:
-        """It is one process."""
         process.send_signal(signal.SIGCONT)
 
     def epochs(self) -> int:
-        """By its write-ahead log."""
         return len(list((self.state / "commits").glob("[0-9]*")))
 
 
@@ -268,9 +243,7 @@ class SparkSoak(Soak):
         arguments = {
             "read": {**connection, "subscribe": self._input, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(ROWS)},
             "write": {
-                **connection,
-                "topic": self.settings["topic"],
-                "commitTopic": self.settings["commits"],
+                **connection, "topic": self.settings["topic"], "commitTopic": self.settings["commits"],
                 "transactionalIdPrefix": self.settings["prefix"],
                 "kafka.transaction.timeout.ms": str(self.settings["timeout_ms"]),
             },
@@ -278,7 +251,7 @@ class SparkSoak(Soak):
             "checkpoint": str(self.state / "checkpoint"),
             "tasks": tasks,
             "done": str(self._done),
-        }
+        }  # fmt: skip
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if kill is not None:
             environment["HEADRACE_KILL"] = json.dumps({**kill, "mark": str(mark)})
@@ -311,7 +284,6 @@ class SparkSoak(Soak):
                 os.killpg(process.pid, signal.SIGKILL)  # a JVM may outlive its driver
 
     def epochs(self) -> int:
-        """By Spark's commit log."""
         return len(list((self.state / "checkpoint" / "commits").glob("[0-9]*")))
 
     def _feed(self, epochs: int) -> None:
@@ -333,11 +305,8 @@ def main() -> int:
     parser.add_argument("--result", type=Path)
     options = parser.parse_args()
     document: dict[str, Any] = {"kafka": KAFKA_VERSION, "engine": options.engine, "seed": options.seed, "protocols": {}}
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        start_broker(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster,
-        Progress() as progress,
-    ):
+    config = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+    with tempfile.TemporaryDirectory() as scratch, start_broker(config=config) as cluster, Progress() as progress:
         for level in (1, 2):
             set_transaction_version(cluster.bootstrap, level)
             soak = ENGINES[options.engine](cluster.bootstrap, Path(scratch), random.Random(options.seed + level))
@@ -346,15 +315,10 @@ def main() -> int:
             while soak.kills.total() < options.kills // 2:
                 progress.advance(bar, soak.round())
             document["protocols"][f"v{level}"] = {
-                "timeout_ms": soak.settings["timeout_ms"],
-                "kills": soak.kills.total(),
-                "by_phase": dict(sorted(soak.kills.items())),
-                "outages": soak.outages,
-                "zombies": soak.zombies,
-                "runs": soak.runs,
-                **soak.judge(),
-                "seconds": round(time.monotonic() - started_at),
-            }
+                "timeout_ms": soak.settings["timeout_ms"], "kills": soak.kills.total(),
+                "by_phase": dict(sorted(soak.kills.items())), "outages": soak.outages, "zombies": soak.zombies,
+                "runs": soak.runs, **soak.judge(), "seconds": round(time.monotonic() - started_at),
+            }  # fmt: skip
     print(json.dumps(document, indent=1))  # noqa: T201 - the command's output
     if options.result is not None:
         options.result.write_text(json.dumps(document, indent=1) + "\n")

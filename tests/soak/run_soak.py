@@ -61,20 +61,16 @@ VICTIMS = {"worker": 3, "coordinator": 2, "everything": 1}
 """Who is killed, and how often in proportion: to start everything again takes seconds, the others tenths of one."""
 
 CALLS = (
-    *(("KafkaTransaction", method) for method in ("write", "prepare")),
-    ("RunMessages", "reported"),
-    ("CheckpointStore", "write"),
-    *(("KafkaCommitter", method) for method in ("fence", "check", "record", "end", "clean_up")),
-)
+    *(("KafkaTransaction", method) for method in ("write", "prepare")), ("RunMessages", "reported"),
+    ("CheckpointStore", "write"), *(("KafkaCommitter", method) for method in ("fence", "check", "record", "end", "clean_up")),
+)  # fmt: skip
 PHASES = [(*call, when) for call in CALLS for when in ("before", "after")]
 BAD = ("duplicates", "lost", "foreign", "out_of_order", "open")
 SETTINGS = {
-    "execution.checkpointing.interval": "50 ms",
-    "execution.checkpointing.tolerable-failed-checkpoints": "1000",
-    "restart-strategy.type": "fixed-delay",
-    "restart-strategy.fixed-delay.attempts": "1000000",
+    "execution.checkpointing.interval": "50 ms", "execution.checkpointing.tolerable-failed-checkpoints": "1000",
+    "restart-strategy.type": "fixed-delay", "restart-strategy.fixed-delay.attempts": "1000000",
     "restart-strategy.fixed-delay.delay": "0 ms",
-}
+}  # fmt: skip
 
 
 class Soak:
@@ -97,12 +93,8 @@ class Soak:
         self.starts += 1
         job = Path(__file__).with_name("run_soak_job.py")
         command = [sys.executable, "-c", "from headrace.cli import main; main()", "run", f"{job}:pipeline"]
-        command += [
-            "--workers",
-            str(self.generator.randint(1, MOST_WORKERS)),
-            "--checkpoints",
-            str(self.folder / "checkpoints"),
-        ]
+        workers = str(self.generator.randint(1, MOST_WORKERS))
+        command += ["--workers", workers, "--checkpoints", str(self.folder / "checkpoints")]
         command += [part for name, value in SETTINGS.items() for part in ("--config", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, start_new_session=True)
@@ -187,11 +179,9 @@ class Soak:
         return read_pairs(self.bootstrap, "out"), read_pairs(self.bootstrap, "letters")
 
     def tail(self) -> str:
-        """The end of the run's log."""
         return "\n".join((self.folder / "log").read_text().splitlines()[-TAIL:])
 
     def end(self) -> None:
-        """Nothing is left of it."""
         if self._run.poll() is None:
             groups = {os.getpgid(child.pid) for child in psutil.Process(self._run.pid).children()} - {os.getpgid(self._run.pid)}
             self._run.kill()
@@ -202,7 +192,6 @@ class Soak:
 
 
 def value_of(number: int) -> str:
-    """As it is produced."""
     return f"bad {number}" if number % BAD_EVERY == 0 else str(number)
 
 
@@ -232,12 +221,9 @@ def _judged(pairs: Pairs, numbers: list[int]) -> dict[str, int]:
         behind += number < last.get(key, -1)
         last[key] = number
     return {
-        "records": len(pairs),
-        "duplicates": sum(count - 1 for count in seen.values()),
-        "lost": len(wanted - seen.keys()),
-        "foreign": len(seen.keys() - wanted),
-        "out_of_order": behind,
-    }
+        "records": len(pairs), "duplicates": sum(count - 1 for count in seen.values()), "lost": len(wanted - seen.keys()),
+        "foreign": len(seen.keys() - wanted), "out_of_order": behind,
+    }  # fmt: skip
 
 
 @contextmanager
@@ -269,12 +255,9 @@ def soaked(kind: str, kills: int, seconds: float, seed: int, bug: str | None, on
         finally:
             soak.end()
     return {
-        "killed": soak.killed,
-        "processes": soak.processes,
-        "starts": soak.starts,
-        "seconds": time.monotonic() - started_s,
+        "killed": soak.killed, "processes": soak.processes, "starts": soak.starts, "seconds": time.monotonic() - started_s,
         **found,
-    }
+    }  # fmt: skip
 
 
 def _all(only: str) -> list[tuple[tuple[str, str, str], str]]:
@@ -287,17 +270,12 @@ def _name(phase: tuple[str, str, str], victims: str) -> str:
 
 
 def added(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """A result with another one."""
     killed = Counter(before.get("kills_by_phase", {})) + found["killed"]
     sums = {name: before.get(name, 0) + found[name] for name in ("processes", "starts", "records", "letters", *BAD)}
     return {
-        "kills": sum(killed.values()),
-        **sums,
-        "seconds": round(before.get("seconds", 0) + found["seconds"], 1),
-        "partitions": PARTITIONS,
-        "workers": f"1 to {MOST_WORKERS}",
-        "kills_by_phase": dict(sorted(killed.items())),
-    }
+        "kills": sum(killed.values()), **sums, "seconds": round(before.get("seconds", 0) + found["seconds"], 1),
+        "partitions": PARTITIONS, "workers": f"1 to {MOST_WORKERS}", "kills_by_phase": dict(sorted(killed.items())),
+    }  # fmt: skip
 
 
 def main() -> None:

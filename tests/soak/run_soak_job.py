@@ -75,12 +75,9 @@ def chosen(plan: dict[str, Any]) -> list[int]:
     leader = os.getpgrp()
     workers = [child.pid for child in psutil.Process(leader).children(recursive=True) if child.ppid() != leader]
     own = os.getpid()
-    found = {
-        "worker": [own] if own in workers else workers[:1],
-        "coordinator": [leader],
-        "everything": [plan["supervisor"], leader, *workers],
-    }[plan["victims"]]
-    return sorted(found, key=lambda victim: victim == own)
+    one = [own] if own in workers else workers[:1]
+    found = {"worker": one, "coordinator": [leader], "everything": [plan["supervisor"], leader, *workers]}
+    return sorted(found[plan["victims"]], key=lambda victim: victim == own)
 
 
 def positions_of_the_checkpoint_before() -> None:
@@ -116,16 +113,11 @@ def letters_go_their_own_way() -> None:
     KafkaTransaction.write = beside  # type: ignore[method-assign]
 
 
-BUGS = {
-    bug.__name__: bug for bug in (positions_of_the_checkpoint_before, dead_workers_are_not_cleaned_up, letters_go_their_own_way)
-}
+_BUGS = (positions_of_the_checkpoint_before, dead_workers_are_not_cleaned_up, letters_go_their_own_way)
+BUGS = {bug.__name__: bug for bug in _BUGS}
 
-for patched, methods in (
-    (KafkaTransaction, ("write", "prepare")),
-    (KafkaCommitter, ("fence", "check", "record", "end", "clean_up")),
-    (CheckpointStore, ("write",)),
-    (RunMessages, ("reported",)),
-):
+_OF_THE_SINK = {KafkaTransaction: ("write", "prepare"), KafkaCommitter: ("fence", "check", "record", "end", "clean_up")}
+for patched, methods in {**_OF_THE_SINK, CheckpointStore: ("write",), RunMessages: ("reported",)}.items():
     for name in methods:
         inject(patched, name)
 faulthandler.register(signal.SIGUSR1)
@@ -134,12 +126,9 @@ if TOLD["bug"] is not None:
 
 pipeline = Pipeline(
     KafkaSource(
-        TOLD["bootstrap"],
-        topics=["in"],
-        columns=["key", "value", "partition", DEAD_LETTER],
-        value=JsonFormat(pa.int64()),
+        TOLD["bootstrap"], topics=["in"], columns=["key", "value", "partition", DEAD_LETTER], value=JsonFormat(pa.int64()),
         on_bad_record="keep",
     ),
     KafkaSink(TOLD["bootstrap"], topic="out", transaction_timeout_ms=TOLD["timeout_ms"], value=JsonFormat(pa.int64())),
     DeadLetters("letters"),
-)
+)  # fmt: skip

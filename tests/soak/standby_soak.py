@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from benchmarks.environment import environment
 from headrace.runners.spark.session import QUICK_JVM
@@ -43,6 +43,7 @@ from headrace.runners.spark_processes.spark_archive import archive_at_hand
 from headrace.testing.servers.kafka import add_partitions, create_topic, start_broker
 from headrace.testing.servers.kafka.brokers import BrokerCluster
 from tests.helpers.python_path import python_path
+from tests.helpers.sink_rig import read_pairs
 from tests.soak import standby_job
 
 PARTITIONS = 4
@@ -53,13 +54,9 @@ WRONG = ("lost", "foreign", "duplicates", "epochs_of_two_drivers")
 """What a result may not have."""
 
 CONF = {
-    "spark.master": "local[2,4]",
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "1g",
-    "spark.log.level": "ERROR",
-}
+    "spark.master": "local[2,4]", "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "1g", "spark.log.level": "ERROR",
+}  # fmt: skip
 
 
 class Traffic:
@@ -130,7 +127,6 @@ class Traffic:
                 raise TimeoutError(f"no record from {number} on has come out for {seconds:g} s")
 
     def stop_sending(self) -> int:
-        """How many were sent in all."""
         self._is_sending = False
         self._threads[0].join()
         return len(self.sent_at)
@@ -170,15 +166,12 @@ class SupervisedJob:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", "from headrace.cli import main; main()", *self._command],
                 env={
-                    **os.environ,
-                    **self._variables,
-                    "PYTHONPATH": python_path(),
-                    "STANDBY_JOB": self._told,
+                    **os.environ, **self._variables, "PYTHONPATH": python_path(), "STANDBY_JOB": self._told,
                     "TMPDIR": str(self._directory),
                 },
                 stdout=log,
                 stderr=log,
-            )
+            )  # fmt: skip
 
     def check(self) -> None:
         assert self.process is not None
@@ -220,7 +213,6 @@ class SupervisedJob:
         return self.process.wait(120)
 
     def end(self) -> None:
-        """Whatever is left."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -278,39 +270,28 @@ def outcome(job: SupervisedJob, traffic: Traffic) -> dict[str, int]:
 
 def take_over(job: SupervisedJob, traffic: Traffic, strike: Callable[[str], None]) -> float:
     """Strike the active driver, given its process tree; seconds until a record that was sent later is committed."""
-    status = job.wait_armed()
-    tree = tree_of(status["active"]["pid"])
+    tree = tree_of(job.wait_armed()["active"]["pid"])
     assert tree is not None
     started_at = time.monotonic()
     strike(tree)
-    after = len(traffic.sent_at)
-    return traffic.wait_for(after, TAKEOVER_S, job.check) - started_at
+    return traffic.wait_for(len(traffic.sent_at), TAKEOVER_S, job.check) - started_at
 
 
 # --- the soak -----------------------------------------------------------------------------------------------------------
-
-
 class Soak:
-    """Takeovers of all kinds of one job. `kinds`: what is done to the active driver's process tree; the first word of a
-    result.
-    """
+    """Takeovers of one job. `kinds`: what is done to the active driver's process tree; the first word of a result."""
 
     def __init__(self, job: SupervisedJob, traffic: Traffic, broker: BrokerCluster, chances: random.Random) -> None:
         self.job, self.traffic, self.broker, self.chances = job, traffic, broker, chances
         self.partitions = PARTITIONS
         self.outages: dict[str, list[float]] = {}
         self.kinds: dict[str, Callable[[str], None]] = {
-            "all killed": self.kill_all,
-            "stopped, and continued once it is given up": self.stop_and_continue,
-            "killed, and again while the next one warms": self.kill_all,
-            "driver's process killed": self.kill_driver,
-            "JVM killed": self.kill_jvm,
-            "broker restarted meanwhile": self.restart_broker,
-            "partitions added meanwhile": self.add_partitions,
-            "JVM stopped": self.stop_jvm,
-            "supervisor killed": self.kill_supervisor,
-            "driver stopped, then its supervisor killed": self.orphan,
-        }
+            "all killed": self.kill_all, "stopped, and continued once it is given up": self.stop_and_continue,
+            "killed, and again while the next one warms": self.kill_all, "driver's process killed": self.kill_driver,
+            "JVM killed": self.kill_jvm, "broker restarted meanwhile": self.restart_broker,
+            "partitions added meanwhile": self.add_partitions, "JVM stopped": self.stop_jvm,
+            "supervisor killed": self.kill_supervisor, "driver stopped, then its supervisor killed": self.orphan,
+        }  # fmt: skip
 
     def round(self, kind: str) -> float:
         """One takeover, or two; the longest outage. Raises RuntimeError where a driver of earlier is still there."""
@@ -378,9 +359,9 @@ class Soak:
 
 def two_lists(bootstrap: str, topic: str) -> int:
     """How many epochs were recorded with one driver's transactions, and again with others, as by two drivers running."""
-    first: dict[tuple[bytes, int], str] = {}
-    twice: set[tuple[bytes, int]] = set()
-    for key, value in committed_records(bootstrap, topic):
+    first: dict[tuple[bytes | None, int], str] = {}
+    twice: set[tuple[bytes | None, int]] = set()
+    for key, value in read_pairs(bootstrap, topic):
         found = json.loads(value) if value else {}
         handles = found.get("handles")
         if handles:
@@ -389,28 +370,6 @@ def two_lists(bootstrap: str, topic: str) -> int:
                 twice.add(epoch)
     assert first, f"{topic} has no list of transactions"
     return len(twice)
-
-
-def committed_records(bootstrap: str, topic: str) -> list[tuple[bytes, bytes | None]]:
-    """Keys and values of a topic of one partition, as it is now."""
-    group = {"group.id": "none", "enable.auto.commit": False, "isolation.level": "read_committed"}
-    consumer = Consumer({"bootstrap.servers": bootstrap, **group, "enable.partition.eof": True})
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-    found: list[tuple[bytes, bytes | None]] = []
-    deadline = time.monotonic() + DRAIN_S
-    try:
-        while time.monotonic() < deadline:
-            message = consumer.poll(1.0)
-            if message is None:
-                continue
-            error = message.error()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                return found
-            if error is None:
-                found.append((message.key(), message.value()))
-    finally:
-        consumer.close()
-    raise TimeoutError(f"the end of {topic} was not reached in {DRAIN_S:g} s")
 
 
 @dataclass(frozen=True)
@@ -437,15 +396,11 @@ class Session:
                 sys.stderr.write(f"{self.seed}, {number + 1}: {kind}: {made.round(kind):.2f} s\n")
             counted = outcome(job, traffic)
         return {
-            "seed": self.seed,
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
-            "takeovers": self.takeovers,
-            "seconds": round(time.time() - started_at),
-            "load_average": os.getloadavg(),
-            **counted,
+            "seed": self.seed, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)), "takeovers": self.takeovers,
+            "seconds": round(time.time() - started_at), "load_average": os.getloadavg(), **counted,
             "epochs_of_two_drivers": two_lists(broker.bootstrap, job.commits),
             "outages_s": {kind: [round(each, 2) for each in found] for kind, found in made.outages.items()},
-        }
+        }  # fmt: skip
 
 
 def summed(sessions: list[dict[str, Any]], rate: float) -> dict[str, Any]:
@@ -487,7 +442,6 @@ def soak(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--takeovers", type=int, default=200, help="until the result has this many")
     parser.add_argument("--session", type=int, default=20, help="takeovers of one broker and job")

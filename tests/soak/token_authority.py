@@ -26,6 +26,13 @@ def _number(value: int) -> str:
     return _text(value.to_bytes((value.bit_length() + 7) // 8, "big"))
 
 
+ENV_PROVIDER = {
+    "config.providers": "env",
+    "config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
+}
+"""Properties of a client that knows its secret by an environment variable."""
+
+
 class TokenAuthority:
     """Over HTTP: POST /token with the client's credentials, GET /jwks. A context manager.
 
@@ -75,7 +82,6 @@ class TokenAuthority:
         return token
 
     def keys(self) -> dict[str, object]:
-        """The JWKS."""
         numbers = self._key.public_key().public_numbers()
         key = {"kty": "RSA", "use": "sig", "alg": "RS256", "kid": "1", "n": _number(numbers.n), "e": _number(numbers.e)}
         return {"keys": [key]}
@@ -84,15 +90,13 @@ class TokenAuthority:
         """Settings with which Kafka's own validator takes these tokens at SASL_PLAINTEXT, and no process without."""
         mechanism = f"{LISTENER}.oauthbearer"
         return {
-            "sasl.enabled.mechanisms": "OAUTHBEARER",
-            f"{LISTENER}.sasl.enabled.mechanisms": "OAUTHBEARER",
+            "sasl.enabled.mechanisms": "OAUTHBEARER", f"{LISTENER}.sasl.enabled.mechanisms": "OAUTHBEARER",
             f"{mechanism}.sasl.jaas.config": f"{_PACKAGE}.OAuthBearerLoginModule required;",
             f"{mechanism}.sasl.server.callback.handler.class": f"{_PACKAGE}.OAuthBearerValidatorCallbackHandler",
             f"{mechanism}.sasl.oauthbearer.jwks.endpoint.url": f"{self.url}/jwks",
-            f"{mechanism}.sasl.oauthbearer.expected.audience": AUDIENCE,
-            f"{mechanism}.connections.max.reauth.ms": "3600000",
+            f"{mechanism}.sasl.oauthbearer.expected.audience": AUDIENCE, f"{mechanism}.connections.max.reauth.ms": "3600000",
             "connections.max.reauth.ms": "3600000",
-        }
+        }  # fmt: skip
 
     def jvm_options(self) -> tuple[str, ...]:
         """Kafka fetches keys from no address that it was not reported (KIP-1147)."""

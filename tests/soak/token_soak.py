@@ -28,7 +28,7 @@ from headrace.testing.servers.kafka import create_topic, start_broker
 from headrace.testing.servers.kafka.jars import KAFKA_VERSION
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import read_all
-from tests.soak.token_authority import TokenAuthority
+from tests.soak.token_authority import ENV_PROVIDER, TokenAuthority
 
 SECRET = "hunter2-of-the-soak"
 LONGEST_GAP_S = 10.0
@@ -38,8 +38,6 @@ _LISTS = "soak-commits"
 
 
 # --- the jobs, in a process whose output is searched --------------------------------------------------------------------
-
-
 class Script:
     """Writes in a thread, and reads in another. `problems`: what either has raised."""
 
@@ -123,31 +121,25 @@ def jobs(settings: dict[str, Any]) -> None:
     if failure is None:
         query.processAllAvailable()
     found = {
-        "written": script.written,
-        "read": script.read,
-        "longest_gap_s": round(script.longest_gap_s, 2),
+        "written": script.written, "read": script.read, "longest_gap_s": round(script.longest_gap_s, 2),
         "batches": None if query.lastProgress is None else query.lastProgress["batchId"] + 1,
         "problems": [*script.problems, *([] if failure is None else [str(failure)])],
-    }
+    }  # fmt: skip
     query.stop()
     Path(settings["found"]).write_text(json.dumps(found))
     spark.stop()
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------
-
-
 def leaks(authority: TokenAuthority, folder: Path) -> list[str]:
     """The files below the folder that hold the secret, or any token that was issued."""
     wanted = [SECRET.encode(), *(token.encode() for token in authority.tokens)]
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return [
-        str(path.relative_to(folder)) for path in files if any(each in data for data in [path.read_bytes()] for each in wanted)
-    ]
+    found = [path for path in files if any(each in data for data in [path.read_bytes()] for each in wanted)]
+    return [str(path.relative_to(folder)) for path in found]
 
 
 def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
-    """What happened."""
     with tempfile.TemporaryDirectory() as temporary, TokenAuthority("job", SECRET, lifetime_s) as authority:
         folder = Path(temporary)
         config, options = authority.broker_config(), authority.jvm_options()
@@ -157,11 +149,7 @@ def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
                 create_topic(cluster.bootstrap, topic)
             settings = {
                 "bootstrap": cluster.listeners["SASL_PLAINTEXT"],
-                "properties": authority.properties('clientId="job" clientSecret="${env:TOKEN_SECRET}"')
-                | {
-                    "config.providers": "env",
-                    "config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
-                },
+                "properties": authority.properties('clientId="job" clientSecret="${env:TOKEN_SECRET}"') | ENV_PROVIDER,
                 "seconds": seconds,
                 "checkpoint": str(folder / "checkpoint"),
                 "found": str(folder / "found"),
@@ -176,16 +164,11 @@ def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
             copied = Counter(read_all(cluster.bootstrap, "out"))
             expected = Counter(str(number) for number in range(found["written"]))
             return {
-                **found,
-                "seconds": round(took_s),
-                "life_s": lifetime_s,
-                "tokens": len(authority.tokens),
-                "lost": sum((expected - copied).values()),
-                "duplicates": sum((copied - expected).values()),
-                "leaks": leaks(authority, folder),
-                "searched": sorted({path.name.split(".")[0] for path in folder.iterdir()}),
+                **found, "seconds": round(took_s), "life_s": lifetime_s, "tokens": len(authority.tokens),
+                "lost": sum((expected - copied).values()), "duplicates": sum((copied - expected).values()),
+                "leaks": leaks(authority, folder), "searched": sorted({path.name.split(".")[0] for path in folder.iterdir()}),
                 "kafka": KAFKA_VERSION,
-            }
+            }  # fmt: skip
 
 
 def is_good(result: dict[str, Any]) -> bool:
@@ -200,7 +183,6 @@ def is_good(result: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--life", type=float, default=20.0)

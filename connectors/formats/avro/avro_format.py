@@ -17,8 +17,6 @@ from headrace.connectors.formats.avro.writing import encode
 from headrace.connectors.formats.value_format import BadValue, ColumnFullError, DecodedValues, ValueFormat, as_binary, without
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["AvroFormat"]
-
 _FULL, _NO_MEMORY = 12, 13
 """Codes of the kernel's that tell nothing of the value, but of the previous ones and of the machine."""
 

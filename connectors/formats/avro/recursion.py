@@ -30,8 +30,6 @@ from headrace.connectors.formats.avro.schema import (
 from headrace.connectors.formats.value_format import BadValue
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["JsonFields", "Recursive", "with_texts", "without_recursive"]
-
 Recursive: TypeAlias = Literal["refuse", "json"]
 """What becomes of a field whose type contains itself: it is refused, or is a column of JSON texts."""
 

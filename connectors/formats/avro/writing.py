@@ -13,8 +13,6 @@ from headrace.connectors.formats.avro.program import arrow_type, nullable
 from headrace.connectors.formats.avro.schema import AvroArray, AvroEnum, AvroMap, AvroPrimitive, AvroRecord, AvroType, AvroUnion
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["encode"]
-
 
 def encode(schema: AvroType, values: pa.Array) -> pa.Array:
     """Each value in Avro's encoding by this schema, as a binary column; a null row stays null, whatever the schema.

@@ -11,8 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["as_kind", "beyond", "picked", "struct_of"]
-
 _EXTREMES = pa.array([-(2**63), 2**63 - 1], pa.int64())
 
 

@@ -21,8 +21,6 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from headrace.enumerator.errors import RetriableError, UsageError
 
-__all__ = ["descriptor_set", "runtime"]
-
 _MAIN = "headrace_schema.proto"
 _PROTOC_S = 30.0
 _LONGEST_ERROR = 500

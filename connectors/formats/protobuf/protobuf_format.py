@@ -24,8 +24,6 @@ from headrace.connectors.formats.value_format import (
 )
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["ProtobufFormat"]
-
 
 class ProtobufFormat(ValueFormat):
     """Messages of the type `message` of a schema, as structs of its fields.

@@ -8,8 +8,6 @@ from typing import Any
 from headrace.connectors.formats.protobuf.compiler import runtime
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["first_message", "indices_of", "message_at", "only"]
-
 _ALL = "*"
 _GROUP, _MESSAGE = 10, 11  # FieldDescriptorProto.Type
 

@@ -11,8 +11,6 @@ import pyarrow.compute as pc
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["writable"]
-
 
 def writable(values: pa.Array, message: Any, kind: pa.DataType) -> pa.Array:  # noqa: ANN401 - a Descriptor
     """A column of structs as one of `kind`, which is ptars' type of the message with enums as numbers.

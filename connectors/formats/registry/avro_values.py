@@ -22,8 +22,6 @@ from headrace.connectors.formats.registry.schemas import RegisteredSchema
 from headrace.connectors.formats.value_format import DecodedValues
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["RegisteredAvroFormat", "is_raw"]
-
 _MOST_FORMATS = 256
 """Programs that are kept, one for each writer's schema: more than a topic has, and a bound on what garbage can cost."""
 

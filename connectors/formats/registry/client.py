@@ -10,6 +10,7 @@ all that was kept of it is forgotten.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -44,13 +45,11 @@ from headrace.enumerator.errors import (
 )
 
 if TYPE_CHECKING:
+    import ssl
+
     import urllib3
 
-    from headrace.connectors.security.tls import TlsConfig
-
-    _Tls = tuple[TlsConfig, str | None]
-
-__all__ = ["SchemaRegistry"]
+log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
 """How long one look-up may take, in seconds, with all its tries."""
@@ -83,7 +82,7 @@ class _Known:
         self.schemas: dict[_Key, RegisteredSchema] = {}
         self.unknown: dict[_Key, float] = {}
         """When it was last said that there is none."""
-        self.pool: tuple[_Tls, urllib3.PoolManager] | None = None
+        self.pool: tuple[ssl.SSLContext | None, urllib3.PoolManager] | None = None
         """Connections, and what they speak TLS with."""
 
     def keep(self, schema: RegisteredSchema) -> None:
@@ -398,11 +397,17 @@ class SchemaRegistry:
 
     def _pool(self, access: Access) -> urllib3.PoolManager:
         """The connections of this process, recreated where what TLS needs has changed."""
-        kept, wanted = self._known.pool, (access.tls, access.key_file)
-        if kept is None or kept[0] != wanted:
+        kept = self._known.pool
+        try:
             tls = self.config.tls(access) if any(url.startswith("https:") for url in self.config.urls) else None
+        except UsageError as error:
+            if kept is None:
+                raise
+            log.warning("%s; the previous connections are used", error)  # files that are being renewed
+            return kept[1]
+        if kept is None or kept[0] is not tls:
             made = _urllib3().PoolManager(ssl_context=tls) if tls is not None else _urllib3().PoolManager()
-            self._known.pool = kept = wanted, made
+            self._known.pool = kept = tls, made
         return kept[1]
 
 

@@ -16,8 +16,6 @@ from headrace.connectors.security.tls import TlsConfig, ssl_context, tls_config
 from headrace.connectors.security.tokens import ClientCredentials
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["PROPERTIES", "Access", "RegistryConfig", "registry_config"]
-
 _BASIC_SOURCE, _BASIC_INFO = "basic.auth.credentials.source", "basic.auth.user.info"
 _BEARER_SOURCE, _BEARER_TOKEN = "bearer.auth.credentials.source", "bearer.auth.token"
 _BEARER_ENDPOINT, _BEARER_ID, _BEARER_SECRET, _BEARER_SCOPE = (

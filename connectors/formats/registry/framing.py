@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 
 from headrace.connectors.formats.registry.schemas import SchemaId
 
-__all__ = ["Framed", "Unframed", "framing", "header_name", "prefix"]
-
 _NUMBER, _GUID = 5, 17  # bytes, with the previous one the id
 _LARGEST_ID = 2**31 - 1  # a registry's ids are Java's int
 

@@ -13,8 +13,6 @@ from headrace.connectors.formats.registry.registered import RegisteredFormat
 from headrace.connectors.formats.registry.schemas import RegisteredSchema
 from headrace.connectors.formats.value_format import DecodedValues
 
-__all__ = ["RegisteredJsonFormat"]
-
 
 class RegisteredJsonFormat(RegisteredFormat):
     """JSON values in a registry's wire format, as `RegisteredFormat` has them. `fields`: as `JsonSchemaFormat` has them.

@@ -1,4 +1,4 @@
-"""Protobuf values by a schema registry: each says its schema and in it its message type, before itself or in a header."""
+"""Protobuf values with a schema registry: before each value, or in a header, are the ids of its schema and message type."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from headrace.connectors.formats.registry.registered import RegisteredFormat
 from headrace.connectors.formats.registry.schemas import RegisteredSchema
 from headrace.connectors.formats.value_format import BadValue, DecodedValues
 from headrace.enumerator.errors import UsageError
-
-__all__ = ["RegisteredProtobufFormat", "by_message_type", "indices_as_bytes", "read_indices"]
 
 _MOST_DEEP = 100
 _MOST_KEPT = 1024
@@ -85,7 +83,7 @@ class RegisteredProtobufFormat(RegisteredFormat):
         return self._one_by_one(writer, group.skipped, values)
 
     def _behind(self, header_bytes: int) -> ProtobufFormat:
-        """The same of values behind this many bytes."""
+        """The format for values whose message starts after this many bytes."""
         if header_bytes not in self._formats:
             self._formats[header_bytes] = self._format(header_bytes)
         return self._formats[header_bytes]
@@ -105,7 +103,7 @@ class RegisteredProtobufFormat(RegisteredFormat):
         return DecodedValues(decoded.values, [BadValue(row, bad[row]) for row in sorted(bad)])
 
     def _fault(self, writer: RegisteredSchema, indices: tuple[int, ...]) -> str | None:
-        """Why values of this message type are not what is read; None if they are. No indices: they could not be read."""
+        """Why values of this message type are bad; None if they are not. Empty `indices` could not be read."""
         if not indices:
             return "the indices of its message type are not a list of numbers"
         if (writer, indices) not in self._faults:
@@ -125,7 +123,7 @@ class RegisteredProtobufFormat(RegisteredFormat):
 def by_message_type(
     schema: RegisteredSchema, group: Framed, values: pa.Array
 ) -> Iterator[tuple[list[int], pa.Array, ProtobufFormat]]:
-    """The values of a group by the message types that they name: rows, values without what is before them, a format.
+    """The values of a group by message type: for each its rows, the values without their prefix, and a format.
 
     Raises UsageError for a message type that the schema does not have, or that cannot be read.
     """
@@ -169,7 +167,7 @@ def read_indices(head: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def indices_as_bytes(indices: Sequence[int]) -> bytes:
-    """The same as bytes, in the short form where there is one."""
+    """The bytes that `read_indices` reads, in the short form where there is one."""
     if tuple(indices) == (0,):
         return b"\0"
     return b"".join(_varint(2 * number) for number in (len(indices), *indices))

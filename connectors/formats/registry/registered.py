@@ -17,8 +17,6 @@ from headrace.connectors.formats.registry.schemas import RegisteredSchema, Schem
 from headrace.connectors.formats.value_format import BadValue, ColumnFullError, DecodedValues, ValueFormat, as_binary
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["RegisteredFormat"]
-
 _MOST_KNOWN = 20
 
 

@@ -11,17 +11,6 @@ from uuid import UUID
 
 from headrace.enumerator.errors import PeerError, UsageError
 
-__all__ = [
-    "RegisteredSchema",
-    "SchemaId",
-    "SchemaReference",
-    "SchemaRule",
-    "SubjectStrategy",
-    "UnknownSchemaError",
-    "context_of",
-    "subject_name",
-]
-
 SchemaId: TypeAlias = int | UUID
 """How a record names its schema: a number of the registry's, or the schema's own id, which newer writers put into headers."""
 

@@ -9,17 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = [
-    "API_VERSIONS",
-    "END_TXN_V1",
-    "END_TXN_V2",
-    "FETCH_BY_NAME",
-    "LIST_OFFSETS_COMMITTED",
-    "PRODUCE_BY_NAME",
-    "PRODUCE_V1",
-    "Versions",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Versions:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.properties import ClientConfig, check_not_ignored
 from headrace.connectors.kafka.client.sasl import SASL_PROPERTIES, SaslConfig
+from headrace.connectors.security.tls import TLS_PROPERTIES
 from headrace.enumerator.errors import UsageError
-
-__all__ = ["client_config"]
 
 
 def client_config(
@@ -65,6 +64,8 @@ def _with_sasl(given: dict[str, str], sasl: SaslConfig) -> ClientConfig:
     for name in SASL_PROPERTIES:
         if name in given:
             raise UsageError(f"sasl=SaslConfig(...) contradicts the property {name}; give only sasl")
+    if "security.protocol" not in given:
+        check_not_ignored(given, TLS_PROPERTIES)
     protocol = given.get("security.protocol", "SASL_PLAINTEXT").upper()
     if not protocol.startswith("SASL_"):
         raise UsageError(f"sasl=SaslConfig(...) needs security.protocol SASL_SSL or SASL_PLAINTEXT, not {protocol!r}")

@@ -14,8 +14,6 @@ from headrace.connectors.kafka.client.wire.pool import ConnectionPool
 from headrace.connectors.kafka.client.wire.protocol import Message
 from headrace.enumerator.errors import RetriableError
 
-__all__ = ["Calls"]
-
 T = TypeVar("T")
 
 

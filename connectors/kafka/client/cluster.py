@@ -37,8 +37,6 @@ from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.pool import ConnectionPool
 from headrace.connectors.kafka.client.wire.protocol import Message
 
-__all__ = ["EnduringCluster", "KafkaCluster", "enduring_cluster", "shared_cluster"]
-
 T = TypeVar("T")
 
 
@@ -85,9 +83,7 @@ class KafkaCluster:
 
     @property
     def outage(self) -> Outage:
-        """What waits for brokers now, for the log: to be informed by the process that tries again by itself, with
-        `back_off`.
-        """
+        """What waits for brokers now, for the log. A caller that retries by itself, with `back_off`, reports to it."""
         return self._retries.outage
 
     # --- topics --------------------------------------------------------------------------------------------------------
@@ -134,9 +130,12 @@ class KafkaCluster:
     def brokers(self) -> tuple[Broker, ...]:
         return self._metadata.brokers()
 
-    def warm(self, topics: set[str]) -> None:
-        """One Metadata request for those of the topics whose cache entry is stale. One try; raises as `call_any`."""
-        self._metadata.warm(topics)
+    def warm(self, topics: set[str]) -> set[str]:
+        """One Metadata request for those of the topics whose cache entry is stale; returns those that the broker does not know.
+
+        One try; raises as `call_any`.
+        """
+        return self._metadata.warm(topics)
 
     def invalidate(self, topic: str) -> None:
         """Forget what is cached about a topic, so that the next question goes to a broker."""
@@ -189,7 +188,9 @@ class KafkaCluster:
 
         Offsets are committed by name. The broker that keeps them drops those of a topic when it hears that it was deleted; so
         where the same broker still knew the topic, none stays behind for a topic that is recreated under the name. What any
-        other broker knows proves nothing.
+        other broker knows proves nothing. One without an id, as of brokers before 2.8, is of any topic of its name.
+
+        Tried for 10 s, and once where the previous call for the group has failed: later offsets will be committed in its place.
         """
         self._groups.commit_by_id(group, offsets)
 

@@ -11,8 +11,6 @@ from headrace.connectors.kafka.client.errors import HiddenCoordinatorError, NoCo
 from headrace.connectors.kafka.client.topology import Broker
 from headrace.connectors.kafka.client.wire.protocol import FindCoordinatorRequest, MetadataRequest
 
-__all__ = ["CoordinatorKind", "Coordinators"]
-
 
 class CoordinatorKind(Enum):
     """What a coordinator coordinates; the value is the protocol's."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["ErrorCode", "error_name"]
-
 
 class ErrorCode(IntEnum):
     """What a broker answers. A newer broker may answer a number that has no member: compare, and do not convert."""

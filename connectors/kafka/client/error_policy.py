@@ -13,8 +13,6 @@ from headrace.connectors.kafka.client.error_codes import ErrorCode as Code
 from headrace.connectors.kafka.client.errors import broker_error
 from headrace.enumerator.errors import is_retriable
 
-__all__ = ["DECISIONS", "ErrorAction", "decision"]
-
 
 class ErrorAction(Enum):
     """What the asker does."""

@@ -18,25 +18,6 @@ from headrace.enumerator.errors import (
     UsageError,
 )
 
-__all__ = [
-    "BrokerError",
-    "ConnectionLostError",
-    "CorruptAtBrokerError",
-    "FencedByBrokerError",
-    "GroupInUseError",
-    "HiddenCoordinatorError",
-    "InvalidForBrokerError",
-    "LogTruncatedError",
-    "NoCoordinatorError",
-    "OffsetOutOfRangeError",
-    "RefusedByBrokerError",
-    "RetriableBrokerError",
-    "TlsError",
-    "TopicRecreatedError",
-    "UnknownTopicError",
-    "broker_error",
-]
-
 
 class BrokerError(PeerError):
     """A broker answered with an error code. `code` is the protocol's number, `name` its name."""

@@ -17,8 +17,6 @@ from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer, Partiti
 from headrace.connectors.kafka.format.record_batch import StoredBatch, stored_batches
 from headrace.enumerator.errors import CorruptDataError, RetriableError
 
-__all__ = ["FetchLimits", "PartitionFetch", "fetch_once", "fetch_request", "fetch_there", "intact"]
-
 _FETCH_BYTES = 8 * 1024 * 1024
 _UNKNOWN = -1
 _NO_SESSION, _NO_SESSION_EPOCH = 0, -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,14 +13,14 @@ from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.metadata import Metadata
 from headrace.connectors.kafka.client.properties import Isolation
-from headrace.connectors.kafka.client.retries import Retries
+from headrace.connectors.kafka.client.retries import Retries, giving_up_when
 from headrace.connectors.kafka.client.topology import Broker, TopicIdPartition, TopicMetadata, TopicPartition
 from headrace.connectors.kafka.client.wire.protocol import Message, OffsetCommitRequest, OffsetFetchRequest, or_none
-from headrace.enumerator.errors import RetriableError
-
-__all__ = ["CommittedOffset", "Groups"]
+from headrace.enumerator.errors import PeerError, RetriableError
 
 _NO_LEADER_EPOCH = -1
+_COMMIT_S = 10.0
+"""How long positions are tried to be committed: reading waits for it, and later ones will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class CommittedOffset:
 
 
 class Groups:
-    """Reads and commits offsets of groups, as a client that is not a member of them. Thread-safe; has no state of its own."""
+    """Reads and commits offsets of groups, as a client that is not a member of them. Thread-safe."""
 
     def __init__(
         self, isolation: Isolation, calls: Calls, retries: Retries, coordinators: Coordinators, metadata: Metadata
@@ -43,6 +44,7 @@ class Groups:
         """Contacts nothing."""
         self._isolation, self._calls, self._retries, self._coordinators = isolation, calls, retries, coordinators
         self._metadata = metadata
+        self._uncommitted: set[str] = set()
 
     def committed(
         self, group: str, partitions: Collection[TopicPartition] | None
@@ -75,12 +77,21 @@ class Groups:
         def ask() -> None:
             broker = self._find(group)
             topics = self._topics_at(broker, {topic for _, topic, _ in offsets})
-            known = {(topic.topic_id, name) for name, topic in topics.items() if topic is not None}
-            own = {(topic, part): at for (topic_id, topic, part), at in offsets.items() if (topic_id, topic) in known}
+            there = {(topic.topic_id, name) for name, topic in topics.items() if topic is not None}
+            there |= {(None, name) for _, name in there}  # a position without an id is of any topic of its name
+            own = {(topic, part): at for (topic_id, topic, part), at in offsets.items() if (topic_id, topic) in there}
             self._commit_at(broker, group, own)
 
-        if offsets:
-            self._retries.run(f"committing offsets of group {group!r}", ask)
+        if not offsets:
+            return
+        limit = time.monotonic() + (0.0 if group in self._uncommitted else _COMMIT_S)
+        try:
+            with giving_up_when(lambda: time.monotonic() >= limit):
+                self._retries.run(f"committing offsets of group {group!r}", ask)
+        except PeerError:
+            self._uncommitted.add(group)
+            raise
+        self._uncommitted.discard(group)
 
     def _topics_at(self, broker: Broker, names: Collection[str]) -> dict[str, TopicMetadata | None]:
         try:

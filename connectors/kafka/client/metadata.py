@@ -19,8 +19,6 @@ from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionM
 from headrace.connectors.kafka.client.wire.protocol import Message, MetadataRequest, or_none
 from headrace.enumerator.errors import PeerError, RetriableError
 
-__all__ = ["Metadata"]
-
 _ASKED_AT_ONCE = 32
 
 _Answer = dict[str, TopicMetadata | None]
@@ -133,13 +131,13 @@ class Metadata:
         """See `KafkaCluster.topic_id`."""
         return self._cached(topic).topic_id
 
-    def warm(self, topics: set[str]) -> None:
+    def warm(self, topics: set[str]) -> set[str]:
         """See `KafkaCluster.warm`."""
         now = time.monotonic()
         with self._lock:
             fresh = {name for name in topics if name in self._topics and self._topics[name].is_fresh(now)}
-        if topics - fresh:
-            self._refresh(sorted(topics - fresh))
+        answer = self._refresh(sorted(topics - fresh)) if topics - fresh else {}
+        return {name for name, topic in answer.items() if topic is None}
 
     def invalidate(self, topics: Iterable[str]) -> None:
         """See `KafkaCluster.invalidate`. Leader epochs are remembered: see `_newest`."""

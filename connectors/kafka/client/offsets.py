@@ -18,10 +18,8 @@ from headrace.connectors.kafka.client.topology import Broker, TopicPartition
 from headrace.connectors.kafka.client.wire.protocol import ListOffsetsRequest, Message, OffsetForLeaderEpochRequest, or_none
 from headrace.enumerator.errors import HeadraceError, RetriableError
 
-__all__ = ["EpochEnds", "OffsetAnswer", "Offsets"]
-
 _NO_LEADER_EPOCH = -1
-_CONSUMER = -1  # the replica id of the process that is not a broker
+_CONSUMER = -1  # the replica id of clients, which are not brokers
 _LATEST, _EARLIEST = -1, -2  # as the protocol writes them, where a timestamp would be
 
 

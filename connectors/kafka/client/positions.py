@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["At", "Committed", "Earliest", "Latest", "Position", "Symbol", "Timestamp"]
-
 _INT64_MAX = 2**63 - 1
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -20,7 +20,7 @@ from headrace.connectors.security.tls import TLS_PROPERTIES, TlsConfig, tls_conf
 from headrace.connectors.security.tokens import MskTokens
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["ClientConfig", "DnsLookup", "Isolation", "TlsConfig"]
+__all__ = ["ClientConfig", "DnsLookup", "Isolation", "TlsConfig", "check_not_ignored"]
 
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
 """15 minutes, the most that brokers allow by default (`transaction.max.timeout.ms`): it has to outlast an outage of the job."""
@@ -302,7 +302,7 @@ _HARMLESS_NAMES = {
         ssl.trustmanager.algorithm ssl.keymanager.algorithm ssl.secure.random.implementation""",
     "a token endpoint that is away is asked again as a broker is, with retry.backoff.ms": """
         sasl.login.retry.backoff.ms sasl.login.retry.backoff.max.ms""",
-    "no process looks into tokens here, and tickets are kept fresh outside": """
+    "nothing looks into tokens here, and tickets are kept fresh outside": """
         sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name sasl.oauthbearer.jwt.validator.class
         sasl.oauthbearer.clock.skew.seconds sasl.kerberos.min.time.before.relogin
         sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor""",
@@ -380,7 +380,17 @@ def _check_honourable(name: str, value: str) -> None:
         raise UsageError(f"Kafka option '{name}' is not known" + (f"; did you mean '{near[0]}'?" if near else ""))
 
 
+def check_not_ignored(given: Collection[str], names: Collection[str]) -> None:
+    """Raise `UsageError` for one of these properties that no `security.protocol` goes with: it is plain text by default."""
+    for name in names:
+        if name in given:
+            protocols = "SASL_SSL or SASL_PLAINTEXT" if name in SASL_PROPERTIES else "SSL or SASL_SSL"
+            raise UsageError(f"Kafka option '{name}' has no effect without security.protocol: set that to {protocols}")
+
+
 def _security(given: Mapping[str, str]) -> tuple[TlsConfig | None, SaslConfig | None]:
+    if "security.protocol" not in given:
+        check_not_ignored(given, (*SASL_PROPERTIES, *TLS_PROPERTIES))
     protocol = given.get("security.protocol", "PLAINTEXT").upper()
     if protocol not in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"):
         raise UsageError(f"security.protocol must be PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL, not {protocol!r}")
@@ -403,7 +413,14 @@ def _parse_addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
         match = _ADDRESS.fullmatch(part)
         if match is None or not 0 < int(match["port"]) < 65536:
             raise UsageError(f"bootstrap.servers must be host:port, several separated by commas; {part!r} is not")
-        addresses.append((match["v6"] or match["host"], int(match["port"])))
+        host = match["v6"] or match["host"]
+        try:
+            host.encode("idna")
+        except UnicodeError:
+            raise UsageError(
+                f"bootstrap.servers: {host!r} cannot be the name of a host: a part of it is empty or too long"
+            ) from None
+        addresses.append((host, int(match["port"])))
     if not addresses:
         raise UsageError("bootstrap.servers must name at least one host:port")
     return tuple(addresses)

@@ -1,8 +1,8 @@
 """The retry policy, that of the Java client: exponential backoff with jitter, up to `default.api.timeout.ms`.
 
-Its default, 60 s, bounds a call and not a job: `OutageError` is retriable, and the process that can continues. Where no process
-could (`EnduringCluster`), a call rides out an outage of any length, if the cluster has ever answered; a first contact is
-bounded. A limit that another process set is one everywhere: `DeadlineExceededError`.
+Its default, 60 s, bounds a call and not a job: `OutageError` is retriable, and a caller that can wait retries. Where none
+can (`EnduringCluster`), a call rides out an outage of any length, if the cluster has ever answered; a first contact is
+bounded. A limit that the user has set holds everywhere: `DeadlineExceededError`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from headrace.connectors.kafka.client.errors import HiddenCoordinatorError, NoCo
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Contact
 from headrace.enumerator.errors import DeadlineExceededError, OutageError, PeerError, is_retriable
-
-__all__ = ["Outage", "Refusals", "Retries", "giving_up_when"]
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +125,7 @@ class Outage:
             log.warning("the brokers answer again, after %.0f s", time.monotonic() - self._began)
 
     def given_up(self, waiter: object) -> None:
-        """It waits no more: the process that asked is informed by an error."""
+        """It waits no more: its caller gets an error."""
         self._leave(waiter)
 
     def _leave(self, waiter: object) -> bool:
@@ -166,6 +164,8 @@ class Retries:
         unknown = _Streak(_UNKNOWN_TOPIC_GRACE_S, lambda error: isinstance(error, UnknownTopicError))
 
         def worth_another_try(error: BaseException) -> bool:
+            if isinstance(error, OutageError):  # a call within this one has tried for as long as a call may
+                return False
             return not unknown.ends_with(error) and is_retriable(error) and not self._is_stopped()
 
         def tell(state: tenacity.RetryCallState) -> None:
@@ -209,7 +209,7 @@ class Retries:
         return is_enough or (longest_s is not None and tenacity.stop_before_delay(longest_s)(state))
 
     def _longest_s(self) -> float | None:
-        """How long a call is tried where no process has set a limit; None: as long as it takes."""
+        """How long a call is tried if the user has set no limit; None: as long as it takes."""
         if self._contact is None:
             return _LONGEST_CALL_S
         match self._contact():

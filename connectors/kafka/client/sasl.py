@@ -5,20 +5,45 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
-from headrace.connectors.security.endpoint import Http
+from headrace.connectors.security.endpoint import Http, shown
 from headrace.connectors.security.renewal import Renewal
 from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, FileTokens, ManagedIdentity, MskTokens
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["SASL_PROPERTIES", "SaslConfig", "login", "parse_jaas"]
-
 _WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _WITH_TOKEN = ("OAUTHBEARER", "AWS_MSK_IAM")
 _MECHANISMS = (*_WITH_PASSWORD, "GSSAPI", *_WITH_TOKEN)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Provider:
+    """What a token provider is known by that compares by identity: itself, and all copies that are made of it here.
+
+    A process has one cluster for equal configurations, whose connections all of its tasks use: each brings a copy.
+    """
+
+    provider: object
+    name: str = field(default_factory=lambda: uuid4().hex)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Provider) and (self.provider is other.provider or self.name == other.name)
+
+    def __hash__(self) -> int:
+        return hash(type(self.provider).__qualname__)
+
+
+def _known_by(provider: object) -> object:
+    if type(provider).__eq__ is not object.__eq__:
+        with suppress(TypeError):  # as a dataclass that is not frozen
+            hash(provider)
+            return provider
+    return _Provider(provider)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,15 +51,17 @@ class SaslConfig:
     """Who we are. PLAIN and SCRAM need `username` and `password`; GSSAPI takes its ticket from the environment.
 
     OAUTHBEARER needs `token_provider`: an object with `token() -> str` and optionally `extensions() -> dict[str, str]`,
-    picklable if the configuration is to travel to workers. AWS_MSK_IAM has one of its own, with AWS's default credentials;
-    what goes over the wire is OAUTHBEARER, which MSK's IAM listeners take, too.
+    picklable if the configuration is to travel to workers; all copies of it in a process share their connections. AWS_MSK_IAM
+    has its own provider, with AWS's default credentials; what goes over the wire is OAUTHBEARER, which MSK's IAM listeners
+    take, too.
     """
 
     mechanism: str
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     kerberos_service_name: str = "kafka"
-    token_provider: Any = field(default=None, repr=False)
+    token_provider: Any = field(default=None, repr=False, compare=False)
+    _provider: object = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raise `UsageError` for an unknown mechanism or missing credentials."""
@@ -52,6 +79,8 @@ class SaslConfig:
                 "sasl.oauthbearer.metadata.authentication.type), or from Python "
                 "SaslConfig(token_provider=...), an object with a token() method"
             )
+        if self.token_provider is not None:
+            object.__setattr__(self, "_provider", _known_by(self.token_provider))
 
     @property
     def wire_mechanism(self) -> str:
@@ -164,7 +193,7 @@ def _msk_tokens(given: Mapping[str, str], options: Mapping[str, str]) -> MskToke
 
 
 def _token_provider(given: Mapping[str, str], options: Mapping[str, str]) -> Any:  # noqa: ANN401 - one of several
-    """The process that provides tokens, as the properties say; None where they name no process."""
+    """The provider of tokens that the properties name; None if they name none."""
     _check_retriever(given)
     kind = given.get(_METADATA, "none")
     if kind not in ("none", "azure_imds"):
@@ -183,7 +212,7 @@ def _token_provider(given: Mapping[str, str], options: Mapping[str, str]) -> Any
 
 
 def _refuse_credentials(given: Mapping[str, str], options: Mapping[str, str], why: str) -> None:
-    """What no process is asked with, of the login module and of properties, must not look as if it were."""
+    """Credentials that nothing would use, of the login module and of properties, are refused."""
     for name in sorted(options.keys() & _CLIENT_OPTIONS):
         raise UsageError(f"the option {name} in sasl.jaas.config is for a token endpoint: {why}")
     for name in sorted(name for names in _SPELLINGS.values() for name in names if name in given):
@@ -201,7 +230,7 @@ def _check_retriever(given: Mapping[str, str]) -> None:
 def _local_path(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise UsageError(f"{_URL} must be like file:///path/of/the/token, not {url!r}")
+        raise UsageError(f"{_URL} must be like file:///path/of/the/token, not {shown(url)!r}")
     return unquote(parts.path)
 
 
@@ -368,7 +397,7 @@ def _check_login_option(name: str, mechanism: str) -> None:
     if name not in _LOGIN_OPTIONS.get(mechanism, frozenset()) | _LOGIN_HARMLESS:
         instead = _LOGIN_INSTEAD.get(name, "leave it out")
         if name.startswith(_UNSECURED):
-            instead = "it makes tokens that no process signs; put one into a file, and name it as file:///path in " + _URL
+            instead = "it makes tokens that nothing signs; put one into a file, and name it as file:///path in " + _URL
         elif name.startswith("ssl."):
             instead = f"for the token endpoint's certificate there are {_STORE} and {_STORE_TYPE}=PEM"
         raise UsageError(f"the option {name} in sasl.jaas.config is not supported: {instead}")

@@ -9,17 +9,6 @@ from uuid import UUID
 
 from headrace.enumerator.errors import PeerError
 
-__all__ = [
-    "Broker",
-    "Contact",
-    "Leader",
-    "PartitionMetadata",
-    "TopicIdPartition",
-    "TopicMetadata",
-    "TopicPartition",
-    "TopicViews",
-]
-
 TopicPartition = tuple[str, int]
 """(topic, partition number)."""
 

@@ -722,6 +722,8 @@ class _Plan:
     current: cython.Py_ssize_t
     bytes_planned: cython.Py_ssize_t
     rows_planned: cython.Py_ssize_t
+    last_packed: cython.Py_ssize_t  # bytes of the last batch that was decompressed, before and after
+    last_unpacked: cython.Py_ssize_t
     needed: cython.Py_ssize_t  # bytes of a record that found no space in empty columns
     failure: CorruptDataError | None
 
@@ -750,6 +752,7 @@ class _Plan:
         self.aborted = None if aborted is None else sorted(aborted, key=itemgetter(1), reverse=True)
         self.aborting = set()
         self.floor = self.arena_used = self.batches = self.current = self.needed = 0
+        self.last_packed, self.last_unpacked = 1, 0
         self.failure = None
         self.table_capacity = min(self.size // _RECORDS + 1, _MOST_BATCHES)
         self.table_buffer = pa.allocate_buffer(8 * _WIDTH * self.table_capacity)
@@ -881,11 +884,13 @@ class _Plan:
         size: cython.Py_ssize_t = end - at_records
         if self.batches == self.table_capacity:
             return False
+        if self.batches > 0 and not self.has_headroom(count, self.expected(size) if codec else size):
+            return False
         if codec and count > 0:
             size = self.unpack(at, end, codec)
             at_records = self.arena_used
-        if size < 0 or (self.batches > 0 and not self.has_headroom(count, size)):
-            return False
+            if size < 0 or (self.batches > 0 and not self.has_headroom(count, size)):
+                return False
         if count < 0 or count * _SMALLEST_RECORD > size or (count == 0 and size > 0):
             self.refuse(at, f"a count of {count} records in {size} bytes")
         if count == 0:
@@ -911,6 +916,11 @@ class _Plan:
         return self.rows_planned + count <= self.max_rows and self.bytes_planned + size <= self.max_bytes
 
     @cython.cfunc
+    def expected(self, packed: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        """What a batch of this size probably unpacks to: decompressing one that finds no space is work for nothing."""
+        return packed * self.last_unpacked // self.last_packed
+
+    @cython.cfunc
     def unpack(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, codec: cython.int) -> cython.Py_ssize_t:
         """Decompress a batch behind what the arena holds and give the size. Negative: it has to wait for an empty arena.
 
@@ -924,7 +934,9 @@ class _Plan:
             self.grow_arena()
         while True:
             try:
-                return decompress_into(packed, memoryview(self.arena_buffer).cast("B")[self.arena_used :])
+                size: cython.Py_ssize_t = decompress_into(packed, memoryview(self.arena_buffer).cast("B")[self.arena_used :])
+                self.last_packed, self.last_unpacked = max(len(packed), 1), size
+                return size
             except cramjam.DecompressionError as error:
                 if self.arena_used > 0:
                     return -1
@@ -935,7 +947,7 @@ class _Plan:
 
     @cython.cfunc
     def grow_arena(self) -> cython.void:
-        size = max(8 * self.arena_buffer.size, 4 * self.size, 1 << 16)
+        size = max(8 * self.arena_buffer.size, 4 * self.size, min(16 * self.size, 2 * self.max_bytes), 1 << 16)
         self.set_arena(pa.allocate_buffer(min(size, self.max_unpacked)))
 
     # Filling

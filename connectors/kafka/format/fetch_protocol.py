@@ -1,4 +1,4 @@
-"""The Fetch response, parsed without copying: records stay memoryview slices of the receive buffer. Sans-IO.
+"""The Fetch response, parsed without copying: records stay memoryview slices of the receive buffer. Sans-I/O.
 
 Our own parser because kafka-python's copies the records. It reads the versions from 4 on (KIP-74; flexible from 12, topic
 ids from 13, KIP-516). Nothing here knows of sockets or of kafka-python.
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from headrace.enumerator.errors import CorruptDataError
-
-__all__ = ["BatchSpan", "FetchAnswer", "PartitionAnswer", "parse_fetch_response", "span_of_batches"]
 
 _TOPIC_IDS_FROM = 13
 _FLEXIBLE_FROM = 12

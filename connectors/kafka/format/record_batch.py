@@ -1,4 +1,4 @@
-"""A record batch as it lies in the log: its header, without its records (message format 2). Sans-IO.
+"""A record batch as it lies in the log: its header, without its records (message format 2). Sans-I/O.
 
 For what writes batches, or reads the log batch by batch. Reading records in bulk is `decode.py`, with its own walk.
 """
@@ -13,22 +13,6 @@ from typing import Any
 from crc32c import crc32c
 
 from headrace.enumerator.errors import CorruptDataError
-
-__all__ = [
-    "AFTER_LENGTH",
-    "CODECS",
-    "CODEC_BITS",
-    "CRC_AT",
-    "CRC_FROM",
-    "HEADER",
-    "LEVELS",
-    "LOG_APPEND_TIME",
-    "MAGIC",
-    "TRANSACTIONAL",
-    "BadBatchError",
-    "StoredBatch",
-    "stored_batches",
-]
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 """Base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and greatest timestamp, producer id,

@@ -12,8 +12,6 @@ from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.record_batch import HEADER, StoredBatch
 from headrace.enumerator.errors import CorruptDataError
 
-__all__ = ["Marker", "MarkerKind", "control_marker", "records_of"]
-
 _MARKER_KEY = struct.Struct(">hh")  # version, type
 _MARKER_VALUE = struct.Struct(">hi")  # version, coordinator epoch
 

@@ -1,4 +1,4 @@
-"""Record batches that cannot be decoded: what a second look at one brings, and where it ends. Sans-IO.
+"""Record batches that cannot be decoded: what a second look at one brings, and where it ends. Sans-I/O.
 
 A damaged answer is not a damaged log: bytes are damaged on the way, too, or in the copy of one replica. So nothing is called
 damaged before its leader was asked for it again, over another connection.
@@ -12,8 +12,6 @@ from typing import Literal
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import MAGIC, StoredBatch, stored_batches
 from headrace.enumerator.errors import CorruptDataError
-
-__all__ = ["BadBatches", "SecondRead", "second_look"]
 
 BadBatches = Literal["error", "skip"]
 """What becomes of a record batch that cannot be decoded: an error, or it is skipped."""

@@ -8,8 +8,6 @@ from collections.abc import MutableMapping
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import TopicPartition
 
-__all__ = ["shared_densities"]
-
 
 @functools.lru_cache(maxsize=32)
 def shared_densities(config: ClientConfig) -> MutableMapping[TopicPartition, float]:

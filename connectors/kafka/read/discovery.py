@@ -17,6 +17,7 @@ from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import RefusedByBrokerError, UnknownTopicError
+from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import Broker, TopicMetadata, TopicPartition, TopicViews
@@ -32,7 +33,7 @@ Positions = Position | Mapping[TopicPartition, Position]
 NoMatch = Literal["error", "latest"]
 
 MISSING_POLLS = 4
-"""A partition is reported missing only when this many looks in a row lack it, each but the first at every live broker:
+"""A partition is reported missing only when this many polls in a row lack it, each but the first at every live broker:
 metadata flaps (FLINK-39837), and one broker that lags behind is not a proof."""
 
 
@@ -60,6 +61,16 @@ class Partitions:
 Subscription = Topics | Pattern | Partitions
 
 
+def selects(subscription: Subscription, tp: TopicPartition) -> bool:
+    match subscription:
+        case Topics(names):
+            return tp[0] in names
+        case Pattern(regex):
+            return java_pattern(regex).fullmatch(tp[0]) is not None
+        case Partitions(wanted):
+            return tp in wanted
+
+
 @dataclass(frozen=True, slots=True)
 class PositionPlan:
     """Where reading starts and ends, and what is done about positions that cannot be had."""
@@ -76,7 +87,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     """Looks partitions up in the cluster's metadata and resolves positions. One thread, the coordinator's."""
 
     def __init__(self, cluster: KafkaCluster, subscription: Subscription, plan: PositionPlan) -> None:
-        """Does no I/O until asked."""
+        """`plan`: where partitions start and stop."""
         self._cluster = cluster
         self._subscription = subscription
         self._plan = plan
@@ -85,15 +96,16 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def initial(self) -> DiscoveryResult[KafkaSplit]:
         """Every partition, at the initial position. Complete when reading has an end.
 
-        Raises UsageError for topics or partitions that do not exist or per-partition positions that do not fit them,
-        DataLossError for a position that is out of range, and OutageError while brokers differ on a topic's id.
+        Raises UsageError for topics or partitions that do not exist, per-partition positions that do not fit them, and a stop
+        at what a group has committed that has committed nothing; DataLossError for a position that is out of range, and
+        OutageError while brokers differ on a topic's id.
         """
         found = self._retrying_inconclusive(self._decided)
         partitions = found.keys()
         starts = self.resolve(_each(self._plan.start, partitions, "start"), self._plan.no_match)
         # a stop before the start: nothing to read
-        stops = {tp: max(stop, starts[tp]) for tp, stop in self._stops(partitions).items()}
-        splits = [KafkaSplit(tp[0], found[tp], tp[1], starts[tp], stops.get(tp)) for tp in partitions]
+        stops = {tp: max(stop, starts[tp].offset) for tp, stop in self._stops(partitions).items()}
+        splits = [_start(tp, found[tp], starts[tp], stops.get(tp)) for tp in partitions]
         return DiscoveryResult(splits, complete=self._plan.stop is not None)
 
     def stops(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
@@ -105,7 +117,8 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _stops(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         if self._plan.stop is None:
             return {}
-        return self.resolve(_each(self._plan.stop, partitions, "stop"), "latest", is_stop=True)
+        found = self.resolve(_each(self._plan.stop, partitions, "stop"), "latest", is_stop=True)
+        return {tp: stop.offset for tp, stop in found.items()}
 
     def later(self, known: Mapping[str, KafkaSplit]) -> DiscoveryResult[KafkaSplit]:
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
@@ -119,10 +132,12 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         missing = self._missing([s for s in known.values() if s.topic not in inconclusive and not _is(s, found)])
         new = {tp: topic_id for tp, topic_id in found.items() if tp[0] not in inconclusive and not _among(tp, topic_id, there)}
         starts = self._starts(new, inconclusive)
-        added = [KafkaSplit(tp[0], new[tp], tp[1], start) for tp, start in starts.items()]
+        added = [_start(tp, new[tp], start) for tp, start in starts.items()]
         return DiscoveryResult(added, missing=missing, inconclusive=_not_yet(inconclusive) if inconclusive else None)
 
-    def _starts(self, new: Collection[TopicPartition], inconclusive: dict[str, str]) -> Mapping[TopicPartition, int]:
+    def _starts(
+        self, new: Collection[TopicPartition], inconclusive: dict[str, str]
+    ) -> Mapping[TopicPartition, CommittedOffset]:
         """Where these start, without those that are deleted while that is asked for: their topics are `inconclusive`."""
         left = dict.fromkeys(new, self._plan.start_of_new_partitions)
         while True:
@@ -149,7 +164,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         One is missing in the answer only after several looks at every broker. Raises OutageError while that cannot be known,
         or while brokers differ on a topic's id.
         """
-        wanted = {tp for tp in expected if self._selects(tp)}
+        wanted = {tp for tp in expected if selects(self._subscription, tp)}
         return self._retrying_inconclusive(lambda: self._identified(wanted)) if wanted else {}
 
     def confirm_deleted(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
@@ -174,11 +189,11 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         gone = self._cluster.retrying("looking up topics at every broker", lambda: self.confirm_deleted(splits))
         left = {split.split_id: (split.topic, split.partition) for split in splits if split.split_id not in gone}
         firsts = self.resolve(dict.fromkeys(left.values(), Earliest()), "latest")
-        return {split_id: firsts[tp] for split_id, tp in left.items()}
+        return {split_id: firsts[tp].offset for split_id, tp in left.items()}
 
     def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those that are gone, or that the subscription leaves out. Raises as `confirm_deleted`."""
-        left_out = {split.split_id for split in splits if not self._selects((split.topic, split.partition))}
+        left_out = {split.split_id for split in splits if not selects(self._subscription, (split.topic, split.partition))}
         return self.confirm_deleted(splits) | left_out
 
     def close(self) -> None:
@@ -193,15 +208,6 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             case Partitions(wanted):
                 there = _partitions(named(sorted({topic for topic, _ in wanted})))
                 return {tp: there[tp] for tp in wanted if tp in there}
-
-    def _selects(self, tp: TopicPartition) -> bool:
-        match self._subscription:
-            case Topics(names):
-                return tp[0] in names
-            case Pattern(regex):
-                return java_pattern(regex).fullmatch(tp[0]) is not None
-            case Partitions(wanted):
-                return tp in wanted
 
     def _known_topics(self, names: Collection[str]) -> list[TopicMetadata]:
         """Those of the topics that exist: a topic that is gone is a finding here, not an error."""
@@ -225,7 +231,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
 
     def _missing(self, absent: Sequence[KafkaSplit]) -> frozenset[str]:
         """Of the splits that one look lacked those that are selected no more, or that no broker knows by their topic's id."""
-        unproven = {split for split in absent if self._selects((split.topic, split.partition))}
+        unproven = {split for split in absent if selects(self._subscription, (split.topic, split.partition))}
         missing = frozenset(split.split_id for split in absent if split not in unproven)
         if not unproven:
             return missing
@@ -254,14 +260,12 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _inconclusive(
         self, found: Mapping[TopicPartition, UUID | None], known: Mapping[TopicPartition, Set[UUID | None]]
     ) -> dict[str, str]:
-        """Of the topics that one broker reported those that are not to be believed in yet, as it reports what is new: name ->
-        why.
+        """The topics of which one broker's answer is new, and is not to be believed yet: name -> why.
 
         Ids have no order: a broker that lags behind, or is isolated from its controllers, reports a topic that was deleted long
-        ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since. So another broker's
-        word against it counts, the process that is away. The process that is away may have that word: that counts where there
-        is a dispute, as the topic was known by another id before, or unresolved at the last look; else reading would not start
-        in an outage.
+        ago. Taken for a new one it would be missing at the next poll, for good, in every checkpoint since. So if another broker
+        contradicts it, the topic waits. A broker that does not answer might contradict it. That counts only in a dispute (the
+        topic was known by another id, or was unresolved at the last poll); else reading would not start in an outage.
         """
         news = {tp[0]: topic_id for tp, topic_id in found.items() if topic_id and not _among(tp, topic_id, known)}
         names = news.keys() | self._unresolved
@@ -279,9 +283,8 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _dispute(self, name: str, reported: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
         """Why this topic is not to be taken for the one with the id that was reported, alongside those that are known.
 
-        Nothing was reported (None): the broker that was asked does not know what was unresolved before, or reports what is
-        known.
-        Other brokers may still know it by another id.
+        `reported` is None if the broker that was asked does not know what was unresolved before, or reports a known id. Other
+        brokers may still know it by another id.
         """
         ids = views.ids(name) | ({reported} - {None})
         denials = views.denials(name)
@@ -299,7 +302,11 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         return None
 
     def _selected_ids(self, name: str, views: TopicViews) -> set[UUID | None]:
-        there = (topic for topic in views.known(name) if any(self._selects((name, number)) for number in topic.partitions))
+        there = (
+            topic
+            for topic in views.known(name)
+            if any(selects(self._subscription, (name, number)) for number in topic.partitions)
+        )
         return {topic.topic_id for topic in there if topic.topic_id is not None}
 
     def _identified(self, wanted: Set[TopicPartition]) -> dict[TopicPartition, UUID | None]:
@@ -332,13 +339,13 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
 
     def resolve(
         self, positions: Mapping[TopicPartition, Position], no_match: NoMatch, *, is_stop: bool = False
-    ) -> dict[TopicPartition, int]:
-        """The number of each position, asked of the brokers now.
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """The number of each position, asked of the brokers now; with the epoch before it, if a group has committed that.
 
         `no_match` says what a Timestamp later than every record means: an error, or the end of the partition. A stop, unlike
         a start, may lie before the first record there is.
         """
-        committed = self._committed(positions)
+        committed = self._committed(positions, is_stop=is_stop)
         concrete: dict[TopicPartition, Position] = {
             tp: _or_fallback(position, committed.get(tp)) if isinstance(position, Committed) else position
             for tp, position in positions.items()
@@ -362,9 +369,13 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             if answer.offset is not None
         }
         found |= self._in_range(fixed, is_stop=is_stop)
-        return {tp: found[tp] for tp in positions}
+        resolved = {tp: CommittedOffset(found[tp]) for tp in positions}
+        # what was committed is checked against the log by its epoch, as a checkpoint's position is (KIP-320)
+        return resolved | {tp: position for tp, position in committed.items() if position.offset == found[tp]}
 
-    def _committed(self, positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, int]:
+    def _committed(
+        self, positions: Mapping[TopicPartition, Position], *, is_stop: bool
+    ) -> dict[TopicPartition, CommittedOffset]:
         by_group: dict[str, list[TopicPartition]] = {}
         for tp, position in positions.items():
             if isinstance(position, Committed):
@@ -372,12 +383,16 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                 if group is None:
                     raise UsageError("a start at committed offsets needs a group: Committed('name'), or group='name'")
                 by_group.setdefault(group, []).append(tp)
-        return {
-            tp: committed.offset
-            for group, tps in by_group.items()
-            for tp, committed in self._cluster.committed_offsets(group, tps).items()
-            if committed is not None
-        }
+        committed: dict[TopicPartition, CommittedOffset] = {}
+        for group, tps in by_group.items():
+            found = {tp: offset for tp, offset in self._cluster.committed_offsets(group, tps).items() if offset is not None}
+            if is_stop and not found and any(_would_read_nothing(positions[tp]) for tp in tps):
+                raise UsageError(
+                    f"the group {group!r} has committed nothing in {_names(tps)}, which gives no stop: is its name right? "
+                    f"A fallback says where to stop without it: Committed({group!r}, fallback=Latest())"
+                )
+            committed |= found
+        return committed
 
     def _in_range(self, fixed: Mapping[TopicPartition, int], *, is_stop: bool) -> dict[TopicPartition, int]:
         """The offsets themselves, or DataLossError (a warning and the nearest offset when data loss is allowed)."""
@@ -447,8 +462,16 @@ def _names(partitions: Iterable[TopicPartition]) -> str:
     return ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions))
 
 
-def _or_fallback(position: Committed, offset: int | None) -> Position:
-    return position.fallback if offset is None else At(offset)
+def _start(tp: TopicPartition, topic_id: UUID | None, start: CommittedOffset, stop: int | None = None) -> KafkaSplit:
+    return KafkaSplit(tp[0], topic_id, tp[1], start.offset, stop, start.leader_epoch)
+
+
+def _or_fallback(position: Committed, committed: CommittedOffset | None) -> Position:
+    return position.fallback if committed is None else At(committed.offset)
+
+
+def _would_read_nothing(stop: Position) -> bool:
+    return isinstance(stop, Committed) and isinstance(stop.fallback, Earliest)
 
 
 def validate(positions: Positions | None, what: str, allowed: Sequence[type]) -> None:

@@ -1,6 +1,6 @@
-"""Which partitions are due, by what is to be done with them, so that no process looks through all of them. Sans-IO.
+"""Which partitions are due, by what is to be done with them, so that nothing scans all of them. Sans-I/O.
 
-Each change of a partition costs its own place only (`put`), whatever their number; `changed` shows who has something new to do.
+Each change of a partition costs its own place only (`put`), whatever their number; `changed` names the workers with work.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Generic, Protocol, TypeVar
 
 from headrace.connectors.kafka.client.topology import Broker
 
-__all__ = ["FetchIndex", "Place", "Work", "Worker"]
-
 
 class Work(Enum):
     """What is done for partitions alongside fetching them."""
@@ -28,7 +26,7 @@ class Work(Enum):
 
 
 Worker = Broker | Work
-"""Who has something to do: the process that fetches from a broker, or does one of the others."""
+"""A thread with something to do: it fetches from a broker, or does one of the other kinds of work."""
 
 
 @dataclass(slots=True)

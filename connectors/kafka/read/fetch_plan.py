@@ -1,9 +1,9 @@
-"""What to fetch next, and what an answer means. Sans-IO: no sockets, threads or clocks; `now` is always handed in.
+"""What to fetch next, and what an answer means. Sans-I/O: no sockets, threads or clocks; `now` is always handed in.
 
 A partition is in one of these states:
 
 - *leaderless*: its leader must be looked up (now, or after a backoff), see `leaderless`, `leader_found`, `lookup_failed`;
-- *unresolved*: the broker states that the offset is out of range, or for 3 s that the log ends there, before the stop, and
+- *in dispute*: the broker states that the offset is out of range, or for 3 s that the log ends there, before the stop, and
   neither proves anything yet, see `unresolved` and `cleared`;
 - *ready*: `take` may put it in the next request to its broker;
   after `metadata.max.age.ms` its leader is looked up again alongside that, and a follower gives way to the leader;
@@ -36,11 +36,10 @@ from headrace.enumerator.errors import (
     is_retriable,
 )
 
-__all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
-
 _MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 _UNKNOWN_TOPIC_GRACE_S = 3.0
 _CUT_SHORT_GRACE_S = 3.0
+_RAREST_LOOKUP_S = 256.0
 _PART_OF_WAITED = 0.125
 _LEAST_AGE_MS = 50
 _GUESSED_BYTES_PER_OFFSET = 1024.0
@@ -55,6 +54,7 @@ class FetchFrom:
     With a `topic_id` a topic re-created under the same name is noticed; without, the id is learnt at the first lookup.
     `last_epoch` is the leader epoch of the last batch already read, if known: then a truncated log is noticed too (KIP-320).
     `stop_epoch` is the last that any record before `stop` has, if known: then so is one that was truncated and has grown again.
+    `awaited`: no broker knows the topic, and it may come back. It is looked up more and more rarely, with others at one time.
     """
 
     topic: str
@@ -64,6 +64,7 @@ class FetchFrom:
     stop: int | None = None
     last_epoch: int | None = None
     stop_epoch: int | None = None
+    awaited: bool = False
 
     @property
     def key(self) -> TopicPartition:
@@ -156,7 +157,7 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One partition in a request: what continues the wire."""
+    """One partition in a request: what is sent."""
 
     partition: _Partition = field(repr=False)
     topic: str
@@ -186,11 +187,16 @@ class FetchPlan:
     def __len__(self) -> int:
         return len(self._partitions)
 
-    def add(self, source: FetchFrom) -> None:
-        """Start a partition, or start it over at another offset; an answer to an older request for it is then ignored."""
+    def add(self, source: FetchFrom, now: float = 0.0) -> None:
+        """Start a partition, or start it over at another offset; an answer to an older request for it is then ignored.
+
+        `now` counts for one that is awaited only.
+        """
         self.remove(source.key)
         partition = _Partition(source, source.offset, source.topic_id, source.last_epoch)
         partition.bytes_per_offset = self._densities.get(source.key, _GUESSED_BYTES_PER_OFFSET)
+        if source.awaited:
+            self._put_off(partition, now)
         if not partition.ended:
             self._partitions[source.key] = partition
             partition.order = next(self._orders)
@@ -245,7 +251,7 @@ class FetchPlan:
     def lookup_failed(self, source: FetchFrom, error: HeadraceError, now: float) -> Outcome:
         """No leader was found; ask again after a backoff, or give up when the deadline has passed or trying does not help.
 
-        UnknownTopicError and TopicRecreatedError are what all brokers say (see `identity.absence`), and count once they have
+        UnknownTopicError and TopicRecreatedError are what all brokers say (see `topic_ids.absence`), and count once they have
         stayed for 3 s.
         """
         partition = self._current(source)
@@ -466,6 +472,9 @@ class FetchPlan:
 
     def _missing(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
         """No broker knows the topic. It is an error only after 3 s without any other answer: a new topic takes its time."""
+        if partition.source.awaited and isinstance(error, TopicRecreatedError) and error.found is None:
+            self._put_off(partition, now)
+            return None
         if partition.missing_since is None:
             partition.missing_since = now
         elif now - partition.missing_since >= _UNKNOWN_TOPIC_GRACE_S:
@@ -476,9 +485,7 @@ class FetchPlan:
     def _failed(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
         if not is_retriable(error):
             return self._end(partition, error)
-        partition.missing_since = (
-            None  # no process could be asked, or another process knows it: no part of the time it is unknown
-        )
+        partition.missing_since = None  # no broker could be asked, or one knows it: this time does not count as unknown
         if partition.failing_since is None:
             partition.failing_since = now
         self.outages.failed(partition.source.key, error, now)
@@ -498,6 +505,15 @@ class FetchPlan:
         partition.ready_at = now + min(backoff_s, self._longest_backoff_s)
         partition.failures += 1
         partition.state = _State.LEADERLESS
+        self._settle(partition)
+
+    def _put_off(self, partition: _Partition, now: float) -> None:
+        """Look it up in 1 s, 2 s, 4 s and so on: at multiples of these, so that one question is for all that are awaited."""
+        wait_s = min(2.0 ** min(partition.failures, 30), _RAREST_LOOKUP_S)
+        partition.ready_at = (now // wait_s + 1) * wait_s
+        partition.failures += 1
+        partition.failing_since, partition.state = None, _State.LEADERLESS
+        self.outages.over(partition.source.key)
         self._settle(partition)
 
     def _end(self, partition: _Partition, error: HeadraceError) -> FetchFailed:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from contextlib import contextmanager
 from types import TracebackType
 from uuid import UUID
@@ -19,7 +19,7 @@ from uuid import UUID
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.fetch import FetchLimits, PartitionFetch, fetch_request
-from headrace.connectors.kafka.client.topology import Broker, Leader
+from headrace.connectors.kafka.client.topology import Broker, Leader, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import Message
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
@@ -38,6 +38,7 @@ _LARGEST_REQUEST = 8 * 1024 * 1024
 _SMALLEST_REQUEST = 256 * 1024
 _JOIN_S = 5.0
 _CALL_JOIN_S = 1.0
+_LOCK_S = 1.0
 
 
 class Fetcher:
@@ -104,17 +105,19 @@ class Fetcher:
                 self._wake_starved()
             return item
 
-    def assign(self, source: FetchFrom) -> None:
-        """Fetch one more partition, or one already under way from another offset; what was fetched of it is dropped."""
+    def assign(self, sources: Iterable[FetchFrom]) -> None:
+        """Fetch more partitions, or some already under way from other offsets; what was fetched of these is dropped."""
+        added = {source.key: source for source in sources}
         with self._lock:
-            self._drop(source.key)
-            self._plan.add(source)
+            self._drop(added.keys())
+            for source in added.values():
+                self._plan.add(source, time.monotonic())
             self._wake_changed()
 
     def finish(self, topic: str, partition: int) -> None:
         """Fetch this partition no more, and drop what was fetched of it."""
         with self._lock:
-            self._drop((topic, partition))
+            self._drop({(topic, partition)})
             self._plan.remove((topic, partition))
             self._wake_changed()
             self._to_reader.notify_all()
@@ -122,10 +125,14 @@ class Fetcher:
     def close(self) -> None:
         """Stop. A connection with a request in flight is cut, others go back to the cluster. Waits for the threads to end.
 
-        A look-up under way is waited for a second only: its thread ends when it is answered, or given up.
+        A look-up under way is waited for a second only: its thread ends when it is answered, or given up. A signal handler may
+        call this, too; where it has interrupted this very object the rest is done once it has returned.
         """
-        with self._lock:
-            self._closed = True
+        self._closed = True
+        if not self._lock.acquire(timeout=_LOCK_S):  # no thread takes as long: the caller's own has it, below a handler
+            threading.Thread(target=self.close, name="headrace-fetch-close", daemon=True).start()
+            return
+        try:
             for wake in self._wakes.values():
                 wake.notify_all()
             self._to_reader.notify_all()
@@ -134,11 +141,13 @@ class Fetcher:
             threads = [
                 (thread, _CALL_JOIN_S if worker in self._in_call else _JOIN_S) for worker, thread in self._threads.items()
             ]
+        finally:
+            self._lock.release()
         for thread, longest_s in threads:
             thread.join(longest_s)
 
-    def _drop(self, key: tuple[str, int]) -> None:
-        kept = deque(item for item in self._queue if (item.topic, item.partition) != key)
+    def _drop(self, keys: Set[TopicPartition]) -> None:
+        kept = deque(item for item in self._queue if (item.topic, item.partition) not in keys)
         self._queued_bytes = sum(len(item.records) for item in kept if isinstance(item, FetchedData))
         self._queue = kept
         self._wake_starved()
@@ -239,29 +248,34 @@ class Fetcher:
     def _look_up(self, sources: list[FetchFrom]) -> None:
         """Find the leaders of these partitions: one Metadata request for all whose topic is not fresh in the cache."""
         try:
-            self._cluster.warm({source.topic for source in sources})
+            unknown = self._cluster.warm({source.topic for source in sources})
         except HeadraceError as error:
             self._lookups_failed(sources, error)
             return
         found: list[tuple[FetchFrom, Leader, UUID | None]] = []
+        absent = [source for source in sources if source.topic in unknown]
         for source in sources:
+            if source.topic in unknown:
+                continue
             try:
                 leader, topic_id = self._cluster.leader(*source.key), self._cluster.topic_id(source.topic)
             except UnknownTopicError:
-                self._lookups_failed([source], self._absence(source))
+                absent.append(source)
             except HeadraceError as error:
                 self._lookups_failed([source], error)
             else:
                 if self._plan.topic_id_of(source) in (None, topic_id):
                     found.append((source, leader, topic_id))
                 else:
-                    self._lookups_failed([source], self._absence(source))
+                    absent.append(source)
         # All at once, so that a broker's first request already asks for all that it leads.
         with self._lock:
             self._deliver([self._plan.leader_found(*item, time.monotonic()) for item in found])
             for source, _, _ in found:
                 if not self._plan.is_ready(source):
                     self._cluster.invalidate(source.topic)
+        if absent:
+            self._look_everywhere(absent)
 
     def _lookups_failed(self, sources: Iterable[FetchFrom], error: HeadraceError) -> None:
         for source in sources:
@@ -269,13 +283,21 @@ class Fetcher:
             with self._lock:
                 self._deliver([self._plan.lookup_failed(source, error, time.monotonic())])
 
-    def _absence(self, source: FetchFrom) -> HeadraceError:
-        """One broker's word that there is no such topic, or another one, is not proof: what does every other one say?"""
+    def _look_everywhere(self, sources: Collection[FetchFrom]) -> None:
+        """One broker's word that there is no such topic, or another one, is not proof: what does every other one say?
+
+        A question is for all of them: a topic of many partitions is one topic.
+        """
         try:
-            answers = self._cluster.find_topics_everywhere([source.topic])
-        except HeadraceError as unanswered:
-            return unanswered
-        return absence(*source.key, self._plan.topic_id_of(source), answers)
+            views = self._cluster.topic_views({source.topic for source in sources})
+        except HeadraceError as error:
+            self._lookups_failed(sources, error)
+            return
+        answers = [answer for _, answer in views.answers]
+        for source in sources:
+            unanswered = views.failures.get(source.topic)
+            outcome = unanswered or absence(*source.key, self._plan.topic_id_of(source), answers)
+            self._lookups_failed([source], outcome)
 
     def _check_range(self, source: FetchFrom, offset: int) -> None:
         """What one broker reports about its log proves nothing: what does its leader say now, and is it still the same topic?
@@ -291,7 +313,7 @@ class Fetcher:
             self._deliver([self._plan.cleared(source, outcome, time.monotonic())])
 
     def _range_outcome(self, source: FetchFrom, offset: int) -> HeadraceError:
-        """Offsets are asked for by name; so only afterwards can it be informed which topic's they were."""
+        """Offsets are asked for by name, so which topic they belong to is checked afterwards."""
         outcome = range_outcome(*source.key, offset, source.stop, self._cluster.offset_range(*source.key))
         if isinstance(outcome, RetriableError):
             return outcome

@@ -1,12 +1,10 @@
-"""Partitions that cannot be fetched for now: said once when it lasts, and once when it is over. Sans-IO."""
+"""Partitions that cannot be fetched for now: said once when it lasts, and once when it is over. Sans-I/O."""
 
 from __future__ import annotations
 
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.enumerator.errors import HeadraceError
 from headrace.enumerator.source_driver import FailureLog
-
-__all__ = ["Outages"]
 
 SAID_AFTER_S = 10.0
 """How long partitions fail before the log says so, in seconds: a leader that moves is not a news."""

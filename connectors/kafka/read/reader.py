@@ -7,8 +7,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from queue import Empty, SimpleQueue
 
 import pyarrow as pa
 
@@ -81,7 +83,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._decoding: _Decoding | None = None
         self._failure: HeadraceError | None = None
         self._awaited: set[str] = set()
-        self._closed = threading.Event()
+        self._closed: SimpleQueue[None] = SimpleQueue()  # unlike an event, a signal handler may set it
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
         """Start to fetch these. Where a topic was re-created, the split given later waits for the end of the other."""
@@ -100,8 +102,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
             self._dropped = weakref.finalize(self, _close_beside, self._fetcher)
             self._dropped.atexit = False
         else:
-            for source in fetch:
-                self._fetcher.assign(source)
+            self._fetcher.assign(fetch)
 
     def poll(self, timeout: float) -> SplitBatch[KafkaSplit] | None:
         """The next batch; raises DataLossError, CorruptDataError or PeerError naming topic, partition and offset.
@@ -119,19 +120,20 @@ class KafkaReader(SourceReader[KafkaSplit]):
         return self._decode()
 
     def close(self) -> None:
-        """Stop the fetching threads."""
-        self._closed.set()
-        self._decoding = None
-        if self._fetcher is not None and self._dropped is not None:
-            self._fetcher.close()
+        """Stop the fetching threads. A signal handler may, too: so `poll` may find this done at any place."""
+        self._closed.put(None)
+        fetcher, self._fetcher, self._decoding = self._fetcher, None, None
+        if fetcher is not None and self._dropped is not None:
+            fetcher.close()
             self._dropped.detach()  # whose thread would have nothing to close
-            self._fetcher = None
 
     def _fetch(self, timeout: float) -> bool:
-        if self._fetcher is None or not self._splits:
-            self._closed.wait(timeout)  # there is nothing to wait for, and a caller in a loop must not be kept busy
+        fetcher = self._fetcher
+        if fetcher is None or not self._splits:
+            with suppress(Empty):  # there is nothing to wait for, and a caller in a loop must not be kept busy
+                self._closed.get(timeout=timeout)
             return False
-        item = self._fetcher.poll(timeout)
+        item = fetcher.poll(timeout)
         if isinstance(item, FetchFailed):
             self._failed(item)
         elif item is not None:
@@ -154,10 +156,12 @@ class KafkaReader(SourceReader[KafkaSplit]):
         )
 
     def _decode(self) -> SplitBatch[KafkaSplit] | None:
-        assert self._decoding is not None
-        key = self._decoding.key
+        decoding = self._decoding
+        if decoding is None:
+            return None
+        key = decoding.key
         try:
-            batch = self._next(self._decoding, self._splits[key])
+            batch = self._next(decoding, self._splits[key])
         except HeadraceError as error:
             self._failure = error
             raise
@@ -204,8 +208,8 @@ class KafkaReader(SourceReader[KafkaSplit]):
             self._decoding = None
             self._read_from(split)
             return
-        assert self._fetcher is not None
-        self._fetcher.finish(*key)
+        if (fetcher := self._fetcher) is not None:
+            fetcher.finish(*key)
         epoch = None if second.batch.leader_epoch < 0 else second.batch.leader_epoch
         batches = self._decoded(split, second.batch.data, second.aborted)
         self._decoding = _Decoding(key, batches, lambda _: epoch, second)
@@ -238,7 +242,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         return DecodedBatch(self._no_rows(), max(behind, split.next_offset))
 
     def _note_passed_over(self, first: int, last: int, where: str) -> None:
-        """Each is notified of; as a warning the first, and whenever their number has doubled, so that the log does not grow."""
+        """Each is logged: as a warning the first, and whenever their number has doubled, so that the log stays short."""
         lost = max(0, last + 1 - first)
         COUNTERS.add(Counted.RECORDS_SKIPPED, lost)
         before, self._passed_over = self._passed_over, self._passed_over + 1
@@ -266,10 +270,10 @@ class KafkaReader(SourceReader[KafkaSplit]):
         if waiting := self._waiting.get(key):
             self._read_from(waiting.popleft())
 
-    def _read_from(self, split: KafkaSplit) -> None:
+    def _read_from(self, split: KafkaSplit, *, awaited: bool = False) -> None:
         self._splits[split.topic, split.partition] = split
-        assert self._fetcher is not None
-        self._fetcher.assign(_fetch_from(split))
+        if (fetcher := self._fetcher) is not None:
+            fetcher.assign([replace(_fetch_from(split), awaited=awaited)])
 
     def _failed(self, failure: FetchFailed) -> None:
         """Raise the failure; or, when data loss is allowed, warn and continue after what is lost.
@@ -293,7 +297,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
             if split.split_id not in self._awaited:
                 log.warning("%s; waiting for it to come back", failure.error)
             self._awaited.add(split.split_id)
-            self._read_from(split)  # that no one knows it now ends nothing: a new id does
+            self._read_from(split, awaited=True)  # that no one knows it now ends nothing: a new id does
             return
         resume = _after_loss(failure.error, split)
         if resume is None:

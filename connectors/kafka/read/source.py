@@ -34,6 +34,7 @@ from headrace.connectors.kafka.read.discovery import (
     Subscription,
     Topics,
     java_pattern,
+    selects,
     validate,
 )
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS, KafkaReader
@@ -72,6 +73,7 @@ class KafkaSource(LogSource[KafkaSplit]):
       records is lost.
     - `stop`: None (default) reads for ever; Latest(), At, Timestamp, Committed, or a mapping, ends there, exclusively.
       It is resolved once, when reading starts or continues from a checkpoint; partitions that appear later are not read.
+      Committed is a UsageError then for a group that has committed nothing, unless it has a fallback.
     - `group`: commit the positions there whenever a checkpoint completes (never otherwise). Default: none.
     - `isolation_level`: "read_committed" (default) or "read_uncommitted", which is the Java client's default, and that of the
       engines' transforms and formats that take its options.
@@ -80,7 +82,8 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
     - `fail_on_data_loss`: True (default) raises DataLossError when records are gone. False warns and continues with what is
       there: where the log starts now; or, where leader epochs prove that it was truncated, where it is no more what was read,
-      so that nothing is left out that was written since. A read with a stop never goes back: it ends there.
+      so that nothing is left out that was written since. A read with a stop never goes back: it ends there. What a
+      checkpoint has and the source selects no more is a loss, too: tolerated, it is forgotten.
     - `columns`: of the batches; default key, value, topic, partition, offset, timestamp, timestampType. Also: headers.
     - `discovery_interval_s`: seconds between two looks for new partitions (default 300); None looks only at start and restore.
     - `fetch_budget_bytes`: bound on what one reader holds fetched but not decoded (default 64 MiB).
@@ -363,6 +366,10 @@ class KafkaSource(LogSource[KafkaSplit]):
             raise error
         log.warning("%s; continuing at offset %d", error, resume)
 
+    def selects(self, split: KafkaSplit) -> bool:
+        """Whether the topic, or the partition, is one of those that this source reads."""
+        return selects(self.subscription, (split.topic, split.partition))
+
     def on_splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
         """Partitions are gone. DataLossError, or with `fail_on_data_loss=False` a warning."""
         found = shared_cluster(self.config).find_topics({split.topic for split in splits})
@@ -388,9 +395,9 @@ class KafkaSource(LogSource[KafkaSplit]):
         earliest = cluster.list_offsets(dict.fromkeys(there, Earliest())) if there else {}
         ends = self.end_offsets(list(there.values()))
         for tp, split in there.items():
-            begin = earliest[tp].offset or 0
-            if begin > split.next_offset:
-                self._lost(OffsetOutOfRangeError(*tp, split.next_offset, begin, max(begin, ends[split.split_id])), begin)
+            first = earliest[tp].offset or 0
+            if first > split.next_offset:
+                self._lost(OffsetOutOfRangeError(*tp, split.next_offset, first, max(first, ends[split.split_id])), first)
 
     def confirm_deleted(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those whose topic no broker knows under its id; none while a broker is away."""
@@ -452,7 +459,7 @@ def _fate(split: KafkaSplit, topic: TopicMetadata | None) -> str:
 
 
 def _with_own_end(source: KafkaSource, positions: Checkpoint[KafkaSplit]) -> Checkpoint[KafkaSplit]:
-    """These positions, up to where this source ends: the end of whoever has taken the checkpoint is in them."""
+    """These positions, up to where this source ends. In them is where the reading before was to end."""
     if source.stop is not None:
         return resumed(source, positions)
     endless = (SplitState(state.split.between(state.split.next_offset, None), finished=False) for state in positions.splits)

@@ -25,8 +25,7 @@ class KafkaSplit:
     `last_epoch` is the leader epoch of the batch that holds the record before `next_offset`, if known: with it a log that was
     truncated is noticed (KIP-320). An engine that plans by ends does not see batches; it has the epoch of the leader whose log
     held all before `next_offset`. `stop_epoch` is then the same of the stop, for the task that reads up to it: no record before
-    the stop is of a later epoch, unless the log was truncated meanwhile. It is not stored: the process that continues plans
-    again.
+    the stop is of a later epoch, unless the log was truncated meanwhile. It is not stored: a restored job plans again.
     """
 
     topic: str

@@ -1,6 +1,6 @@
 """Whether a topic is still the one that was read: what brokers answer by name, judged. No I/O.
 
-Names are used again, and one broker may lag behind for as long as it likes. So no process is believed alone: a topic is gone
+Names are used again, and one broker may lag behind for as long as it likes. So no broker is believed alone: a topic is gone
 when no broker knows it under its id, and offsets that were asked for by name count only if it was the same topic after that
 (I5).
 """
@@ -13,8 +13,6 @@ from uuid import UUID
 from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, TopicRecreatedError, UnknownTopicError
 from headrace.connectors.kafka.client.topology import TopicMetadata
 from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError
-
-__all__ = ["Answers", "absence", "is_same", "range_outcome"]
 
 Answers = Sequence[Mapping[str, TopicMetadata | None]]
 """What every live broker knows of some topics, each for itself: see `KafkaCluster.find_topics_everywhere`."""

@@ -24,8 +24,6 @@ from headrace.enumerator.source import SourceReader, SplitBatch
 
 log = logging.getLogger(__name__)
 
-__all__ = ["BadRecords", "TypedColumns", "TypedReader"]
-
 BadRecords = Literal["fail", "keep", "skip"]
 """What becomes of a record whose key or value cannot be decoded: an error; a null, with bytes and reason; or nothing at all."""
 

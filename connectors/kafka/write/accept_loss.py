@@ -12,8 +12,6 @@ from headrace.connectors.kafka.write.handles import KafkaHandle, WrittenRange
 from headrace.connectors.kafka.write.transaction_log import why_lost
 from headrace.enumerator.errors import DataLossError
 
-__all__ = ["Loss", "LossAccepting"]
-
 
 @dataclass(frozen=True, slots=True)
 class Loss:

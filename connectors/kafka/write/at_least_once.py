@@ -16,8 +16,6 @@ from headrace.connectors.kafka.write.produce import BatchSender, idempotent_send
 from headrace.connectors.kafka.write.sink import KafkaSinkOptions
 from headrace.connectors.kafka.write.transactions import Transactions
 
-__all__ = ["AtLeastOnceKafkaSink"]
-
 
 @dataclass(frozen=True)
 class AtLeastOnceKafkaSink(KafkaSinkOptions, ImmediateSink):

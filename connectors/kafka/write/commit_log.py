@@ -36,8 +36,6 @@ from headrace.connectors.kafka.write.topics import find_topic
 from headrace.connectors.kafka.write.transaction_log import open_transactions
 from headrace.enumerator.errors import PeerError, RetriableError, StateError, UsageError
 
-__all__ = ["CommitLog"]
-
 log = logging.getLogger(__name__)
 
 _PARTITION = 0
@@ -156,13 +154,14 @@ class CommitLog:
         what was under way there, finds all that was written under it.
 
         A broker that says it leads the topic may be isolated from the others, which have elected another one since: it still
-        answers, and lacks what is newest. It cannot have a write acknowledged by all in-sync replicas. So a record is written
-        first, which is nothing: a tombstone of a key that there never is. Who has that has all that came before it.
+        answers, and lacks what is newest. It cannot have a write acknowledged by all in-sync replicas. So the driver first
+        writes a record that changes nothing: a tombstone for a key that is never used. A broker that has this record has all
+        that came before it.
         """
         found = self.cluster.topics([self.topic])[self.topic]
 
         def ask() -> dict[str, bytes]:
-            written = self.write_nothing()  # again at each try: an unclean election loses it, and no process would have it ever
+            written = self.write_nothing()  # again at each try: an unclean election loses it, and then no broker ever has it
             end = self._end(Isolation.READ_UNCOMMITTED)
             if end <= written:
                 self.cluster.invalidate(self.topic)

@@ -29,8 +29,6 @@ from headrace.connectors.kafka.write.transactions import (
 )
 from headrace.enumerator.errors import DeadlineExceededError, HeadraceError
 
-__all__ = ["LISTS", "CommittingSink", "KafkaCommitter"]
-
 log = logging.getLogger(__name__)
 
 LISTS = CommitListSerializer(KafkaHandleSerializer())
@@ -47,7 +45,7 @@ class CommittingSink(TransactionalSink, Protocol):
         """Where the durable lists are."""
 
     def read_list(self, key: str, data: bytes) -> CommitList[KafkaHandle]:
-        """A record of it."""
+        """Parse the list that the commit topic has under this key."""
 
 
 class _Budget(NamedTuple):

@@ -27,8 +27,6 @@ from headrace.connectors.kafka.write.transactions import (
 )
 from headrace.enumerator.errors import FencedError, RetriableError, StateError
 
-__all__ = ["DriverLog"]
-
 log = logging.getLogger(__name__)
 
 _DRIVER_TIMEOUT_MS = 10_000  # a driver that dies in the middle of a write holds others up no longer than this
@@ -176,8 +174,7 @@ class DriverLog:
 
 
 def _has_ended(found: TransactionDescription, own: Producer | None) -> bool:
-    """Whether it is the transaction of this very producer that is over, by its timeout as a rule, and no process has come
-    since.
+    """Whether this producer's transaction is over, as a rule by its timeout, and no other driver has come since.
 
     That bumps the epoch once. Another driver's InitProducerId bumps it, too, but leaves the id without a transaction, and what
     that driver writes ends one epoch later still.

@@ -16,13 +16,20 @@ from headrace.connectors.kafka.write.produce import BatchSender, OutBatch
 from headrace.connectors.kafka.write.transactions import Producer
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["TOPIC_COLUMN", "TopicRows", "encoded", "record_encoder"]
-
 TOPIC_COLUMN = "topic"
+_OF_NO_RECORD = ("offset", "timestampType")
+_READ_FROM = (*_OF_NO_RECORD, "partition", TOPIC_COLUMN)
+
+
+def without_origin(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Without what no record has. Rows with an offset are as a source has read them: where that was is left out, too."""
+    left_out = _READ_FROM if "offset" in rows.schema.names else _OF_NO_RECORD
+    return rows.drop_columns([name for name in left_out if name in rows.schema.names])
 
 
 def encoded(rows: pa.RecordBatch, *, key: ValueFormat | None, value: ValueFormat | None) -> pa.RecordBatch:
     """The rows with keys and values as bytes. Raises UsageError, which names the row, for what a format cannot hold."""
+    rows = without_origin(rows)
     for name, form in (("key", key), ("value", value)):
         if form is not None and name in rows.schema.names:
             index = rows.schema.get_field_index(name)
@@ -88,7 +95,10 @@ class TopicRows:
         if self._topic is not None:
             return [(self._topic, rows.drop_columns([TOPIC_COLUMN]) if has_column else rows)]
         if not has_column:
-            raise UsageError(f"no topic: give the option 'topic', or a column {TOPIC_COLUMN!r}; there are {rows.schema.names}")
+            raise UsageError(
+                f"no topic: give the option 'topic', or a column {TOPIC_COLUMN!r}; there are {rows.schema.names}. "
+                "With a column 'offset' it is where the row was read, and is not written to"
+            )
         return _each_to_its_own(rows)
 
 

@@ -12,8 +12,6 @@ from headrace.connectors.base.sink import HandleSerializer
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
 from headrace.enumerator.envelope import readable_version, stored_number, stored_text
 
-__all__ = ["KafkaHandle", "KafkaHandleSerializer", "WrittenRange"]
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenRange:
@@ -34,7 +32,7 @@ class WrittenRange:
 class KafkaHandle:
     """A prepared transaction: every record acknowledged. It is never empty, since nothing is started without a record.
 
-    `started_ms` is epoch milliseconds by the writer's clock, which no process goes by; the broker aborts it
+    `started_ms` is epoch milliseconds by the writer's clock, by which nothing is decided; the broker aborts it
     `timeout_ms` after its first record.
     """
 

@@ -12,8 +12,6 @@ import pyarrow as pa
 from headrace.enumerator.envelope import Envelope
 from headrace.enumerator.errors import StateError
 
-__all__ = ["SEPARATOR", "list_of", "record_rows", "split", "whole", "whole_lists"]
-
 SEPARATOR = "/"
 """Between a list's key and the number of a part, in the key of that part's record."""
 _PART_BYTES = 1 << 19

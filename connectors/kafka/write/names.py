@@ -21,19 +21,6 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = [
-    "DEFAULT_COMMIT_TOPIC",
-    "DEFAULT_PREFIX",
-    "EACH_ROWS_TOPIC",
-    "JobNames",
-    "ListKey",
-    "Role",
-    "TransactionName",
-    "digest_of",
-    "parse_key",
-    "parse_name",
-]
-
 DEFAULT_PREFIX = "headrace"
 """What all transactional ids start with."""
 

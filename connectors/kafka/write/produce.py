@@ -26,8 +26,6 @@ from headrace.connectors.kafka.write.topics import refuse_deleted
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError
 
-__all__ = ["BatchSender", "OutBatch", "Written", "idempotent_sender", "transactional_sender"]
-
 _MAX_IN_FLIGHT = 5  # the brokers remember as many batches of a producer, to know a repeated one
 _REQUEST_BYTES = 4 * 1024 * 1024
 _ALL_REPLICAS = -1
@@ -94,7 +92,7 @@ class BatchSender:
         before_first: Callable[[list[TopicPartition]], None],
         lifetime: _Lifetime | None = None,
     ) -> None:
-        """`before_first` is notified of partitions about to be written for the first time (KIP-98's AddPartitionsToTxn).
+        """`before_first` is called with partitions that are about to be written first (KIP-98's AddPartitionsToTxn).
 
         `max_version` bounds the version of the Produce request. A request has up to `max.request.size` bytes of batches (by
         default 4 MiB), or one batch that is larger; `delivery.timeout.ms` is how long to wait for any acknowledgement (not set:

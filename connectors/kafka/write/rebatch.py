@@ -9,8 +9,6 @@ from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordEncoder
 from headrace.connectors.kafka.format.record_batch import stored_batches
 
-__all__ = ["halved"]
-
 _INT32_MAX = 0x7FFFFFFF
 _COLUMNS = ("key", "value", "headers", "timestamp")
 

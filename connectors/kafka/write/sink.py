@@ -1,5 +1,5 @@
-"""Kafka as a two-phase-commit sink: rows in transactions that any process can end, and that survive the process that wrote
-them.
+"""Kafka as a two-phase-commit sink: rows in transactions that survive their writer, and that any process
+can end.
 
 Transactional ids are made in `names.py`. One is taken over by InitProducerId before every transaction.
 """
@@ -43,8 +43,6 @@ from headrace.connectors.kafka.write.names import (
 from headrace.connectors.kafka.write.transaction import KafkaTransaction
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.enumerator.errors import StateError, UsageError
-
-__all__ = ["KafkaSink", "KafkaSinkOptions"]
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +99,9 @@ class KafkaSink(KafkaSinkOptions, TwoPhaseSink[KafkaHandle], RowRouting, RowShar
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
     - `value`, `key`: formats of `headrace.formats` that encode these columns (default None: they are bytes or strings). A row
       that its format cannot hold is an error of the write.
+
+    Rows as `KafkaSource` gives them can be written. Its `offset` and `timestampType` are left out, and with an `offset` the
+    `partition` and `topic` too, which say where the row was read: the sink chooses the partition, and `topic` is needed.
 
     A row whose column `deadLetter` is not null is written to the topic that is there, as it is there, and its other
     columns are not; see `headrace.connectors.base.dead_letters`.

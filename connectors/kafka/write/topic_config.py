@@ -8,8 +8,6 @@ from headrace.connectors.kafka.client.errors import UnknownTopicError, broker_er
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.client.wire.protocol import DescribeConfigsRequest
 
-__all__ = ["replicas_in_sync", "topic_setting"]
-
 _TOPIC_RESOURCE = 2
 _LEAST = "min.insync.replicas"
 

@@ -9,8 +9,6 @@ from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 
-__all__ = ["find_topic", "refuse_deleted"]
-
 _LOOKS = 3
 
 

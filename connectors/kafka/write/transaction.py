@@ -26,8 +26,6 @@ from headrace.connectors.kafka.write.produce import BatchSender, transactional_s
 from headrace.connectors.kafka.write.transactions import ENDED_BY_OTHERS, Producer, TransactionProtocol, Transactions
 from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, StateError
 
-__all__ = ["KafkaTransaction", "TransactionalSink", "timeout_advice", "written_ranges"]
-
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +50,7 @@ class TransactionalSink(Protocol):
 
     @property
     def config(self) -> ClientConfig:
-        """Of the client."""
+        """The client's configuration."""
 
     def names(self, job: str) -> JobNames:
         """Its transactional ids."""
@@ -119,7 +117,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             ) from error
 
     def _refuse_after_decision(self) -> None:
-        """Raise StateError if the write of its own that this is of has been committed or aborted: no process cleans up after
+        """Raise StateError if this write, which no driver repeats, is committed or aborted: nothing is cleaned up after
         that.
 
         Checked with the transaction open: a driver that starts later finds it. The driver's id is used at the end only.
@@ -164,7 +162,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
     def _free_id(self) -> str:
         """The first of the task's ids, from its retry on, under which nothing is open: to take over one would abort it.
 
-        An open one may be another attempt's that is running or has prepared; the driver aborts what no process wants. One that
+        An open one may be another attempt's that is running or has prepared; the driver aborts what is not committed. One that
         was taken over and has nothing open is taken again: so a zombie is fenced before it writes. Should that one prepare
         between the look and the takeover, the driver's check refuses its handle before anything is recorded, and the epoch is
         repeated.

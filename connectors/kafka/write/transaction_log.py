@@ -29,8 +29,6 @@ from headrace.connectors.kafka.write.topics import find_topic
 from headrace.connectors.kafka.write.transactions import Producer, Transactions
 from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError, is_retriable
 
-__all__ = ["BatchCopier", "open_transactions", "outcome_of", "why_lost"]
-
 _WAY_OUT = "to continue without it, see headrace transactions accept-loss"
 
 # --- outcome ----------------------------------------------------------------------------------------------------------

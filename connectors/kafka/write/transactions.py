@@ -36,18 +36,6 @@ from headrace.connectors.kafka.client.wire.protocol import (
 from headrace.connectors.kafka.write.topics import refuse_deleted
 from headrace.enumerator.errors import RetriableError, is_retriable
 
-__all__ = [
-    "ENDED_BY_OTHERS",
-    "Answer",
-    "ListedTransaction",
-    "Producer",
-    "TransactionDescription",
-    "TransactionProtocol",
-    "TransactionResult",
-    "Transactions",
-    "in_parallel",
-]
-
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
 
@@ -144,7 +132,7 @@ class ListedTransaction:
 def in_parallel(ask: Callable[[ItemT], AnswerT], items: Sequence[ItemT]) -> list[AnswerT]:
     """The answers for all items, in their order, 16 requests at a time at most: a coordinator's log takes some ms for each.
 
-    Every item is asked for once at least. After an error that is not retriable no process waits and tries again, and that error
+    Every item is asked for once at least. After an error that is not retriable nothing is tried again, and that error
     is raised; else that of the first item that has one. Interrupted by an exception (Ctrl-C), it ends at once; a request that
     is under way is not repeated.
     """
@@ -153,7 +141,7 @@ def in_parallel(ask: Callable[[ItemT], AnswerT], items: Sequence[ItemT]) -> list
     answers: list[Future[AnswerT]] = [Future() for _ in items]
     left, is_over, has_failed = deque(zip(items, answers, strict=True)), threading.Event(), threading.Event()
     for _ in range(min(_MOST_AT_ONCE, len(items))):
-        # Daemons, and no executor, whose threads are waited for also by a process that was instructed to end.
+        # Daemons, and no executor: a process that is to end would wait for an executor's threads.
         asking = (ask, left, is_over, has_failed)
         threading.Thread(target=_answer_all, args=asking, name="headrace-transactions", daemon=True).start()
     try:
@@ -202,7 +190,7 @@ class Transactions:
         return self._cluster.retrying("asking for the transaction version", ask)
 
     def init(self, transactional_id: str, timeout_ms: int) -> Producer:
-        """Take the id over: whatever it has open is aborted first, and the process that wrote under it before is fenced
+        """Take the id over: whatever it has open is aborted first, and the previous producer is fenced
         (KIP-98).
 
         Raises `InvalidForBrokerError` for a timeout that the broker does not allow.
@@ -302,7 +290,7 @@ class Transactions:
         """Abort what a producer has open, and fence it: nothing that it sends late, or has under way, is written after that.
 
         Version 2 does both by EndTxn. Version 1 leaves the epoch as it is: a Produce that EndTxn has overtaken then opens a
-        transaction that no process ends (KAFKA-14053), and the producer may continue in another partition. So there it is done
+        transaction that nothing ends (KAFKA-14053), and the producer may continue in another partition. So there it is done
         by InitProducerId, with this timeout for the id, whose marker bears a new epoch. REFUSED: nothing was open any more.
         """
         if protocol is TransactionProtocol.V2:
@@ -382,7 +370,7 @@ _ELSEWHERE = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR)
 
 @dataclass(frozen=True, slots=True)
 class _InitProducer:
-    """The arguments of one InitProducerId; producer id and epoch are -1 for the process that takes the id over."""
+    """The arguments of one InitProducerId; producer id and epoch are -1 if the id is taken over."""
 
     transactional_id: str
     timeout_ms: int

@@ -11,58 +11,32 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.runners.spark.offset_log import LOCK_NAME
-from headrace.spark.checkpoints.logs import (
-    COMMITS,
-    METADATA,
-    OFFSETS,
-    PlannedBatch,
-    SourceOffsets,
-    SparkCheckpoint,
-    fsspec_address,
-    read_checkpoint,
-)
+from headrace.spark.checkpoints import logs
 from headrace.spark.checkpoints.positions import OffsetForm, StoredPositions, moved, stored_positions
 from headrace.spark.checkpoints.schemas import schemas_of_copy
 from headrace.spark.checkpoints.targets import copy_target
-
-__all__ = [
-    "CopyPlan",
-    "batch_at",
-    "export_to_jvm",
-    "forget_topic",
-    "fork",
-    "last_committed",
-    "refuse_running",
-    "rewind",
-    "set_offsets",
-    "write_copy",
-]
 
 QUIET_S = 60.0
 
 Changed = Callable[[StoredPositions], StoredPositions | None]
 """A source's positions changed, or None where there is nothing to change."""
 
-
-@dataclass(frozen=True, slots=True)
-class CopyPlan:
-    """What differs from the checkpoint: files with other contents, by their names."""
-
-    written: Mapping[str, bytes]
+CopyPlan = Mapping[str, bytes]
+"""What differs from the checkpoint: files with other contents, by their names."""
 
 
-def fork(checkpoint: SparkCheckpoint) -> CopyPlan:
+def fork(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
     """The same, for another query: exactly-once sinks tell the two apart, so both write all that comes."""
-    return CopyPlan(written=_new_query())
+    return _new_query()
 
 
-def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
+def rewind(checkpoint: logs.SparkCheckpoint, to_batch: int) -> CopyPlan:
     """At the positions after `to_batch`, for another query, since the sinks know what this one has written.
 
     Batches that came later stay, as ones that have read nothing: Spark's file sinks, and writes in `foreachBatch` that have a
@@ -80,10 +54,10 @@ def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
     if others:
         raise StateError(f"source {others[0]} is not Kafka's, and keeps what it has read in its own files: it cannot go back")
     later = [number for number in checkpoint.planned if number > to_batch]
-    return CopyPlan(written={f"{OFFSETS}/{number}": batch.content(batch.sources) for number in later} | _new_query())
+    return {f"{logs.OFFSETS}/{number}": batch.content(batch.sources) for number in later} | _new_query()
 
 
-def batch_at(checkpoint: SparkCheckpoint, time_ms: int) -> int:
+def batch_at(checkpoint: logs.SparkCheckpoint, time_ms: int) -> int:
     """The last batch before the first that was planned after this time (epoch milliseconds, the driver's clock at the time).
 
     What was there to be read later is in later batches. Raises UsageError where all that are left were planned later.
@@ -100,27 +74,20 @@ def batch_at(checkpoint: SparkCheckpoint, time_ms: int) -> int:
     return before[-1]
 
 
-def set_offsets(checkpoint: SparkCheckpoint, offsets: Mapping[tuple[str, int], int]) -> CopyPlan:
-    """The next batch starts at these positions, by topic and partition; all others stay. The query is the same one.
-
-    Raises UsageError for partitions that are not stored once.
-    """
+def set_offsets(checkpoint: logs.SparkCheckpoint, offsets: Mapping[tuple[str, int], int]) -> CopyPlan:
+    """The same query, its next batch at these positions by topic and partition. Raises UsageError for one not stored once."""
     return _changed(checkpoint, lambda positions: _moved(positions, offsets), [f"{topic}-{part}" for topic, part in offsets])
 
 
-def forget_topic(checkpoint: SparkCheckpoint, topic: str) -> CopyPlan:
-    """Without a topic: where it is still subscribed to, it is a new one, and read from its first record. The same query.
-
-    Raises UsageError where it is not stored.
-    """
+def forget_topic(checkpoint: logs.SparkCheckpoint, topic: str) -> CopyPlan:
+    """Without a topic: if still subscribed to, it is a new one, read from its start. Raises UsageError if it is not stored."""
     return _changed(checkpoint, lambda positions: _without(positions, topic), [topic])
 
 
-def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
+def export_to_jvm(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
     """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express.
 
-    It continues from the last batch. Of the previous ones, what it cannot express stays as it is: no process reads that any
-    more.
+    It continues from the last batch. What it cannot express of previous ones stays as it is: that is not read.
     """
     last = last_committed(checkpoint)
     written = {}
@@ -132,18 +99,18 @@ def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
                 raise
             continue
         if sources != batch.sources:
-            written[f"{OFFSETS}/{number}"] = batch.content(sources)
+            written[f"{logs.OFFSETS}/{number}"] = batch.content(sources)
     if not written:
         raise UsageError(f"no batch in {checkpoint.location} has offsets of headrace's: there is nothing to export")
-    return CopyPlan(written=written)
+    return written
 
 
-def _of_jvm(source: SourceOffsets) -> SourceOffsets:
+def _of_jvm(source: logs.SourceOffsets) -> logs.SourceOffsets:
     positions = stored_positions(source.text)
     return replace(source, text=positions.to_text(OffsetForm.JVM)) if positions.form is OffsetForm.HEADRACE else source
 
 
-def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s: float = QUIET_S) -> None:
+def write_copy(checkpoint: logs.SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s: float = QUIET_S) -> None:
     """Write the copy into a new folder: a path, or an address that fsspec knows.
 
     Killed at any moment, it leaves no such folder, or (in a store that is not local) one from which no query starts.
@@ -151,7 +118,7 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
     `quiet_s`: a checkpoint that was written to within this many seconds, by the clock of the copy's store, is taken for a
     running query's. Raises StateError then, and where it is written to meanwhile; UsageError where `to` is there.
     """
-    location, target = (normal_path(fsspec_address(path)) for path in (checkpoint.location, to))
+    location, target = (normal_path(logs.fsspec_address(path)) for path in (checkpoint.location, to))
     if f"{_followed(target)}/".startswith(f"{_followed(location)}/"):
         raise UsageError(f"{to} is within the checkpoint itself")
     _refuse_linked_folders(location)
@@ -160,14 +127,15 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
     try:
         refuse_running(source, checkpoint, copy.began_s, quiet_s)
         names = source.files()
-        written = {**schemas_of_copy(source, names, target if is_local(target) else to.rstrip("/")), **plan.written}
+        written = {**schemas_of_copy(source, names, target if is_local(target) else to.rstrip("/")), **plan}
         for name in _taken_over(names, written):
             copy.take(source, name)
         for name, content in written.items():
-            if name != METADATA:
+            if name != logs.METADATA:
                 copy.write(name, content)
-        metadata = plan.written.get(METADATA) or (None if source.size(METADATA) is None else source.read(METADATA))
-        if read_checkpoint(checkpoint.location) != checkpoint:
+        is_there = source.size(logs.METADATA) is not None
+        metadata = plan.get(logs.METADATA) or (source.read(logs.METADATA) if is_there else None)
+        if logs.read_checkpoint(checkpoint.location) != checkpoint:
             raise StateError(f"{checkpoint.location} has changed meanwhile: its query runs. Stop it first")
         copy.finish(metadata)
     except BaseException:
@@ -189,7 +157,7 @@ def _followed(path: str) -> str:
     return os.path.realpath(path) if is_local(path) else path
 
 
-def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, quiet_s: float) -> None:
+def refuse_running(source: Store, checkpoint: logs.SparkCheckpoint, now_s: float, quiet_s: float) -> None:
     """By when the newest entry of each log was written, and `now_s`, of the same store's clock if it is available.
 
     Raises StateError where it was less than `quiet_s` seconds ago, and, unless these are 0, where a supervised driver has the
@@ -197,7 +165,8 @@ def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, qui
     """
     if quiet_s > 0:
         _refuse_supervised(checkpoint)
-    newest = [f"{log}/{max(numbers)}" for log, numbers in _logs(checkpoint) if numbers]
+    entries = {logs.OFFSETS: checkpoint.last_planned, logs.COMMITS: checkpoint.last_committed}
+    newest = [f"{log}/{number}" for log, number in entries.items() if number is not None]
     # A file's time may lie some milliseconds in the future of a file that is written after it: clocks of files are coarse.
     age_s = max(0.0, now_s - max((source.modified_s(name) for name in newest), default=-math.inf))
     if age_s < quiet_s:
@@ -207,8 +176,8 @@ def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, qui
         )
 
 
-def _refuse_supervised(checkpoint: SparkCheckpoint) -> None:
-    path = normal_path(fsspec_address(checkpoint.location))
+def _refuse_supervised(checkpoint: logs.SparkCheckpoint) -> None:
+    path = normal_path(logs.fsspec_address(checkpoint.location))
     if sys.platform != "linux" or not is_local(path):
         return
     from headrace.runners.spark.supervision.lock import is_held
@@ -223,7 +192,7 @@ def _taken_over(names: Iterable[str], written: Mapping[str, bytes]) -> Iterator[
     """What is copied as it is: not the checksums of files that are written otherwise, which Spark reads without."""
     gone = {*written, LOCK_NAME}
     for name in names:
-        if name != METADATA and name not in gone and _without_crc(name) not in gone:
+        if name != logs.METADATA and name not in gone and _without_crc(name) not in gone:
             yield name
 
 
@@ -234,13 +203,13 @@ def _without_crc(name: str) -> str:
 
 
 def _new_query() -> dict[str, bytes]:
-    return {METADATA: json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":")).encode()}
+    return {logs.METADATA: json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":")).encode()}
 
 
-def _changed(checkpoint: SparkCheckpoint, change: Changed, wanted: list[str]) -> CopyPlan:
+def _changed(checkpoint: logs.SparkCheckpoint, change: Changed, wanted: list[str]) -> CopyPlan:
     """The last batch with the positions of one source changed. `wanted`: for errors."""
     number = last_committed(checkpoint)
-    batch: PlannedBatch = checkpoint.batch(number)
+    batch: logs.PlannedBatch = checkpoint.batch(number)
     found = [(at, new) for at, source in enumerate(batch.sources) if (new := change(stored_positions(source.text))) is not None]
     if len(found) != 1:
         where = "more than one source of the query" if found else "any source of the query"
@@ -248,7 +217,7 @@ def _changed(checkpoint: SparkCheckpoint, change: Changed, wanted: list[str]) ->
     ((at, positions),) = found
     sources = list(batch.sources)
     sources[at] = replace(sources[at], text=positions.to_text())
-    return CopyPlan(written={f"{OFFSETS}/{number}": batch.content(tuple(sources))})
+    return {f"{logs.OFFSETS}/{number}": batch.content(tuple(sources))}
 
 
 def _moved(positions: StoredPositions, offsets: Mapping[tuple[str, int], int]) -> StoredPositions | None:
@@ -266,7 +235,7 @@ def _without(positions: StoredPositions, topic: str) -> StoredPositions | None:
     return None if len(rest) == len(positions.offsets.splits) else positions.changed(rest)
 
 
-def last_committed(checkpoint: SparkCheckpoint) -> int:
+def last_committed(checkpoint: logs.SparkCheckpoint) -> int:
     """The last batch. Raises StateError where it is not committed, or a file is damaged."""
     if checkpoint.damaged:
         raise StateError(f"{checkpoint.damaged[0].name} is damaged ({checkpoint.damaged[0].why}): no copy is made of that")
@@ -279,9 +248,5 @@ def last_committed(checkpoint: SparkCheckpoint) -> int:
     return last
 
 
-def _logs(checkpoint: SparkCheckpoint) -> list[tuple[str, list[int]]]:
-    return [(OFFSETS, list(checkpoint.planned)), (COMMITS, list(checkpoint.committed))]
-
-
-def _span(checkpoint: SparkCheckpoint) -> str:
+def _span(checkpoint: logs.SparkCheckpoint) -> str:
     return f"{min(checkpoint.committed)} to {max(checkpoint.committed)}" if checkpoint.committed else "none"

@@ -14,8 +14,6 @@ from headrace.enumerator.errors import StateError
 from headrace.spark.checkpoints.logs import COMMITS, METADATA, OFFSETS, SourceOffsets, SparkCheckpoint
 from headrace.spark.checkpoints.positions import OffsetForm, StoredPositions, stored_positions
 
-__all__ = ["CheckpointFinding", "FindingKind", "PartitionState", "findings_in_cluster", "findings_of", "partition_states"]
-
 
 class FindingKind(Enum):
     """DAMAGED: a file that cannot be read. REFUSED: a query does not start, or loses records. NOTE: worth knowing."""
@@ -120,10 +118,7 @@ def partition_states(cluster: KafkaCluster, positions: StoredPositions) -> list[
 
 
 def findings_in_cluster(cluster: KafkaCluster, checkpoint: SparkCheckpoint) -> list[CheckpointFinding]:
-    """Whether what is read next is still there: the last batch, if it is to be run again, and what comes after it.
-
-    Asks the cluster.
-    """
+    """Whether what is read next is still there: the last batch, if it runs again, and what follows. Asks the cluster."""
     if checkpoint.last_planned is None:
         return []
     found = []
@@ -150,26 +145,23 @@ def _begins_of_next_run(checkpoint: SparkCheckpoint, source: SourceOffsets) -> M
     # the JVM connector's batches have no topic ids
     place: Callable[[KafkaSplit], str] = attrgetter("split_id") if before.form is positions.form else str
     ended = {place(split): split.next_offset for split in before}
-    earliest = {
-        split.split_id: ended.get(place(split), positions.offsets.started_at.get(split.split_id)) for split in positions
-    }
+    started_at = positions.offsets.started_at
+    earliest = {split.split_id: ended.get(place(split), started_at.get(split.split_id)) for split in positions}
     return {split_id: at for split_id, at in earliest.items() if at is not None}
 
 
 def _of_partition(state: PartitionState, begin: int | None) -> CheckpointFinding | None:
-    """`start`: where the partition is to be read again from; None for where it is."""
+    """The second argument: where the partition is to be read again from; None for where it is."""
     split = state.split
     first_read = split.next_offset if begin is None else min(begin, split.next_offset)
-    where = f"{split.topic}-{split.partition}"
     if not state.is_there:
-        return CheckpointFinding(FindingKind.REFUSED, where, "it is gone, which is data loss")
-    if state.is_of_another_topic:
+        what = "it is gone, which is data loss"
+    elif state.is_of_another_topic:
         what = f"the topic was deleted and created again: {split.topic_id} is stored, and {state.topic_id} is there"
-        return CheckpointFinding(FindingKind.REFUSED, where, what)
-    if state.first is not None and first_read < state.first:
+    elif state.first is not None and first_read < state.first:
         what = f"offset {first_read} is next, and the log starts at {state.first}: what is between is lost"
-        return CheckpointFinding(FindingKind.REFUSED, where, what)
-    if state.end is not None and split.next_offset > state.end:
+    elif state.end is not None and split.next_offset > state.end:
         what = f"offset {split.next_offset} is next, and the log ends at {state.end}: it was truncated, or recreated"
-        return CheckpointFinding(FindingKind.REFUSED, where, what)
-    return None
+    else:
+        return None
+    return CheckpointFinding(FindingKind.REFUSED, f"{split.topic}-{split.partition}", what)

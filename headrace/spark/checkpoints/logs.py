@@ -14,28 +14,16 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.connectors.files.store import Store, normal_path, open_store
 from headrace.enumerator.errors import StateError, UsageError
 
-__all__ = [
-    "CommittedBatch",
-    "DamagedFile",
-    "PlannedBatch",
-    "SourceOffsets",
-    "SparkCheckpoint",
-    "fsspec_address",
-    "read_checkpoint",
-]
-
 METADATA, OFFSETS, COMMITS, STATE = "metadata", "offsets", "commits", "state"
 NO_OFFSETS = "-"
-NAMED = 2
-"""The version of the offset log in which sources have names."""
-
+NAMED = 2  # the version of the offset log in which sources have names
 _OFFSET_VERSIONS, _COMMIT_VERSIONS = (1, NAMED), (1, 2, 3)
 _CRC_HEAD = b"crc\0"
 _HADOOP_SCHEMES = {"s3a:": "s3:", "s3n:": "s3:"}
@@ -69,14 +57,6 @@ class PlannedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class CommittedBatch:
-    """An entry of the commit log."""
-
-    version: int
-    next_watermark_ms: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class DamagedFile:
     """A file that Spark cannot read, by its name in the checkpoint, and why."""
 
@@ -91,7 +71,7 @@ class SparkCheckpoint:
     location: str
     query_id: str | None
     planned: Mapping[int, PlannedBatch]
-    committed: Mapping[int, CommittedBatch]
+    committed: Collection[int]
     damaged: tuple[DamagedFile, ...]
     state_operators: tuple[str, ...]
 
@@ -120,9 +100,7 @@ def read_checkpoint(location: str) -> SparkCheckpoint:
     reader = _Reader(open_store(normal_path(fsspec_address(location)), {}))
     query_id = reader.parsed(METADATA, _query_id)
     planned = {number: entry for number in reader.batches(OFFSETS) if (entry := reader.parsed(f"{OFFSETS}/{number}", _planned))}
-    committed = {
-        number: entry for number in reader.batches(COMMITS) if (entry := reader.parsed(f"{COMMITS}/{number}", _committed))
-    }
+    committed = [number for number in reader.batches(COMMITS) if reader.parsed(f"{COMMITS}/{number}", _is_commit)]
     if not reader.found:
         raise UsageError(f"there is no checkpoint in {location}: neither {METADATA} nor {OFFSETS}/0 or the like")
     operators = tuple(sorted(name for name in reader.store.names(STATE) if not name.startswith(".")))
@@ -212,9 +190,10 @@ def _source(version: int, number: int, line: str) -> SourceOffsets:
     return SourceOffsets(name, None if text == NO_OFFSETS else text)
 
 
-def _committed(text: str) -> CommittedBatch:
-    version, rest = _versioned(text, _COMMIT_VERSIONS)
-    return CommittedBatch(version, _whole(_object(rest or "{}"), "nextBatchWatermarkMs"))
+def _is_commit(text: str) -> bool:
+    _, rest = _versioned(text, _COMMIT_VERSIONS)
+    _object(rest or "{}")
+    return True
 
 
 def _versioned(text: str, known: tuple[int, ...]) -> tuple[int, str]:

@@ -13,8 +13,6 @@ from headrace.enumerator.errors import StateError
 from headrace.runners.spark.log_read import LogOffsets
 from headrace.spark.kafka_offsets import offsets_to_json, parse, parse_jvm, parse_ours, pinned_formats
 
-__all__ = ["OffsetForm", "StoredPositions", "stored_positions"]
-
 
 class OffsetForm(Enum):
     """Who has written a source's offsets."""
@@ -39,7 +37,6 @@ class StoredPositions:
         return iter(sorted(self.offsets.splits.values(), key=lambda split: (split.topic, str(split.topic_id), split.partition)))
 
     def changed(self, splits: Mapping[str, KafkaSplit]) -> StoredPositions:
-        """With these splits, of the same source, in place of its own."""
         started_at = {split_id: at for split_id, at in self.offsets.started_at.items() if split_id in splits}
         return replace(self, offsets=LogOffsets(splits, started_at, self.offsets.initial))
 

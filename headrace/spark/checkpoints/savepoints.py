@@ -1,6 +1,4 @@
-"""A query's positions as a savepoint that `headrace run` starts with: of a query of headrace, or of Spark's own Kafka
-connector.
-"""
+"""A query's positions as a savepoint that `headrace run` starts with: headrace's query, or one of Spark's own connector."""
 
 from __future__ import annotations
 
@@ -19,8 +17,6 @@ from headrace.runners.local.savepoints import Savepoint
 from headrace.spark.checkpoints.copies import QUIET_S, last_committed, refuse_running
 from headrace.spark.checkpoints.logs import SparkCheckpoint, fsspec_address, read_checkpoint
 from headrace.spark.checkpoints.positions import OffsetForm, StoredPositions, stored_positions
-
-__all__ = ["export_to_run", "savepoint_of"]
 
 _KAFKA = "kafka"
 

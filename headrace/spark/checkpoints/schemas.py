@@ -14,17 +14,12 @@ from typing import Any
 
 from headrace.connectors.files.store import Store, is_local
 
-__all__ = ["schemas_of_copy"]
-
 _METADATA = re.compile(r"state/\d+/_metadata/v2/\d+")
 _SCHEMA = re.compile(r".*/(state/\d+/_stateSchema/[^/]+/[^/]+)")
 
 
 def schemas_of_copy(source: Store, names: Iterable[str], copy: str) -> Mapping[str, bytes]:
-    """The files that name schemas, as they are to be in a copy at this path or address, as Spark will be given it.
-
-    Of a form that is not known here, they are left as they are.
-    """
+    """The files that name schemas, as a copy at this path or address is to have them. One of an unknown form stays as it is."""
     there = f"file:{copy}" if is_local(copy) else copy
     found = {name: _moved(source.read(name).decode(), there) for name in names if _METADATA.fullmatch(name)}
     return {name: text.encode() for name, text in found.items() if text is not None}

@@ -1,4 +1,4 @@
-"""Where a copy of a checkpoint is made, so that the process that is killed meanwhile leaves none that a query would start from.
+"""Where a copy of a checkpoint is made, so that a process that is killed meanwhile leaves none that a query would start from.
 
 A local copy is made alongside its place, and renamed. Other stores rename file by file, if at all: there a copy starts with a
 `metadata` that is none, which Spark refuses to start from, and ends with the right one in its place.
@@ -17,8 +17,6 @@ from typing import IO
 from headrace.connectors.files.store import Store, is_local, open_store
 from headrace.enumerator.errors import UsageError
 from headrace.spark.checkpoints.logs import METADATA
-
-__all__ = ["UNFINISHED", "CopyTarget", "copy_target"]
 
 UNFINISHED = b"headrace checkpoint: this copy is not finished"
 

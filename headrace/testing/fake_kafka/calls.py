@@ -14,8 +14,6 @@ from headrace.testing.fake_kafka.state.cluster import ClusterState
 from headrace.testing.fake_kafka.state.topics import Partition, Topic
 from headrace.testing.fake_kafka.state.users import SaslExchange
 
-__all__ = ["Api", "Call", "Later", "Peer", "Refusal"]
-
 
 @dataclass(slots=True)
 class Peer:

@@ -7,11 +7,9 @@ from collections.abc import Callable
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["Clock", "StoppedClock"]
-
 
 class Clock:
-    """Goes as the machine's clock goes, and jumps ahead when it is instructed to. May be moved from any thread.
+    """Goes as the machine's clock goes, and jumps ahead on demand. May be moved from any thread.
 
     How long a Fetch waits for data is real time in any case: it is the client's timeout, not the broker's.
     """

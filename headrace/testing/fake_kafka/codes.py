@@ -13,7 +13,7 @@ class RefusedError(Exception):
     def __init__(self, code: int, message: str | None = None, *, about: str | None = None) -> None:
         """`code` is an ErrorCode, but for a number that a script made up; `message` is what clients print.
 
-        `about` is for the process that works on the cluster from a test: a broker says no more than the code.
+        `about` is for a test that works on the cluster: a broker says no more than the code.
         """
         super().__init__(message or about or error_name(code))
         self.code = code

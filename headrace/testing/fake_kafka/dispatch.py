@@ -1,6 +1,6 @@
 """From a request's bytes to an answer's: the handlers, the script of faults, and the waiting. Shared by all connections.
 
-One condition guards the cluster's whole state; the process that waits for something to change (a Fetch without data, a
+One condition guards the cluster's whole state; a thread that waits for something to change (a Fetch without data, a
 JoinGroup) waits on it in its connection's own thread, as a real broker serves one request of a connection at a time.
 """
 
@@ -41,8 +41,6 @@ from headrace.testing.fake_kafka.protocol import (
 )
 from headrace.testing.fake_kafka.state.brokers import BrokerState
 from headrace.testing.fake_kafka.state.cluster import ClusterState
-
-__all__ = ["Dispatcher", "HangUpError", "Lifetime", "Outgoing"]
 
 _SASL_HANDSHAKE, _API_VERSIONS, _SASL_AUTHENTICATE = 17, 18, 36
 _UNAUTHENTICATED = frozenset({_SASL_HANDSHAKE, _API_VERSIONS, _SASL_AUTHENTICATE})

@@ -10,24 +10,6 @@ from headrace.testing.fake_kafka.api import APIS
 from headrace.testing.fake_kafka.calls import Call
 from headrace.testing.fake_kafka.protocol import Message
 
-__all__ = [
-    "Action",
-    "Before",
-    "Between",
-    "CutAfter",
-    "CutBefore",
-    "Delay",
-    "Fault",
-    "LoseAnswer",
-    "Refuse",
-    "Repeat",
-    "Rewrite",
-    "Script",
-    "Throttle",
-    "UnfiredFaultError",
-    "key_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Refuse:

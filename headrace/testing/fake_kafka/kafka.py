@@ -23,8 +23,6 @@ from headrace.testing.fake_kafka.state.topics import Partition, Topic
 from headrace.testing.fake_kafka.state.users import Users
 from headrace.testing.servers.ports import HOST, reserved_ports
 
-__all__ = ["FakeKafka", "ReadRecord"]
-
 
 class ReadRecord(NamedTuple):
     """A record as it lies in the log."""
@@ -67,8 +65,8 @@ class FakeKafka:
         and `group.initial.rebalance.delay.ms=0`.
         users: passwords by name; with any, clients have to log in by SASL_PLAINTEXT: PLAIN or SCRAM.
         tokens: names by bearer token; with any, clients have to log in, and may by OAUTHBEARER.
-        advertise: called with each broker's id, "PLAINTEXT" and the `host:port` where it listens; what it gives, a port of
-        127.0.0.1, is instructed to clients instead: that of a proxy.
+        advertise: called with each broker's id, "PLAINTEXT" and the `host:port` where it listens; clients get what it
+        returns instead, a port of 127.0.0.1: that of a proxy.
 
         Raises UsageError for an unknown setting, no brokers, or an address that is not of 127.0.0.1.
         """

@@ -10,8 +10,6 @@ from headrace.testing.fake_kafka.calls import Peer
 from headrace.testing.fake_kafka.dispatch import Dispatcher, HangUpError, Outgoing
 from headrace.testing.fake_kafka.state.brokers import HOST, BrokerState
 
-__all__ = ["BrokerServer"]
-
 _MOST_FRAME = 100 * 1024 * 1024  # socket.request.max.bytes
 _LENGTH = 4
 

@@ -36,7 +36,7 @@ class Bundle:
     """A Java program and the jars it needs.
 
     name: for messages, with its version. folder: of the cache directory. modules: `organisation:artifact:version`, the program
-    itself first. jars, size: about how many it takes, and of what size, for the process that waits. instead: what to do where
+    itself first. jars, size: about how many it takes, and of what size, for a message. instead: what to do where
     it cannot be downloaded, as the end of a message. without: organisations whose artifacts are left out. configuration: Ivy's,
     of each module; `default` brings what the modules need, `master` themselves alone.
     """

@@ -13,12 +13,11 @@ alone. To a sink that commits by list (tables) all write under the run's job, ea
 checkpoint's epoch and commits all of it in one step, and cleans up by task.
 
 A sink that commits by list says before a checkpoint is stored whether it would refuse it (`check`). If it refuses a stored one
-(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and no process was
-notified of it.
-So the run continues from the checkpoint before, which is kept until the next one is committed.
+(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and
+no sink has recorded it. So the run continues from the checkpoint before, which is kept until the next one is committed.
 
-Of several outputs the one decision is that of the first (`Outputs.in_order`): its sink is notified of every checkpoint that has
-rows in any output, before any other sink is, and all are fenced before anything is ended. So what it has recorded is what the
+Of several outputs the one decision is that of the first (`Outputs.in_order`): its sink records every checkpoint that has
+rows in any output, before any other sink does, and all are fenced before anything is ended. So what it has recorded is what the
 others are to record, too, by this coordinator or the next one. It is never rolled back then: one of them that refuses it after
 all has to be fixed.
 

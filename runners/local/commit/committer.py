@@ -19,8 +19,6 @@ from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.commit.takeover import RunTakeover
 from headrace.runners.local.events import WorkerHandle
 
-__all__ = ["CLEAN_UP_AGAIN_S", "RunCommitter"]
-
 log = logging.getLogger(__name__)
 
 CLEAN_UP_AGAIN_S = (1.0, 60.0)
@@ -76,7 +74,7 @@ class RunCommitter(
         """The worker's process is dead: abort what it has left. What cannot be reached now is left to the next clean up.
 
         Called after the checkpoint that lists something of it was committed or given up. Nothing is cleaned up before the run
-        was taken over: the names are those of the process that runs from another copy of the folder, too.
+        was taken over: a run from another copy of the folder has the same names.
         """
         self._due_s[number] = None
         if not self._fenced:
@@ -119,7 +117,7 @@ class RunCommitter(
     def record(self, commits: CommitList[WorkerHandle[Any]]) -> None:
         """Store the checkpoint; before anything of it is committed, have the first sink refuse it if another has taken over.
 
-        Then the other sinks that it has rows for are reported, too.
+        Then the other sinks for which it has rows record it, too.
         """
         assert commits.epoch is not None, "a run's lists are its checkpoints"
         positions, stored = self._proposed, self._state.stored
@@ -140,7 +138,7 @@ class RunCommitter(
             output.strategy.completed(self._state.epochs(output).last)
 
     def _record(self, checkpoint: RunCheckpoint[SplitT, Any]) -> None:
-        """One that is completed has nothing of which a sink is to be notified."""
+        """A checkpoint that is completed already has nothing for a sink to record."""
         self._state.write(checkpoint)
         if not checkpoint.completed:
             for output in self._recorded_last:

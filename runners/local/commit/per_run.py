@@ -9,8 +9,6 @@ from headrace.connectors.base.sink import CommitList, Committer, HandleT, Outcom
 from headrace.runners.local.commit.strategy import CommitStrategy, SinkEpochs
 from headrace.runners.local.events import WorkerHandle
 
-__all__ = ["PerRunCommit"]
-
 
 class PerRunCommit(CommitStrategy[HandleT]):
     """All workers have the run's job: what the sink records is committed."""
@@ -52,7 +50,7 @@ class PerRunCommit(CommitStrategy[HandleT]):
         """There is the driver alone."""
 
     def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
-        """Lists of coordinators that have died while they committed are removed, and so is what no process has listed."""
+        """Lists of coordinators that have died while they committed are removed, and so are files that are on no list."""
         if reported.completed and reported.last:
             self.completed(reported.last)
         self._driver.clean_up(listed)

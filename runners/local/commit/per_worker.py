@@ -12,8 +12,6 @@ from headrace.enumerator.errors import DeadlineExceededError, RetriableError, St
 from headrace.runners.local.commit.strategy import EPOCH_BITS, CommitStrategy, SinkEpochs
 from headrace.runners.local.events import WorkerHandle
 
-__all__ = ["PerWorkerCommit", "RecordedCommit"]
-
 _Result = TypeVar("_Result")
 
 

@@ -15,8 +15,6 @@ from headrace.runners.local.commit.per_worker import PerWorkerCommit, RecordedCo
 from headrace.runners.local.commit.strategy import CommitStrategy, SinkEpochs
 from headrace.runners.local.events import WorkerHandle
 
-__all__ = ["CommitState", "RunOutput", "first_attempt"]
-
 
 def first_attempt(sink: TwoPhaseSink[Any], registry: WorkerRegistry, number: int, output: str = DEFAULT_OUTPUT) -> Attempt:
     """A worker's first transaction of an output; its epochs count on from it. No other worker of any lifetime of the run has
@@ -61,7 +59,7 @@ class CommitState(Generic[SplitT, HandleT]):
 
     @property
     def epoch(self) -> int:
-        """What sinks are reported, or are to be reported, of the last checkpoint with handles."""
+        """The epoch that sinks record, or are to record, for the last checkpoint with handles."""
         return 0 if self.stored is None else self.stored.epoch
 
     @property

@@ -10,8 +10,6 @@ from typing import Generic
 from headrace.connectors.base.sink import CommitList, HandleT, Outcome
 from headrace.runners.local.events import WorkerHandle
 
-__all__ = ["EPOCH_BITS", "CommitStrategy", "SinkEpochs"]
-
 EPOCH_BITS = 20
 """The random bits of an epoch; those above them are the checkpoint's number."""
 

@@ -24,8 +24,6 @@ from headrace.runners.local.checkpoints import RunCheckpoint
 from headrace.runners.local.commit.state import CommitState, RunOutput
 from headrace.runners.local.commit.strategy import EPOCH_BITS
 
-__all__ = ["RunTakeover"]
-
 
 class RunTakeover(Generic[SplitT, HandleT]):
     """Called by the coordinator's commit thread, once."""
@@ -56,7 +54,7 @@ class RunTakeover(Generic[SplitT, HandleT]):
         return seen
 
     def _catch_up(self, seen: Mapping[str, CommitList[Any] | None]) -> None:
-        """The last coordinator died between what it reported the folder and what it reported the sinks."""
+        """Record at the sinks what the last coordinator had only stored in the folder when it died."""
         stored = self._state.stored
         if stored is None or not stored.epoch:
             return

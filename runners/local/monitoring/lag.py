@@ -10,8 +10,6 @@ from typing import Any
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.source import LogSource, Source
 
-__all__ = ["ASK_S", "LagWatch", "RunLag"]
-
 log = logging.getLogger(__name__)
 
 ASK_S = 1.0

@@ -17,8 +17,6 @@ from prometheus_client.registry import Collector
 from headrace.enumerator.errors import UsageError
 from headrace.runners.metrics import METRICS, MetricType
 
-__all__ = ["RunPage"]
-
 Read = Callable[[], Mapping[str, Any]]
 
 _Value = Callable[[Mapping[str, Any]], float]

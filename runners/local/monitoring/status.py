@@ -36,8 +36,6 @@ from headrace.runners.local.monitoring.lag import RunLag
 from headrace.runners.local.monitoring.supervised import is_held, is_supervised
 from headrace.runners.local.storage.lock import LOCK
 
-__all__ = ["RESTARTING", "NoRunError", "RunStatus", "largest_of", "last_progress_s", "read_status", "remove_status"]
-
 MOST_SPLITS = 20
 """The file is written each second, and a source may have ten thousand splits."""
 
@@ -164,7 +162,7 @@ def remove_status(folder: Path) -> None:
     """What is there is of a lifetime before, or of a run that is over. Called by who has the folder's lock, or is its
     supervisor.
 
-    What the disk refuses is not a failure, as nothing is shown of a folder that no process works with.
+    What the disk refuses is not a failure, as nothing is shown of a folder that is not in use.
     """
     for name in (_STATUS, f"{_STATUS}.writing"):
         with suppress(OSError):

@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from multiprocessing import util
 from pathlib import Path
 
-__all__ = ["is_held", "is_supervised", "supervised"]
-
 log = logging.getLogger(__name__)
 
 _SUPERVISOR = "supervisor"

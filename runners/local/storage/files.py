@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 
-__all__ = ["NotWrittenError", "RunFiles"]
-
 
 class NotWrittenError(OSError):
     """A file could not be written, and no reader will ever find it (a full disk): what had its name is."""

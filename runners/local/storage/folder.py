@@ -11,8 +11,6 @@ from urllib.parse import unquote, urlsplit
 from headrace.enumerator.errors import UsageError
 from headrace.runners.local.storage.files import NotWrittenError, RunFiles
 
-__all__ = ["FolderFiles", "local_folder", "write_whole"]
-
 _SUFFIX = ".json"
 _SCRATCH = ".writing"
 
@@ -84,7 +82,7 @@ def local_folder(url: str) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Durably, in place of what is there: the process that finds the file finds all of it. Raises OSError."""
+    """Durably, in place of what is there: a reader that finds the file finds all of it. Raises OSError."""
     scratch = path.with_suffix(_SCRATCH)
     _write_durably(scratch, data)
     scratch.replace(path)

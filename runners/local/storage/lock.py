@@ -12,8 +12,6 @@ from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_delay
 
 from headrace.enumerator.errors import FencedError
 
-__all__ = ["LOCK", "FolderLock"]
-
 log = logging.getLogger(__name__)
 
 LOCK = "lock"

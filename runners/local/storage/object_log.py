@@ -7,15 +7,16 @@ The first line is in an envelope (`headrace.enumerator.envelope`), of version 1.
 Each change is a new object with the next number, created only if there is none (a conditional put). Of two who want the same
 number one gets it, and the other knows that it is not alone. A *lifetime* is one opening of the log by a coordinator. It reads
 everything, and then writes a manifest with the next number: if that is taken, something was written since, and it reads again.
-So no other process's entry comes between what a lifetime has read and its manifest; and the process that wrote before finds the
+So no other process's entry comes between what a lifetime has read and its manifest; and the previous writer finds the
 number taken that it wants next, and ends (FencedError): the run that was started last continues.
 
 What counts are the entries that the manifest with the highest number names, and later ones of the same lifetime; of several
-with one name the last. Everything else may be deleted, in any order, at any time, by the process that has written a later
-manifest or entry of that name. A number may be free again then, and another process who was still for long may get it: so who
-has created an object looks whether there are higher numbers, and ends or reads again if so. What it leaves is in no manifest if
-it took a number that was free again, or the next one names it if its maker has found it in the log in time. A manifest that is
-left so lies between that of the lifetime running and that one's last object, and does not count (`_manifest_that_counts`).
+with one name the last. Everything else may be deleted, in any order, at any time, by the writer of a later
+manifest or entry of that name. A number may be free again then, and a process that was paused for long may get it. So after
+each object that it creates a writer looks for higher numbers, and ends or reads again if there are any. What it leaves is in no
+manifest if it took a number that was free again, or the next one names it if its maker has found it in the log in time. A
+manifest that is left so lies between that of the running lifetime and its last object, and does not count
+(`_manifest_that_counts`).
 
 A put whose answer is lost is repeated: a number that is taken then may be by its own entry, which shows by its lifetime and
 bytes.
@@ -43,8 +44,6 @@ from headrace.enumerator.envelope import Envelope
 from headrace.enumerator.errors import AuthenticationError, FencedError, HeadraceError, RetriableError, StateError
 from headrace.runners.local.storage.files import RunFiles
 
-__all__ = ["ObjectLog"]
-
 log = logging.getLogger(__name__)
 
 ENTRY = Envelope("headrace-run-entry", "entry of a run's log")
@@ -54,9 +53,7 @@ _NUMBER = re.compile(r"\d{12}")
 _FILE, _MANIFEST = "file", "manifest"
 
 TIMEOUT_S = 30.0
-"""So long a store may refuse or be silent before the caller is reported; a coordinator is then started again by its
-strategy.
-"""
+"""A store may refuse or be silent for this long before the call fails; the coordinator is then started again."""
 
 _CLAIMS = 50
 """A run running writes some objects a second; each of them makes a claim start again."""
@@ -178,8 +175,7 @@ class ObjectLog(RunFiles):
                     self._entries[entry.name] = entry
 
     def _found(self) -> Mapping[int, _Entry]:
-        """Everything, as of one moment: the process that deletes objects, so that their numbers may be used again, has added
-        one first.
+        """Everything, as of one moment. A writer adds an object before it deletes others, whose numbers may be used again.
 
         Raises _ChangedError where there was no such moment.
         """

@@ -20,8 +20,6 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import FolderFiles, local_folder
 
-__all__ = ["machine_folder", "make_machine_folder", "run_files", "usable", "whole_name"]
-
 _GONE_WITH_THE_PROCESS = "memory:"
 
 _FOR_GOOD = frozenset(

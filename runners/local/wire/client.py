@@ -14,8 +14,6 @@ from headrace.runners.local.wire import run_pb2_grpc
 from headrace.runners.local.wire.messages import hello
 from headrace.runners.local.wire.server import OPTIONS
 
-__all__ = ["ORPHANED", "WorkerStream"]
-
 ORPHANED = 70
 """Exit status of a worker whose coordinator is gone, or has refused it."""
 

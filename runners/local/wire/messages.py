@@ -14,8 +14,6 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.local.events import WorkerSnapshotted
 from headrace.runners.local.wire import run_pb2 as pb
 
-__all__ = ["PROTOCOL", "RunMessages", "check_hello", "check_welcome", "hello"]
-
 PROTOCOL = 1
 """Raised with every change of what a message means; both sides must have the same."""
 

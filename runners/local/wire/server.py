@@ -22,8 +22,6 @@ from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc
 from headrace.runners.local.wire.messages import RunMessages, check_hello
 
-__all__ = ["OPTIONS", "CoordinationServer"]
-
 log = logging.getLogger(__name__)
 
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))

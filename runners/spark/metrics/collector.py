@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from headrace.connectors.base.counters import Counted
 from headrace.runners.metrics import METRICS, MetricScope, MetricSpec, metrics_of
-from headrace.runners.spark.metrics.job import JobStatus
 from headrace.runners.spark.metrics.queries import KnownQueries, QueryFacts
 from headrace.runners.spark.metrics.sinks import SinkWatch
 from headrace.runners.spark.supervision.core import Ending
 
-__all__ = ["SPARK_METRICS", "MetricSample", "MetricSource"]
-
-SPARK_METRICS = metrics_of(*(scope for scope in MetricScope if scope is not MetricScope.RUN))
-"""All metrics of a session."""
+SPARK_METRICS = metrics_of(*(scope for scope in MetricScope if scope is not MetricScope.RUN))  # all metrics of a session
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,31 @@ _COUNTED: Mapping[str, Counted] = {
 
 
 @dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What a job's supervisor reports about it in its status file (`supervision/status.py`). Read again for each look."""
+
+    path: Path
+
+    def read(self) -> list[MetricSample]:
+        """What it says now; nothing where there is no such file, or it is none of a supervisor's."""
+        try:
+            said = json.loads(self.path.read_text())
+            found = [_sample("headrace_job_drivers_started", (), int(said["drivers_started"]))]
+            if (takeovers := said.get("takeovers")) is not None:  # a supervisor that counts them
+                found.append(_sample("headrace_job_takeovers", (), int(takeovers)))
+            standbys = Counter(str(standby["state"]).lower() for standby in said.get("standbys", ()))
+            found += [_sample("headrace_job_standbys", (state,), count) for state, count in standbys.items()]
+            lease = said.get("lease") or {}
+            term, suspect = lease.get("term"), lease.get("suspect")
+            if term is not None and suspect is not None:  # it leads others on other hosts
+                found.append(_sample("headrace_job_lease_term", (), int(term)))
+                found.append(_sample("headrace_job_lease_suspect", (), float(bool(suspect))))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return []
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class MetricSource:
     """All that metrics are made from. Read by any thread; sinks are asked by their own thread."""
 
@@ -63,13 +87,12 @@ class MetricSource:
     job: JobStatus | None = None
 
     def read(self) -> list[MetricSample]:
-        """What all of them are now. What is gone is gone from here, too."""
         found: list[MetricSample] = []
         self.queries.read(lambda query: found.extend(_of_query(query)))
         found.append(_sample("headrace_throttled_seconds", (), self.queries.throttled_s))
         for sink in self.sinks:
             found += _of_sink(sink)
-        found += [] if self.job is None else _of_job(self.job)
+        found += [] if self.job is None else self.job.read()
         return found
 
 
@@ -103,17 +126,3 @@ def _of_sink(sink: SinkWatch) -> Iterable[MetricSample]:
     for job, ages in seen.ages_s.items():
         yield _sample("headrace_sink_open_transactions", (sink.destination, job), len(ages))
         yield _sample("headrace_sink_oldest_transaction_seconds", (sink.destination, job), max(ages, default=0.0))
-
-
-def _of_job(job: JobStatus) -> Iterable[MetricSample]:
-    status = job.read()
-    if status is None:
-        return
-    yield _sample("headrace_job_drivers_started", (), status.drivers_started)
-    if status.takeovers is not None:
-        yield _sample("headrace_job_takeovers", (), status.takeovers)
-    for state, standbys in status.standbys.items():
-        yield _sample("headrace_job_standbys", (state,), standbys)
-    if status.lease_term is not None:
-        yield _sample("headrace_job_lease_term", (), status.lease_term)
-        yield _sample("headrace_job_lease_suspect", (), float(bool(status.is_suspect)))

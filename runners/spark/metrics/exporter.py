@@ -1,4 +1,4 @@
-"""Metrics of a session: who is informed what happens in it, and the page, or the meters, that show it."""
+"""Metrics of a session: listeners for what happens in it, and the page, or the meters, that show it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from headrace._extras import needs_extra
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.metrics.collector import MetricSource
-from headrace.runners.spark.metrics.job import JobStatus
+from headrace.runners.spark.metrics.collector import JobStatus, MetricSource
 from headrace.runners.spark.metrics.queries import KnownQueries
 from headrace.runners.spark.metrics.sinks import ListsTransactions, SinkWatch
 from headrace.runners.spark.reports import REPORTS_VARIABLE, ReportListener, own_address
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-
-__all__ = ["MetricsServer", "metrics"]
 
 
 class MetricsServer:

@@ -12,8 +12,6 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from headrace.runners.metrics import MetricSpec, MetricType
 from headrace.runners.spark.metrics.collector import SPARK_METRICS, MetricSource
 
-__all__ = ["Instruments"]
-
 
 class Instruments:
     """Those of one session. Asked by the threads of the provider's readers, until it is closed."""

@@ -14,13 +14,9 @@ from headrace.enumerator.errors import RetriableError, UsageError
 from headrace.runners.metrics import MetricSpec, MetricType
 from headrace.runners.spark.metrics.collector import SPARK_METRICS, MetricSource
 
-__all__ = ["SessionCollector", "serve"]
-
 
 def serve(source: MetricSource, address: str, port: int) -> Any:  # noqa: ANN401 - prometheus-client's server, and its thread
-    """Serve the page. Raises RetriableError where the port is taken, which passes: a job that is started again must not end by
-    that. UsageError for an address or port that cannot be.
-    """
+    """Raises RetriableError where the port is taken, which passes, and UsageError for an address or port that cannot be."""
     registry = CollectorRegistry()
     registry.register(SessionCollector(source))
     try:

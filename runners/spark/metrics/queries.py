@@ -16,14 +16,8 @@ from typing import Any
 from headrace.connectors.base.counters import Counted
 from headrace.runners.spark.supervision.core import Ending
 
-__all__ = ["KnownQueries", "PartitionProgress", "QueryFacts"]
-
-Partition = tuple[str, str, str]
-"""Source (its number), topic, partition."""
-
-MOST_ENDED = 100
-"""Queries that have ended are kept for their counters, but not without end: a session may start one a minute."""
-
+Partition = tuple[str, str, str]  # source (its number), topic, partition
+MOST_ENDED = 100  # queries that have ended are kept for their counters, but not without end: a session may start one a minute
 _SEEN_KEPT = 256
 
 

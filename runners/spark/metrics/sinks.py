@@ -10,8 +10,6 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
-__all__ = ["ListsTransactions", "OpenTransactions", "SinkWatch"]
-
 INTERVAL_S = 15.0
 
 
@@ -38,7 +36,6 @@ class SinkWatch:
     """One sink. Asked by its own thread, so that no scrape waits for it; until it is closed."""
 
     def __init__(self, sink: ListsTransactions, interval_s: float = INTERVAL_S) -> None:
-        """Looks at once, and then every `interval_s` seconds."""
         self.last_seen: OpenTransactions | None = None
         self.destination = sink.destination
         self._sink = sink

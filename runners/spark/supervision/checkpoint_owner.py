@@ -7,36 +7,22 @@ that starts has to know the query to claim it, and a file system that Python lac
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from contextlib import closing
+from typing import Any
 
 from pyspark.sql import DataFrame
 
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.private import hadoop_path, read_text
 
-__all__ = ["QueryCheckpoint", "checkpoint_at"]
 
-
-class QueryCheckpoint(Protocol):
-    """A checkpoint. All raise what the file system raises, or ValueError for a damaged one."""
-
-    def query_id(self) -> str | None:
-        """The id of the query that it is of; None where no query has started there."""
-
-    def last_batch(self) -> int | None:
-        """The last batch that was planned; None where none was."""
-
-    def complete(self, batch: int) -> None:
-        """All rows of this batch are committed, so it need not be run again: see to that where it can be seen to."""
-
-
-def checkpoint_at(location: str, frame: DataFrame) -> QueryCheckpoint:
+def checkpoint_at(location: str, frame: DataFrame) -> OffsetLog | _HadoopCheckpoint:
     """The one at this place, as `checkpoint_of` resolves it: a local path, or a URI. `frame`: of the query's session."""
     return OffsetLog(location) if location.startswith("/") else _HadoopCheckpoint(location, frame)
 
 
 class _HadoopCheckpoint:
-    """One in a file system of Hadoop's."""
+    """As `OffsetLog`, in a file system of Hadoop's. Raises what that raises, or ValueError for a damaged one."""
 
     def __init__(self, location: str, frame: DataFrame) -> None:
         self._location, self._spark = location, frame.sparkSession
@@ -45,11 +31,8 @@ class _HadoopCheckpoint:
         filesystem, path = self._found("metadata")
         if not filesystem.exists(path):
             return None
-        stream = filesystem.open(path)
-        try:
+        with closing(filesystem.open(path)) as stream:
             text = read_text(self._spark, stream)
-        finally:
-            stream.close()
         return str(json.loads(text)["id"]) if text.strip() else None
 
     def last_batch(self) -> int | None:

@@ -11,35 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, auto, unique
 from types import MappingProxyType
 from typing import assert_never
 
 from headrace.enumerator.errors import AuthenticationError, UnclassifiedError, UsageError
 from headrace.enumerator.transitions import Transitions, allowed_after
-from headrace.runners.restarts import GiveUp, Restart, Restarts, RestartStrategy
-
-__all__ = [
-    "EXIT_STATUSES",
-    "SUPERVISION_TRANSITIONS",
-    "DriverEnd",
-    "Ending",
-    "SupervisionCore",
-    "SupervisionLimits",
-    "SupervisionPhase",
-]
+from headrace.runners.restarts import GiveUp, Restarts, RestartStrategy
 
 
+@unique
 class Ending(Enum):
-    """How a driver, or the whole job, has ended."""
+    """How a driver, or the whole job, has ended, with the status that the supervisor ends with then.
 
-    COMPLETED = auto()
-    STOPPED = auto()
-    FAILED = auto()
-    WRONG_USE = auto()
-    DATA_LOSS = auto()
-    BAD_CHECKPOINT = auto()
-    FENCED = auto()
+    0 is a job that has nothing left to do, and no other; 143 is 128 + SIGTERM.
+    """
+
+    COMPLETED = 0
+    STOPPED = 143
+    FAILED = 1
+    WRONG_USE = 2
+    DATA_LOSS = 65
+    BAD_CHECKPOINT = 66
+    FENCED = 67
 
     @property
     def is_final(self) -> bool:
@@ -47,18 +41,7 @@ class Ending(Enum):
         return self is not Ending.FAILED
 
 
-EXIT_STATUSES: Mapping[Ending, int] = MappingProxyType(
-    {
-        Ending.COMPLETED: 0,
-        Ending.FAILED: 1,
-        Ending.WRONG_USE: 2,
-        Ending.DATA_LOSS: 65,
-        Ending.BAD_CHECKPOINT: 66,
-        Ending.FENCED: 67,
-        Ending.STOPPED: 143,
-    }
-)
-"""What the supervisor ends with. 0 is a job that has nothing left to do, and no other; 143 is 128 + SIGTERM."""
+EXIT_STATUSES: Mapping[Ending, int] = MappingProxyType({ending: ending.value for ending in Ending})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +69,6 @@ class SupervisionLimits:
     stop_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         if self.progress_s is not None and not self.progress_s > 0:
             raise UsageError(f"the time without progress must be more than 0 s, not {self.progress_s}")
         if not self.stop_s >= 0:
@@ -97,55 +79,45 @@ class SupervisionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisionStarted:
-    """Begin."""
+class Timed:
+    """An event, at `now_s`."""
 
     now_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class DriverProgressed:
+class SupervisionStarted(Timed):
+    """The supervisor starts."""
+
+
+class DriverProgressed(Timed):
     """A batch of the driver has ended, or it has nothing to do."""
 
-    now_s: float
-
 
 @dataclass(frozen=True, slots=True)
-class DriverEnded:
+class DriverEnded(Timed):
     """The last process of the driver is dead. `chance`: of [0, 1), for jitter."""
 
-    now_s: float
     end: DriverEnd
     chance: float
 
 
-@dataclass(frozen=True, slots=True)
-class JobStopRequested:
+class JobStopRequested(Timed):
     """End the job after the batch under way; the second time at once."""
 
-    now_s: float
 
-
-@dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimePassed(Timed):
     """The time that was asked for has come, or another."""
 
-    now_s: float
-
 
 @dataclass(frozen=True, slots=True)
-class DriverSilent:
+class DriverSilent(Timed):
     """The driver has not been heard for too long, though it has to say that it is alive. `reason`: in one line."""
 
-    now_s: float
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StandbyReady:
+class StandbyReady(Timed):
     """A standby waits for the job: no delay is needed."""
-
-    now_s: float
 
 
 SupervisionEvent = (
@@ -207,10 +179,7 @@ class SupervisionCore:
         self._killed_for: str | None = None
 
     def handle(self, event: SupervisionEvent) -> list[SupervisionCommand]:
-        """Take one event, return what is to be done, in this order.
-
-        Raises ProtocolViolationError for an event that SUPERVISION_TRANSITIONS does not allow now.
-        """
+        """Take one event, give what is to be done, in order. Raises ProtocolViolationError where the transitions forbid it."""
         following = allowed_after(SUPERVISION_TRANSITIONS, self.phase, event, "the supervised job")
         commands = self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
@@ -218,7 +187,7 @@ class SupervisionCore:
 
     def _apply(self, event: SupervisionEvent) -> list[SupervisionCommand]:
         match event:
-            case SupervisionStarted(now_s):
+            case SupervisionStarted(now_s) | StandbyReady(now_s):
                 return self._start(now_s)
             case DriverProgressed(now_s):
                 return self._progressed(now_s)
@@ -230,8 +199,6 @@ class SupervisionCore:
                 return self._time_passed(now_s)
             case DriverSilent(reason=reason):
                 return [] if self.phase is SupervisionPhase.KILLING else self._kill(reason)
-            case StandbyReady(now_s):
-                return self._start(now_s)
             case _:
                 assert_never(event)
 
@@ -254,7 +221,7 @@ class SupervisionCore:
         if self.phase is SupervisionPhase.KILLING:
             return []
         if not is_first:
-            return self._kill("it was reported twice to stop")
+            return self._kill("it was asked twice to stop")
         self.phase = SupervisionPhase.STOPPING
         self.wake_at_s = now_s + self._limits.stop_s
         return [StopDriver()]
@@ -276,7 +243,7 @@ class SupervisionCore:
 
     def _ended(self, now_s: float, end: DriverEnd, chance: float) -> list[SupervisionCommand]:
         if end.ending is Ending.STOPPED and not self._is_to_stop:
-            end = DriverEnd(Ending.FAILED, "its driver was instructed to end by another process")
+            end = DriverEnd(Ending.FAILED, "its driver was stopped by another process")
         if end.ending is Ending.FAILED and self._killed_for is not None:
             end = DriverEnd(Ending.FAILED, self._killed_for)
         if end.ending is not Ending.COMPLETED and end.ending is not Ending.STOPPED:
@@ -285,15 +252,11 @@ class SupervisionCore:
             return self._finish(end)
         failed = self._restarts.failed_unclassified if end.is_unclassified else self._restarts.failed
         decision = failed(now_s, chance)
-        match decision:
-            case Restart(delay_s):
-                self.phase = SupervisionPhase.RESTARTING
-                self.wake_at_s = now_s + delay_s
-                return []
-            case GiveUp(why):
-                return self._finish(DriverEnd(Ending.FAILED, f"{end.reason} (not restarted: {why})"))
-            case _:
-                assert_never(decision)
+        if isinstance(decision, GiveUp):
+            return self._finish(DriverEnd(Ending.FAILED, f"{end.reason} (not restarted: {decision.reason})"))
+        self.phase = SupervisionPhase.RESTARTING
+        self.wake_at_s = now_s + decision.delay_s
+        return []
 
     def _finish(self, end: DriverEnd) -> list[SupervisionCommand]:
         self.phase = SupervisionPhase.OVER
@@ -301,32 +264,29 @@ class SupervisionCore:
         return [FinishJob(end)]
 
 
-_CREATED, _RUNNING, _RESTARTING = SupervisionPhase.CREATED, SupervisionPhase.RUNNING, SupervisionPhase.RESTARTING
-_STOPPING, _KILLING, _OVER = SupervisionPhase.STOPPING, SupervisionPhase.KILLING, SupervisionPhase.OVER
+_P = SupervisionPhase
 
 SUPERVISION_TRANSITIONS: Transitions[SupervisionPhase] = MappingProxyType(
     {
-        (_CREATED, SupervisionStarted): (_RUNNING,),
-        (_RUNNING, DriverProgressed): (_RUNNING,),
-        (_RUNNING, TimePassed): (_RUNNING, _KILLING),
-        (_RUNNING, JobStopRequested): (_STOPPING,),
-        (_RUNNING, DriverSilent): (_KILLING,),
-        (_RUNNING, DriverEnded): (_RESTARTING, _OVER),
-        (_RESTARTING, TimePassed): (_RESTARTING, _RUNNING),
-        (_RESTARTING, StandbyReady): (_RUNNING,),
-        (_RESTARTING, JobStopRequested): (_OVER,),
-        (_STOPPING, DriverProgressed): (_STOPPING,),
-        (_STOPPING, TimePassed): (_STOPPING, _KILLING),
-        (_STOPPING, JobStopRequested): (_KILLING,),
-        (_STOPPING, DriverSilent): (_KILLING,),
-        (_STOPPING, DriverEnded): (_OVER,),
-        (_KILLING, DriverProgressed): (_KILLING,),
-        (_KILLING, TimePassed): (_KILLING,),
-        (_KILLING, JobStopRequested): (_KILLING,),
-        (_KILLING, DriverSilent): (_KILLING,),
-        (_KILLING, DriverEnded): (_RESTARTING, _OVER),
+        (_P.CREATED, SupervisionStarted): (_P.RUNNING,),
+        (_P.RUNNING, DriverProgressed): (_P.RUNNING,),
+        (_P.RUNNING, TimePassed): (_P.RUNNING, _P.KILLING),
+        (_P.RUNNING, JobStopRequested): (_P.STOPPING,),
+        (_P.RUNNING, DriverSilent): (_P.KILLING,),
+        (_P.RUNNING, DriverEnded): (_P.RESTARTING, _P.OVER),
+        (_P.RESTARTING, TimePassed): (_P.RESTARTING, _P.RUNNING),
+        (_P.RESTARTING, StandbyReady): (_P.RUNNING,),
+        (_P.RESTARTING, JobStopRequested): (_P.OVER,),
+        (_P.STOPPING, DriverProgressed): (_P.STOPPING,),
+        (_P.STOPPING, TimePassed): (_P.STOPPING, _P.KILLING),
+        (_P.STOPPING, JobStopRequested): (_P.KILLING,),
+        (_P.STOPPING, DriverSilent): (_P.KILLING,),
+        (_P.STOPPING, DriverEnded): (_P.OVER,),
+        (_P.KILLING, DriverProgressed): (_P.KILLING,),
+        (_P.KILLING, TimePassed): (_P.KILLING,),
+        (_P.KILLING, JobStopRequested): (_P.KILLING,),
+        (_P.KILLING, DriverSilent): (_P.KILLING,),
+        (_P.KILLING, DriverEnded): (_P.RESTARTING, _P.OVER),
     }
 )
-"""What is legal. No arrow leads from OVER, and none from RESTARTING to a driver that is still alive: DriverEnded comes
-first.
-"""
+"""What is legal. No arrow leads from OVER, and none from RESTARTING to a driver still alive: DriverEnded comes first."""

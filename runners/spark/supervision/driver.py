@@ -26,17 +26,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
-from headrace.runners.spark.format import DataSourceFormat
+from headrace.runners.spark import session as sessions
 from headrace.runners.spark.private import active_context, call_jvm
-from headrace.runners.spark.session import (
-    REDACTION,
-    end_processes,
-    expected_master,
-    is_local,
-    session_builder,
-    warm_session_builder,
-    why_cold,
-)
+from headrace.runners.spark.session import DataSourceFormat
 from headrace.runners.spark.supervision.core import EXIT_STATUSES, DriverEnd, Ending
 from headrace.runners.spark.supervision.dry_run import KEEP_WARM_S, DryRun, dry_run_folder
 from headrace.runners.spark.supervision.exit_causes import end_by
@@ -49,16 +41,13 @@ from headrace.runners.spark.supervision.takeover import Takeover
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["CALL", "DriverOrder", "refuse_connect"]
-
 log = logging.getLogger(__name__)
 
 CALL = b"run\n"
 POLL_S = 0.5
 HEARTBEAT_S = 0.5
 CLEAN_UP_S = 5.0
-SPARE_DESCRIPTORS = 4
-"""Kept for the end: a driver that may open no more files still has to look for its processes."""
+SPARE_DESCRIPTORS = 4  # kept for the end: a driver that may open no more files still has to look for its processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +66,14 @@ class DriverOrder:
     has_peers: bool = False
 
     def to_line(self) -> bytes:
-        """JSON, ended by a line's end."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> DriverOrder:
-        """What `to_line` has made."""
         given: dict[str, Any] = json.loads(line)
-        session = given["session"]
-        return cls(
-            FunctionName(**given["job"]),
-            FunctionName(**given["spark_format"]),
-            None if session is None else FunctionName(**session),
-            given["conf"],
-            given["standbys"],
-            given["has_peers"],
-        )
+        for name in ("job", "spark_format", "session"):
+            given[name] = given[name] and FunctionName(**given[name])
+        return cls(**given)
 
 
 _STOPPED = DriverEnd(Ending.STOPPED, "it was stopped")
@@ -128,7 +109,7 @@ class _Driver:
         session = load(own)() if own is not None else _session(self._format, self._order.conf)
         if self._order.has_peers:
             refuse_connect(session)
-        if (cold := why_cold(session)) is not None:
+        if (cold := sessions.why_cold(session)) is not None:
             self._report(cold=cold)
         dry_run = DryRun(dry_run_folder(self._tree), self._format.data_source, self._called)
         on_stage = partial(job, stage_of(session)) if isinstance(session, SparkSession) else None
@@ -179,8 +160,7 @@ class _Driver:
     def _heartbeat(self) -> None:
         """In a thread: say that this process is alive, and its JVM. One that is stopped does not answer, and nothing is said.
 
-        Nor is it where that is dead, though this process is alive: the process that counts on the job must not be informed that
-        it runs.
+        Nor is it where that is dead, though this process is alive: who counts on the job must not learn that it runs.
         """
         while True:
             context = active_context()
@@ -223,13 +203,12 @@ class _Driver:
 def stage_of(session: SparkSession) -> SparkSession:
     """A session for dry runs: what the job registers by name there, such as a view, is not in the way of the job itself.
 
-    Its plans hide what those of the job's session hide: a new session has the settings that Spark was started with, not those
-    that were set since.
+    Its plans hide what those of the job's session hide: a new session has Spark's first settings, not later ones.
     """
     stage = session.newSession()
-    hidden = session.conf.get(REDACTION)
+    hidden = session.conf.get(sessions.REDACTION)
     if hidden is not None:
-        stage.conf.set(REDACTION, hidden)
+        stage.conf.set(sessions.REDACTION, hidden)
     return stage
 
 
@@ -237,13 +216,13 @@ def refuse_connect(session: object) -> None:
     """Raise UsageError for a session of Spark Connect: what its queries start with cannot be seen, nor refused."""
     if type(session).__module__.startswith("pyspark.sql.connect"):
         raise UsageError(
-            "a job with a lease needs a session of classic PySpark: no process claims what a query of Connect's writes"
+            "a job with a lease needs a session of classic PySpark: the job of a query of Connect's is not claimed"
         )
 
 
 def _session(spark_format: DataSourceFormat, conf: Mapping[str, str]) -> SparkSession:
-    """A session of headrace's builders: a warm one where the settings say that all is on this machine."""
-    new_builder = warm_session_builder if is_local(expected_master(conf) or "") else session_builder
+    is_here = sessions.is_local(sessions.expected_master(conf) or "")
+    new_builder = sessions.warm_session_builder if is_here else sessions.session_builder
     return new_builder(spark_format).config(map=dict(conf)).getOrCreate()
 
 
@@ -284,7 +263,7 @@ def main() -> None:
     threading.Thread(target=_take_orders, args=[orders, more, called], daemon=True).start()
     order = DriverOrder.from_line(line)
     end = _Driver(order, load(order.spark_format)(), reports, called).run()
-    end_processes(CLEAN_UP_S)
+    sessions.end_processes(CLEAN_UP_S)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(EXIT_STATUSES[end.ending])  # whatever threads there are; the supervisor kills what is left

@@ -28,17 +28,13 @@ from headrace.connectors.base.capabilities import warm_driver
 from headrace.runners.spark.private import hadoop_path, start_unwatched
 from headrace.runners.spark.supervision.dry_run_source import DRY_RUN, looked, under_way
 from headrace.runners.spark.supervision.exit_causes import one_line
-from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, intercepted
+from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, Starter, intercepted
 from headrace.runners.spark.supervision.takeover import LOCATION, writer_of
 
 log = logging.getLogger(__name__)
 
-__all__ = ["DryRun", "dry_run_folder"]
-
 BATCHES = 5
-KEEP_WARM_S = 30.0
-"""Less than the minute after which Spark ends an idle Python worker."""
-
+KEEP_WARM_S = 30.0  # less than the minute after which Spark ends an idle Python worker
 LONGEST_S = 60.0
 POLL_S = 0.05
 _HARMLESS = frozenset({OURS, "rate", "rate-micro-batch"})
@@ -57,7 +53,7 @@ class _NotDryRun(BaseException):
     """No dry run of this job is possible. Not an Exception: the job's own `except` must not take it for one of its errors."""
 
 
-class DryRun:
+class DryRun(Starter):
     """Of one job in one driver, whose sinks are of the format `data_source`. Called by the driver's main thread.
 
     `called`: the driver is to run the job, so hurry.
@@ -118,11 +114,11 @@ class DryRun:
         raise _NotDryRun(f"besides its queries it calls {what}, which a standby must not")
 
     def wait(self, what: str) -> None:
-        """As `Starter`: a query of a dry run has no end, and no process could call the driver meanwhile."""
+        """As `Starter`: a query of a dry run has no end, and the driver could not be called meanwhile."""
         raise _NotDryRun(f"it calls {what}: it is to return its queries, and not to wait for them")
 
     def listen(self, add: Callable[[], None]) -> None:
-        """As `Starter`: no process is notified of a dry run."""
+        """As `Starter`: a dry run is not reported."""
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -144,7 +140,8 @@ class DryRun:
         writer = started.frame.writeStream
         if started.sink.lower() == OURS:
             # With its options, as its processes look at where they would write.
-            writer = writer.format(OURS).options(**_without_checkpoint(started)).option(DRY_RUN, "true")
+            options = {name: value for name, value in started.options.items() if name.lower() != LOCATION}
+            writer = writer.format(OURS).options(**options).option(DRY_RUN, "true")
             threading.Thread(target=_look, args=[started, self._data_source], daemon=True).start()
         else:
             writer = writer.format("noop")
@@ -173,10 +170,6 @@ class DryRun:
                 path.getFileSystem(configuration).delete(path, True)  # noqa: FBT003 - Hadoop's: all below it, too
 
 
-def _without_checkpoint(started: StartedQuery) -> dict[str, str]:
-    return {name: value for name, value in started.options.items() if name.lower() != LOCATION}
-
-
 def _look(started: StartedQuery, data_source: type[DataSource]) -> None:
     """In its own thread: a call must not wait for brokers that are away."""
     with suppress(Exception):  # options that the job fails with, too
@@ -185,7 +178,7 @@ def _look(started: StartedQuery, data_source: type[DataSource]) -> None:
 
 @contextmanager
 def _no_threads() -> Iterator[None]:
-    """Meanwhile the job's own code can start no thread. What one did after the dry run, or its call, no process would see.
+    """Meanwhile the job's own code can start no thread. Nothing would see what one does after the dry run, or after its call.
 
     Of threads that Spark or headrace starts when the job calls them, nothing is to be feared.
     """

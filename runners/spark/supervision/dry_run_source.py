@@ -15,13 +15,8 @@ from headrace.connectors.base.sink import TwoPhaseSink
 
 log = logging.getLogger(__name__)
 
-__all__ = ["DRY_RUN", "ROWS", "DryRunWriter", "is_dry_run", "is_under_way", "looked", "under_way"]
-
-DRY_RUN = "headraceDryRun"
-"""The option that a standby sets on what its job reads and writes."""
-
-ROWS = 1000
-"""About this many records are read in a batch of a dry run."""
+DRY_RUN = "headraceDryRun"  # the option that a standby sets on what its job reads and writes
+ROWS = 1000  # about this many records are read in a batch of a dry run
 
 
 def is_dry_run(options: Mapping[str, str]) -> bool:
@@ -59,7 +54,6 @@ class DryRunWriter(DataSourceStreamArrowWriter):
     """Takes rows and drops them. Each process that it comes to, as a real one would, only looks at the destination."""
 
     def __init__(self, sink: TwoPhaseSink[Any]) -> None:
-        """`sink`: the job's."""
         self._sink = sink
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError
 from headrace.runners.spark.private import cause_of
 from headrace.runners.spark.supervision.core import DriverEnd, Ending
 
-__all__ = ["end_by", "one_line", "refusal_behind"]
-
 LONGEST = 400
 
 _OURS = re.compile(r"^[ \t]*(headrace(?:\.\w+)+)\.(\w+): ?(.*)$", re.MULTILINE)
@@ -23,9 +21,7 @@ _CLASSES: tuple[tuple[type[HeadraceError], Ending], ...] = (
     (FencedError, Ending.FENCED),
 )
 
-_ANOTHER_DRIVER = "CONCURRENT_STREAM_LOG_UPDATE"
-"""Spark's error condition for two drivers that write the log of one checkpoint."""
-
+_ANOTHER_DRIVER = "CONCURRENT_STREAM_LOG_UPDATE"  # Spark's error condition for two drivers that write the log of one checkpoint
 _REFUSED_BY_SPARK = frozenset({"AnalysisException", "ParseException", "IllegalArgumentException"})
 """Names of PySpark's errors for a plan or a setting that cannot be. Raised to the job itself, not to a running query."""
 
@@ -78,7 +74,6 @@ def _ending_of(error: type[HeadraceError]) -> Ending:
 
 
 def _class_named(module: str, name: str) -> type[HeadraceError] | None:
-    """The error's class; None where the text names no error of headrace."""
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ImportError:

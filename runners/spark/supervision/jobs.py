@@ -13,10 +13,7 @@ from typing import Any
 from headrace.enumerator.errors import UsageError
 from headrace.runners.job_file import load_file, named_in_file
 
-__all__ = ["FunctionName", "load"]
-
-_LOADED_AS = "__headrace_job__"
-"""Not `__main__`: a script's `if __name__ == "__main__"` is the supervisor's part."""
+_LOADED_AS = "__headrace_job__"  # not `__main__`: a script's `if __name__ == "__main__"` is the supervisor's part
 
 
 @dataclass(frozen=True, slots=True)

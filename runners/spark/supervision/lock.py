@@ -1,7 +1,7 @@
 """The lock of a job's checkpoint: of all drivers, one process tree holds it, also after its supervisor is gone.
 
 A file for each checkpoint, locked by the driver's own process (`fcntl`: the kernel shows who). It lies in the checkpoint where
-that is a local folder, so the process that sees the checkpoint sees the lock: other users, and containers that share the
+that is a local folder, so a process that sees the checkpoint sees the lock: other users, and containers that share the
 volume. That of a checkpoint elsewhere is in the user's cache folder, and keeps drivers of one user on one host apart.
 
 It is two locks of one byte each. One is bound to the process, and the kernel reports which. It is given up when the process
@@ -39,17 +39,12 @@ from headrace.runners.user_cache import cache_directory
 
 log = logging.getLogger(__name__)
 
-__all__ = ["CheckpointLock", "is_held", "taking"]
-
 _ASK_AGAIN_S = 0.05
-_TRIES_IN_SILENCE = 100
-"""Of this many, 5 s, the last one says who is waited for."""
+_TRIES_IN_SILENCE = 100  # of this many, 5 s, the last one says who is waited for
 _TRIES_TO_KEEP = 3
 """The first one finds that the file is another, and opens that; the second one has it, or another driver does."""
 _LONGEST_NAME = 256
-_FLOCK = "hhqqi"
-"""`struct flock` of 64-bit Linux: type, whence, start, length, pid."""
-
+_FLOCK = "hhqqi"  # `struct flock` of 64-bit Linux: type, whence, start, length, pid
 _NO_LOCKS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 """What a file system states that has no locks. All other errors may pass."""
 
@@ -58,8 +53,7 @@ _NO_PLACE = frozenset(
 )
 """What is said of a place at which no file can be, now or later. All other errors may pass."""
 
-_OF_THE_FILE, _OF_THE_PROCESS = 0, 1
-"""The bytes that are locked."""
+_OF_THE_FILE, _OF_THE_PROCESS = 0, 1  # the bytes that are locked
 
 # --- what is done, in which order -------------------------------------------------------------------------------------
 
@@ -107,7 +101,7 @@ class WriteLast:
 
 @dataclass(frozen=True, slots=True)
 class SayUnseen:
-    """Say that this process tree was of another container, so that no process here can tell whether all of it is dead."""
+    """Say that this process tree was of another container, so that it is not known here whether all of it is dead."""
 
     tree: str
 
@@ -117,9 +111,7 @@ Taking = Generator[LockStep, "bool | str | None", None]
 
 
 def taking(me: str) -> Taking:
-    """The steps by which a process tree takes the lock. Raises FencedError where another supervisor is alive and has the
-    job.
-    """
+    """The steps by which a process tree takes the lock. Raises FencedError where another living supervisor has the job."""
     while not (yield TryLock()):
         holder = yield WhoHolds()
         if isinstance(holder, str) and holder != me:  # else it would kill its own JVM
@@ -142,7 +134,7 @@ def taking(me: str) -> Taking:
 
 
 def _is_elsewhere(tree: str, me: str) -> bool:
-    """Whether it was of another container. A name that is none is of no process."""
+    """Whether it was of another container. A name of another form is of none."""
     with suppress(ValueError):
         return supervisor_of(tree).namespace != supervisor_of(me).namespace
     return False
@@ -164,10 +156,7 @@ class CheckpointLock:
     """The lock of one checkpoint, for as long as this process is alive. Called by the driver's main thread."""
 
     def __init__(self, location: str) -> None:
-        """`location`: the checkpoint's path or URI, one name for one place. Nothing is taken.
-
-        Raises UsageError and RetriableError as `take`.
-        """
+        """`location`: the checkpoint's path or URI, one name for one place. Raises UsageError and RetriableError as `take`."""
         self._location = location
         self.path = lock_file(location)
         self._me = ""
@@ -176,7 +165,7 @@ class CheckpointLock:
         self._file = self._opened()
 
     def take(self, me: str) -> None:
-        """Returns when it is taken, and no process of who had it before is alive. Raises FencedError as `taking`.
+        """Returns when it is taken, and no process of the previous holder is alive. Raises FencedError as `taking`.
 
         Raises UsageError where this process has it already, where the file system has no locks, and where no file can be;
         RetriableError where another try may have it. What it has raised for is given back, and another one is to be made.
@@ -194,8 +183,7 @@ class CheckpointLock:
         self._is_held = True
 
     def keep(self) -> None:
-        """Once it is taken, from time to time, in one thread: if another process has removed the file, take what is there
-        instead.
+        """Once it is taken, from time to time, in one thread: if another process has removed the file, take the new one.
 
         Raises FencedError where another driver has that: then two are running, and this one must end. UsageError and
         RetriableError as `take`; the next call tries again.
@@ -229,7 +217,6 @@ class CheckpointLock:
                 step = steps.send(self._perform(step))
 
     def _opened(self) -> int:
-        """It stays open for as long as the process is alive."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -295,7 +282,7 @@ class CheckpointLock:
             return False
 
     def _process(self) -> int | None:
-        """That has the lock that is a process's: 0 or less where it cannot be seen from here, None where no process has it."""
+        """The id of the process that has the process's lock; 0 or less if it is not visible from here, None if none has it."""
         try:
             answer = fcntl.fcntl(self._file, fcntl.F_GETLK, _asked(_OF_THE_PROCESS))
         except OSError as error:
@@ -339,7 +326,7 @@ class CheckpointLock:
         return tree if identity == self._identity() else None
 
     def _written(self) -> tuple[str, str]:
-        """Who has written its name last, and of which file: both empty where no process has."""
+        """The last holder that has written its name, and the file it holds: both empty if there was none."""
         tree, _, identity = os.pread(self._file, _LONGEST_NAME, 0).decode(errors="replace").strip().partition(" ")
         return tree, identity
 
@@ -368,11 +355,8 @@ class CheckpointLock:
         )
 
 
-_taken: set[str] = set()
-"""What this process has locked, by `_identity`."""
-
-_files: set[int] = set()
-"""Descriptors of all files of locks that this process has open."""
+_taken: set[str] = set()  # what this process has locked, by `_identity`
+_files: set[int] = set()  # descriptors of all files of locks that this process has open
 
 
 def _close(file: int) -> None:
@@ -399,10 +383,7 @@ def lock_file(location: str) -> Path:
 
 
 def is_held(location: str) -> bool:
-    """Whether a driver has the lock of this checkpoint, a local folder, now. Takes nothing, and so keeps no process out.
-
-    By any process, as the lock that is bound to the file is asked for. Raises OSError.
-    """
+    """Whether any process has the lock of this local checkpoint, by the one bound to the file. Takes none. Raises OSError."""
     try:
         file = os.open(lock_file(location), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -24,19 +24,6 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-__all__ = [
-    "TREE_VARIABLE",
-    "Process",
-    "Supervisor",
-    "is_ending",
-    "kill_tree",
-    "members",
-    "new_tree",
-    "reap_orphans",
-    "supervisor_of",
-    "tree_of",
-]
-
 TREE_VARIABLE = "HEADRACE_TREE"
 
 _WAIT_S = 1.0
@@ -83,7 +70,6 @@ class _Seen:
 
     @classmethod
     def of(cls, pid: int) -> _Seen:
-        """Raises as `Process.of`."""
         after_name = _after_name(f"/proc/{pid}/stat")
         if after_name[0] in _ENDED and int(after_name[17]) <= 1:  # the main thread's state, and how many threads there are
             raise ProcessLookupError(f"process {pid} has ended")
@@ -92,8 +78,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """Who has started a process tree. `namespace`: the one that its pid and those of the process tree are of, by the kernel's
-    number.
+    """Who has started a process tree. `namespace`: the kernel's number of the one that all their pids are of.
 
     Another container has another one, in which these pids are of other processes, or of none.
     """
@@ -118,9 +103,7 @@ def _namespace() -> int:
 
 
 def tree_of(pid: int) -> str | None:
-    """The process tree of this process; None where it has none, or has ended. A session's leader may have that of its
-    children.
-    """
+    """The tree that this process is in; None where it has ended, or is in none. A session's leader may have its children's."""
     own = _named_in(_environment(pid))
     if own is not None:
         return own
@@ -200,7 +183,7 @@ def reap_orphans(*children: int) -> None:
     """
     session = os.getsid(0)
     for pid in _pids():
-        with suppress(OSError):  # it is gone, or no process's that could be waited for
+        with suppress(OSError):  # it is gone, or not a child of this process
             fields = _after_name(f"/proc/{pid}/stat")
             is_left_to_us = (fields[0], int(fields[1])) == ("Z", os.getpid()) and int(fields[3]) != session
             if is_left_to_us and pid not in children:

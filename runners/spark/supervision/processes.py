@@ -16,8 +16,6 @@ from headrace.runners.spark.supervision.driver import CALL, DriverOrder
 from headrace.runners.spark.supervision.dry_run import dry_run_folder
 from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, Process, kill_tree, new_tree
 
-__all__ = ["DriverProcess"]
-
 _DRIVER = "headrace.runners.spark.supervision.driver"
 _CHUNK = 1 << 16
 
@@ -99,7 +97,6 @@ class DriverProcess:
 
 
 def _pipe(undo: ExitStack) -> tuple[int, int]:
-    """To read from and to write to, both closed by `undo`."""
     ends = os.pipe()
     for end in ends:
         undo.callback(os.close, end)

@@ -12,8 +12,6 @@ from headrace.runners.spark.supervision.exit_causes import refusal_behind
 
 log = logging.getLogger(__name__)
 
-__all__ = ["ProgressOfQueries", "RunningQuery", "WatchedQuery", "queries_of"]
-
 
 @runtime_checkable
 class RunningQuery(Protocol):
@@ -106,7 +104,7 @@ class WatchedQuery:
     def has_ended(self, wait_s: float) -> bool:
         """Whether it has, within this many seconds. Raises what it has failed with, and UsageError for what Spark refuses.
 
-        Once it is instructed to end, Spark states that it is no longer active though a batch is under way; what is true then is
+        Once it is to end, Spark states that it is no longer active though a batch is under way; what is true then is
         whether a trigger is. `stop()` follows between batches (it may wait for its next trigger), and returns when its thread
         is gone.
         """

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, SparkSession
@@ -22,8 +22,6 @@ from pyspark.sql.streaming.query import StreamingQuery, StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from headrace.runners.spark.private import frame_of
-
-__all__ = ["DEFAULT_MODE", "OURS", "StartedQuery", "Starter", "intercepted"]
 
 OURS = "headrace"
 DEFAULT_MODE = "append"
@@ -44,14 +42,16 @@ class StartedQuery:
     mark: Callable[[str, str], object] = field(default=lambda name, value: None, compare=False, repr=False)
 
 
-class Starter(Protocol):
-    """What is done in place of what a job calls. Called in the thread of the job."""
+class Starter:
+    """What is done in place of what a job calls: here, just that. Called in the thread of the job."""
 
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
         """A streaming read of this format; `mark` sets one more option of it, `load` is what the job has called."""
+        return load()
 
     def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """A query that is to start; `start` is what the job has called."""
+        return start()
 
     def write(self, what: str) -> None:
         """The job is about to write something itself, named in words."""
@@ -61,6 +61,7 @@ class Starter(Protocol):
 
     def listen(self, add: Callable[[], None]) -> None:
         """The job adds a listener of queries; `add` is what it has called."""
+        add()
 
 
 @contextmanager
@@ -76,8 +77,8 @@ def _replacements(starter: Starter) -> Iterator[tuple[type, str, Callable[..., A
     yield from _of_reader(starter)
     for name, note in _NOTES.items():
         yield DataStreamWriter, name, _noting(getattr(DataStreamWriter, name), note)
-    yield DataStreamWriter, "start", _start(DataStreamWriter.start, starter)
-    yield DataStreamWriter, "toTable", _to_table(DataStreamWriter.toTable, starter)
+    yield DataStreamWriter, "start", _starting(DataStreamWriter.start, starter, "path")
+    yield DataStreamWriter, "toTable", _starting(DataStreamWriter.toTable, starter, "tableName")
     for calls, tell in ((_WRITES, starter.write), (_WAITS, starter.wait)):
         for owner, names in calls.items():
             for name in names:
@@ -159,40 +160,23 @@ def _noting(method: Callable[..., Any], note: Callable[..., None]) -> Callable[.
     return noted
 
 
-def _take_settings(writer: Any, given: dict[str, Any]) -> None:  # noqa: ANN401 - PySpark's
-    """The arguments of `start` and `toTable` that are settings, through the methods that users would call."""
-    for name in ("format", "outputMode", "partitionBy", "queryName"):
-        value = given.pop(name, None)
-        if value is not None:
-            getattr(writer, name)(value)
-    writer.options(**given)
-
-
-def _start(start: Callable[..., StreamingQuery], starter: Starter) -> Callable[..., StreamingQuery]:
-    names = ("path", "format", "outputMode", "partitionBy", "queryName")
+def _starting(method: Callable[..., StreamingQuery], starter: Starter, target: str) -> Callable[..., StreamingQuery]:
+    """Of `start` and `toTable`. Arguments that are settings go through the methods that users would call."""
+    settings = ("format", "outputMode", "partitionBy", "queryName")
 
     def started(self: Any, *arguments: Any, **named: Any) -> StreamingQuery:  # noqa: ANN401 - PySpark's
-        given = {**dict(zip(names, arguments, strict=False)), **named}
-        path = given.pop("path", None)
-        _take_settings(self, given)
+        given = {**dict(zip((target, *settings), arguments, strict=False)), **named}
+        place = given.pop(target, None)
+        for name in settings:
+            if (value := given.pop(name, None)) is not None:
+                getattr(self, name)(value)
+        self.options(**given)
         noted = _noted(self)
-        if path is not None:  # as Spark hands it to the sink; the next start of this writer may have another
-            noted = replace(noted, options=noted.options | {"path": _text(path)})
-        return starter.start(noted, lambda: start(self, path))
-
-    return started
-
-
-def _to_table(to_table: Callable[..., StreamingQuery], starter: Starter) -> Callable[..., StreamingQuery]:
-    names = ("tableName", "format", "outputMode", "partitionBy", "queryName")
-
-    def started(self: Any, *arguments: Any, **named: Any) -> StreamingQuery:  # noqa: ANN401 - PySpark's
-        given = {**dict(zip(names, arguments, strict=False)), **named}
-        table = given.pop("tableName")
-        _take_settings(self, given)
-        noted = _noted(self)
-        noted.sink = _TABLE
-        return starter.start(noted, lambda: to_table(self, table))
+        if target == "tableName":
+            noted.sink = _TABLE
+        elif place is not None:  # as Spark hands it to the sink; the next start of this writer may have another
+            noted = replace(noted, options=noted.options | {"path": _text(place)})
+        return starter.start(noted, lambda: method(self, place))
 
     return started
 

@@ -22,41 +22,18 @@ from typing import assert_never
 
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.transitions import Transitions, allowed_after
-from headrace.runners.restarts import ExponentialDelay, GiveUp, Restart, Restarts, RestartStrategy
-from headrace.runners.spark.supervision.core import (
-    DriverEnd,
-    DriverEnded,
-    DriverProgressed,
-    DriverSilent,
-    FinishJob,
-    JobStopRequested,
-    KillDriver,
-    StandbyReady,
-    StartDriver,
-    StopDriver,
-    SupervisionCommand,
-    SupervisionCore,
-    SupervisionLimits,
-    SupervisionPhase,
-    SupervisionStarted,
-    TimePassed,
-)
+from headrace.runners.restarts import ExponentialDelay, Restart, Restarts, RestartStrategy
+from headrace.runners.spark.supervision import core
 
-__all__ = ["DRIVER_TRANSITIONS", "LOOKS", "DriverLifetime", "DriverPhase", "StandbyCore", "StandbyLimits", "WarmUp"]
-
-LOOKS = 4
-"""This many looks in a row that hear nothing of a driver make it silent."""
-
-FIRST_LOOKS = 15 * LOOKS
-"""This many before it has said anything: Python has to start, and import Spark."""
+LOOKS = 4  # this many looks in a row that hear nothing of a driver make it silent
+FIRST_LOOKS = 15 * LOOKS  # this many before it has said anything: Python has to start, and import Spark
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyLimits:
     """How many standbys a job has, and how long a driver may say nothing. Raises UsageError for what makes no sense.
 
-    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after this many seconds; None:
-    never.
+    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after these seconds; None: never.
     `settle_s`: standbys are started so long after the first batch of a driver that was called, as it has to catch up; `idle_s`:
     or so long after it started, when it is seen with nothing to read.
     """
@@ -67,7 +44,6 @@ class StandbyLimits:
     idle_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         if not 0 <= self.standbys <= MOST_STANDBYS:
             raise UsageError(f"a job has 0 to {MOST_STANDBYS} standbys, not {self.standbys}")
         if self.silence_s is not None and not LEAST_SILENCE_S <= self.silence_s < math.inf:
@@ -167,20 +143,20 @@ class DriverLifetime:
                 assert_never(event)
 
 
-_WARMING, _ARMED, _TAKING_OVER = DriverPhase.WARMING, DriverPhase.ARMED, DriverPhase.TAKING_OVER
-_ACTIVE, _DYING, _DEAD = DriverPhase.ACTIVE, DriverPhase.DYING, DriverPhase.DEAD
+_P = DriverPhase
+_ALIVE = (_P.WARMING, _P.ARMED, _P.TAKING_OVER, _P.ACTIVE)
 
 DRIVER_TRANSITIONS: Transitions[DriverPhase] = MappingProxyType(
     {
-        **{(phase, event): (phase,) for phase in (_WARMING, _ARMED, _TAKING_OVER, _ACTIVE) for event in (Heard, Missed)},
-        **{(phase, Dismissed): (_DYING,) for phase in (_WARMING, _ARMED, _TAKING_OVER, _ACTIVE, _DYING)},
-        **{(phase, Died): (_DEAD,) for phase in (_WARMING, _ARMED, _TAKING_OVER, _ACTIVE, _DYING)},
-        **{(_DYING, event): (_DYING,) for event in (Heard, Missed, Warmed, Began)},
-        (_WARMING, Warmed): (_ARMED,),
-        (_WARMING, Called): (_TAKING_OVER,),
-        (_ARMED, Called): (_TAKING_OVER,),
-        (_TAKING_OVER, Warmed): (_TAKING_OVER,),
-        (_TAKING_OVER, Began): (_ACTIVE,),
+        **{(phase, event): (phase,) for phase in _ALIVE for event in (Heard, Missed)},
+        **{(phase, Dismissed): (_P.DYING,) for phase in (*_ALIVE, _P.DYING)},
+        **{(phase, Died): (_P.DEAD,) for phase in (*_ALIVE, _P.DYING)},
+        **{(_P.DYING, event): (_P.DYING,) for event in (Heard, Missed, Warmed, Began)},
+        (_P.WARMING, Warmed): (_P.ARMED,),
+        (_P.WARMING, Called): (_P.TAKING_OVER,),
+        (_P.ARMED, Called): (_P.TAKING_OVER,),
+        (_P.TAKING_OVER, Warmed): (_P.TAKING_OVER,),
+        (_P.TAKING_OVER, Began): (_P.ACTIVE,),
     }
 )
 """What is legal. No arrow leads from ACTIVE or DYING back to a standby, and to ACTIVE only that of a driver that was called."""
@@ -216,18 +192,15 @@ class DriverDied:
 
     number: int
     now_s: float
-    end: DriverEnd
+    end: core.DriverEnd
     chance: float
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUp:
+class WarmUp(core.Timed):
     """Before `SupervisionStarted`, which may come at any time or never: keep one driver warm."""
 
-    now_s: float
 
-
-StandbyEvent = WarmUp | SupervisionStarted | JobStopRequested | TimePassed | DriverReported | DriverDied
+StandbyEvent = WarmUp | core.SupervisionStarted | core.JobStopRequested | core.TimePassed | DriverReported | DriverDied
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +235,7 @@ class Kill:
 class Finish:
     """The job is over. No driver is alive."""
 
-    end: DriverEnd
+    end: core.DriverEnd
 
 
 StandbyCommand = Launch | CallDriver | Stop | Kill | Finish
@@ -275,9 +248,9 @@ class StandbyCore:
     `takeovers`: how often one that waited was called, and has started.
     """
 
-    def __init__(self, strategy: RestartStrategy, job: SupervisionLimits, standby: StandbyLimits) -> None:
+    def __init__(self, strategy: RestartStrategy, job: core.SupervisionLimits, standby: StandbyLimits) -> None:
         """Nothing has started. The strategy is the job's; standbys are replaced after growing delays, any number of times."""
-        self.job: SupervisionCore = SupervisionCore(strategy, job)
+        self.job: core.SupervisionCore = core.SupervisionCore(strategy, job)
         self.drivers: dict[int, DriverLifetime] = {}
         self.called: int | None = None
         self.wake_at_s: float | None = None
@@ -288,7 +261,7 @@ class StandbyCore:
         self._replacements = Restarts(ExponentialDelay())
         self._replace_at_s: float | None = None
         self._look_at_s: float | None = None
-        self._end: DriverEnd | None = None
+        self._end: core.DriverEnd | None = None
         self._is_ending = False
         self._is_warming_up = False
         self._has_settled = False
@@ -312,15 +285,15 @@ class StandbyCore:
             case WarmUp():
                 self._is_warming_up = True
                 return []  # it is topped up
-            case SupervisionStarted():
+            case core.SupervisionStarted():
                 self._is_warming_up = False
-                return self._carry_out(self.job.handle(event))
-            case JobStopRequested():
+                return self._tell(event)
+            case core.JobStopRequested():
                 self._is_ending = True
                 if self._end is not None:
                     return []  # it is over, and the last standbys die
-                return [*self._dismiss_standbys(), *self._carry_out(self.job.handle(event))]
-            case TimePassed(now_s):
+                return [*self._dismiss_standbys(), *self._tell(event)]
+            case core.TimePassed(now_s):
                 return [*self._look(now_s), *self._job_time_passed(now_s)]
             case DriverReported(number, now_s, report):
                 return self._reported(number, now_s, report) if number in self.drivers else []
@@ -353,7 +326,7 @@ class StandbyCore:
                 pass
             case _:
                 assert_never(report)
-        return self._carry_out(self.job.handle(DriverProgressed(now_s))) if number == self.called else []
+        return self._tell(core.DriverProgressed(now_s)) if number == self.called else []
 
     def _is_idle(self, now_s: float) -> bool:
         """Whether a driver that is seen with nothing to read has run the job for so long that this may be believed."""
@@ -363,26 +336,21 @@ class StandbyCore:
         self.drivers.pop(event.number).handle(Died())
         if event.number == self.called:
             self.called, self._has_settled, self._began_at_s = None, False, None
-            ended = self.job.handle(DriverEnded(event.now_s, event.end, event.chance))
-            return [*self._carry_out(ended), *self._hand_over(event.now_s)]
+            ended = self._tell(core.DriverEnded(event.now_s, event.end, event.chance))
+            return [*ended, *self._hand_over(event.now_s)]
         if self._end is not None:
             return self._finish_if_alone()
         self.standby_failure = event.end.reason
         decision = self._replacements.failed(event.now_s, event.chance)
-        match decision:
-            case Restart(delay_s):
-                self._replace_at_s = event.now_s + delay_s
-            case GiveUp():
-                raise AssertionError("standbys are replaced any number of times")
-            case _:
-                assert_never(decision)
+        assert isinstance(decision, Restart), "standbys are replaced any number of times"
+        self._replace_at_s = event.now_s + decision.delay_s
         return []
 
     def _hand_over(self, now_s: float) -> list[StandbyCommand]:
         """Who waits need not wait for the delay of a restart: it costs nothing that a delay would save."""
-        if self.job.phase is not SupervisionPhase.RESTARTING or not self._of(DriverPhase.ARMED):
+        if self.job.phase is not core.SupervisionPhase.RESTARTING or not self._of(DriverPhase.ARMED):
             return []
-        return self._carry_out(self.job.handle(StandbyReady(now_s)))
+        return self._tell(core.StandbyReady(now_s))
 
     def _look(self, now_s: float) -> list[StandbyCommand]:
         if self._look_at_s is None or now_s < self._look_at_s:
@@ -397,28 +365,26 @@ class StandbyCore:
 
     def _silenced(self, number: int, now_s: float) -> list[StandbyCommand]:
         reason = f"the driver has said nothing for {self._limits.silence_s:g} s"
-        if number == self.called:
-            return self._carry_out(self.job.handle(DriverSilent(now_s, reason)))
-        return self._dismiss(number)
+        return self._tell(core.DriverSilent(now_s, reason)) if number == self.called else self._dismiss(number)
 
     def _job_time_passed(self, now_s: float) -> list[StandbyCommand]:
         due = self.job.wake_at_s
-        return self._carry_out(self.job.handle(TimePassed(now_s))) if due is not None and now_s >= due else []
+        return self._tell(core.TimePassed(now_s)) if due is not None and now_s >= due else []
 
     # --- the job's commands -------------------------------------------------------------------------------------------
 
-    def _carry_out(self, commands: list[SupervisionCommand]) -> list[StandbyCommand]:
-        return [done for command in commands for done in self._carried_out(command)]
+    def _tell(self, event: core.SupervisionEvent) -> list[StandbyCommand]:
+        return [done for command in self.job.handle(event) for done in self._carried_out(command)]
 
-    def _carried_out(self, command: SupervisionCommand) -> list[StandbyCommand]:
+    def _carried_out(self, command: core.SupervisionCommand) -> list[StandbyCommand]:
         match command:
-            case StartDriver():
+            case core.StartDriver():
                 return self._call()
-            case StopDriver():
+            case core.StopDriver():
                 return [] if self.called is None else [Stop(self.called)]
-            case KillDriver():
+            case core.KillDriver():
                 return [] if self.called is None else self._dismiss(self.called)
-            case FinishJob(end):
+            case core.FinishJob(end):
                 self._end = end
                 return [*self._dismiss_standbys(), *self._finish_if_alone()]
             case _:

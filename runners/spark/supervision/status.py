@@ -10,7 +10,7 @@
 
 `state` is a phase of `SUPERVISION_TRANSITIONS`, a driver's one of `DRIVER_TRANSITIONS`; `active` is null while none is called.
 `lease`: null without one; else `state` is a phase of `LEASE_TRANSITIONS`, `leader` the host that was last seen to lead, `term`
-this one's while it leads, `suspect` whether it may be taken for dead, as no process has heard of it, `waiting` whether its next
+this one's while it leads, `suspect` whether it may be taken for dead, as it could not write, `waiting` whether its next
 driver waits for that reason, and `trouble` what was wrong with the lease store at the last look. `no_dry_run`: why the job
 could not be dry-run; null where it was. `ended`, once the job is over: `{"ending": "DATA_LOSS", "exit_status": 65, "reason":
 "..."}`.
@@ -30,8 +30,6 @@ from pathlib import Path
 from headrace.enumerator.errors import UsageError
 
 log = logging.getLogger(__name__)
-
-__all__ = ["StatusFile", "instant_in"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,87 +20,39 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 from headrace.connectors.base.lease import LeaseStore
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.submitted import as_it_was_submitted
-from headrace.runners.spark.supervision.core import (
-    EXIT_STATUSES,
-    DriverEnd,
-    Ending,
-    JobStopRequested,
-    SupervisionPhase,
-    SupervisionStarted,
-    TimePassed,
-)
+from headrace.runners.spark.supervision import core, standby
 from headrace.runners.spark.supervision.driver import DriverOrder
-from headrace.runners.spark.supervision.lease.core import (
-    CallWanted,
-    DriverHeard,
-    DriverLost,
-    EndLease,
-    Follow,
-    JobEnded,
-    Lead,
-    LeaseCommand,
-    LeaseCore,
-    LeaseEvent,
-    LeasePhase,
-    LeaseStarted,
-    LeaveRequested,
-    MayCall,
-    ReadDue,
-    ReadLeaseStore,
-    WriteHeartbeat,
-)
+from headrace.runners.spark.supervision.lease import core as leases
 from headrace.runners.spark.supervision.lease.store import LeaseStoreThread
 from headrace.runners.spark.supervision.process_tree import TREE_VARIABLE, reap_orphans
 from headrace.runners.spark.supervision.processes import DriverProcess
-from headrace.runners.spark.supervision.standby import (
-    CallDriver,
-    DriverDied,
-    DriverReport,
-    DriverReported,
-    Finish,
-    Kill,
-    Launch,
-    StandbyCommand,
-    StandbyCore,
-    StandbyEvent,
-    Stop,
-    WarmUp,
-)
 from headrace.runners.spark.supervision.status import StatusFile, instant_in
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
-__all__ = ["supervise"]
-
-LONGEST_WAIT_S = 86_400.0
-"""What the kernel is asked to wait at a time: it counts milliseconds in 32 bits."""
-
+LONGEST_WAIT_S = 86_400.0  # what the kernel is asked to wait at a time: it counts milliseconds in 32 bits
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-_ONE_STOP_S = 2.0
-"""Within so long a signal and the end of spark-submit are one stop: a terminal's Ctrl-C goes to both."""
+_ONE_STOP_S = 2.0  # within so long a signal and the end of spark-submit are one stop: a terminal's Ctrl-C goes to both
 
 
 def supervise(
-    order: DriverOrder, new_core: Callable[[], StandbyCore], status: StatusFile | None, lease_store: LeaseStore | None = None
-) -> DriverEnd:
-    """Run the job to its end, which is returned and logged. Raises UsageError where a supervisor cannot be.
-
-    `lease store`: where supervisors on other hosts see this one; None where there are no others.
-    """
+    order: DriverOrder,
+    new_core: Callable[[], standby.StandbyCore],
+    status: StatusFile | None,
+    lease_store: LeaseStore | None = None,
+) -> core.DriverEnd:
+    """Run the job to its end, which is returned and logged. `lease_store`: None for one host alone. Raises UsageError."""
     _refuse_where_it_cannot_be()
     if status is not None:
         status.check()
     with as_it_was_submitted() as submitter, _signals() as signals:
         end = _Supervisor(order, new_core, status, signals, submitter, lease_store).run()
-    log.log(logging.INFO if end.ending is Ending.COMPLETED else logging.WARNING, "%s: %s", end.ending.name, end.reason)
+    log.log(logging.INFO if end.ending is core.Ending.COMPLETED else logging.WARNING, "%s: %s", end.ending.name, end.reason)
     return end
 
 
@@ -110,7 +62,7 @@ class _Supervisor:
     def __init__(
         self,
         order: DriverOrder,
-        new_core: Callable[[], StandbyCore],
+        new_core: Callable[[], standby.StandbyCore],
         status: StatusFile | None,
         signals: socket.socket,
         submitter: int | None,
@@ -124,41 +76,42 @@ class _Supervisor:
         self._unstarted: dict[int, OSError] = {}
         self._shown: dict[int, dict[str, Any]] = {}
         self._written: dict[str, Any] = {}
-        self._end: DriverEnd | None = None
-        self._ended: DriverEnd | None = None
+        self._end: core.DriverEnd | None = None
+        self._ended: core.DriverEnd | None = None
         self._ready = selectors.DefaultSelector()
         self._ready.register(signals, selectors.EVENT_READ, self._take_signals)
         self._signals = signals
         self._stops = 0
         self._is_to_stop = False
         self._abandoned_at_s = -math.inf
-        self._lease = None if lease_store is None else LeaseCore(uuid.uuid4().hex, socket.gethostname(), lease_store.timeout_s)
-        self._lease_store = None if lease_store is None else LeaseStoreThread(lease_store)
+        self._lease: leases.LeaseCore | None = None
+        if lease_store is not None:
+            self._lease = leases.LeaseCore(uuid.uuid4().hex, socket.gethostname(), lease_store.timeout_s)
+            self._lease_store = LeaseStoreThread(lease_store)
+            self._ready.register(self._lease_store.ready, selectors.EVENT_READ, self._take_answer)
         self._trouble: str | None = None
         self._cold: str | None = None
         self._is_suspect = False
         self._waiting: int | None = None  # the driver of which was said last that it may not be called yet
-        if self._lease_store is not None:
-            self._ready.register(self._lease_store.ready, selectors.EVENT_READ, self._take_answer)
         if submitter is not None:
             self._ready.register(submitter, selectors.EVENT_READ, partial(self._take_end_of_submitter, submitter))
 
-    def run(self) -> DriverEnd:
+    def run(self) -> core.DriverEnd:
         """Until the job is over. Whatever this raises, no driver is left."""
         try:
             if self._lease is None:
-                self._tell(SupervisionStarted(time.monotonic()))
+                self._tell(core.SupervisionStarted(time.monotonic()))
             else:
-                self._tell_lease(LeaseStarted(time.monotonic()))
+                self._tell_lease(leases.LeaseStarted(time.monotonic()))
             while self._end is None:
                 stint = self._core
                 for key, _ in self._ready.select(self._time_left_s()):
                     if self._end is None and self._core is stint:  # else it may be of a driver that is no more
                         key.data()
                 if self._end is None and _until(self._core.wake_at_s) == 0:
-                    self._tell(TimePassed(time.monotonic()))
+                    self._tell(core.TimePassed(time.monotonic()))
                 if self._end is None and self._lease is not None and _until(self._lease.wake_at_s) == 0:
-                    self._tell_lease(ReadDue(time.monotonic()))
+                    self._tell_lease(leases.ReadDue(time.monotonic()))
             return self._end
         finally:
             for driver in self._drivers.values():
@@ -166,25 +119,24 @@ class _Supervisor:
             self._ready.close()
 
     def _time_left_s(self) -> float | None:
-        """Until a core is to be informed that time has passed, or a part of it; None when they await nothing."""
         due = (self._core.wake_at_s, None if self._lease is None else self._lease.wake_at_s)
         left_s = [left for left in map(_until, due) if left is not None]
         return min(LONGEST_WAIT_S, *left_s) if left_s else None
 
-    def _tell(self, event: StandbyEvent) -> None:
+    def _tell(self, event: standby.StandbyEvent) -> None:
         for command in self._core.handle(event):
             self._perform(command)
         self._show()
         while self._unstarted:
             number, error = self._unstarted.popitem()
-            self._tell_end(number, DriverEnd(Ending.FAILED, f"the driver could not be started: {error}"))
+            self._tell_end(number, core.DriverEnd(core.Ending.FAILED, f"the driver could not be started: {error}"))
         if self._ended is not None:
             ended, self._ended = self._ended, None
-            self._tell_lease(JobEnded(time.monotonic(), ended, self._is_to_stop))
+            self._tell_lease(leases.JobEnded(time.monotonic(), ended, self._is_to_stop))
 
     # --- the lease ----------------------------------------------------------------------------------------------------
 
-    def _tell_lease(self, event: LeaseEvent) -> None:
+    def _tell_lease(self, event: leases.LeaseEvent) -> None:
         assert self._lease is not None
         for command in self._lease.handle(event):
             self._perform_for_lease(command)
@@ -202,27 +154,26 @@ class _Supervisor:
         self._is_suspect = self._lease.is_suspect
         self._show()
 
-    def _perform_for_lease(self, command: LeaseCommand) -> None:
-        assert self._lease_store is not None
+    def _perform_for_lease(self, command: leases.LeaseCommand) -> None:
         match command:
-            case ReadLeaseStore() | WriteHeartbeat():
+            case leases.ReadLeaseStore() | leases.WriteHeartbeat():
                 self._lease_store.ask(command)
-            case Follow(reason):
+            case leases.Follow(reason):
                 log.warning("it follows, and keeps a driver warm: %s", reason)
                 self._start_over()
                 if self._is_to_stop:
-                    self._tell_lease(LeaveRequested(time.monotonic()))
+                    self._tell_lease(leases.LeaveRequested(time.monotonic()))
                 else:
-                    self._tell(WarmUp(time.monotonic()))
-            case Lead():
+                    self._tell(standby.WarmUp(time.monotonic()))
+            case leases.Lead():
                 log.warning("it leads, and runs the job")
-                self._tell(SupervisionStarted(time.monotonic()))
-            case MayCall(number):
+                self._tell(core.SupervisionStarted(time.monotonic()))
+            case leases.MayCall(number):
                 if number == self._waiting:
                     log.warning("driver %d is called: the lease store was seen, and no other process leads", number)
                     self._waiting = None
                 self._call(number)
-            case EndLease(end):
+            case leases.EndLease(end):
                 if self._core.drivers:
                     self._start_over()
                 self._end = end
@@ -231,21 +182,20 @@ class _Supervisor:
 
     def _want_to_call(self, number: int) -> None:
         assert self._lease is not None
-        self._tell_lease(CallWanted(time.monotonic(), number))
+        self._tell_lease(leases.CallWanted(time.monotonic(), number))
         if self._lease.waiting == number:
             self._waiting = number
             log.warning("driver %d waits until this supervisor has seen that no other process leads", number)
 
     def _take_answer(self) -> None:
-        assert self._lease_store is not None
         self._tell_lease(self._lease_store.answer())
 
-    def _tell_of_driver(self, number: int, event: DriverHeard | DriverLost) -> None:
-        if self._lease is not None and number == self._core.called and self._lease.phase is LeasePhase.LEADING:
+    def _tell_of_driver(self, number: int, event: leases.DriverHeard | leases.DriverLost) -> None:
+        if self._lease is not None and number == self._core.called and self._lease.phase is leases.LeasePhase.LEADING:
             self._tell_lease(event)
 
     def _start_over(self) -> None:
-        """Kill all drivers, and forget them, and all that was decided about them. No process is notified of their end."""
+        """Kill all drivers, and forget them, and all that was decided about them. Their end is not reported."""
         for driver in self._drivers.values():
             with suppress(KeyError):
                 self._ready.unregister(driver.reports)
@@ -261,23 +211,23 @@ class _Supervisor:
 
     # --- drivers ------------------------------------------------------------------------------------------------------
 
-    def _perform(self, command: StandbyCommand) -> None:
+    def _perform(self, command: standby.StandbyCommand) -> None:
         match command:
-            case Launch(number):
+            case standby.Launch(number):
                 self._launch(number)
-            case CallDriver(number) if self._lease is not None:
+            case standby.CallDriver(number) if self._lease is not None:
                 self._want_to_call(number)
-            case CallDriver(number):
+            case standby.CallDriver(number):
                 self._call(number)
-            case Stop(number) if number in self._drivers:
+            case standby.Stop(number) if number in self._drivers:
                 self._drivers[number].stop()
-            case Kill(number) if number in self._drivers:
+            case standby.Kill(number) if number in self._drivers:
                 self._drivers[number].kill()
-            case Stop() | Kill():
+            case standby.Stop() | standby.Kill():
                 pass  # it could not be started
-            case Finish(end) if self._lease is not None:
+            case standby.Finish(end) if self._lease is not None:
                 self._ended = end
-            case Finish(end):
+            case standby.Finish(end):
                 self._end = end
             case _:
                 assert_never(command)
@@ -314,10 +264,10 @@ class _Supervisor:
         if self._end is not None:
             return
         self._is_to_stop = True
-        if self._lease is None or self._lease.phase is LeasePhase.LEADING:
-            self._tell(JobStopRequested(time.monotonic()))
-        elif self._lease.phase is not LeasePhase.LEAVING or self._stops > 1:
-            self._tell_lease(LeaveRequested(time.monotonic()))
+        if self._lease is None or self._lease.phase is leases.LeasePhase.LEADING:
+            self._tell(core.JobStopRequested(time.monotonic()))
+        elif self._lease.phase is not leases.LeasePhase.LEAVING or self._stops > 1:
+            self._tell_lease(leases.LeaveRequested(time.monotonic()))
 
     def _take_news(self, number: int) -> None:
         driver = self._drivers.get(number)
@@ -325,12 +275,12 @@ class _Supervisor:
             return  # its end was ready, too, and came first
         for said in driver.news():
             report = _report(said)
-            if self._lease is not None and number == self._lease.waiting and report is DriverReport.ALIVE:
-                report = DriverReport.PROGRESSED  # it has nothing to do: no progress is not a fault of its own
+            if self._lease is not None and number == self._lease.waiting and report is standby.DriverReport.ALIVE:
+                report = standby.DriverReport.PROGRESSED  # it has nothing to do: no progress is not a fault of its own
             self._say_it_is_cold(said.get("cold"))
             self._shown[number] |= {name: what for name, what in said.items() if name != "armed"}
-            self._tell(DriverReported(number, time.monotonic(), report))
-            self._tell_of_driver(number, DriverHeard(time.monotonic()))
+            self._tell(standby.DriverReported(number, time.monotonic(), report))
+            self._tell_of_driver(number, leases.DriverHeard(time.monotonic()))
         if driver.is_silent:
             self._ready.unregister(driver.reports)
 
@@ -352,18 +302,18 @@ class _Supervisor:
         reap_orphans(*(other.pid for other in self._drivers.values()))
         self._tell_end(number, end)
 
-    def _tell_end(self, number: int, end: DriverEnd) -> None:
+    def _tell_end(self, number: int, end: core.DriverEnd) -> None:
         was_called = number == self._core.called
-        self._tell_of_driver(number, DriverLost(time.monotonic()))
+        self._tell_of_driver(number, leases.DriverLost(time.monotonic()))
         del self._shown[number]
-        self._tell(DriverDied(number, time.monotonic(), end, random.random()))  # noqa: S311 - jitter
+        self._tell(standby.DriverDied(number, time.monotonic(), end, random.random()))  # noqa: S311 - jitter
         if was_called:
             self._log_failure()
         elif self._end is None:
             log.warning("a standby has ended: %s", end.reason)
 
     def _log_failure(self) -> None:
-        if self._core.job.phase is SupervisionPhase.RESTARTING:
+        if self._core.job.phase is core.SupervisionPhase.RESTARTING:
             delay_s = _until(self._core.job.wake_at_s)
             log.warning("the driver is started again in %.1f s: %s", delay_s, self._core.job.last_failure)
         elif self._core.called is not None:
@@ -374,21 +324,21 @@ class _Supervisor:
     def _show(self) -> None:
         if self._status is None:
             return
-        core = self._core
-        restarts = core.job.phase is SupervisionPhase.RESTARTING
+        known, end = self._core, self._end
+        restarts = known.job.phase is core.SupervisionPhase.RESTARTING
         shown = {
             "job": str(self._order.job),
-            "state": core.job.phase.name,
+            "state": known.job.phase.name,
             "supervisor": {"pid": os.getpid()},
-            "active": None if core.called is None else self._shown_driver(core.called),
-            "standbys": [self._shown_driver(number) for number in core.standbys],
-            "drivers_started": core.drivers_started,
-            "takeovers": core.takeovers,
-            "last_failure": core.job.last_failure,
-            "standby_failure": core.standby_failure,
+            "active": None if known.called is None else self._shown_driver(known.called),
+            "standbys": [self._shown_driver(number) for number in known.standbys],
+            "drivers_started": known.drivers_started,
+            "takeovers": known.takeovers,
+            "last_failure": known.job.last_failure,
+            "standby_failure": known.standby_failure,
             "lease": None if self._lease is None else _shown_lease(self._lease),
-            "restart_at": instant_in(_until(core.job.wake_at_s) or 0) if restarts else None,
-            "ended": None if self._end is None else _shown_end(self._end),
+            "restart_at": instant_in(_until(known.job.wake_at_s) or 0) if restarts else None,
+            "ended": end and {"ending": end.ending.name, "exit_status": core.EXIT_STATUSES[end.ending], "reason": end.reason},
         }
         if shown != self._written:  # drivers say twice a second that they live
             self._status.write(shown)
@@ -399,24 +349,24 @@ class _Supervisor:
         return {"queries": [], "batches": {}, **shown} if number == self._core.called else shown
 
 
-def _report(said: Mapping[str, Any]) -> DriverReport:
+def _report(said: Mapping[str, Any]) -> standby.DriverReport:
     match said:
         case {"armed": True}:
-            return DriverReport.ARMED
+            return standby.DriverReport.ARMED
         case {"queries": _}:
-            return DriverReport.BEGAN
+            return standby.DriverReport.BEGAN
         case {"batches": batches}:
-            return DriverReport.BATCHES if batches else DriverReport.PROGRESSED
+            return standby.DriverReport.BATCHES if batches else standby.DriverReport.PROGRESSED
         case _:
-            return DriverReport.ALIVE
+            return standby.DriverReport.ALIVE
 
 
 def _until(at_s: float | None) -> float | None:
     return None if at_s is None else max(0.0, at_s - time.monotonic())
 
 
-def _shown_lease(lease: LeaseCore) -> dict[str, object]:
-    leads = lease.phase is LeasePhase.LEADING
+def _shown_lease(lease: leases.LeaseCore) -> dict[str, object]:
+    leads = lease.phase is leases.LeasePhase.LEADING
     leader = socket.gethostname() if leads else None if lease.leader is None else lease.leader.host
     return {
         "state": lease.phase.name,
@@ -426,10 +376,6 @@ def _shown_lease(lease: LeaseCore) -> dict[str, object]:
         "waiting": lease.waiting is not None,
         "trouble": lease.trouble,
     }
-
-
-def _shown_end(end: DriverEnd) -> dict[str, object]:
-    return {"ending": end.ending.name, "exit_status": EXIT_STATUSES[end.ending], "reason": end.reason}
 
 
 def _refuse_where_it_cannot_be() -> None:

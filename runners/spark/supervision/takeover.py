@@ -28,14 +28,12 @@ from headrace.runners.spark.session import PIPELINES
 from headrace.runners.spark.supervision.checkpoint_owner import checkpoint_at
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.queries import RunningQuery
-from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery
+from headrace.runners.spark.supervision.query_hooks import OURS, StartedQuery, Starter
 
 if TYPE_CHECKING:
     from headrace.runners.spark.writers import StreamWriter
 
 log = logging.getLogger(__name__)
-
-__all__ = ["Takeover", "check_peers", "check_standby", "checkpoint_of", "resolved", "writer_of"]
 
 LOCATION = "checkpointlocation"
 _DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
@@ -50,7 +48,7 @@ _ONCE_BETWEEN_HOSTS = _EXACTLY_ONCE - {"iceberg"}
 commits: two that have looked both commit."""
 
 
-class Takeover:
+class Takeover(Starter):
     """A `Starter` for a driver of this process tree that runs the job. Called in the thread of the job.
 
     `data_source`: the format of its sinks. `standbys`: how many other drivers wait. `has_peers`: others wait on other hosts.
@@ -66,14 +64,8 @@ class Takeover:
         self._running: list[StreamingQuery] = []
         self._has_waited = False
 
-    def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
-        return load()
-
-    def write(self, what: str) -> None:
-        """As the job wants it."""
-
     def wait(self, what: str) -> None:
-        """As the job wants it. Once, what that means is logged."""
+        """The job waits for a query by itself. The first time, a warning says what that costs."""
         if not self._has_waited:
             log.warning(
                 "the job calls %s: until its function returns, SIGTERM ends it only after --stop-timeout, --progress-timeout "
@@ -81,9 +73,6 @@ class Takeover:
                 what,
             )
         self._has_waited = True
-
-    def listen(self, add: Callable[[], None]) -> None:
-        add()
 
     def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """Lock, claim, start. Raises UsageError where a standby could not take over, FencedError as `CheckpointLock.take`."""
@@ -104,8 +93,7 @@ class Takeover:
     def refuse_unreturned(self, returned: Sequence[RunningQuery]) -> None:
         """Raise UsageError for a query that the job has started and has not returned, and that runs.
 
-        No process would see it fail, and the driver would end, and the query with it, once those that it has returned have
-        ended.
+        No process would see it fail, and the driver would end, and the query with it, after those that it has returned.
         """
         known = {query.id for query in returned}
         for query in self._running:
@@ -117,7 +105,7 @@ class Takeover:
         self._running.clear()
 
     def release(self) -> None:
-        """After the end of all queries, which none has failed: give their jobs back to the process that comes. Never raises."""
+        """After the end of all queries, of which none has failed: release their jobs, for any driver to claim. Never raises."""
         for (location, _), started in self._begun.items():
             try:
                 job = checkpoint_at(location, started.frame).query_id()
@@ -136,17 +124,16 @@ class Takeover:
         sink, exactly_once = started.sink, _ONCE_BETWEEN_HOSTS if self._has_peers else _EXACTLY_ONCE
         if _is_ours(sink):
             ours = writer_of(started, self._data_source).sink
-            repeated = type(ours).__name__ if isinstance(ours, ImmediateSink) else None
+            sink, is_repeated = type(ours).__name__, isinstance(ours, ImmediateSink)
         else:
-            repeated = None if sink.lower() in exactly_once else sink
-        if repeated is not None:
-            log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", repeated)
+            is_repeated = sink.lower() not in exactly_once
+        if is_repeated:
+            log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", sink)
 
     def _claim(self, started: StartedQuery, location: str) -> None:
         """Claim the job, and end what was left at its sink. Raises as `StreamWriter.claim`, and for an unreadable checkpoint.
 
-        A driver claims once at each sink: if a query is started again by it, another process may have claimed the job
-        meanwhile.
+        A driver claims once at each sink: when it starts a query again, another process may have claimed the job.
         """
         started.mark(DRIVER_ID, self._tree)
         claiming = replace(started, options={**started.options, DRIVER_ID.lower(): self._tree})
@@ -168,7 +155,7 @@ class Takeover:
 
 
 def checkpoint_of(started: StartedQuery) -> str | None:
-    """Where the query keeps its checkpoint, resolved; None for one that Spark makes up and no process finds again."""
+    """Where the query keeps its checkpoint, resolved; None for one that Spark makes up, which no restart finds."""
     given = started.options.get(LOCATION)
     if given is None:
         default = started.frame.sparkSession.conf.get(_DEFAULT_LOCATION, None)

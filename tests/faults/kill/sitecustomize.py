@@ -37,12 +37,9 @@ if "HEADRACE_KILL" in os.environ and any("pyspark" in argument or "spark_process
         raise RuntimeError("injected")
 
     faults = {
-        "kill": lambda: send_all(signal.SIGKILL),
-        "stop": lambda: send_all(signal.SIGSTOP),
-        "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "hold": hold,
-        "fail": fail,
-    }
+        "kill": lambda: send_all(signal.SIGKILL), "stop": lambda: send_all(signal.SIGSTOP),
+        "die": lambda: os.kill(os.getpid(), signal.SIGKILL), "hold": hold, "fail": fail,
+    }  # fmt: skip
 
     def fault_if(when):
         if kill["when"] != when or len(calls) != kill["nth"]:

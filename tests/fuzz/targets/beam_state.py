@@ -50,10 +50,8 @@ TARGET = Target(
     _check,
     _seeds,
     (
-        "headrace.runners.beam.coders",
-        "headrace.enumerator.checkpoint",
-        "headrace.enumerator.envelope",
+        "headrace.runners.beam.coders", "headrace.enumerator.checkpoint", "headrace.enumerator.envelope",
         "headrace.connectors.kafka.read.split",
     ),
     (*checkpoint.WORDS, *(name.encode() for name in _NAMES)),
-)
+)  # fmt: skip

@@ -49,11 +49,8 @@ TARGET = Target(
     _check,
     _seeds,
     (
-        "headrace.enumerator.checkpoint",
-        "headrace.enumerator.envelope",
-        "headrace.connectors.kafka.read.split",
-        "json.decoder",
-        "json.scanner",
+        "headrace.enumerator.checkpoint", "headrace.enumerator.envelope", "headrace.connectors.kafka.read.split",
+        "json.decoder", "json.scanner",
     ),
     (*WORDS, b'"split_version":', b'"stop_offset":', b'"topic_id":'),
-)
+)  # fmt: skip

@@ -43,29 +43,20 @@ def _seeds() -> dict[str, bytes]:
     found = {}
     for version, (name, records) in enumerate(batches().items(), MIN_VERSION):
         settings = partition(
-            partition_index=1,
-            error_code=0,
-            high_watermark=100,
-            last_stable_offset=90,
-            log_start_offset=10,
-            aborted_transactions=[partition.AbortedTransaction(producer_id=5, first_offset=6)],
-            preferred_read_replica=-1,
+            partition_index=1, error_code=0, high_watermark=100, last_stable_offset=90, log_start_offset=10,
+            aborted_transactions=[partition.AbortedTransaction(producer_id=5, first_offset=6)], preferred_read_replica=-1,
             diverging_epoch=partition.EpochEndOffset(epoch=4, end_offset=55),
-            current_leader=partition.LeaderIdAndEpoch(leader_id=2, leader_epoch=9),
-            records=records,
-        )
-        response = FetchResponse(
-            throttle_time_ms=0, error_code=0, session_id=0, responses=[topic(topic="t", topic_id=None, partitions=[settings])]
-        )
+            current_leader=partition.LeaderIdAndEpoch(leader_id=2, leader_epoch=9), records=records,
+        )  # fmt: skip
+        responses = [topic(topic="t", topic_id=None, partitions=[settings])]
+        response = FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=responses)
         number = version % _VERSIONS
         found[f"v{MIN_VERSION + number}-{name}"] = bytes([number]) + bytes(response.encode(version=MIN_VERSION + number))
     return found
 
 
 TARGET = Target(
-    "fetch_protocol",
-    _check,
-    _seeds,
+    "fetch_protocol", _check, _seeds,
     ("headrace.connectors.kafka.format.fetch_protocol", "headrace.connectors.kafka.format.record_batch"),
     (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\xff" * 9 + b"\x01", b"\x80" * 6),
-)
+)  # fmt: skip

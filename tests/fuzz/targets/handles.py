@@ -15,11 +15,9 @@ from tests.fuzz.targets.checkpoint import WORDS
 from tests.helpers.envelopes import body_of
 
 SERIALIZERS: dict[str, HandleSerializer[Any]] = {
-    "kafka": KafkaHandleSerializer(),
-    "sql": SqlHandleSerializer(),
-    "file": FileHandleSerializer(),
+    "kafka": KafkaHandleSerializer(), "sql": SqlHandleSerializer(), "file": FileHandleSerializer(),
     "table": TableHandleSerializer(),
-}
+}  # fmt: skip
 _NAMES = tuple(SERIALIZERS)
 LISTS = ("kafka_commit_list_v1", "sql_commit_list_v1", "table_commit_list_v1")
 
@@ -54,11 +52,8 @@ TARGET = Target(
     _check,
     _seeds,
     (
-        "headrace.connectors.kafka.write.handles",
-        "headrace.connectors.sql.handles",
-        "headrace.connectors.files.handles",
-        "headrace.connectors.tables.handles",
-        "headrace.enumerator.envelope",
+        "headrace.connectors.kafka.write.handles", "headrace.connectors.sql.handles", "headrace.connectors.files.handles",
+        "headrace.connectors.tables.handles", "headrace.enumerator.envelope",
     ),
     WORDS,
-)
+)  # fmt: skip

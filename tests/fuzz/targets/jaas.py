@@ -47,9 +47,6 @@ def _seeds() -> dict[str, bytes]:
 
 
 TARGET = Target(
-    "jaas",
-    _check,
-    _seeds,
-    ("headrace.connectors.kafka.client.sasl", "headrace.connectors.security.tokens"),
+    "jaas", _check, _seeds, ("headrace.connectors.kafka.client.sasl", "headrace.connectors.security.tokens"),
     (b"username=", b"password=", b"required", b'"', b"\\", b"tokenauth=true", b"sasl.oauthbearer."),
-)
+)  # fmt: skip

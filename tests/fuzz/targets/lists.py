@@ -63,12 +63,9 @@ TARGET = Target(
     _check,
     _seeds,
     (
-        "headrace.connectors.base.commit_list",
-        "headrace.enumerator.envelope",
-        "headrace.runners.beam.shard",
-        "headrace.connectors.kafka.write.list_records",
-        "headrace.connectors.kafka.write.handles",
+        "headrace.connectors.base.commit_list", "headrace.enumerator.envelope", "headrace.runners.beam.shard",
+        "headrace.connectors.kafka.write.list_records", "headrace.connectors.kafka.write.handles",
         "headrace.connectors.files.handles",
     ),
     (*WORDS, b'"handle_version":', b'"targets":', b'"destination":', b'"parts":'),
-)
+)  # fmt: skip

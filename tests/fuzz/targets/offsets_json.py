@@ -63,9 +63,7 @@ def _seeds() -> dict[str, bytes]:
 
 
 TARGET = Target(
-    "offsets_json",
-    _check,
-    _seeds,
+    "offsets_json", _check, _seeds,
     ("headrace.spark.kafka_offsets", "headrace.spark.jvm_checkpoint", "headrace.connectors.kafka.read.split"),
     (*WORDS, b'"headrace:{', b'"began":', b'"epochs":', b'"topic_ids":', b"@"),
-)
+)  # fmt: skip

@@ -48,9 +48,7 @@ def _seeds() -> dict[str, bytes]:
 
 
 TARGET = Target(
-    "urls",
-    _check,
-    _seeds,
+    "urls", _check, _seeds,
     ("headrace.connectors.sql.url", "headrace.connectors.kafka.client.properties", "sqlalchemy.engine.url"),
     (b"://", b"postgresql", b"sqlite:///", b"mysql", b"@", b"%00", b"?", b"connect_timeout=", b"[::", b":0", b"99999999999"),
-)
+)  # fmt: skip

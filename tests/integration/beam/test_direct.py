@@ -27,15 +27,11 @@ from headrace.kafka import KafkaSource, Latest
 from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.beam_rig import BeamRun, on_direct
 from tests.helpers.kafka_rig import commit, committed, eventually, transactional, wait_for_end, write, write_records
+from tests.helpers.kafka_tools import created
 from tests.helpers.python_path import python_path
 from tests.servers.prism import prism_program
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def bootstrap(broker):
-    return broker.bootstrap
 
 
 @pytest.fixture
@@ -49,8 +45,7 @@ def numbers(prefix, count):
 
 class TestBounded:
     def test_every_record_comes_once_as_a_pair_of_bytes(self, bootstrap, config, topic):
-        name = topic()
-        create_topic(bootstrap, name, partitions=3)
+        name = created(bootstrap, topic, partitions=3)
         for partition in range(3):
             records = [{"key": b"k", "value": value} for value in numbers(f"{partition}/", 500)]
             write_records(bootstrap, name, [*records, {"key": None, "value": None}], partition)
@@ -63,20 +58,12 @@ class TestBounded:
         names = [topic(), topic()]
         for name in names:
             create_topic(bootstrap, name)
-            write_records(
-                bootstrap, name, [{"key": b"k", "value": b"v", "headers": [("h", b"1")], "timestamp": 1_700_000_000_123}]
-            )
+            record = {"key": b"k", "value": b"v", "headers": [("h", b"1")], "timestamp": 1_700_000_000_123}
+            write_records(bootstrap, name, [record])
         with on_direct() as pipeline:
             records = pipeline | ReadFromKafka(config, names, with_metadata=True, stop=Latest())
-            assert_that(
-                records,
-                equal_to(
-                    [
-                        KafkaRecord(name, 0, 0, 1_700_000_000_123, b"k", b"v", [KafkaHeader("h", b"1")], 0, "CreateTime")
-                        for name in names
-                    ]
-                ),
-            )
+            fields = (0, 0, 1_700_000_000_123, b"k", b"v", [KafkaHeader("h", b"1")], 0, "CreateTime")
+            assert_that(records, equal_to([KafkaRecord(name, *fields) for name in names]))
 
     def test_batches_of_a_pattern_redistributed(self, bootstrap, config):
         stem = f"pattern-{uuid.uuid4().hex[:8]}"
@@ -84,18 +71,14 @@ class TestBounded:
             create_topic(bootstrap, f"{stem}.{number}")
             write(bootstrap, f"{stem}.{number}", numbers("v", 10))
         with on_direct() as pipeline:
-            batches = pipeline | ReadFromKafka(
-                config, pattern=rf"{stem}\..*", stop=Latest(), output="arrow", columns=["value"], redistribute=True
-            )
-            assert_that(
-                batches | beam.Map(lambda batch: (isinstance(batch, pa.RecordBatch), batch.num_rows, batch.schema.names)),
-                equal_to([(True, 10, ["value"])] * 3),
-            )
+            given = {"output": "arrow", "columns": ["value"], "redistribute": True}
+            batches = pipeline | ReadFromKafka(config, pattern=rf"{stem}\..*", stop=Latest(), **given)
+            shape = beam.Map(lambda batch: (isinstance(batch, pa.RecordBatch), batch.num_rows, batch.schema.names))
+            assert_that(batches | shape, equal_to([(True, 10, ["value"])] * 3))
 
     @pytest.mark.parametrize(("isolation", "expected"), [(None, [b"no", b"yes"]), ("read_committed", [b"yes"])])
     def test_isolation(self, bootstrap, config, topic, isolation, expected):
-        name = topic()
-        create_topic(bootstrap, name)
+        name = created(bootstrap, topic)
         writer = transactional(bootstrap, f"beam-{uuid.uuid4()}")
         writer.transaction(name, [b"no"], commit=False)
         writer.transaction(name, [b"yes"])
@@ -105,23 +88,18 @@ class TestBounded:
             assert_that(pairs | beam.Values(), equal_to(expected))
 
     def test_create_time_is_the_records_event_time(self, bootstrap, config, topic):
-        name = topic()
-        create_topic(bootstrap, name, partitions=2)
+        name = created(bootstrap, topic, partitions=2)
         for partition in range(2):
             records = [{"value": b"x", "timestamp": 1_700_000_000_000 + 1000 * second} for second in range(30)]
             write_records(bootstrap, name, records, partition)
         with on_direct() as pipeline:
-            counts = (
-                pipeline
-                | ReadFromKafka(config, [name], stop=Latest(), timestamp_policy=ReadFromKafka.create_time_policy)
-                | beam.WindowInto(FixedWindows(10))
-                | beam.combiners.Count.Globally().without_defaults()
-            )
-            assert_that(counts, equal_to([20, 20, 20]))
+            policy = ReadFromKafka.create_time_policy
+            records = pipeline | ReadFromKafka(config, [name], stop=Latest(), timestamp_policy=policy)
+            windows = records | beam.WindowInto(FixedWindows(10))
+            assert_that(windows | beam.combiners.Count.Globally().without_defaults(), equal_to([20, 20, 20]))
 
     def test_it_starts_at_the_groups_offsets_and_commits_its_own_when_bundles_are_final(self, bootstrap, config, topic):
-        name, group = topic(), f"g-{uuid.uuid4().hex[:8]}"
-        create_topic(bootstrap, name)
+        name, group = created(bootstrap, topic), f"g-{uuid.uuid4().hex[:8]}"
         write(bootstrap, name, numbers("v", 10))
         commit(bootstrap, group, {(name, 0): 4})
         read = {"stop": Latest(), "commit_offset_in_finalize": True}
@@ -134,8 +112,7 @@ class TestBounded:
             assert_that(pairs, equal_to([]))
 
     def test_offsets_are_left_alone_unless_asked_for(self, bootstrap, config, topic):
-        name, group = topic(), f"g-{uuid.uuid4().hex[:8]}"
-        create_topic(bootstrap, name)
+        name, group = created(bootstrap, topic), f"g-{uuid.uuid4().hex[:8]}"
         write(bootstrap, name, numbers("v", 10))
         with on_direct() as pipeline:
             pairs = pipeline | ReadFromKafka({**config, "group.id": group}, [name], stop=Latest())
@@ -144,8 +121,7 @@ class TestBounded:
 
     def test_a_number_of_records_of_a_topic_without_an_end(self, bootstrap, config, topic):
         """The one way that Beam's own transform is tried out."""
-        name = topic()
-        create_topic(bootstrap, name, partitions=3)
+        name = created(bootstrap, topic, partitions=3)
         write(bootstrap, name, numbers("v", 10), partition=1)
         with on_direct() as pipeline:
             pairs = pipeline | ReadFromKafka(config, [name], max_num_records=7)
@@ -154,7 +130,6 @@ class TestBounded:
 
 @pytest.fixture(scope="session")
 def prism() -> Path:
-    """The program."""
     try:
         return prism_program(beam.__version__)
     except UsageError as error:
@@ -183,8 +158,7 @@ def read_on_prism(prism: Path, tmp_path: Path) -> Iterator[Callable[..., Callabl
 
 
 def test_new_records_and_new_partitions_come_while_it_streams_and_offsets_follow(bootstrap, topic, read_on_prism):
-    name, group = topic(), f"g-{uuid.uuid4().hex[:8]}"
-    create_topic(bootstrap, name, partitions=2)
+    name, group = created(bootstrap, topic, partitions=2), f"g-{uuid.uuid4().hex[:8]}"
     write(bootstrap, name, numbers("a", 50))
     values = read_on_prism(bootstrap, name, group)
     eventually(lambda: len(values()) >= 50, "the records that were there")
@@ -226,8 +200,7 @@ class TestRestored:
         second.close()
 
     def test_latest_is_not_asked_again(self, bootstrap, topic):
-        name = topic()
-        create_topic(bootstrap, name, partitions=2)
+        name = created(bootstrap, topic, partitions=2)
         write(bootstrap, name, [b"before"])
         source = KafkaSource(bootstrap, topics=[name], start=Latest())
         first = BeamRun(source, None)

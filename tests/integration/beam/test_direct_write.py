@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from headrace.beam import WriteToKafka
 from headrace.testing.servers.kafka import BrokerCluster, create_topic
+from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import read_all
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(200)]
@@ -23,20 +24,15 @@ def run(elements: list[object], bootstrap: str, topic: str, **arguments: object)
 
 
 def test_pairs_arrive(broker: BrokerCluster, topic: Callable[[], str]) -> None:
-    name = topic()
-    create_topic(broker.bootstrap, name, partitions=2)
+    name = created(broker.bootstrap, topic, partitions=2)
     run([(b"%d" % (number % 7), b"%04d" % number) for number in range(3000)], broker.bootstrap, name)
     assert read_all(broker.bootstrap, name) == [f"{number:04d}" for number in range(3000)]
 
 
 def test_arrow_batches_arrive(broker: BrokerCluster, topic: Callable[[], str]) -> None:
-    name = topic()
-    create_topic(broker.bootstrap, name)
-    run(
-        [pa.RecordBatch.from_pydict({"value": [b"a", b"b"]}), pa.RecordBatch.from_pydict({"value": [b"c"]})],
-        broker.bootstrap,
-        name,
-    )
+    name = created(broker.bootstrap, topic)
+    batches = [pa.RecordBatch.from_pydict({"value": values}) for values in ([b"a", b"b"], [b"c"])]
+    run(batches, broker.bootstrap, name)
     assert read_all(broker.bootstrap, name) == ["a", "b", "c"]
 
 

@@ -135,10 +135,8 @@ if any("SdkHarness" in argument for argument in sys.orig_argv):
 def command(folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """`headrace beam` with its temporary files in the folder."""
     arguments, variables = [*CLI, "--patience", "5"], {**os.environ, "TMPDIR": str(folder), **environment}
-    with (
-        (folder / "stderr").open("w") as stderr,
-        subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
-    ):
+    given = {"env": variables, "stdout": subprocess.PIPE, "text": True}
+    with (folder / "stderr").open("w") as stderr, subprocess.Popen(arguments, stderr=stderr, **given) as process:
         try:
             yield process
         finally:
@@ -182,9 +180,7 @@ def test_the_command_gives_options_says_that_workers_do_not_start_and_leaves_not
         assert [path.name for path in temporary.iterdir()] == ["stderr"]
 
 
-def test_workers_that_could_not_import_what_they_need_are_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_could_not_import_what_they_need_are_refused_at_once(tmp_path, monkeypatch):
     venv.create(tmp_path / "empty", symlinks=True)
     monkeypatch.delenv("PYTHONPATH", raising=False)  # which may name the checkout
     monkeypatch.setattr(sys, "executable", str(tmp_path / "empty" / "bin" / "python"))

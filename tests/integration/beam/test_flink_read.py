@@ -23,7 +23,7 @@ from headrace.testing.servers.kafka import add_partitions, create_topic
 from tests.helpers.beam_jobs import Counted, Flow, OracleResult, Witness
 from tests.helpers.flink_rig import eventually, job, kill_and_restart
 from tests.helpers.kafka_rig import committed
-from tests.helpers.kafka_tools import produce
+from tests.helpers.kafka_tools import created, produce
 
 pytestmark = [pytest.mark.broker, pytest.mark.flink, pytest.mark.timeout(420)]
 
@@ -151,8 +151,7 @@ def test_a_savepoint_and_a_new_submission_that_reads_one_more_topic(flink: Flink
 
 
 def test_a_bounded_read_ends_at_its_stop_and_a_restore_reads_none_of_it_again(flink: FlinkCluster, pipeline: Pipeline, topic):
-    name, stop = topic(), 400
-    create_topic(pipeline.bootstrap, name, partitions=2)
+    name, stop = created(pipeline.bootstrap, topic, partitions=2), 400
     produce(pipeline.bootstrap, name, {partition: [b"x"] * 2 * stop for partition in range(2)})
     expected = {f"{name}-{partition}": OracleResult(stop, 0) for partition in range(2)}
     with job(flink, pipeline.build_until(stop, name)) as job_id:
@@ -189,16 +188,13 @@ def test_each_slot_has_a_reader(flink: FlinkCluster, pipeline: Pipeline, topic):
 
 def test_windows_of_create_time_close_though_a_partition_is_empty(flink: FlinkCluster, pipeline: Pipeline, topic):
     """The watermark follows the slowest partition that has records; no record is late, and in the end every window closes."""
-    name = topic()
-    create_topic(pipeline.bootstrap, name, partitions=3)
+    name = created(pipeline.bootstrap, topic, partitions=3)
     for partition in range(2):
         pipeline.flow.add(name, partition)
     read = ReadFromKafka(
-        {"bootstrap.servers": pipeline.bootstrap, "auto.offset.reset": "earliest"},
-        [name],
-        timestamp_policy=ReadFromKafka.create_time_policy,
-        read_s=0.5,
-    )
+        {"bootstrap.servers": pipeline.bootstrap, "auto.offset.reset": "earliest"}, [name],
+        timestamp_policy=ReadFromKafka.create_time_policy, read_s=0.5,
+    )  # fmt: skip
 
     def build(begin):
         windows = begin | read | beam.WindowInto(FixedWindows(2))

@@ -34,9 +34,8 @@ class Table:
 
         def build(pipeline: beam.Pipeline) -> None:
             numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(started, end=end, per_call=50))
-            rows = numbers | beam.Map(lambda number: pa.RecordBatch.from_pydict({"number": [number]})).with_output_types(
-                pa.RecordBatch
-            )
+            batches = beam.Map(lambda number: pa.RecordBatch.from_pydict({"number": [number]}))
+            rows = numbers | batches.with_output_types(pa.RecordBatch)
             _ = rows | WriteExactlyOnce(sink)
 
         return build
@@ -74,9 +73,7 @@ def test_each_row_is_in_the_table_once_after_a_kill(flink: FlinkCluster, table: 
 
 
 @pytest.mark.long
-def test_each_row_is_in_the_table_once_after_a_kill_a_savepoint_and_a_new_submission(
-    flink: FlinkCluster, table: Table, tmp_path: Path
-) -> None:
+def test_each_row_is_in_the_table_once_after_a_kill_a_savepoint_and_a_new_submission(flink, table, tmp_path):
     end = 1000
     with job(flink, table.written_by(end)) as first:
         eventually(table.seen)

@@ -18,16 +18,10 @@ from headrace.formats import JsonFormat
 from headrace.kafka import Earliest
 from headrace.testing.servers.flink import FlinkCluster
 from headrace.testing.servers.kafka import BrokerCluster, create_topic
-from tests.helpers.flink_rig import (
-    Numbers,
-    eventually,
-    frozen_workers,
-    job,
-    kill_and_restart,
-    python_workers,
-    savepoint_at_last,
-)
+from tests.helpers import flink_rig as rig
+from tests.helpers.flink_rig import Numbers, eventually, frozen_workers, job, kill_and_restart, python_workers
 from tests.helpers.kafka_rig import write_records
+from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import read_all, read_pairs
 
 pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(600)]
@@ -44,9 +38,8 @@ def key_of(number: int) -> bytes | None:
 def writing(folder: Path, bootstrap: str, topic: str, **arguments: object) -> Callable[[beam.Pipeline], None]:
     def build(pipeline: beam.Pipeline) -> None:
         numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(str(folder / "begun"), end=END, per_call=PER_CALL))
-        pairs = numbers | beam.Map(lambda number: (key_of(number), b"%08d" % number)).with_output_types(
-            tuple[bytes | None, bytes]
-        )
+        keyed = beam.Map(lambda number: (key_of(number), b"%08d" % number))
+        pairs = numbers | keyed.with_output_types(tuple[bytes | None, bytes])
         _ = pairs | WriteToKafka({"bootstrap.servers": bootstrap}, topic, **arguments)
 
     return build
@@ -73,8 +66,8 @@ def open_transactions(bootstrap: str, prefix: str) -> list[str]:
 def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_its_keys_order_after_a_kill(
     flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
 ) -> None:
-    name, bootstrap = topic(), broker.bootstrap
-    create_topic(bootstrap, name, partitions=2)
+    bootstrap = broker.bootstrap
+    name = created(bootstrap, topic, partitions=2)
     prefix = name[-30:].strip("-")
     build = writing(tmp_path, bootstrap, name, delivery="exactly-once", transactional_id_prefix=prefix, num_shards=3)
 
@@ -95,7 +88,7 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_
         with frozen_workers(flink) as zombies:
             kill_and_restart(flink, first)
             assert zombies < python_workers(flink)
-        savepoint = savepoint_at_last(flink, first)  # what zombies do may fail the job again
+        savepoint = rig.savepoint_at_last(flink, first)  # what zombies do may fail the job again
     with job(flink, build, savepoint=savepoint):
         eventually(lambda: seen() == END, 120)
         assert read_all(bootstrap, name) == all_numbers()
@@ -105,9 +98,7 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_
 
 
 @pytest.mark.long
-def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_through_a_kill(
-    flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str]
-) -> None:
+def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_through_a_kill(flink, broker, topic):
     source, output, dead = names = [topic() for _ in range(3)]
     for name in names:
         create_topic(broker.bootstrap, name, partitions=2)
@@ -116,9 +107,8 @@ def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_thro
     exactly_once = {"delivery": "exactly-once", "num_shards": 2}
 
     def build(pipeline: beam.Pipeline) -> None:
-        read = ReadFromKafka(
-            config, [source], start=Earliest(), value_format=values, on_bad_record="keep", output="arrow", columns=columns
-        )
+        bad = {"value_format": values, "on_bad_record": "keep"}
+        read = ReadFromKafka(config, [source], start=Earliest(), output="arrow", columns=columns, **bad)
         records, bad = pipeline | read | SplitDeadLetters()
         _ = records | "Good" >> WriteToKafka(config, output, value_format=values, **exactly_once)
         _ = bad | "Bad" >> WriteToKafka(config, dead, **exactly_once)
@@ -149,11 +139,9 @@ def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_thro
 
 
 @pytest.mark.long
-def test_at_least_once_loses_nothing_through_a_kill(
-    flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
-) -> None:
-    name, bootstrap = topic(), broker.bootstrap
-    create_topic(bootstrap, name, partitions=2)
+def test_at_least_once_loses_nothing_through_a_kill(flink, broker, topic, tmp_path):
+    bootstrap = broker.bootstrap
+    name = created(bootstrap, topic, partitions=2)
     with job(flink, writing(tmp_path, bootstrap, name)) as running:
         eventually(lambda: read_all(bootstrap, name))
         kill_and_restart(flink, running)

@@ -14,7 +14,8 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.runners.beam.coders import RecordBatchCoder
 from headrace.runners.beam.shard import CLEAN_UP_S, SPARE_SLOTS, BundleFinalised, Shard, ShardState, ShardStateSerializer
 from headrace.runners.beam.write import _Performer
-from headrace.testing.servers.kafka import BrokerCluster, create_topic
+from headrace.testing.servers.kafka import BrokerCluster
+from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import eventually, ongoing, read_all, rows, take_over
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -65,9 +66,7 @@ class Runner:
 
 @pytest.fixture
 def target(broker: BrokerCluster, topic: Callable[[], str]) -> str:
-    name = topic()
-    create_topic(broker.bootstrap, name)
-    return name
+    return created(broker.bootstrap, topic)
 
 
 @pytest.fixture
@@ -150,9 +149,7 @@ def test_what_timed_out_after_its_checkpoint_is_copied(runner: Runner, seen: Cal
     assert ongoing(runner.sink, runner.job) == []
 
 
-def test_what_a_zombie_worker_starts_late_is_aborted_by_the_next_cleans_up(
-    runner: Runner, seen: Callable[[], list[str]]
-) -> None:
+def test_what_a_zombie_worker_starts_late_is_aborted_by_the_next_cleans_up(runner, seen):
     runner.call(["a"])
     runner.checkpointed()
     runner.restored()

@@ -25,6 +25,7 @@ from headrace.enumerator.errors import PeerError, UsageError
 from headrace.testing.servers.kafka import BrokerCluster, add_partitions, create_topic, delete_topic, start_broker
 from headrace.testing.servers.kafka.metadata import ask
 from headrace.testing.servers.ports import Ports, is_listening, reserved_ports
+from tests.helpers.kafka_tools import created
 
 OWN = "HEADRACE_BOOTSTRAP"
 USERS = {"alice": "alice-secret", "bob": "bob's secret; 100%"}
@@ -89,15 +90,13 @@ def three(own: None) -> Iterator[BrokerCluster]:
 
 
 def test_records_written_are_read_back(broker: BrokerCluster, topic: Callable[[], str]) -> None:
-    name = topic()
-    create_topic(broker.bootstrap, name, partitions=2)
+    name = created(broker.bootstrap, topic, partitions=2)
     produce(broker.bootstrap, name, [b"a", b"b"])
     assert consume(broker.bootstrap, name, 2) == [b"a", b"b"]
 
 
 def test_a_group_is_joined_at_once(broker: BrokerCluster, topic: Callable[[], str]) -> None:
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     produce(broker.bootstrap, name, [b"a"])
     consumer = KafkaConsumer(name, bootstrap_servers=broker.bootstrap, group_id=name, auto_offset_reset="earliest")
     try:
@@ -108,8 +107,7 @@ def test_a_group_is_joined_at_once(broker: BrokerCluster, topic: Callable[[], st
 
 
 def test_topics_are_made_grown_and_deleted_with_visible_effect(broker: BrokerCluster, topic: Callable[[], str]) -> None:
-    name = topic()
-    create_topic(broker.bootstrap, name, partitions=2, configs={"retention.ms": "3600000"})
+    name = created(broker.bootstrap, topic, partitions=2, configs={"retention.ms": "3600000"})
     assert len(ask(broker.address(broker.nodes[0]), [name]).topics[0].partitions) == 2
     with pytest.raises(UsageError, match=name):
         create_topic(broker.bootstrap, name)
@@ -130,11 +128,8 @@ def test_a_topic_helper_without_a_broker_says_so() -> None:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
-def test_sasl_listeners_know_every_user(
-    secured: BrokerCluster, topic: Callable[[], str], protocol: str, mechanism: str
-) -> None:
-    name = topic()
-    create_topic(secured.bootstrap, name)
+def test_sasl_listeners_know_every_user(secured, topic, protocol, mechanism):
+    name = created(secured.bootstrap, topic)
     for user, password in secured.users.items():
         client = sasl(secured, protocol, mechanism, user, password)
         produce(secured.listeners[protocol], name, [user.encode()], **client)
@@ -155,12 +150,9 @@ def test_a_wrong_password_is_refused(secured: BrokerCluster, mechanism: str) -> 
 def sasl(cluster: BrokerCluster, protocol: str, mechanism: str, user: str, password: str) -> Mapping[str, Any]:
     assert cluster.certificates is not None
     return {
-        "security_protocol": protocol,
-        "sasl_mechanism": mechanism,
-        "sasl_plain_username": user,
-        "sasl_plain_password": password,
-        **({"ssl_cafile": str(cluster.certificates.ca)} if protocol == "SASL_SSL" else {}),
-    }
+        "security_protocol": protocol, "sasl_mechanism": mechanism, "sasl_plain_username": user,
+        "sasl_plain_password": password, **({"ssl_cafile": str(cluster.certificates.ca)} if protocol == "SASL_SSL" else {}),
+    }  # fmt: skip
 
 
 def test_ssl_is_verified_both_ways(secured: BrokerCluster, topic: Callable[[], str]) -> None:
@@ -168,11 +160,9 @@ def test_ssl_is_verified_both_ways(secured: BrokerCluster, topic: Callable[[], s
     assert files is not None
     create_topic(secured.bootstrap, name)
     client = {
-        "security_protocol": "SSL",
-        "ssl_cafile": str(files.ca),
-        "ssl_certfile": str(files.client),
+        "security_protocol": "SSL", "ssl_cafile": str(files.ca), "ssl_certfile": str(files.client),
         "ssl_keyfile": str(files.client),
-    }
+    }  # fmt: skip
     produce(secured.listeners["SSL"], name, [b"a"], **client)
     assert consume(secured.listeners["SSL"], name, 1, **client) == [b"a"]
     host, port = secured.listeners["SSL"].split(":")
@@ -219,8 +209,7 @@ def test_two_of_three_brokers_serve_without_the_third(three: BrokerCluster, topi
     leader = ask(three.address(1), [name]).topics[0].partitions[0].leader_id
     three.kill(leader)
     eventually(lambda: ask(three.address(survivor(three, leader)), [name]).topics[0].partitions[0].leader_id != leader)
-    alive = ",".join(three.address(node) for node in three.nodes if node != leader)
-    produce(alive, name, [b"b"], acks="all")
+    produce(",".join(three.address(node) for node in three.nodes if node != leader), name, [b"b"], acks="all")
     three.restart(leader)
     assert consume(three.address(leader), name, 2) == [b"a", b"b"]
 
@@ -258,9 +247,7 @@ def test_nothing_is_left_behind(own: None, tmp_path: Path, monkeypatch: pytest.M
     assert_nothing_left(tmp_path, address)
 
 
-def test_a_broker_that_fails_to_start_shows_the_end_of_its_log(
-    own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_fails_to_start_shows_the_end_of_its_log(own, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(PeerError, match=r"Kafka broker 1 ended while starting(?s:.*)NoSuchOption"):
         start_broker(jvm_options=["-XX:NoSuchOption=1"]).__enter__()
@@ -301,12 +288,10 @@ def test_the_first_port_can_be_chosen(own: None) -> None:
 @pytest.mark.parametrize(
     ("wish", "message"),
     [
-        ({"brokers": 0}, "at least 1"),
-        ({"security": ["TLS"]}, "unknown security"),
-        ({"security": ["SASL_SSL"]}, "needs users"),
-        ({"security": ["SASL_SSL"], "users": {"alice": 'a"b'}}, "alice"),
+        ({"brokers": 0}, "at least 1"), ({"security": ["TLS"]}, "unknown security"),
+        ({"security": ["SASL_SSL"]}, "needs users"), ({"security": ["SASL_SSL"], "users": {"alice": 'a"b'}}, "alice"),
     ],
-)
+)  # fmt: skip
 def test_wishes_that_cannot_be_met_are_refused(own: None, wish: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message), start_broker(**wish):
         pass
@@ -325,9 +310,7 @@ def test_without_java_that_is_said(own: None, monkeypatch: pytest.MonkeyPatch, t
         pass
 
 
-def test_an_external_cluster_is_used_and_not_touched(
-    own: None, three: BrokerCluster, topic: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_external_cluster_is_used_and_not_touched(own, three, topic, monkeypatch):
     monkeypatch.setenv(OWN, three.bootstrap)
     with start_broker(2) as cluster:
         assert cluster.nodes == (1, 2, 3)
@@ -437,10 +420,8 @@ def test_concurrent_first_uses_download_once(own: None, tmp_path: Path) -> None:
         "from headrace.testing.servers.jars import Bundle, installed\n"
         "print(installed(Bundle('a logger', 'logger', ('org.slf4j:slf4j-simple:1.7.36',), jars=2, size='60 KB')))"
     )
-    users = [
-        subprocess.Popen([sys.executable, "-P", "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(3)
-    ]
+    command, pipe = [sys.executable, "-P", "-c", code], subprocess.PIPE
+    users = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe) for _ in range(3)]
     printed = [user.communicate() for user in users]
     folder = tmp_path / "headrace" / "logger"
     assert {answer for answer, _ in printed} == {f"{folder}\n".encode()}

@@ -19,7 +19,8 @@ from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
 from headrace.runners.waiting import wait_until
 from headrace.testing.servers.kafka import BrokerCluster, create_topic, delete_topic
-from tests.helpers.kafka_tools import produce
+from tests.helpers.kafka_rig import transactional
+from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.broker
 
@@ -30,14 +31,6 @@ def kafka(broker):
         yield cluster
 
 
-def transactional(bootstrap: str):
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"t-{time.monotonic_ns()}"})
-    producer.init_transactions(30)
-    return producer
-
-
 def test_nothing_is_contacted_before_it_is_used():
     started = time.monotonic()
     with KafkaCluster(ClientConfig(bootstrap="127.0.0.1:1")):
@@ -46,8 +39,7 @@ def test_nothing_is_contacted_before_it_is_used():
 
 
 def test_topics_by_name(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name, partitions=3)
+    name = created(broker.bootstrap, topic, partitions=3)
     found = kafka.topics([name])
     assert list(found) == [name]
     assert list(found[name].partitions) == [0, 1, 2]
@@ -57,8 +49,7 @@ def test_topics_by_name(broker, kafka, topic):
 
 
 def test_topics_by_pattern_match_the_whole_name_and_no_internal_topic(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     create_topic(broker.bootstrap, name + "-more")
     kafka.commit_offsets(topic(), {(name, 0): CommittedOffset(0)})  # so that __consumer_offsets exists
     assert set(kafka.topics(re.compile(re.escape(name)))) == {name}
@@ -75,8 +66,7 @@ def test_a_pattern_that_python_cannot_take_is_refused():
 
 
 def test_an_unknown_topic_is_reported_after_a_grace(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     assert kafka.find_topics([name, "no-such"])["no-such"] is None
     started = time.monotonic()
     with pytest.raises(UnknownTopicError, match="'no-such'") as caught:
@@ -87,13 +77,9 @@ def test_an_unknown_topic_is_reported_after_a_grace(broker, kafka, topic):
 
 
 def test_offsets(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name, partitions=2)
+    name = created(broker.bootstrap, topic, partitions=2)
     tp, other = (name, 0), (name, 1)
-    assert kafka.list_offsets({tp: Earliest(), other: Latest()}) == {
-        tp: OffsetAnswer(0, None, 0),
-        other: OffsetAnswer(0, None, 0),
-    }
+    assert kafka.list_offsets({tp: Earliest(), other: Latest()}) == dict.fromkeys((tp, other), OffsetAnswer(0, None, 0))
     before = int(time.time() * 1000)
     produce(broker.bootstrap, name, {0: [b"a", b"b", b"c"]})
     assert kafka.list_offsets({tp: Latest(), other: Latest()})[tp].offset == 3
@@ -105,17 +91,15 @@ def test_offsets(broker, kafka, topic):
 
 
 def test_a_timestamp_that_nothing_matches_answers_none_and_not_minus_one(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     produce(broker.bootstrap, name, {0: [b"a"]})
     late = Timestamp(int(time.time() * 1000) + 3_600_000)
     assert kafka.list_offsets({(name, 0): late}) == {(name, 0): OffsetAnswer(None)}
 
 
 def test_latest_under_read_committed_is_the_last_stable_offset(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
-    producer = transactional(broker.bootstrap)
+    name = created(broker.bootstrap, topic)
+    producer = transactional(broker.bootstrap, topic()).producer
     producer.begin_transaction()
     producer.produce(name, b"open", partition=0)
     producer.flush(30)
@@ -130,8 +114,7 @@ def test_latest_under_read_committed_is_the_last_stable_offset(broker, kafka, to
 
 def test_where_a_leader_epoch_ends(broker, kafka, topic):
     """Of a single broker, which leads in epoch 0 for ever; what leaders answer after a truncation: test_truncation.py."""
-    name = topic()
-    create_topic(broker.bootstrap, name, partitions=2)
+    name = created(broker.bootstrap, topic, partitions=2)
     produce(broker.bootstrap, name, {0: [b"a", b"b", b"c"]})
     epoch = kafka.list_offsets({(name, 0): Latest()})[name, 0].leader_epoch
     assert epoch is not None
@@ -141,8 +124,7 @@ def test_where_a_leader_epoch_ends(broker, kafka, topic):
 
 
 def test_every_broker_says_what_it_knows(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     kafka.topics([name])
     answers = kafka.find_topics_everywhere([name, "no-such-topic"])
     assert len(answers) == len(kafka.brokers())
@@ -150,8 +132,7 @@ def test_every_broker_says_what_it_knows(broker, kafka, topic):
 
 
 def test_group_offsets(broker, kafka, topic):
-    name, group = topic(), topic()
-    create_topic(broker.bootstrap, name, partitions=2)
+    name, group = created(broker.bootstrap, topic, partitions=2), topic()
     assert kafka.committed_offsets(group, [(name, 0), (name, 1)]) == {(name, 0): None, (name, 1): None}
     kafka.commit_offsets(group, {(name, 0): CommittedOffset(0)})
     kafka.commit_offsets(group, {(name, 1): CommittedOffset(7, leader_epoch=0)})
@@ -161,8 +142,7 @@ def test_group_offsets(broker, kafka, topic):
 
 
 def test_offsets_of_a_group_with_live_members_cannot_be_committed_from_outside(broker, kafka, topic):
-    name, group = topic(), topic()
-    create_topic(broker.bootstrap, name)
+    name, group = created(broker.bootstrap, topic), topic()
     produce(broker.bootstrap, name, {0: [b"a"]})
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group, "auto.offset.reset": "earliest"})
     try:
@@ -177,16 +157,14 @@ def test_offsets_of_a_group_with_live_members_cannot_be_committed_from_outside(b
 
 
 def test_what_travels_is_the_configuration(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     with pickle.loads(pickle.dumps(kafka)) as copy:
         assert copy.config == kafka.config
         assert set(copy.topics([name])) == {name}
 
 
 def test_a_topic_made_again_has_another_id(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     first = kafka.topics([name])[name].topic_id
     delete_topic(broker.bootstrap, name)
     assert kafka.find_topics([name])[name] is None
@@ -196,17 +174,14 @@ def test_a_topic_made_again_has_another_id(broker, kafka, topic):
 
 def test_when_no_broker_answers_the_error_says_what_was_tried_and_why():
     config = ClientConfig(bootstrap="127.0.0.1:1", default_api_timeout_ms=1000)
-    with (
-        KafkaCluster(config) as kafka,
-        pytest.raises(DeadlineExceededError, match=r"looking up topics.*127\.0\.0\.1:1.*refused") as caught,
-    ):
+    tried = pytest.raises(DeadlineExceededError, match=r"looking up topics.*127\.0\.0\.1:1.*refused")
+    with KafkaCluster(config) as kafka, tried as caught:
         kafka.topics(["t"])
     assert isinstance(caught.value.__cause__, RetriableError)
 
 
 def test_a_forked_child_connects_again_and_leaves_its_parents_connections_alone(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     kafka.topics([name])
     (parents,) = [c for idle in kafka._pool._idle.values() for c in idle]
     child = os.fork()
@@ -223,20 +198,8 @@ def test_a_forked_child_connects_again_and_leaves_its_parents_connections_alone(
     kafka.topics([name])
 
 
-@pytest.fixture
-def three(cluster3):
-    if "HEADRACE_BOOTSTRAP" in os.environ:
-        pytest.skip("the brokers of an external cluster are not ours to kill")
-    yield cluster3
-    for node in cluster3.nodes:
-        if not cluster3.is_running(node):
-            cluster3.restart(node)
-    cluster3.wait_ready()
-
-
 def test_offsets_and_groups_survive_the_death_of_leaders(three: BrokerCluster, topic):
-    name, group = topic(), topic()
-    create_topic(three.bootstrap, name, partitions=6, replication=3)
+    name, group = created(three.bootstrap, topic, partitions=6, replication=3), topic()
     tps = [(name, number) for number in range(6)]
     produce(three.bootstrap, name, {number: [b"x"] * (number + 1) for number in range(6)})
     with KafkaCluster(ClientConfig(bootstrap=three.bootstrap)) as kafka:

@@ -14,7 +14,7 @@ from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.protocol import ProduceRequest
 from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordEncoder
-from headrace.testing.servers.kafka import create_topic
+from tests.helpers.kafka_tools import created
 
 pytestmark = pytest.mark.broker
 
@@ -47,12 +47,10 @@ def to_arrow(records: list[Record]) -> pa.RecordBatch:
     listed = [each and [{"key": key, "value": value} for key, value in each] for each in headers]
     return pa.RecordBatch.from_pydict(
         {
-            "key": pa.array(keys, pa.binary()),
-            "value": pa.array(values, pa.binary()),
-            "headers": pa.array(listed, HEADERS),
+            "key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary()), "headers": pa.array(listed, HEADERS),
             "timestamp": pa.array(times, pa.timestamp("ms", "UTC")),
         }
-    )
+    )  # fmt: skip
 
 
 def produce(kafka: KafkaCluster, topic: str, batch: EncodedBatch) -> int:
@@ -64,11 +62,9 @@ def produce_once(kafka: KafkaCluster, topic: str, batch: EncodedBatch) -> int:
     topic_class = ProduceRequest.TopicProduceData
     partition = topic_class.PartitionProduceData(index=batch.partition, records=batch.data)
     request = ProduceRequest(
-        transactional_id=None,
-        acks=-1,
-        timeout_ms=30_000,
+        transactional_id=None, acks=-1, timeout_ms=30_000,
         topic_data=[topic_class(name=topic, topic_id=kafka.topic_id(topic), partition_data=[partition])],
-    )
+    )  # fmt: skip
     response = kafka.call(kafka.leader(topic, batch.partition).broker, request)
     (answer,) = response.responses[0].partition_responses
     if answer.error_code:  # of a new topic, its leader may not know yet that it leads
@@ -99,8 +95,7 @@ def consume(bootstrap: str, topic: str) -> dict[int, list[Record]]:
 
 @pytest.mark.parametrize(("codec", "level"), [*((codec, None) for codec in Codec), (Codec.LZ4, 12), (Codec.ZSTD, -1)])
 def test_kafka_takes_the_batches_and_librdkafka_reads_them(broker, kafka, topic, codec, level):
-    name, records = topic(), some_records(4000)
-    create_topic(broker.bootstrap, name, partitions=PARTITIONS)
+    name, records = created(broker.bootstrap, topic, partitions=PARTITIONS), some_records(4000)
     kafka.topics([name])  # waits until the new topic is known
     plain = {"producer_id": -1, "producer_epoch": -1, "transactional": False}
     encoder = RecordEncoder(PARTITIONS, **plain, codec=codec, compression_level=level, max_batch_bytes=150_000)

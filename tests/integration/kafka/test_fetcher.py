@@ -1,6 +1,5 @@
 """Fetching from real brokers, which are killed, isolated, frozen and emptied meanwhile. Records are decoded by kafka-python."""
 
-import os
 import threading
 import time
 from collections import defaultdict
@@ -11,17 +10,17 @@ import pytest
 from kafka.record import MemoryRecords
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, TopicRecreatedError
 from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.topology import Broker
 from headrace.connectors.kafka.client.wire.connection import Connection
-from headrace.connectors.kafka.client.wire.protocol import DeleteRecordsRequest, FetchRequest
+from headrace.connectors.kafka.client.wire.protocol import FetchRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
 from headrace.enumerator.errors import DataLossError
 from headrace.testing.servers.kafka import BrokerCluster, create_topic, delete_topic
-from tests.helpers.kafka_tools import Proxy, produce, proxy_to
+from tests.helpers import kafka_rig as rig
+from tests.helpers.kafka_tools import Proxy, created, produce, proxy_to
 
 pytestmark = pytest.mark.broker
 
@@ -77,6 +76,13 @@ def values(partitions: int, count: int, size: int = 100) -> dict[int, list[bytes
     return {p: [b"%d-%d" % (p, n) + b"." * size for n in range(count)] for p in range(partitions)}
 
 
+def filled(cluster: BrokerCluster, topic: Callable[[], str], partitions: int, count: int, size: int = 100, **settings):
+    """A new topic and what is in it, by partition."""
+    name, written = created(cluster.bootstrap, topic, partitions=partitions), values(partitions, count, size)
+    produce(cluster.bootstrap, name, written, **settings)
+    return name, written
+
+
 def whole(kafka: KafkaCluster, topic: str) -> list[FetchFrom]:
     """All of a topic, from offset 0 to its present end."""
     found = kafka.topics([topic])[topic]
@@ -100,16 +106,12 @@ def kafka(broker):
 
 
 def test_every_record_once_and_in_order(broker, kafka, topic):
-    name, written = topic(), values(3, 5000)
-    create_topic(broker.bootstrap, name, partitions=3)
-    produce(broker.bootstrap, name, written)
+    name, written = filled(broker, topic, 3, 5000)
     assert read(kafka, whole(kafka, name)) == written
 
 
 def test_a_stop_in_the_middle_of_a_batch_is_reached_and_then_nothing_more_is_fetched(broker, kafka, topic):
-    name, written = topic(), values(1, 1000)
-    create_topic(broker.bootstrap, name)
-    produce(broker.bootstrap, name, written)
+    name, written = filled(broker, topic, 1, 1000)
     assert read(kafka, [FetchFrom(name, 0, 300, stop=777)]) == {0: written[0][300:777]}
 
 
@@ -123,22 +125,17 @@ def test_every_version_of_fetch(broker, kafka, topic, version, monkeypatch):
         return message
 
     monkeypatch.setattr(Fetcher, "_request", pinned)
-    name, written = topic(), values(2, 500)
-    create_topic(broker.bootstrap, name, partitions=2)
-    produce(broker.bootstrap, name, written)
+    name, written = filled(broker, topic, 2, 500)
     assert read(kafka, whole(kafka, name)) == written
 
 
 def test_compressed_batches_pass_unopened(broker, kafka, topic):
-    name, written = topic(), values(1, 300)
-    create_topic(broker.bootstrap, name)
-    produce(broker.bootstrap, name, written, **{"compression.type": "gzip"})
+    name, written = filled(broker, topic, 1, 300, **{"compression.type": "gzip"})
     assert read(kafka, whole(kafka, name)) == written
 
 
 def test_records_written_later_arrive(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name, partitions=2)
+    name = created(broker.bootstrap, topic, partitions=2)
     sources = [FetchFrom(name, 0, 0), FetchFrom(name, 1, 0)]
     with Fetcher(kafka, sources) as fetcher:
         reader = Reader(fetcher, sources)
@@ -166,9 +163,7 @@ class CountingCluster(KafkaCluster):
 
 
 def test_a_small_batch_over_many_partitions_is_one_request(broker, topic):
-    name, written = topic(), values(100, 1)
-    create_topic(broker.bootstrap, name, partitions=100)
-    produce(broker.bootstrap, name, written)
+    name, written = filled(broker, topic, 100, 1)
     with CountingCluster(config(broker, fetch_max_wait_ms=30_000)) as kafka:
         sources = whole(kafka, name)
         started = time.monotonic()
@@ -178,17 +173,13 @@ def test_a_small_batch_over_many_partitions_is_one_request(broker, topic):
 
 
 def test_batches_larger_than_every_limit_still_arrive(broker, topic):
-    name, written = topic(), values(3, 5, size=50_000)
-    create_topic(broker.bootstrap, name, partitions=3)
-    produce(broker.bootstrap, name, written)
+    name, written = filled(broker, topic, 3, 5, size=50_000)
     with KafkaCluster(config(broker, fetch_max_bytes=1000, max_partition_fetch_bytes=100)) as kafka:
         assert read(kafka, whole(kafka, name), budget_bytes=1000) == written
 
 
 def test_no_more_is_fetched_ahead_than_the_budget(broker, kafka, topic):
-    name, written = topic(), values(2, 8000, size=1000)
-    create_topic(broker.bootstrap, name, partitions=2)
-    produce(broker.bootstrap, name, written)
+    name, written = filled(broker, topic, 2, 8000, size=1000)
     sources, budget = whole(kafka, name), 4 << 20
     with Fetcher(kafka, sources, budget_bytes=budget) as fetcher:
         reader, ahead = Reader(fetcher, sources), 0
@@ -202,34 +193,24 @@ def test_no_more_is_fetched_ahead_than_the_budget(broker, kafka, topic):
 
 
 def test_fetching_continues_where_it_is_reported(broker, kafka, topic):
-    name, written = topic(), values(2, 100)
-    create_topic(broker.bootstrap, name, partitions=2)
-    produce(broker.bootstrap, name, written)
+    name, written = filled(broker, topic, 2, 100)
     with Fetcher(kafka, [FetchFrom(name, 0, 0), FetchFrom(name, 1, 0)]) as fetcher:
-        first = fetcher.poll(TIMEOUT_S)
-        assert isinstance(first, FetchedData)
+        assert isinstance(fetcher.poll(TIMEOUT_S), FetchedData)
         fetcher.finish(name, 1)
         again = FetchFrom(name, 0, 40, stop=60)
-        fetcher.assign(again)
-        reader = Reader(fetcher, [again])
-        assert reader.read_all() == {0: written[0][40:60]}
+        fetcher.assign([again])
+        assert Reader(fetcher, [again]).read_all() == {0: written[0][40:60]}
 
 
 def open_transaction(bootstrap: str, topic: str, count: int):
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": uuid4().hex})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    for number in range(count):
-        producer.produce(topic, b"t%d" % number, partition=0)
-    producer.flush(30)
-    return producer
+    writer = rig.transactional(bootstrap, uuid4().hex)
+    writer.producer.begin_transaction()
+    writer.write(topic, [{"value": b"t%d" % number} for number in range(count)])
+    return writer.producer
 
 
 def test_read_committed_stops_at_an_open_transaction_and_shows_what_was_aborted(broker, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     open_transaction(broker.bootstrap, name, 3).abort_transaction(30)
     produce(broker.bootstrap, name, {0: [b"plain"]})
     still_open = open_transaction(broker.bootstrap, name, 1)
@@ -254,14 +235,6 @@ def test_read_committed_stops_at_an_open_transaction_and_shows_what_was_aborted(
         assert records_of(item) == [(5, b"t0")]
 
 
-def delete_records(kafka: KafkaCluster, topic: str, before: int) -> None:
-    wanted = DeleteRecordsRequest.DeleteRecordsTopic
-    partition = wanted.DeleteRecordsPartition(partition_index=0, offset=before)
-    message = DeleteRecordsRequest(topics=[wanted(name=topic, partitions=[partition])], timeout_ms=30_000)
-    response = kafka.call(kafka.leader(topic, 0).broker, message)
-    assert response.topics[0].partitions[0].error_code == ErrorCode.NONE
-
-
 def fails(kafka: KafkaCluster, source: FetchFrom) -> FetchFailed:
     with Fetcher(kafka, [source]) as fetcher:
         item = fetcher.poll(TIMEOUT_S)
@@ -273,11 +246,9 @@ def fails(kafka: KafkaCluster, source: FetchFrom) -> FetchFailed:
 
 
 def test_deleted_records_are_data_loss_with_the_lost_range_and_others_continue(broker, kafka, topic):
-    name, written = topic(), values(2, 100)
-    create_topic(broker.bootstrap, name, partitions=2)
-    produce(broker.bootstrap, name, written)
+    name, written = filled(broker, topic, 2, 100)
     sources = whole(kafka, name)
-    delete_records(kafka, name, before=30)
+    rig.delete_records(broker.bootstrap, name, before=30)
     error = fails(kafka, sources[0]).error
     assert isinstance(error, OffsetOutOfRangeError)
     assert (error.wanted, error.earliest, error.latest) == (0, 30, 100)
@@ -289,8 +260,7 @@ def test_deleted_records_are_data_loss_with_the_lost_range_and_others_continue(b
 
 
 def test_an_offset_past_the_end_is_data_loss_too(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     produce(broker.bootstrap, name, values(1, 10))
     error = fails(kafka, FetchFrom(name, 0, 11)).error
     assert isinstance(error, OffsetOutOfRangeError)
@@ -298,8 +268,7 @@ def test_an_offset_past_the_end_is_data_loss_too(broker, kafka, topic):
 
 
 def test_the_end_itself_is_a_fine_offset(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     produce(broker.bootstrap, name, values(1, 10))
     with Fetcher(kafka, [FetchFrom(name, 0, 10)]) as fetcher:
         assert fetcher.poll(1) is None
@@ -311,8 +280,7 @@ def test_the_end_itself_is_a_fine_offset(broker, kafka, topic):
 
 
 def test_a_topic_made_again_is_data_loss_naming_both_ids(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     produce(broker.bootstrap, name, values(1, 10))
     (source,) = whole(kafka, name)
     delete_topic(broker.bootstrap, name)
@@ -325,8 +293,7 @@ def test_a_topic_made_again_is_data_loss_naming_both_ids(broker, kafka, topic):
 
 
 def test_a_topic_made_again_while_it_is_read_is_noticed(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     produce(broker.bootstrap, name, values(1, 10))
     source = FetchFrom(name, 0, 0)
     with Fetcher(kafka, [source]) as fetcher:
@@ -341,8 +308,7 @@ def test_a_topic_made_again_while_it_is_read_is_noticed(broker, kafka, topic):
 
 
 def test_a_deleted_topic_is_data_loss(broker, kafka, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     (source,) = whole(kafka, name)
     delete_topic(broker.bootstrap, name)
     error = fails(kafka, FetchFrom(name, 0, 0, topic_id=source.topic_id)).error
@@ -365,9 +331,7 @@ class ThroughProxy(KafkaCluster):
 @pytest.fixture
 def through_proxy(broker, topic):
     """A topic of 3 partitions, and a cluster whose fetches go through a proxy."""
-    name, written = topic(), values(3, 3000)
-    create_topic(broker.bootstrap, name, partitions=3)
-    produce(broker.bootstrap, name, written, **SMALL_BATCHES)
+    name, written = filled(broker, topic, 3, 3000, **SMALL_BATCHES)
     with KafkaCluster(config(broker)) as plain:
         sources = whole(plain, name)
     made = config(broker, request_timeout_ms=1000, fetch_max_bytes=50_000)
@@ -398,8 +362,7 @@ def test_a_connection_that_goes_silent_is_replaced(through_proxy):
 
 
 def test_closing_wakes_a_fetch_that_waits(broker, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     with CountingCluster(config(broker, fetch_max_wait_ms=60_000, request_timeout_ms=60_000)) as kafka:
         fetcher = Fetcher(kafka, [FetchFrom(name, 0, 0)])
         deadline = time.monotonic() + TIMEOUT_S
@@ -420,37 +383,22 @@ def test_a_bug_in_a_thread_is_raised_and_not_waited_for(broker, kafka, topic, me
         raise ZeroDivisionError
 
     monkeypatch.setattr(Fetcher, method, bug)
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     with Fetcher(kafka, [FetchFrom(name, 0, 0)]) as fetcher, pytest.raises(RuntimeError) as caught:
         fetcher.poll(TIMEOUT_S)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_connections_outlive_the_fetcher_and_are_used_again(broker, kafka, topic, monkeypatch):
-    name, written = topic(), values(1, 10)
-    create_topic(broker.bootstrap, name)
-    produce(broker.bootstrap, name, written)
+    name, written = filled(broker, topic, 1, 10)
     sources = whole(kafka, name)
     assert read(kafka, sources) == written
     monkeypatch.setattr("headrace.connectors.kafka.client.wire.pool.Connection", None)  # connecting again would fail
     assert read(kafka, sources) == written
 
 
-@pytest.fixture
-def three(cluster3):
-    if "HEADRACE_BOOTSTRAP" in os.environ:
-        pytest.skip("the brokers of an external cluster are not ours to kill")
-    yield cluster3
-    for node in cluster3.nodes:
-        if not cluster3.is_running(node):
-            cluster3.restart(node)
-    cluster3.wait_ready()
-
-
 def test_leaders_that_die_and_come_back_lose_and_repeat_nothing(three: BrokerCluster, topic):
-    name, written = topic(), values(6, 4000)
-    create_topic(three.bootstrap, name, partitions=6, replication=3)
+    name, written = created(three.bootstrap, topic, partitions=6, replication=3), values(6, 4000)
     produce(three.bootstrap, name, written, **SMALL_BATCHES)
     with KafkaCluster(config(three, fetch_max_bytes=20_000, request_timeout_ms=5000)) as kafka:
         sources = whole(kafka, name)
@@ -472,8 +420,7 @@ def test_leaders_that_die_and_come_back_lose_and_repeat_nothing(three: BrokerClu
 
 
 def test_a_broker_that_freezes_is_waited_for_or_replaced(three: BrokerCluster, topic):
-    name, written = topic(), values(3, 4000)
-    create_topic(three.bootstrap, name, partitions=3, replication=3)
+    name, written = created(three.bootstrap, topic, partitions=3, replication=3), values(3, 4000)
     produce(three.bootstrap, name, written, **SMALL_BATCHES)
     with KafkaCluster(config(three, fetch_max_bytes=20_000, request_timeout_ms=2000)) as kafka:
         sources = whole(kafka, name)

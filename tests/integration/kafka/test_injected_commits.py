@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from headrace.testing.servers.kafka import start_broker
+from tests.helpers.kafka_tools import set_config
 from tests.helpers.sink_rig import set_transaction_version
 from tests.soak.kill_soak import BAD, FROZEN, LISTED, TIMEOUT_MS, BareSoak, kill_at
 
@@ -67,18 +67,10 @@ def frozen_while_another_takes_over(soak):
 
 def refused_by_the_broker(soak):
     """The topic takes nothing for a while: one that is compacted refuses records without a key."""
-    admin = AdminClient({"bootstrap.servers": soak.bootstrap, "log_level": 0})
-
-    def set_policy(value, operation):
-        entry = ConfigEntry("cleanup.policy", value, incremental_operation=operation)
-        resource = ConfigResource(ResourceType.TOPIC, soak.settings["topic"], incremental_configs=[entry])
-        for future in admin.incremental_alter_configs([resource]).values():
-            future.result(30)
-
-    set_policy("compact", AlterConfigOpType.SET)
+    set_config(soak.bootstrap, "topic", soak.settings["topic"], cleanup__policy="compact")
     soak.start(None, 1, TASKS).wait(soak.job_seconds)
     assert soak.settings["bug"] or "INVALID_RECORD" in soak.tail()
-    set_policy(None, AlterConfigOpType.DELETE)
+    set_config(soak.bootstrap, "topic", soak.settings["topic"], cleanup__policy=None)
 
 
 # the bug, what happens to the job, and what the oracle counts then

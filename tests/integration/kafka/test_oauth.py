@@ -19,7 +19,7 @@ from headrace.kafka import KafkaSink, KafkaSource
 from headrace.runners.waiting import wait_until
 from headrace.testing.servers.kafka import create_topic, start_broker
 from headrace.testing.servers.kafka.containers import docker_answers
-from tests.soak.token_authority import TokenAuthority
+from tests.soak.token_authority import ENV_PROVIDER, TokenAuthority
 
 LIFETIME_S = 4.0
 SECRET = "hunter2-of-the-client"
@@ -35,12 +35,8 @@ def authority():
 def cluster(authority):
     if "HEADRACE_BOOTSTRAP" in os.environ or docker_answers():
         pytest.skip("a broker elsewhere cannot fetch the test's keys")
-    with start_broker(
-        security=("SASL_PLAINTEXT",),
-        users={"nobody": "x"},
-        config=authority.broker_config(),
-        jvm_options=authority.jvm_options(),
-    ) as cluster:
+    given = {"config": authority.broker_config(), "jvm_options": authority.jvm_options()}
+    with start_broker(security=("SASL_PLAINTEXT",), users={"nobody": "x"}, **given) as cluster:
         create_topic(cluster.bootstrap, "t")
         yield cluster
 
@@ -49,10 +45,7 @@ def cluster(authority):
 def properties(authority, monkeypatch):
     renewal.kept.start_afresh()
     monkeypatch.setenv("TOKEN_SECRET", SECRET)
-    return authority.properties('clientId="job" clientSecret="${env:TOKEN_SECRET}"') | {
-        "config.providers": "env",
-        "config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
-    }
+    return authority.properties('clientId="job" clientSecret="${env:TOKEN_SECRET}"') | ENV_PROVIDER
 
 
 def test_a_script_reads_and_writes_through_many_tokens_with_idle_connections_between(authority, cluster, properties, caplog):
@@ -95,10 +88,8 @@ def test_a_token_that_no_process_of_the_authority_has_signed_is_refused_at_once(
     head, body, signature = authority.issue().split(".")
     forged = tmp_path / "token"
     forged.write_text(".".join([head, body, signature[::-1]]))
-    given = authority.properties("") | {
-        "bootstrap.servers": cluster.listeners["SASL_PLAINTEXT"],
-        "sasl.oauthbearer.token.endpoint.url": forged.as_uri(),
-    }
+    given = authority.properties("") | {"bootstrap.servers": cluster.listeners["SASL_PLAINTEXT"]}
+    given["sasl.oauthbearer.token.endpoint.url"] = forged.as_uri()
     with KafkaCluster(ClientConfig.from_properties(given)) as kafka, pytest.raises(AuthenticationError) as caught:
         kafka.topics(["t"])
     assert signature[::-1] not in str(caught.value)

@@ -19,30 +19,24 @@ from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, is_retriable
-from headrace.testing.servers.kafka import BrokerCluster, create_topic, start_broker
+from headrace.testing.servers.kafka import BrokerCluster, start_broker
 from headrace.testing.servers.kafka.security import make_certificates
-from tests.helpers.kafka_tools import produce
+from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.broker
 
 USER, PASSWORD = "alice", "s;e'c r#et-hunter2"
 SESSION_MS = 3000
-MODULES = {
-    "PLAIN": "plain.PlainLoginModule",
-    "SCRAM-SHA-256": "scram.ScramLoginModule",
-    "SCRAM-SHA-512": "scram.ScramLoginModule",
-}
+MODULES = {"PLAIN": "plain.PlainLoginModule"}
+MODULES |= dict.fromkeys(("SCRAM-SHA-256", "SCRAM-SHA-512"), "scram.ScramLoginModule")
 
 
 @pytest.fixture(scope="module")
 def secured():
     if "HEADRACE_BOOTSTRAP" in os.environ:
         pytest.skip("an external cluster has its own listeners and users")
-    with start_broker(
-        security=("SSL", "SASL_PLAINTEXT", "SASL_SSL"),
-        users={USER: PASSWORD},
-        config={"connections.max.reauth.ms": str(SESSION_MS)},
-    ) as cluster:
+    config = {"connections.max.reauth.ms": str(SESSION_MS)}
+    with start_broker(security=("SSL", "SASL_PLAINTEXT", "SASL_SSL"), users={USER: PASSWORD}, config=config) as cluster:
         yield cluster
 
 
@@ -76,8 +70,7 @@ def connect(config: ClientConfig) -> Connection:
     [("SSL", "PLAIN")] + [(protocol, mechanism) for protocol in ("SASL_PLAINTEXT", "SASL_SSL") for mechanism in MODULES],
 )
 def test_reading_over_every_protocol_and_mechanism(secured, topic, protocol, mechanism):
-    name, written = topic(), [b"%d" % number * 200 for number in range(2000)]
-    create_topic(secured.bootstrap, name)
+    name, written = created(secured.bootstrap, topic), [b"%d" % number * 200 for number in range(2000)]
     produce(secured.bootstrap, name, {0: written})
     with KafkaCluster(client(secured, protocol, mechanism)) as kafka:
         end = kafka.list_offsets({(name, 0): Latest()})[name, 0].offset
@@ -98,10 +91,8 @@ def test_reading_over_every_protocol_and_mechanism(secured, topic, protocol, mec
 def test_a_wrong_password_is_refused_at_once_and_shown_to_no_process(secured, protocol, mechanism, caplog):
     caplog.set_level(logging.DEBUG)
     started = time.monotonic()
-    with (
-        KafkaCluster(client(secured, protocol, mechanism, password="wrong-hunter3")) as kafka,
-        pytest.raises(AuthenticationError) as caught,
-    ):
+    wrong = client(secured, protocol, mechanism, password="wrong-hunter3")
+    with KafkaCluster(wrong) as kafka, pytest.raises(AuthenticationError) as caught:
         kafka.topics(["t"])
     assert not is_retriable(caught.value)
     assert time.monotonic() - started < 5
@@ -122,9 +113,8 @@ def test_the_password_is_not_logged_even_at_debug(secured, mechanism, caplog):
 def test_a_mechanism_that_the_broker_has_not(secured):
     plain = client(secured, "SASL_SSL")
     assert plain.sasl is not None
-    odd = replace(
-        plain, sasl=replace(plain.sasl, mechanism="OAUTHBEARER", token_provider=type("T", (), {"token": lambda _: "x"})())
-    )
+    provider = type("T", (), {"token": lambda _: "x"})()
+    odd = replace(plain, sasl=replace(plain.sasl, mechanism="OAUTHBEARER", token_provider=provider))
     with pytest.raises(AuthenticationError, match=r"sasl\.mechanism"):
         connect(odd)
 
@@ -183,8 +173,7 @@ def test_sasl_at_a_port_that_expects_none(secured):
 
 
 def test_a_connection_is_replaced_before_its_sasl_session_ends(secured, topic):
-    name = topic()
-    create_topic(secured.bootstrap, name)
+    name = created(secured.bootstrap, topic)
     config = client(secured, "SASL_SSL", "SCRAM-SHA-256", fetch_max_wait_ms="100")
     connection = connect(config)
     assert connection.expires_at is not None

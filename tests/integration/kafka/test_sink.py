@@ -13,7 +13,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.base.commit import JobCommitter, StaleEpochError
+from headrace.connectors.base.commit import StaleEpochError
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError
 from headrace.connectors.kafka.client.fetch import fetch_there
@@ -22,20 +22,12 @@ from headrace.connectors.kafka.log_dump import dump
 from headrace.connectors.kafka.write import commit_log
 from headrace.connectors.kafka.write.transactions import TransactionProtocol, TransactionResult, Transactions
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
-from headrace.testing import COMMITTER_STEPS, DyingCommitter, Killed
+from headrace.testing import COMMITTER_STEPS
 from headrace.testing.servers.kafka import create_topic, delete_topic, start_broker
+from tests.helpers import sink_rig as rig
+from tests.helpers.kafka_tools import created
 from tests.helpers.python_path import python_path
-from tests.helpers.sink_rig import (
-    committer,
-    eventually,
-    kafka_sink,
-    ongoing,
-    prepared,
-    read_all,
-    rows,
-    set_transaction_version,
-    take_over,
-)
+from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, ongoing, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -48,7 +40,7 @@ def bootstrap(request):
     if os.environ.get("HEADRACE_BOOTSTRAP"):
         pytest.skip("it sets the cluster's transaction.version")
     with start_broker(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster:
-        set_transaction_version(cluster.bootstrap, int(request.param[1]))
+        rig.set_transaction_version(cluster.bootstrap, int(request.param[1]))
         yield cluster.bootstrap
 
 
@@ -58,9 +50,7 @@ ONCE = pytest.mark.parametrize("bootstrap", ["v2"], indirect=True)
 
 @pytest.fixture
 def out(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name, 3)
-    return name
+    return created(bootstrap, topic, 3)
 
 
 @pytest.fixture
@@ -78,17 +68,12 @@ def test_the_protocol_is_the_clusters(sink, request):
 def test_properties_bound_the_batches_in_the_log(sink, out):
     given = {"batch.size": "2000", "compression.type": "gzip", "compression.gzip.level": "9"}
     small = replace(sink, properties={**sink.properties, **given})
-    values = [f"{number:0>500}" for number in range(60)]
-    (handle,) = prepared(small, JOB, 0, values)
-    written = [
-        batch
-        for partition in range(3)
-        for batch in dump(small.cluster(), out, partition)
-        if batch.stored.producer_id == handle.producer.producer_id and not batch.stored.is_control
-    ]
-    assert sum(batch.stored.records for batch in written) == 60
-    assert {batch.stored.compression for batch in written} == {"gzip"}
-    assert max(batch.stored.records for batch in written) == 3  # of some 510 bytes each
+    (handle,) = prepared(small, JOB, 0, [f"{number:0>500}" for number in range(60)])
+    stored = [batch.stored for partition in range(3) for batch in dump(small.cluster(), out, partition)]
+    written = [batch for batch in stored if batch.producer_id == handle.producer.producer_id and not batch.is_control]
+    assert sum(batch.records for batch in written) == 60
+    assert {batch.compression for batch in written} == {"gzip"}
+    assert max(batch.records for batch in written) == 3  # of some 510 bytes each
 
 
 @ONCE
@@ -123,11 +108,7 @@ def test_epochs_follow_each_other(sink, out, bootstrap):
 @pytest.mark.parametrize("step", [step for step in COMMITTER_STEPS if step != "copy"])
 def test_a_driver_killed_anywhere_in_a_commit(sink, out, bootstrap, step, when):
     committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
-    handles = prepared(sink, JOB, 1, ["1a"], ["1b"])
-    dying = DyingCommitter(sink.committer(JOB), step, when)
-    with pytest.raises(Killed):
-        JobCommitter(JOB, dying).commit(1, handles)
-    assert dying.died
+    die_in_commit(sink, JOB, prepared(sink, JOB, 1, ["1a"], ["1b"]), step, when, epoch=1)
     # Spark replays the batch; its tasks write again unless it is recorded.
     again = () if sink.recorded_epochs()[JOB] == 1 else prepared(sink, JOB, 1, ["1a", "1b"], number=0)
     committer(sink, JOB).commit(1, again)
@@ -138,11 +119,9 @@ def test_a_driver_killed_anywhere_in_a_commit(sink, out, bootstrap, step, when):
 @pytest.mark.parametrize("lost", [[0], [1], [0, 1]], ids=["first", "second", "all"])
 def test_transactions_aborted_after_they_were_recorded_are_copied(sink, out, bootstrap, lost):
     handles = prepared(sink, JOB, 0, ["a", "b"], ["c", "d"])
-    dying = DyingCommitter(sink.committer(JOB), "record", "after")
-    with pytest.raises(Killed):
-        JobCommitter(JOB, dying).commit(0, handles)
+    die_in_commit(sink, JOB, handles)
     for index in lost:
-        take_over(sink, handles[index])
+        rig.take_over(sink, handles[index])
     committer(sink, JOB).commit(0, ())
     eventually(lambda: read_all(bootstrap, out), ["a", "b", "c", "d"])
     assert len(read_all(bootstrap, out, "read_uncommitted")) == 4 + 2 * len(lost)
@@ -153,12 +132,9 @@ def test_transactions_aborted_after_they_were_recorded_are_copied(sink, out, boo
 @pytest.mark.parametrize(("step", "nth"), [("copy", 1), ("record", 1), ("end", 2), ("clean_up", 1), ("record", 2)])
 def test_a_driver_killed_in_a_repair(sink, out, bootstrap, step, nth, when):
     handles = prepared(sink, JOB, 0, ["a", "b"])
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(0, handles)
-    take_over(sink, handles[0])
-    dying = DyingCommitter(sink.committer(JOB), step, when, nth)
-    with pytest.raises(Killed):
-        JobCommitter(JOB, dying).commit(0, ())
+    die_in_commit(sink, JOB, handles)
+    rig.take_over(sink, handles[0])
+    die_in_commit(sink, JOB, (), step, when, nth)
     committer(sink, JOB).recover()
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
     assert ongoing(sink, JOB) == []
@@ -167,9 +143,7 @@ def test_a_driver_killed_in_a_repair(sink, out, bootstrap, step, nth, when):
 def test_an_outage_longer_than_the_timeout_loses_nothing(bootstrap, out):
     sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=8000)
     handles = prepared(sink, JOB, 0, ["a"], ["b"])
-    dying = DyingCommitter(sink.committer(JOB), "end", "after")
-    with pytest.raises(Killed):
-        JobCommitter(JOB, dying).commit(0, handles)  # the first is committed, the second is left to its timeout
+    die_in_commit(sink, JOB, handles, "end")  # the first is committed, the second is left to its timeout
     eventually(lambda: ongoing(sink, JOB), [])
     assert read_all(bootstrap, out) == ["a"]
     committer(sink, JOB).commit(0, ())
@@ -188,9 +162,8 @@ def test_what_times_out_before_it_is_recorded_fails_the_epoch(bootstrap, out):
 
 def test_rows_that_retention_took_are_named(sink, out, bootstrap):
     handles = prepared(sink, JOB, 0, ["a"])
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(0, handles)
-    take_over(sink, handles[0])
+    die_in_commit(sink, JOB, handles)
+    rig.take_over(sink, handles[0])
     delete_topic(bootstrap, out)
     create_topic(bootstrap, out, 3)
     with pytest.raises(DataLossError, match=out):
@@ -277,13 +250,10 @@ def test_topics_partitions_keys_and_headers_are_the_rows_own(sink, bootstrap, to
     headers = pa.array([[{"key": "h", "value": b"1"}], None, []], HEADERS_TYPE)
     transaction.write(
         rows(
-            ["a", "b", "c"],
-            topic=pa.array([first, second, first]),
-            key=pa.array([b"k", None, b"k"]),
-            partition=pa.array([1, 0, None], pa.int32()),
-            headers=headers,
+            ["a", "b", "c"], topic=pa.array([first, second, first]), key=pa.array([b"k", None, b"k"]),
+            partition=pa.array([1, 0, None], pa.int32()), headers=headers,
         )
-    )
+    )  # fmt: skip
     committer(own, JOB).commit(0, (transaction.prepare(),))
     eventually(lambda: read_all(bootstrap, first), ["a", "c"])
     eventually(lambda: read_all(bootstrap, second), ["b"])

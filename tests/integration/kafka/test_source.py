@@ -9,56 +9,30 @@ import pytest
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest, Timestamp
 from headrace.testing.servers.kafka import add_partitions, create_topic
-from tests.helpers.kafka_rig import (
-    Reading,
-    by_partition,
-    commit,
-    end_of,
-    read_all,
-    transactional,
-    wait_for_end,
-    write,
-    write_records,
-)
+from tests.helpers import kafka_rig as rig
+from tests.helpers.kafka_rig import TEN, Reading, by_partition, commit, end_of, read_all, transactional, write, write_records
+from tests.helpers.kafka_tools import created
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
-TEN = [b"%d" % number for number in range(10)]
-
-
-@pytest.fixture
-def bootstrap(broker):
-    return broker.bootstrap
 
 
 @pytest.fixture
 def timed(bootstrap, topic):
     """Ten records in partition 0, at 1000 s, 1001 s, ...; partition 1 is empty."""
-    name = topic()
-    create_topic(bootstrap, name, partitions=2)
+    name = created(bootstrap, topic, partitions=2)
     write_records(bootstrap, name, [{"value": value, "timestamp": 1_000_000 + 1000 * n} for n, value in enumerate(TEN)])
     return name
 
 
 # --- start ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("start", "first"),
     [
-        (Earliest(), 0),
-        (At(0), 0),
-        (At(4), 4),
-        (At(9), 9),
-        (At(10), 10),
-        (Timestamp(0), 0),
-        (Timestamp(1_003_000), 3),
-        (Timestamp(1_003_001), 4),
-        (Timestamp(1_009_001), 10),
-        (Latest(), 10),
+        (Earliest(), 0), (At(0), 0), (At(4), 4), (At(9), 9), (At(10), 10), (Timestamp(0), 0), (Timestamp(1_003_000), 3),
+        (Timestamp(1_003_001), 4), (Timestamp(1_009_001), 10), (Latest(), 10),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_start_position_is_where_reading_starts(bootstrap, timed, start, first):
     source = KafkaSource(bootstrap, partitions={timed: [0]}, start=start, stop=Latest())
     assert read_all(source) == [(timed, 0, n, TEN[n]) for n in range(first, 10)]
@@ -92,10 +66,8 @@ def test_committed_offsets_with_a_fallback_where_there_are_none(bootstrap, timed
 def test_positions_by_partition(bootstrap, timed):
     write(bootstrap, timed, [b"x", b"y"], partition=1)
     start = {(timed, 0): Timestamp(1_008_000), (timed, 1): At(1)}
-    assert by_partition(read_all(KafkaSource(bootstrap, topics=[timed], start=start, stop=Latest()))) == {
-        (timed, 0): [8, 9],
-        (timed, 1): [1],
-    }
+    found = read_all(KafkaSource(bootstrap, topics=[timed], start=start, stop=Latest()))
+    assert by_partition(found) == {(timed, 0): [8, 9], (timed, 1): [1]}
 
 
 @pytest.mark.parametrize("what", ["start", "stop"])
@@ -115,21 +87,14 @@ def test_what_does_not_exist_is_refused_by_name(bootstrap, timed, topic):
 
 
 # --- stop -----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("stop", "end"),
     [
-        (Latest(), 10),
-        (At(0), 0),
-        (At(6), 6),
-        (At(10), 10),
-        (Timestamp(1_002_500), 3),
-        (Timestamp(0), 0),
+        (Latest(), 10), (At(0), 0), (At(6), 6), (At(10), 10), (Timestamp(1_002_500), 3), (Timestamp(0), 0),
         (Timestamp(2_000_000), 10),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_stop_is_where_reading_ends(bootstrap, timed, stop, end):
     source = KafkaSource(bootstrap, partitions={timed: [0]}, stop=stop)
     assert read_all(source) == [(timed, 0, n, TEN[n]) for n in range(end)]
@@ -158,18 +123,16 @@ def test_a_stop_before_the_start_is_nothing_to_read(bootstrap, timed):
 
 
 def test_empty_partitions_end_at_once(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name, partitions=5)
+    name = created(bootstrap, topic, partitions=5)
     write(bootstrap, name, [b"only"], partition=3)
     assert read_all(KafkaSource(bootstrap, topics=[name], stop=Latest()), parallelism=3) == [(name, 3, 0, b"only")]
 
 
 @pytest.mark.parametrize("is_committed", [True, False], ids=["commit marker", "abort marker"])
 def test_a_control_record_at_the_end(bootstrap, topic, is_committed):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     transactional(bootstrap, name).transaction(name, [b"a", b"b"], commit=is_committed)
-    wait_for_end(bootstrap, name, 3)
+    rig.wait_for_end(bootstrap, name, 3)
     expected = [(name, 0, 0, b"a"), (name, 0, 1, b"b")]
     with Reading(KafkaSource(bootstrap, topics=[name], stop=Latest())) as reading:
         assert reading.until_finished() == (expected if is_committed else [])
@@ -180,8 +143,6 @@ def test_a_control_record_at_the_end(bootstrap, topic, is_committed):
 
 
 # --- which partitions ---------------------------------------------------------------------------------------------------
-
-
 def test_a_pattern_is_matched_against_the_whole_name(bootstrap, topic):
     first, second, other = (f"{topic()}.{end}" for end in ("in", "in", "out"))
     for name in (first, second, other):
@@ -213,8 +174,6 @@ def test_an_internal_topic_is_read_by_name_only(bootstrap, timed, topic):
 
 
 # --- discovery ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_partition_added_while_reading_is_read_from_its_first_record(bootstrap, timed):
     with Reading(KafkaSource(bootstrap, topics=[timed], start=Latest())) as reading:
         add_partitions(bootstrap, timed, 3)
@@ -289,8 +248,6 @@ def test_without_an_interval_discovery_happens_at_restore_only(bootstrap, timed)
 
 
 # --- transactions -------------------------------------------------------------------------------------------------------
-
-
 def write_interleaved(bootstrap, name):
     """Committed, aborted, interleaved and plain; then one that stays open, and something plain behind it."""
     first, second, third = (transactional(bootstrap, f"{name}.{n}") for n in range(3))
@@ -305,8 +262,7 @@ def write_interleaved(bootstrap, name):
     write(bootstrap, name, [b"p0"])
     first.write(name, [{"value": b"x2"}])
     first.end(commit=True)
-    end = end_of(bootstrap, name, isolation="read_uncommitted")
-    wait_for_end(bootstrap, name, end)
+    rig.wait_for_end(bootstrap, name, end_of(bootstrap, name, isolation="read_uncommitted"))
     third.producer.begin_transaction()
     third.write(name, [{"value": b"open"}])
     write(bootstrap, name, [b"p1"])
@@ -314,8 +270,7 @@ def write_interleaved(bootstrap, name):
 
 
 def test_transactions_committed_aborted_interleaved_and_open(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     open_one = write_interleaved(bootstrap, name)
     uncommitted = KafkaSource(bootstrap, topics=[name], stop=Latest(), isolation_level="read_uncommitted")
     with Reading(uncommitted) as everything:
@@ -340,8 +295,7 @@ def test_transactions_committed_aborted_interleaved_and_open(bootstrap, topic):
 
 
 def test_an_aborted_open_transaction_lets_reading_continue(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     writer = transactional(bootstrap, name)
     writer.producer.begin_transaction()
     writer.write(name, [{"value": b"never"}])
@@ -353,11 +307,8 @@ def test_an_aborted_open_transaction_lets_reading_continue(bootstrap, topic):
 
 
 # --- what records hold ----------------------------------------------------------------------------------------------------
-
-
 def test_every_compression(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     codecs = ("none", "gzip", "snappy", "lz4", "zstd")
     values = [b"%s %d " % (codec.encode(), n) * 50 for codec in codecs for n in range(20)]
     for at, codec in enumerate(codecs):
@@ -366,8 +317,7 @@ def test_every_compression(bootstrap, topic):
 
 
 def test_keys_values_and_headers_that_are_null_empty_or_repeated(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
+    name = created(bootstrap, topic)
     headers = [("same", b"1"), ("same", b"2"), ("null", None), ("empty", b""), ("żółć", b"\xff")]
     records = [{"key": b"k", "value": b"v", "headers": headers}, {"key": None, "value": None}, {"key": b"", "value": b""}]
     write_records(bootstrap, name, records)
@@ -382,8 +332,7 @@ def test_keys_values_and_headers_that_are_null_empty_or_repeated(bootstrap, topi
 
 @pytest.mark.parametrize(("kind", "number"), [("CreateTime", 0), ("LogAppendTime", 1)])
 def test_timestamps_of_both_types(bootstrap, topic, kind, number):
-    name = topic()
-    create_topic(bootstrap, name, configs={"message.timestamp.type": kind})
+    name = created(bootstrap, topic, configs={"message.timestamp.type": kind})
     started_at = datetime.now(UTC) - timedelta(minutes=5)
     write_records(bootstrap, name, [{"value": b"v", "timestamp": 1_234_567}])
     (batch,) = KafkaSource(bootstrap, topics=[name], stop=Latest()).batches()

@@ -6,47 +6,17 @@ import logging
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.errors import GroupInUseError, OffsetOutOfRangeError, TopicRecreatedError
 from headrace.enumerator.errors import CorruptDataError, DataLossError
 from headrace.kafka import At, Committed, KafkaSource, Latest
 from headrace.testing.servers.kafka import create_topic, delete_topic
-from tests.helpers.kafka_rig import (
-    ONE_BATCH_PER_FETCH,
-    Reading,
-    by_partition,
-    committed,
-    consume,
-    delete_records,
-    end_of,
-    eventually,
-    member_of,
-    read_all,
-    transactional,
-    wait_for_end,
-    write,
-    write_batches,
-    write_records,
-)
+from tests.helpers import kafka_rig as rig
+from tests.helpers.kafka_rig import ONE_BATCH_PER_FETCH, TEN, Reading, committed, eventually, read_all, write, write_batches
+from tests.helpers.kafka_tools import created, set_config
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
-
-TEN = [b"%d" % number for number in range(10)]
-
-
-@pytest.fixture
-def bootstrap(broker):
-    return broker.bootstrap
-
-
-@pytest.fixture
-def ten(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name)
-    write(bootstrap, name, TEN)
-    return name
 
 
 def id_of(source, name):
@@ -54,12 +24,10 @@ def id_of(source, name):
 
 
 # --- restores -----------------------------------------------------------------------------------------------------------
-
-
 def write_puzzle(bootstrap, name):
     """Two partitions of small batches, markers, an aborted transaction, and an empty end."""
     create_topic(bootstrap, name, partitions=3)
-    writer = transactional(bootstrap, name)
+    writer = rig.transactional(bootstrap, name)
     write_batches(bootstrap, name, [[b"a0", b"a1"], [b"a2"]])
     writer.transaction(name, [b"a3", b"a4", b"a5"])
     writer.transaction(name, [b"gone"], commit=False)
@@ -67,7 +35,7 @@ def write_puzzle(bootstrap, name):
     write_batches(bootstrap, name, [[b"b0"], [b"b1", b"b2", b"b3"], [b"b4"]], partition=1)
     writer.transaction(name, [b"gone too"], 1, commit=False)
     for partition in (0, 1):
-        wait_for_end(bootstrap, name, end_of(bootstrap, name, partition, "read_uncommitted"), partition)
+        rig.wait_for_end(bootstrap, name, rig.end_of(bootstrap, name, partition, "read_uncommitted"), partition)
 
 
 @pytest.mark.parametrize("stop", [Latest(), None], ids=["bounded", "unbounded"])
@@ -76,7 +44,7 @@ def test_restored_at_every_cut_nothing_is_lost_or_read_twice(bootstrap, topic, s
     write_puzzle(bootstrap, name)
     wanted = sorted([b"a%d" % n for n in range(10)] + [b"b%d" % n for n in range(5)])
     source = KafkaSource(bootstrap, topics=[name], stop=stop, properties=ONE_BATCH_PER_FETCH, discovery_interval_s=None)
-    ends = {(name, partition): end_of(bootstrap, name, partition) for partition in range(3)}
+    ends = {(name, partition): rig.end_of(bootstrap, name, partition) for partition in range(3)}
     cuts: dict[tuple[int, ...], tuple[bytes, int]] = {}
     with Reading(source) as reading:
 
@@ -98,7 +66,7 @@ def test_restored_at_every_cut_nothing_is_lost_or_read_twice(bootstrap, topic, s
 
 
 def test_batches_continue_from_their_checkpoint(bootstrap, ten):
-    """The interface for people, all of it: iterate, checkpoint, restore; and again with the stop reached."""
+    """The interface for people, all of it: iterate, checkpoint, restore, where the stop is asked for again."""
     source = KafkaSource(bootstrap, topics=[ten], stop=Latest(), properties=ONE_BATCH_PER_FETCH)
     write(bootstrap, ten, [b"10"])
     with source.batches() as batches:
@@ -106,16 +74,16 @@ def test_batches_continue_from_their_checkpoint(bootstrap, ten):
         stored = batches.checkpoint()
         batches.checkpoint_completed()
         assert first.column("offset").to_pylist() == list(range(10))
-        write(bootstrap, ten, [b"behind the stop"])
+        write(bootstrap, ten, [b"behind the stop of then"])
+        assert [batch.column("offset").to_pylist() for batch in batches] == [[10]]
     with source.batches(stored) as restored:
-        assert [batch.column("offset").to_pylist() for batch in restored] == [[10]]
+        assert [batch.column("offset").to_pylist() for batch in restored] == [[10], [11]]
         at_end = restored.checkpoint()
     assert list(source.batches(at_end)) == []
 
 
 def test_a_lost_reader_is_taken_over_from_the_last_checkpoint(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name, partitions=4)
+    name = created(bootstrap, topic, partitions=4)
     for partition in range(4):
         write(bootstrap, name, [b"x", b"y"], partition)
     with Reading(KafkaSource(bootstrap, topics=[name], stop=Latest()), parallelism=2) as reading:
@@ -129,8 +97,6 @@ def test_a_lost_reader_is_taken_over_from_the_last_checkpoint(bootstrap, topic):
 
 
 # --- groups -------------------------------------------------------------------------------------------------------------
-
-
 def test_group_offsets_move_when_a_checkpoint_completes_and_never_otherwise(bootstrap, ten, topic):
     group, partition = topic(), (ten, 0)
     source = KafkaSource(bootstrap, topics=[ten], start=Committed(), group=group)
@@ -153,7 +119,7 @@ def test_group_offsets_move_when_a_checkpoint_completes_and_never_otherwise(boot
 
 def test_a_group_with_live_members_is_not_overwritten(bootstrap, ten, topic):
     group = topic()
-    with member_of(bootstrap, group, ten), Reading(KafkaSource(bootstrap, topics=[ten], group=group)) as reading:
+    with rig.member_of(bootstrap, group, ten), Reading(KafkaSource(bootstrap, topics=[ten], group=group)) as reading:
         reading.until_rows(10)
         with pytest.raises(GroupInUseError, match=group):
             reading.store()
@@ -161,14 +127,6 @@ def test_a_group_with_live_members_is_not_overwritten(bootstrap, ten, topic):
 
 
 # --- topics that go -----------------------------------------------------------------------------------------------------
-
-
-def recreate(bootstrap, name, values):
-    delete_topic(bootstrap, name)
-    create_topic(bootstrap, name)
-    write(bootstrap, name, values)
-
-
 @pytest.mark.parametrize("count", [0, 3, 10, 25], ids=["empty", "smaller", "same size", "larger"])
 def test_a_topic_recreated_while_stopped_is_reported_by_its_id(bootstrap, ten, count):
     source = KafkaSource(bootstrap, topics=[ten])
@@ -176,7 +134,7 @@ def test_a_topic_recreated_while_stopped_is_reported_by_its_id(bootstrap, ten, c
         reading.until_rows(10)
         stored = reading.store()
     old = id_of(source, ten)
-    recreate(bootstrap, ten, [b"new"] * count)
+    rig.recreate(bootstrap, ten, [b"new"] * count)
     new = id_of(source, ten)
     assert old != new
     with pytest.raises(DataLossError, match=rf"{ten}-0 \(topic id {old}, checkpoint at offset 10\): .* {new}"):
@@ -188,7 +146,7 @@ def test_where_loss_is_allowed_a_topic_recreated_is_read_from_its_first_record(b
     with Reading(source) as reading:
         reading.until_rows(10)
         stored = reading.store()
-    recreate(bootstrap, ten, [b"new %d" % n for n in range(12)])
+    rig.recreate(bootstrap, ten, [b"new %d" % n for n in range(12)])
     with caplog.at_level(logging.WARNING), Reading(source, stored) as restored:
         assert restored.until_rows(12) == [(ten, 0, n, b"new %d" % n) for n in range(12)]
         stored = restored.store()
@@ -205,7 +163,7 @@ def test_a_topic_recreated_while_reading_is_reported_by_its_id(bootstrap, ten, c
     with Reading(strict) as first, Reading(lax) as second:
         first.until_rows(10)
         second.until_rows(10)
-        recreate(bootstrap, ten, TEN)
+        rig.recreate(bootstrap, ten, TEN)
         with pytest.raises(TopicRecreatedError, match=str(old)) as raised:
             first.until(lambda: False)
         assert raised.value.found == str(id_of(strict, ten))
@@ -215,8 +173,7 @@ def test_a_topic_recreated_while_reading_is_reported_by_its_id(bootstrap, ten, c
 
 
 def test_a_topic_deleted_while_reading(bootstrap, ten, topic, caplog):
-    other = topic()
-    create_topic(bootstrap, other)
+    other = created(bootstrap, topic)
     strict = KafkaSource(bootstrap, topics=[ten, other], discovery_interval_s=None)
     lax = KafkaSource(bootstrap, topics=[ten, other], fail_on_data_loss=False, group=other)
     with Reading(strict) as first, Reading(lax) as second:
@@ -241,13 +198,11 @@ def test_a_topic_deleted_while_reading(bootstrap, ten, topic, caplog):
 
 
 # --- offsets that go ------------------------------------------------------------------------------------------------------
-
-
 def test_records_deleted_before_they_were_read(bootstrap, ten, caplog):
     strict = KafkaSource(bootstrap, topics=[ten], start=At(2))
     with Reading(strict) as reading:
         stored = reading.store()
-    delete_records(bootstrap, ten, 6)
+    rig.delete_records(bootstrap, ten, 6)
     with Reading(strict, stored) as restored, pytest.raises(OffsetOutOfRangeError) as raised:
         restored.until(lambda: False)
     error = raised.value
@@ -256,7 +211,7 @@ def test_records_deleted_before_they_were_read(bootstrap, ten, caplog):
     assert any("fail_on_data_loss" in note for note in error.__notes__)
     lax = KafkaSource(bootstrap, topics=[ten], fail_on_data_loss=False)
     with caplog.at_level(logging.WARNING), Reading(lax, stored) as going_on:
-        assert by_partition(going_on.until_rows(4)) == {(ten, 0): [6, 7, 8, 9]}
+        assert rig.by_partition(going_on.until_rows(4)) == {(ten, 0): [6, 7, 8, 9]}
     assert "continuing at offset 6" in caplog.text
 
 
@@ -264,7 +219,7 @@ def test_records_deleted_past_a_stop_end_the_partition(bootstrap, ten):
     source = KafkaSource(bootstrap, topics=[ten], stop=At(4), fail_on_data_loss=False)
     with Reading(source) as reading:
         stored = reading.store()
-    delete_records(bootstrap, ten, 6)
+    rig.delete_records(bootstrap, ten, 6)
     with Reading(source, stored) as restored:
         # What was fetched ahead in the first run is of no use to the second.
         assert restored.until_finished() == []
@@ -273,14 +228,14 @@ def test_records_deleted_past_a_stop_end_the_partition(bootstrap, ten):
 
 @pytest.mark.parametrize("wanted", [At(11), {"partition": At(11)}], ids=["one", "by partition"])
 def test_a_start_out_of_range_is_refused_or_moved(bootstrap, ten, wanted, caplog):
-    delete_records(bootstrap, ten, 3)
+    rig.delete_records(bootstrap, ten, 3)
     start = wanted if isinstance(wanted, At) else {(ten, 0): wanted["partition"]}
     with pytest.raises(DataLossError, match=f"{ten}-0: offset 11 is wanted, but only 3 to 10"):
         read_all(KafkaSource(bootstrap, topics=[ten], start=start, stop=Latest()))
     with pytest.raises(DataLossError, match=f"{ten}-0: offset 1 is wanted, but only 3 to 10"):
         read_all(KafkaSource(bootstrap, topics=[ten], start=At(1), stop=Latest()))
     lax = KafkaSource(bootstrap, topics=[ten], start=At(1), stop=Latest(), fail_on_data_loss=False)
-    assert by_partition(read_all(lax)) == {(ten, 0): list(range(3, 10))}
+    assert rig.by_partition(read_all(lax)) == {(ten, 0): list(range(3, 10))}
     assert "continuing at 3" in caplog.text
 
 
@@ -299,9 +254,8 @@ def test_a_position_beyond_the_end(bootstrap, ten, topic, caplog):
                 with pytest.raises(OffsetOutOfRangeError):
                     reader.poll(0.0)
             else:
-                eventually(
-                    lambda found=reader: found.poll(0.2) is None and "continuing at offset 10" in caplog.text, "no warning"
-                )
+                warned = "continuing at offset 10"
+                eventually(lambda r=reader, text=warned: r.poll(0.2) is None and text in caplog.text, "no warning")
                 write(bootstrap, ten, [b"new"])
                 batch = eventually(lambda found=reader: found.poll(0.2), "nothing came")
                 assert batch.records.column("offset").to_pylist() == [10]
@@ -312,8 +266,6 @@ def test_a_position_beyond_the_end(bootstrap, ten, topic, caplog):
 
 
 # --- gaps -----------------------------------------------------------------------------------------------------------------
-
-
 def compact(broker, name):
     """Write keys again and again into their own segments, and wait until the cleaner has left gaps."""
     tidy = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "60000", "delete.retention.ms": "0"}
@@ -322,28 +274,20 @@ def compact(broker, name):
     for turn in range(4):  # every batch is an hour later than the previous one, so it opens a new segment
         keys = [b"a", b"b"] if turn % 2 else [b"a", b"c", b"d"]
         records = [{"key": key, "value": b"%s%d" % (key, turn), "timestamp": 1_000_000 + turn * hour_ms} for key in keys]
-        write_records(broker.bootstrap, name, records)
-    writer = transactional(broker.bootstrap, name)
+        rig.write_records(broker.bootstrap, name, records)
+    writer = rig.transactional(broker.bootstrap, name)
     writer.producer.begin_transaction()
     writer.write(name, [{"key": b"e", "value": b"e", "timestamp": 1_000_000 + 5 * hour_ms}])
     writer.end(commit=True)
-    write_records(broker.bootstrap, name, [{"key": b"a", "value": b"last", "timestamp": 1_000_000 + 9 * hour_ms}])
-    return eventually(lambda: (rows := consume(broker.bootstrap, name)) and len(rows) <= 6 and rows, "never compacted")
+    rig.write_records(broker.bootstrap, name, [{"key": b"a", "value": b"last", "timestamp": 1_000_000 + 9 * hour_ms}])
+    return eventually(lambda: (rows := rig.consume(broker.bootstrap, name)) and len(rows) <= 6 and rows, "never compacted")
 
 
 @pytest.fixture
 def eager_cleaner(broker):
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-
-    def set_backoff(operation, value):
-        entry = ConfigEntry("log.cleaner.backoff.ms", value, incremental_operation=operation)
-        resource = ConfigResource("BROKER", str(broker.nodes[0]), incremental_configs=[entry])
-        for future in admin.incremental_alter_configs([resource]).values():
-            future.result(30)
-
-    set_backoff(AlterConfigOpType.SET, "100")
+    set_config(broker.bootstrap, "broker", str(broker.nodes[0]), log__cleaner__backoff__ms="100")
     yield
-    set_backoff(AlterConfigOpType.DELETE, "")
+    set_config(broker.bootstrap, "broker", str(broker.nodes[0]), log__cleaner__backoff__ms=None)
 
 
 def test_gaps_that_compaction_leaves_are_no_loss(broker, topic, eager_cleaner):
@@ -352,9 +296,8 @@ def test_gaps_that_compaction_leaves_are_no_loss(broker, topic, eager_cleaner):
     offsets = [offset for offset, _ in rows]
     assert offsets != list(range(offsets[0], offsets[0] + len(offsets))), "there are gaps"
     for isolation in ("read_committed", "read_uncommitted"):
-        source = KafkaSource(
-            broker.bootstrap, topics=[name], stop=Latest(), isolation_level=isolation, properties=ONE_BATCH_PER_FETCH
-        )
+        given = {"isolation_level": isolation, "properties": ONE_BATCH_PER_FETCH}
+        source = KafkaSource(broker.bootstrap, topics=[name], stop=Latest(), **given)
         cuts = {}
         with Reading(source) as reading:
             reading.until(lambda run=reading, cuts=cuts: cuts.update({len(run.rows): run.store()}) or run.run.finished)
@@ -370,11 +313,8 @@ def test_gaps_that_compaction_leaves_are_no_loss(broker, topic, eager_cleaner):
 
 
 # --- size -----------------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_fetched_ahead_stays_within_the_budget(bootstrap, topic):
-    name, budget = topic(), 2 << 20
-    create_topic(bootstrap, name, partitions=2)
+    name, budget = created(bootstrap, topic, partitions=2), 2 << 20
     values = [bytes(64_000)] * 200
     for partition in (0, 1):
         write(bootstrap, name, values, partition, **{"batch.size": 200_000})
@@ -398,8 +338,7 @@ def test_what_is_fetched_ahead_stays_within_the_budget(bootstrap, topic):
 
 
 def test_records_larger_than_every_limit(bootstrap, topic):
-    name = topic()
-    create_topic(bootstrap, name, configs={"max.message.bytes": "20000000"})
+    name = created(bootstrap, topic, configs={"max.message.bytes": "20000000"})
     values = [b"small", bytes(3 << 20), b"small too", bytes(12 << 20), b"last"]
     for value in values:
         write(bootstrap, name, [value], **{"message.max.bytes": 20_000_000})
@@ -411,15 +350,12 @@ def test_records_larger_than_every_limit(bootstrap, topic):
 
 
 # --- brokers that die ---------------------------------------------------------------------------------------------------
-
-
 def leader_of(source, name):
     return shared_cluster(source.config).topics([name])[name].partitions[0].leader
 
 
 def test_the_leader_is_killed_while_reading(cluster3, topic):
-    name = topic()
-    create_topic(cluster3.bootstrap, name, replication=3, configs={"min.insync.replicas": "2"})
+    name = created(cluster3.bootstrap, topic, replication=3, configs={"min.insync.replicas": "2"})
     batches = [[b"%d.%d" % (n, m) for m in range(10)] for n in range(60)]
     write_batches(cluster3.bootstrap, name, batches[:30], acks="all")
     source = KafkaSource(cluster3.bootstrap, topics=[name], properties=ONE_BATCH_PER_FETCH, fetch_budget_bytes=1 << 20)
@@ -458,8 +394,7 @@ def test_the_only_broker_is_restarted_while_reading(broker, ten):
 
 
 def test_corrupt_bytes_on_the_brokers_disk(broker, topic):
-    name = topic()
-    create_topic(broker.bootstrap, name)
+    name = created(broker.bootstrap, topic)
     write_batches(broker.bootstrap, name, [[b"good"] * 3, [b"flipped"] * 3, [b"behind"] * 3])
     directory = getattr(broker._nodes[1], "_directory", None)
     segment = directory and Path(directory) / "data" / f"{name}-0" / f"{0:020}.log"
@@ -467,8 +402,7 @@ def test_corrupt_bytes_on_the_brokers_disk(broker, topic):
         pytest.skip("the broker's disk is not at hand")
     broker.stop(1)
     data = bytearray(segment.read_bytes())
-    at = data.index(b"flipped")
-    data[at] ^= 0x01
+    data[data.index(b"flipped")] ^= 0x01
     segment.write_bytes(data)
     broker.restart(1)
     source = KafkaSource(broker.bootstrap, topics=[name])

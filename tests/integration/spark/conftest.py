@@ -43,7 +43,6 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def topics(broker: BrokerCluster, topic: Callable[[], str]) -> Topics:
-    """Topics of this test."""
     from tests.helpers.spark_tools import Topics
 
     return Topics(broker, iter(topic, None))
@@ -57,3 +56,9 @@ def query(spark: SparkSession, tmp_path: Path) -> Iterator[Query]:
     started = Query(spark, tmp_path / "checkpoint")
     yield started
     started.stop()
+
+
+@pytest.fixture
+def numbers(topics: Topics) -> str:
+    """A topic of 0 to 99."""
+    return topics.numbered(2, 50)

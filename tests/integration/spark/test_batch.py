@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.errors import AnalysisException
 
-from tests.helpers.spark_tools import Topics
+from tests.helpers.spark_tools import Topics, numbers
 
 LONG_AGO = 1_600_000_000_000
 
@@ -26,17 +26,10 @@ def values(frame):
     return sorted((row["value"].decode() for row in frame.select("value").collect()), key=lambda text: (len(text), text))
 
 
-def numbers(*spans):
-    return [str(number) for span in spans for number in span]
-
-
 @pytest.fixture
 def filled(topics):
     """Three partitions with 0-9, 10-19, 20-29."""
-    topic = topics.create(3)
-    for partition in range(3):
-        topics.send(topic, range(partition * 10, partition * 10 + 10), partition)
-    return topic
+    return topics.numbered(3, 10)
 
 
 def test_default_starting_and_ending_offsets(read, filled):
@@ -133,8 +126,7 @@ class TestTimestamps:
         assert values(read(timed, startingOffsetsByTimestamp=start)) == numbers(range(3, 5), range(14, 15))
 
     def test_timestamps_win_over_offsets(self, read, timed):
-        frame = read(timed, startingTimestamp=LONG_AGO + 4000, startingOffsets="earliest")
-        assert values(frame) == ["4", "14"]
+        assert values(read(timed, startingTimestamp=LONG_AGO + 4000, startingOffsets="earliest")) == ["4", "14"]
 
     def test_no_match_is_an_error(self, read, timed):
         with pytest.raises(AnalysisException, match="no offset matches"):
@@ -191,8 +183,7 @@ class TestColumns:
         assert values(frame) == numbers(range(30))
 
     def test_headers_need_no_option_then(self, read, topics):
-        topic = topics.create()
-        topics.send(topic, [1], headers=[("a", b"b")])
+        topic = topics.holding([1], headers=[("a", b"b")])
         (row,) = read(topic, schema="headers array<struct<key:string,value:binary>>").collect()
         assert row["headers"][0]["value"] == b"b"
 
@@ -236,18 +227,15 @@ class TestFilters:
             ("partition = 1", lambda partition, offset: partition == 1),
             ("partition <> 1", lambda partition, offset: partition != 1),
             ("partition in (0, 5)", lambda partition, offset: partition == 0),
-            ("topic like 'test%'", lambda partition, offset: True),
-            ("topic = 'another'", lambda partition, offset: False),
+            ("topic like 'test%'", lambda partition, offset: True), ("topic = 'another'", lambda partition, offset: False),
             ("offset >= 2 and offset < 4", lambda partition, offset: 2 <= offset < 4),
-            ("offset = 3", lambda partition, offset: offset == 3),
-            ("offset > 100", lambda partition, offset: False),
-            ("offset < -1", lambda partition, offset: False),
-            ("offset in (1, 4)", lambda partition, offset: offset in (1, 4)),
+            ("offset = 3", lambda partition, offset: offset == 3), ("offset > 100", lambda partition, offset: False),
+            ("offset < -1", lambda partition, offset: False), ("offset in (1, 4)", lambda partition, offset: offset in (1, 4)),
             ("offset <> 2", lambda partition, offset: offset != 2),
             ("value = cast('3' as binary)", lambda partition, offset: (partition, offset) == (0, 3)),
             ("partition = 0 or offset = 1", lambda partition, offset: partition == 0 or offset == 1),
         ],
-    )
+    )  # fmt: skip
     def test_by_place(self, read, timed, condition, holds):
         frame = read(timed).where(condition)
         assert values(frame) == [str(p * 10 + o) for p in range(2) for o in range(6) if holds(p, o)]

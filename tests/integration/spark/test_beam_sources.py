@@ -70,8 +70,7 @@ NUMBER = pa.schema([("number", pa.int64())])
 def test_what_beam_reads_is_a_frame(spark, tmp_path, make, schema, rows):
     frame = read_source(spark, BeamSource(make(tmp_path / "data"), schema, bundle_bytes=BUNDLE_BYTES))
     assert frame.rdd.getNumPartitions() > 2
-    found = [row.asDict() for row in frame.collect()]
-    assert sorted(found, key=rows.index) == rows
+    assert sorted([row.asDict() for row in frame.collect()], key=rows.index) == rows
 
 
 def test_a_killed_worker_neither_loses_nor_repeats(spark, tmp_path):

@@ -13,9 +13,7 @@ CLIENT = ROOT / "tests" / "helpers" / "connect_client.py"
 
 
 def test_reads_over_spark_connect(topics, tmp_path):
-    topic = topics.create(2)
-    for partition in range(2):
-        topics.send(topic, range(partition * 5, partition * 5 + 5), partition)
+    topic = topics.numbered(2, 5)
     command = [sys.executable, str(CLIENT), json.dumps(topics.options(topic)), str(tmp_path)]
     # The server does not run where its client does, and an editable install's `pyspark_headrace` is seen on the path only.
     # With SPARK_TESTING it takes a free port; else it insists on 15002, which another one may hold.

@@ -1,36 +1,22 @@
 """Records that are gone, with failOnDataLoss on and off (KafkaDontFailOnDataLossSuite)."""
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from headrace.runners.spark.supervision.core import Ending
 from headrace.runners.spark.supervision.exit_causes import end_by
-
-
-def numbers(*spans):
-    return [str(number) for span in spans for number in span]
-
-
-def drop_before(topics, topic, offset):
-    """Delete a partition's records below an offset, as retention does; returns once the log starts there."""
-    admin = AdminClient({"bootstrap.servers": topics.bootstrap})
-    place = TopicPartition(topic, 0, offset)
-    admin.delete_records([place])[place].result(30)
-    start = admin.list_offsets({TopicPartition(topic, 0): OffsetSpec.earliest()})
-    assert next(iter(start.values())).result(30).offset == offset
+from tests.helpers.kafka_rig import delete_records
+from tests.helpers.spark_tools import numbers
 
 
 class TestStreaming:
     @pytest.fixture
     def aged(self, query, topics):
         """A query that has read 0-4 and was stopped; then 5-14 came, and 0-9 are gone."""
-        topic = topics.create()
-        topics.send(topic, range(5))
+        topic = topics.holding(range(5))
         query.run_available(topics.options(topic, startingOffsets="earliest"))
         topics.send(topic, range(5, 15))
-        drop_before(topics, topic, 10)
+        delete_records(topics.bootstrap, topic, 10)
         return topic
 
     def test_the_query_fails_and_names_the_lost_range(self, query, topics, aged):
@@ -44,8 +30,7 @@ class TestStreaming:
         assert query.values == numbers(range(5), range(10, 15))
 
     def test_a_deleted_topic_fails_the_query(self, query, topics):
-        topic = topics.create()
-        topics.send(topic, range(5))
+        topic = topics.holding(range(5))
         query.run_available(topics.options(topic, startingOffsets="earliest"))
         topics.delete(topic)
         with pytest.raises(StreamingQueryException, match="partitions are gone") as failed:
@@ -53,16 +38,14 @@ class TestStreaming:
         assert end_by(failed.value).ending is Ending.DATA_LOSS
 
     def test_a_topic_that_was_created_again_fails_the_query_though_it_has_as_many_records(self, query, topics):
-        topic = topics.create()
-        topics.send(topic, range(5))
+        topic = topics.holding(range(5))
         query.run_available(topics.options(topic, startingOffsets="earliest"))
         self.create_again(topics, topic)
         with pytest.raises(StreamingQueryException, match="deleted and created again"):
             query.run_available(topics.options(topic))
 
     def test_or_is_read_from_its_first_record(self, query, topics):
-        topic = topics.create()
-        topics.send(topic, range(5))
+        topic = topics.holding(range(5))
         query.run_available(topics.options(topic, startingOffsets="earliest"))
         self.create_again(topics, topic)
         query.run_available(topics.options(topic, failOnDataLoss="false"))
@@ -114,9 +97,8 @@ class TestStreaming:
 class TestBatch:
     @pytest.fixture
     def aged(self, topics):
-        topic = topics.create()
-        topics.send(topic, range(15))
-        drop_before(topics, topic, 10)
+        topic = topics.holding(range(15))
+        delete_records(topics.bootstrap, topic, 10)
         return topic
 
     def read(self, spark, topics, topic, **options):

@@ -34,11 +34,9 @@ def test_a_query_continues_and_batch_writes_are_repeated(spark, tmp_path):
     assert DeltaTable(str(table)).metadata().partition_columns == ["part"]
     for number in (0, 0, 1):
         write(
-            spark.range(100 + number, 101 + number).selectExpr("id", "'0' AS part"),
-            table,
-            txnAppId="app",
+            spark.range(100 + number, 101 + number).selectExpr("id", "'0' AS part"), table, txnAppId="app",
             txnVersion=str(number),
-        )
+        )  # fmt: skip
     assert ids_in(table) == [*range(20), 100, 101]
     files = delta_paths(str(table))
 

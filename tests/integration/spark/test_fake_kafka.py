@@ -91,11 +91,8 @@ def test_both_connectors_read_the_same_from_it(spark, kafka):
 def test_the_java_producer_commits_and_aborts_transactions(spark, kafka, java_producer):
     producer = java_producer(transactional_id="java")
     producer.initTransactions()
-    for value, end in (
-        ("kept", producer.commitTransaction),
-        ("dropped", producer.abortTransaction),
-        ("kept too", producer.commitTransaction),
-    ):
+    commit, abort = producer.commitTransaction, producer.abortTransaction
+    for value, end in (("kept", commit), ("dropped", abort), ("kept too", commit)):
         producer.beginTransaction()
         producer.send(java_record(spark, "out", value)).get()
         end()
@@ -169,15 +166,10 @@ def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_con
     symbols = {"type": "enum", "name": "E", "symbols": ["x", "y"]}
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
     kinds = {
-        "number": "long",
-        "symbol": symbols,
-        "at": {"type": "long", "logicalType": "timestamp-millis"},
-        "day": {"type": "int", "logicalType": "date"},
-        "price": decimal,
-        "raw": {"type": "fixed", "name": "F", "size": 2},
-        "many": {"type": "array", "items": ["null", "string"]},
-        "named": {"type": "map", "values": "double"},
-    }
+        "number": "long", "symbol": symbols, "at": {"type": "long", "logicalType": "timestamp-millis"},
+        "day": {"type": "int", "logicalType": "date"}, "price": decimal, "raw": {"type": "fixed", "name": "F", "size": 2},
+        "many": {"type": "array", "items": ["null", "string"]}, "named": {"type": "map", "values": "double"},
+    }  # fmt: skip
     schema = {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in kinds.items()]}
     later = {**schema, "fields": [*schema["fields"], {"name": "more", "type": "string", "default": "?"}]}
     value = b"\2" + b"\2" + b"\xd0\x0f" + b"\4" + b"\4\x04\xd2" + b"ab" + b"\4\2\2z\0\0" + b"\2\2k" + b"\0" * 8 + b"\0"
@@ -206,6 +198,43 @@ def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_con
         kafka.append("in", b"\0\0\0\0\2" + value + b"\2m")
         query.run_available(options)
         assert [row.value.more for row in query.rows if row.value is not None and "more" in row.value] == ["m"]
+
+
+TIMES = [
+    "2020-07-01T12:00:00",
+    "2020-07-01",
+    "2020-07-01 12:00",
+    "2020-07-01T12:00:00Z",
+    "2020-07-01T12:00:00.1234567",
+    "2020-07-01T12:00:00.123456789-05:00",
+    "1969-12-31T23:59:59.9999999Z",
+    "2026-03-08T02:30:00",
+    "2026-11-01T01:30:00",
+    "1850-01-01T00:00:00",
+    "2020-07-01T25:00:00",
+]
+
+
+def test_json_times_are_those_of_from_json_in_the_sessions_zone(spark, kafka, query):
+    kafka.append("in", *(b'{"t": "%s"}' % text.encode() for text in TIMES), partition=0)
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "startingOffsets": "earliest"}
+    typed = {**options, "valueFormat": "json", "onBadRecord": "keep"}
+    was = spark.conf.get("spark.sql.session.timeZone")
+    theirs = spark.read.format("headrace").options(**options).load()
+    ours = spark.read.format("headrace").options(**typed).schema("value struct<t timestamp>, offset bigint").load()
+    try:
+        for zone in ("America/New_York", "+05:30", "UTC"):
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            wanted = theirs.selectExpr("offset", "unix_micros(from_json(string(value), 't timestamp').t) AS t").collect()
+            found = ours.selectExpr("offset", "unix_micros(value.t) AS t").collect()
+            assert sorted(found) == sorted(wanted), zone
+            assert sum(row.t is None for row in found) == 1
+        spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+        stream = spark.readStream.format("headrace").options(**typed).schema("value struct<t timestamp>").load()
+        query.start_frame(stream, availableNow=True).awaitTermination()
+        assert query.rows[0].value.t.timestamp() == 1593572400
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", was)
 
 
 def test_a_registrys_secret_by_reference_is_in_no_plan_no_checkpoint_and_no_error_of_spark(spark, kafka, query, tmp_path):

@@ -10,25 +10,13 @@ from tests.helpers.file_rig import job_committer, left_over, prepared, published
 from tests.helpers.sink_drivers import finish_driver, kill_driver
 
 COLUMNS = {
-    "flag": "true",
-    "byte": "-128Y",
-    "short": "32767S",
-    "integer": "-2147483648",
-    "long": "9223372036854775807L",
-    "float": "CAST(0.1 AS FLOAT)",
-    "double": "1e300D",
-    "nan": "CAST('NaN' AS DOUBLE)",
-    "decimal": "CAST('12345678901234567890.000000000000000001' AS DECIMAL(38, 18))",
-    "string": "'é\"\\n\\u2028'",
-    "binary": "X'00FF'",
-    "date": "DATE'9999-12-31'",
-    "timestamp": "TIMESTAMP'2024-02-29 23:59:59.123456 America/New_York'",
-    "timestamp_ntz": "TIMESTAMP_NTZ'2024-02-29 23:59:59.123456'",
-    "interval": "INTERVAL '-1 02:03:04.000005' DAY TO SECOND",
-    "array": "array(1, null, 3)",
-    "struct": "named_struct('a', 1, 'b', array('x'))",
-    "map": "map('k', 1, 'l', null)",
-}
+    "flag": "true", "byte": "-128Y", "short": "32767S", "integer": "-2147483648", "long": "9223372036854775807L",
+    "float": "CAST(0.1 AS FLOAT)", "double": "1e300D", "nan": "CAST('NaN' AS DOUBLE)",
+    "decimal": "CAST('12345678901234567890.000000000000000001' AS DECIMAL(38, 18))", "string": "'é\"\\n\\u2028'",
+    "binary": "X'00FF'", "date": "DATE'9999-12-31'", "timestamp": "TIMESTAMP'2024-02-29 23:59:59.123456 America/New_York'",
+    "timestamp_ntz": "TIMESTAMP_NTZ'2024-02-29 23:59:59.123456'", "interval": "INTERVAL '-1 02:03:04.000005' DAY TO SECOND",
+    "array": "array(1, null, 3)", "struct": "named_struct('a', 1, 'b', array('x'))", "map": "map('k', 1, 'l', null)",
+}  # fmt: skip
 NESTED = {"array", "struct", "map"}
 
 
@@ -99,15 +87,6 @@ class TestBatch:
             spark.read.format("headrace").option("connector", "files").load(str(tmp_path))
 
 
-@pytest.fixture
-def numbers(topics):
-    """A topic of 0 to 99."""
-    topic = topics.create(2)
-    for partition in range(2):
-        topics.send(topic, range(partition * 50, partition * 50 + 50), partition)
-    return topic
-
-
 ID = "CAST(CAST(value AS STRING) AS BIGINT) AS id"
 
 
@@ -129,11 +108,8 @@ def test_a_topic_is_copied_and_the_query_continues(spark, topics, numbers, tmp_p
 @pytest.mark.long
 def test_a_driver_killed_after_its_list_was_durable(spark, topics, numbers, tmp_path):
     sink = FileSink(str(tmp_path / "out"))
-    arguments = {
-        "read": topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=50),
-        "select": [ID],
-        "write": {"connector": "files", "path": sink.path},
-    }
+    read = topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=50)
+    arguments = {"read": read, "select": [ID], "write": {"connector": "files", "path": sink.path}}
     kill_driver(tmp_path, arguments, "headrace.connectors.files.sink", "FileCommitter", "record", "after", 1)
     assert published(sink) == []
     assert sink.recorded_epochs()

@@ -26,11 +26,8 @@ def registry():
 
 
 def typed(registry):
-    return {
-        "valueFormat": "avro",
-        "schemaRegistryUrl": registry.url,
-        "schema.registry.basic.auth.user.info": f"me:{REGISTRY_PASSWORD}",
-    }
+    given = {"valueFormat": "avro", "schemaRegistryUrl": registry.url}
+    return {**given, "schema.registry.basic.auth.user.info": f"me:{REGISTRY_PASSWORD}"}
 
 
 def as_options(properties):
@@ -53,14 +50,11 @@ def test_no_secret_is_in_plans_logs_the_event_log_the_checkpoint_and_errors(regi
     with FakeKafka(users={USER: PASSWORD}) as kafka:
         for topic in ("in", "out", "letters"):
             kafka.create_topic(topic, partitions=1)
-        number = registry.register("in-value", SCHEMA)
-        kafka.append("in", b"\0" + number.to_bytes(4, "big") + b"\2", b"bad")
+        kafka.append("in", b"\0" + registry.register("in-value", SCHEMA).to_bytes(4, "big") + b"\2", b"bad")
         settings = {
             "kafka": {**as_options(login(PASSWORD)), "kafka.bootstrap.servers": kafka.bootstrap},
-            "wrong": as_options(login(f"{PASSWORD}-of-before")),
-            "typed": typed(registry),
-            "folder": str(tmp_path),
-        }
+            "wrong": as_options(login(f"{PASSWORD}-of-before")), "typed": typed(registry), "folder": str(tmp_path),
+        }  # fmt: skip
         job = ROOT / "tests" / "helpers" / "spark_secret_job.py"
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path()}
         with (tmp_path / "log").open("wb") as log:

@@ -35,10 +35,7 @@ def written(topics):
 
 @pytest.fixture
 def filled(topics):
-    topic = topics.create(2)
-    for partition in range(2):
-        topics.send(topic, range(partition * 50, partition * 50 + 50), partition)
-    return topic
+    return topics.numbered(2, 50)
 
 
 def first_record(bootstrap, topic):
@@ -66,9 +63,8 @@ class TestBatch:
         other = topics.create()
         options = {name: value for name, value in written.items() if name != "topic"}
         rows = [(written["topic"], "a"), (other, "b")]
-        spark.createDataFrame(rows, "topic string, value string").write.format("headrace").options(**options).mode(
-            "append"
-        ).save()
+        frame = spark.createDataFrame(rows, "topic string, value string")
+        frame.write.format("headrace").options(**options).mode("append").save()
         assert read_all(topics.bootstrap, written["topic"]) == ["a"]
         assert read_all(topics.bootstrap, other) == ["b"]
 
@@ -115,9 +111,8 @@ class TestBatch:
 
 class TestStream:
     def copy(self, spark, topics, source, written, checkpoint, **more):
-        frame = spark.readStream.format("headrace").options(
-            **topics.options(source, startingOffsets="earliest", maxOffsetsPerTrigger=30)
-        )
+        options = topics.options(source, startingOffsets="earliest", maxOffsetsPerTrigger=30)
+        frame = spark.readStream.format("headrace").options(**options)
         writer = frame.load().select("key", "value").writeStream.format("headrace").options(**written, **more)
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
@@ -132,9 +127,8 @@ class TestStream:
         second = {**written, "topic": topics.create(2)}
         queries = []
         for number, options in enumerate((written, second)):
-            frame = spark.readStream.format("headrace").options(
-                **topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=10)
-            )
+            read = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=10)
+            frame = spark.readStream.format("headrace").options(**read)
             writer = frame.load().select("value").writeStream.format("headrace").options(**options)
             writer = writer.option("checkpointLocation", str(tmp_path / str(number)))
             queries.append(writer.trigger(availableNow=True).start())
@@ -227,9 +221,7 @@ PHASES = {
 @pytest.mark.parametrize("protocol", ["v1"], indirect=True)
 @pytest.mark.usefixtures("protocol")
 def test_a_query_killed_in_each_phase_in_turn_while_the_cluster_moves_to_the_newer_protocol(topics, filled, written, tmp_path):
-    """Each driver continues from the checkpoint of the previous one. What is on the durable list is ended in its own
-    version.
-    """
+    """Each driver continues from the checkpoint of the previous one; what is on a list is ended in its own version."""
     read = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=20)
     arguments = {"read": read, "select": ["key", "value"], "write": written}
     wanted = sorted(map(str, range(100)))

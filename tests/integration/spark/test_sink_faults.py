@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 
 from headrace.connectors.kafka.write.transactions import Transactions
+from tests.helpers.kafka_tools import set_config
 from tests.helpers.sink_rig import eventually, kafka_sink, read_all
 from tests.helpers.spark_jobs import SparkJob, frozen, standalone_cluster, thawed
 
@@ -47,11 +47,9 @@ class Copy:
         letter = f"'{self.dead}' AS topic, deadLetter.key AS key, deadLetter.value AS value, deadLetter.headers AS headers"
         self.select = ["value", f"CASE WHEN deadLetter IS NOT NULL THEN STRUCT({letter}) END AS deadLetter"]
         self.write = {
-            "kafka.bootstrap.servers": topics.bootstrap,
-            "topic": self.output,
-            "commitTopic": f"{self.output}-commits",
+            "kafka.bootstrap.servers": topics.bootstrap, "topic": self.output, "commitTopic": f"{self.output}-commits",
             "transactionalIdPrefix": self.output[:100],
-        }
+        }  # fmt: skip
         self.typed_write = self.write | typed
 
     def job(self, name, fault=None, **more):
@@ -87,13 +85,9 @@ def copy(topics, tmp_path):
 
 def fault(owner, method, when, what):
     return {
-        "module": "headrace.connectors.kafka.write.sink",
-        "owner": owner,
-        "method": method,
-        "when": when,
-        "nth": 1,
+        "module": "headrace.connectors.kafka.write.sink", "owner": owner, "method": method, "when": when, "nth": 1,
         "what": what,
-    }
+    }  # fmt: skip
 
 
 def test_a_task_that_fails_is_tried_again(spark, copy):
@@ -121,27 +115,20 @@ def test_a_task_whose_process_dies_after_it_prepared_is_tried_again(copy):
     assert copy.ongoing() == []
 
 
-def set_most_bytes(copy, value, operation):
-    admin = AdminClient({"bootstrap.servers": copy.topics.bootstrap, "log_level": 0})
-    entry = ConfigEntry("max.message.bytes", value, incremental_operation=operation)
-    resource = ConfigResource(ResourceType.TOPIC, copy.write["commitTopic"], incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
-
-
 def test_a_commit_that_fails_before_its_list_is_durable_is_aborted(spark, copy, tmp_path):
     """The topic of the lists takes none for a while."""
     frame = spark.readStream.format("headrace").options(**copy.read).load().selectExpr(*copy.select)
     writer = frame.repartition(2).writeStream.format("headrace").options(**copy.typed_write)
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
     kafka_sink(copy.topics.bootstrap, copy.output, copy.write["commitTopic"]).commit_log().create()
-    set_most_bytes(copy, "100", AlterConfigOpType.SET)  # markers are smaller
+    lists = (copy.topics.bootstrap, "topic", copy.write["commitTopic"])
+    set_config(*lists, max__message__bytes="100")  # markers are smaller
     with pytest.raises(StreamingQueryException, match="MESSAGE_TOO_LARGE"):
         writer.start().awaitTermination()
     assert len(copy.uncommitted()) == BATCH
     assert copy.ongoing() == []  # Spark has called abort
     assert copy.committed() == []
-    set_most_bytes(copy, None, AlterConfigOpType.DELETE)
+    set_config(*lists, max__message__bytes=None)
     writer.start().awaitTermination()
     eventually(copy.committed, WANTED)
 

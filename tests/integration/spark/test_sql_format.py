@@ -50,15 +50,6 @@ def write(frame, options, mode="append"):
     frame.write.format("headrace").options(**options).mode(mode).save()
 
 
-@pytest.fixture
-def numbers(topics):
-    """A topic of 0 to 99."""
-    topic = topics.create(2)
-    for partition in range(2):
-        topics.send(topic, range(partition * 50, partition * 50 + 50), partition)
-    return topic
-
-
 ID = "CAST(CAST(value AS STRING) AS BIGINT) AS id"
 
 
@@ -163,9 +154,8 @@ class TestRefused:
 
 class TestStream:
     def copy(self, spark, topics, topic, options, checkpoint):
-        frame = spark.readStream.format("headrace").options(
-            **topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=30)
-        )
+        read = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=30)
+        frame = spark.readStream.format("headrace").options(**read)
         writer = frame.load().selectExpr(ID).writeStream.format("headrace").options(**options)
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
@@ -205,11 +195,8 @@ class TestStream:
 @pytest.mark.long
 def test_a_driver_killed_after_its_list_was_durable(topics, numbers, rig, tmp_path):
     rig.create()
-    arguments = {
-        "read": topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=50),
-        "select": [ID],
-        "write": options_of(rig),
-    }
+    read = topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=50)
+    arguments = {"read": read, "select": [ID], "write": options_of(rig)}
     kill_driver(tmp_path, arguments, "headrace.connectors.sql.sink", "SqlCommitter", "record", "after", 1)
     assert rig.prepared()
     assert rig.ids() == []

@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import StreamingQueryException
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
@@ -14,21 +13,10 @@ from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.runners.spark.supervision.core import Ending
 from headrace.runners.spark.supervision.exit_causes import end_by
+from tests.helpers.kafka_rig import committed
+from tests.helpers.spark_tools import numbers
 
 LONG_AGO = 1_600_000_000_000
-
-
-def numbers(*spans):
-    return [str(number) for span in spans for number in span]
-
-
-def committed_of(topics, group, topic, partitions):
-    consumer = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": group})
-    try:
-        answer = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=30)
-        return [item.offset for item in answer]
-    finally:
-        consumer.close()
 
 
 def test_latest_is_where_the_query_started(query, topics):
@@ -63,17 +51,11 @@ def test_partitions_and_topics_that_appear_are_read_from_their_first_record(quer
     query.caught_up()
     topics.grow(topic, 2)
     topics.send(topic, ["second partition"], 1)
-    another = topics.create()
-    topics.send(another, ["another topic"])
+    topics.holding(["another topic"])
     query.caught_up()
-    assert (
-        set(query.values)
-        == {
-            "subscribe": {"first", "second partition"},
-            "subscribePattern": {"first", "second partition", "another topic"},
-            "assign": {"first"},
-        }[how]
-    )
+    of_topic = {"first", "second partition"}
+    wanted = {"subscribe": of_topic, "subscribePattern": {*of_topic, "another topic"}, "assign": {"first"}}
+    assert set(query.values) == wanted[how]
 
 
 def test_a_partition_that_appears_while_stopped_is_read_from_its_first_record(query, topics):
@@ -89,15 +71,13 @@ def test_a_partition_that_appears_while_stopped_is_read_from_its_first_record(qu
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"startingOffsets": "earliest"}, numbers(range(5))),
-        ({"startingOffsets": '{"TOPIC":{"0":3}}'}, ["3", "4"]),
-        ({"startingOffsets": '{"TOPIC":{"0":-2}}'}, numbers(range(5))),
-        ({"startingOffsets": '{"TOPIC":{"0":-1}}'}, []),
+        ({"startingOffsets": "earliest"}, numbers(range(5))), ({"startingOffsets": '{"TOPIC":{"0":3}}'}, ["3", "4"]),
+        ({"startingOffsets": '{"TOPIC":{"0":-2}}'}, numbers(range(5))), ({"startingOffsets": '{"TOPIC":{"0":-1}}'}, []),
         ({"startingTimestamp": str(LONG_AGO + 2000)}, ["2", "3", "4"]),
         ({"startingOffsetsByTimestamp": json.dumps({"TOPIC": {"0": LONG_AGO + 4000}})}, ["4"]),
         ({"startingTimestamp": str(LONG_AGO + 10**7), "startingOffsetsByTimestampStrategy": "latest"}, []),
     ],
-)
+)  # fmt: skip
 def test_where_a_new_query_starts(query, topics, options, expected):
     topic = topics.create()
     for number in range(5):
@@ -108,8 +88,7 @@ def test_where_a_new_query_starts(query, topics, options, expected):
 
 
 def test_a_timestamp_without_match_fails_the_query(query, topics):
-    topic = topics.create()
-    topics.send(topic, [1], timestamp=LONG_AGO)
+    topic = topics.holding([1], timestamp=LONG_AGO)
     with pytest.raises(StreamingQueryException, match="no offset matches"):
         query.run_available(topics.options(topic, startingTimestamp=LONG_AGO + 10**7))
 
@@ -131,10 +110,8 @@ def test_max_offsets_per_trigger_are_shared_out(query, topics):
 
 
 def test_min_offsets_per_trigger_hold_a_batch_back(query, topics):
-    topic = topics.create()
-    topics.send(topic, range(3))
-    options = topics.options(topic, startingOffsets="earliest", minOffsetsPerTrigger=4, maxTriggerDelay="1h")
-    query.start(options)
+    topic = topics.holding(range(3))
+    query.start(topics.options(topic, startingOffsets="earliest", minOffsetsPerTrigger=4, maxTriggerDelay="1h"))
     query.caught_up()
     topics.send(topic, range(3, 6))
     query.caught_up()
@@ -146,23 +123,19 @@ def test_min_offsets_per_trigger_hold_a_batch_back(query, topics):
 
 class TestAvailableNow:
     def test_reads_everything_in_bounded_batches(self, query, topics):
-        topic = topics.create(2)
-        for partition in range(2):
-            topics.send(topic, range(partition * 10, partition * 10 + 10), partition)
+        topic = topics.numbered(2, 10)
         query.run_available(topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=6))
         assert query.values == numbers(range(20))
         assert len(query.batches) > 2
 
     def test_min_offsets_leave_nothing_behind(self, query, topics):
-        topic = topics.create()
-        topics.send(topic, range(10))
+        topic = topics.holding(range(10))
         options = topics.options(topic, startingOffsets="earliest", minOffsetsPerTrigger=4, maxOffsetsPerTrigger=4)
         query.run_available(options)
         assert query.values == numbers(range(10))
 
     def test_partitions_changed_while_a_batch_was_not_committed(self, query, topics):  # SPARK-53560
-        topic = topics.create()
-        topics.send(topic, range(10))
+        topic = topics.holding(range(10))
         options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=4)
         query.fails_in = 1
         with pytest.raises(StreamingQueryException, match="injected failure"):
@@ -181,16 +154,15 @@ class TestGroups:
         topics.send(topic, range(10, 14), 1)
         options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=5, commitOffsetsToGroup=f"g-{topic}")
         query.run_available(options)
-        assert committed_of(topics, f"g-{topic}", topic, 2) == [10, 4]
+        assert committed(topics.bootstrap, f"g-{topic}", (topic, 0), (topic, 1)) == [10, 4]
 
     def test_a_failed_batch_is_not_committed(self, query, topics):
-        topic = topics.create()
-        topics.send(topic, range(10))
+        topic = topics.holding(range(10))
         query.fails_in = 1
         options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=6, commitOffsetsToGroup=f"g-{topic}")
         with pytest.raises(StreamingQueryException, match="injected failure"):
             query.run_available(options)
-        assert committed_of(topics, f"g-{topic}", topic, 1) == [6]
+        assert committed(topics.bootstrap, f"g-{topic}", (topic, 0)) == [6]
 
     def test_a_query_can_start_where_a_group_is(self, query, topics):
         topic = topics.create(2)
@@ -228,8 +200,7 @@ def test_a_compacted_topic_with_gaps(query, topics):
 
 
 def test_headers_and_every_column(query, topics):
-    topic = topics.create()
-    topics.send(topic, ["v"], key="k", headers=[("h", b"x")], timestamp=LONG_AGO)
+    topic = topics.holding(["v"], key="k", headers=[("h", b"x")], timestamp=LONG_AGO)
     query.run_available(topics.options(topic, startingOffsets="earliest", includeHeaders="true"))
     (row,) = query.rows
     assert (row["key"], row["value"], row["topic"], row["partition"], row["offset"]) == (b"k", b"v", topic, 0, 0)
@@ -238,24 +209,20 @@ def test_headers_and_every_column(query, topics):
 
 
 def test_only_the_columns_of_the_users_schema(query, topics, spark):
-    topic = topics.create()
-    topics.send(topic, range(3))
-    options = topics.options(topic, startingOffsets="earliest")
+    options = topics.options(topics.holding(range(3)), startingOffsets="earliest")
     frame = spark.readStream.format("headrace").schema("value binary").options(**options).load()
     query.start_frame(frame, availableNow=True).awaitTermination()
     assert [row.asDict() for row in query.rows] == [{"value": str(number).encode()} for number in range(3)]
 
 
 def test_progress_reports_offsets_and_the_end_of_the_topic(query, topics):
-    topic = topics.create()
-    topics.send(topic, range(10))
+    topic = topics.holding(range(10))
     query.run_available(topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=6))
     first = query.running.recentProgress[0]
     assert first["numInputRows"] == 6
     (source,) = first["sources"]
-    offset, latest = (
-        json.loads(text) if isinstance(text, str) else text for text in (source["endOffset"], source["latestOffset"])
-    )
+    texts = (source["endOffset"], source["latestOffset"])
+    offset, latest = (json.loads(text) if isinstance(text, str) else text for text in texts)
     assert offset[topic] == {"0": 6}
     assert latest == {topic: {"0": 10}}
     lag = sum(
@@ -265,9 +232,7 @@ def test_progress_reports_offsets_and_the_end_of_the_topic(query, topics):
 
 
 def test_two_queries_over_one_topic_and_a_self_union(query, topics, spark):
-    topic = topics.create()
-    topics.send(topic, range(3))
-    options = topics.options(topic, startingOffsets="earliest")
+    options = topics.options(topics.holding(range(3)), startingOffsets="earliest")
     frames = [spark.readStream.format("headrace").options(**options).load() for _ in range(2)]
     query.start_frame(frames[0].union(frames[1]), availableNow=True).awaitTermination()
     assert query.values == sorted(numbers(range(3)) * 2)
@@ -305,8 +270,7 @@ def task_workers(spark) -> list[int]:
 
 
 def test_a_query_continues_after_its_workers_are_gone(query, topics, spark):
-    topic = topics.create()
-    topics.send(topic, range(3))
+    topic = topics.holding(range(3))
     query.start(topics.options(topic, startingOffsets="earliest"))
     query.caught_up()
     killed = task_workers(spark)
@@ -322,8 +286,7 @@ def test_a_query_continues_after_its_workers_are_gone(query, topics, spark):
 @pytest.fixture
 def killed_at_first_offsets(topics, query):
     """Options of a query that was killed while Spark wrote its first offsets: Spark's temporary file is left."""
-    topic = topics.create()
-    topics.send(topic, range(3))
+    topic = topics.holding(range(3))
     (query.checkpoint / "offsets").mkdir(parents=True)
     (query.checkpoint / "offsets" / ".0.cc2ee4a6-5a19-4b44-b6d3-8d0b9d1b3c3e.tmp").touch()
     return topics.options(topic, startingOffsets="earliest")

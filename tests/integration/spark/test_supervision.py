@@ -59,12 +59,9 @@ def test_a_submitted_job_is_started_again_when_it_is_killed_and_sigterm_ends_it_
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     done = subprocess.run(
         [submit, "--master", "local[2]", *options, tmp_path / "job.py"],
-        env={**os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+        env={**os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
     assert done.returncode == 143, done.stderr
     started = "local[2] a = b\\c"
     ended = [f"batch {number} {what}" for number in (0, 1) for what in ("starts", "ends")]

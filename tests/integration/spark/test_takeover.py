@@ -10,19 +10,13 @@ from pyspark.errors import StreamingQueryException
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.spark.checkpoints.copies import export_to_jvm, write_copy
 from headrace.spark.checkpoints.logs import read_checkpoint
-
-
-def numbers(*spans):
-    return [str(number) for span in spans for number in span]
+from tests.helpers.spark_tools import numbers
 
 
 @pytest.fixture
 def filled(topics):
     """Two partitions with 0-9 and 10-19."""
-    topic = topics.create(2)
-    for partition in range(2):
-        topics.send(topic, range(partition * 10, partition * 10 + 10), partition)
-    return topic
+    return topics.numbered(2, 10)
 
 
 def logged(query, batch):
@@ -110,8 +104,7 @@ class TestKilledInItsFirstBatch:
     @pytest.fixture
     def killed(self, query, topics):
         """A JVM query from latest, started when 0-9 were there, whose batch 0 of 10-14 failed; then 15-19 came."""
-        topic = topics.create()
-        topics.send(topic, range(10))
+        topic = topics.holding(range(10))
         start = topics.options(topic, startingOffsets=json.dumps({topic: {"0": 10}}))
         topics.send(topic, range(10, 15))
         query.fails_in = 0

@@ -12,8 +12,7 @@ import pyspark
 import pytest
 
 from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_at_hand
-from headrace.testing.servers.kafka import create_topic
-from tests.helpers.kafka_tools import produce
+from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -54,8 +53,7 @@ print(json.dumps({"values": values, "workers": workers, "rows": rows, "planners"
 
 def test_classes_and_python_processes_are_taken_over_and_the_answer_is_the_same(broker, topic, tmp_path, monkeypatch):
     file = archive_at_hand()
-    name = topic()
-    create_topic(broker.bootstrap, name, 1)
+    name = created(broker.bootstrap, topic, 1)
     produce(broker.bootstrap, name, {0: [b"a", b"b", b"c"]})
     loaded = tmp_path / "loaded"
     monkeypatch.setenv(SUBMIT_OPTIONS, f"-Xlog:class+load:file={loaded}")
@@ -92,11 +90,8 @@ print(json.dumps({{"values": values, "tasks": frame.rdd.getNumPartitions()}}))
 
 @pytest.fixture
 def four(broker, topic):
-    """A topic of four partitions, 300 records each: more than share a task unless another process states that two run at
-    once.
-    """
-    name = topic()
-    create_topic(broker.bootstrap, name, 4)
+    """A topic of four partitions, 300 records each: more than share a task unless it is known that two run at once."""
+    name = created(broker.bootstrap, topic, 4)
     produce(broker.bootstrap, name, {partition: [b"%d" % partition] * 300 for partition in range(4)})
     return name
 
@@ -130,9 +125,7 @@ def test_under_spark_submit_the_data_source_is_found_though_the_jvms_python_lack
     # the program itself runs in ours, as in an image whose entry point names it; the JVM's environment says nothing
     ours = ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
     found, _ = ran(
-        [submit, "--master", "local[2]", *ours, str(job), broker.bootstrap, four],
-        PATH=f"{tmp_path}:{os.environ['PATH']}",
-        PYSPARK_PYTHON=None,
-        PYSPARK_DRIVER_PYTHON=None,
-    )
+        [submit, "--master", "local[2]", *ours, str(job), broker.bootstrap, four], PATH=f"{tmp_path}:{os.environ['PATH']}",
+        PYSPARK_PYTHON=None, PYSPARK_DRIVER_PYTHON=None,
+    )  # fmt: skip
     assert found == {"values": sorted(str(partition) for partition in range(4) for _ in range(300)), "tasks": 2}

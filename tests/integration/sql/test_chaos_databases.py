@@ -55,7 +55,6 @@ class Rig:
         self.engine = sa.create_engine(url, poolclass=NullPool)
 
     def put(self, connection: Connection, values: Sequence[bytes]) -> None:
-        """Into the open transaction."""
         quote = connection.dialect.identifier_preparer.quote
         statement = f"INSERT INTO {self.output.name} ({quote('key')}, value) VALUES (%s, %s)"
         connection.exec_driver_sql(statement, [(value[:HEAD_BYTES], value) for value in values])
@@ -223,9 +222,8 @@ def test_a_job_into_a_table_is_what_its_database_suffers(session, system):
 def test_a_job_that_doubles_into_a_table_is_found_out_when_its_database_is_killed(session, system):
     current = session(system)
     output_check = current.subject.output_check
-    assert current.trial.watch(
-        TIMEOUT_S, lambda: len(output_check.moments) > 2
-    )  # epochs: it is to continue from the last but one
+    # epochs: it is to continue from the last but one
+    assert current.trial.watch(TIMEOUT_S, lambda: len(output_check.moments) > 2)
     current.subject.more = {**current.subject.more, "injected": "doubles"}  # for the one that is started after the fault
     found = current.suffer(KINDS["database killed"], random.Random(1))
     outcome = current.judge()["verdict"]

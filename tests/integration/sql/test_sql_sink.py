@@ -26,16 +26,8 @@ from headrace.connectors.base.sink import Attempt, CommitList, Outcome
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, list_key, split_gid
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
+from headrace.enumerator import errors
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.errors import (
-    AuthenticationError,
-    DataLossError,
-    FencedError,
-    PeerError,
-    RetriableError,
-    StateError,
-    UsageError,
-)
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
@@ -69,8 +61,19 @@ sys.stdin.read()
 
 
 @pytest.fixture
+def job(rig) -> str:
+    """A job that writes into the rig's table, which is created."""
+    rig.create()
+    return rig.job()
+
+
+@pytest.fixture
+def sink(rig) -> SqlSink:
+    return rig.sink()
+
+
+@pytest.fixture
 def driver(rig) -> Iterator[Callable[..., JobCommitter[SqlHandle]]]:
-    """Makes drivers, which are closed."""
     made: list[JobCommitter[SqlHandle]] = []
 
     def make(job: str, sink: Any = None) -> JobCommitter[SqlHandle]:
@@ -106,11 +109,7 @@ def write_all(sink: Any, attempt: Attempt, *batches: pa.RecordBatch) -> SqlHandl
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_seen_once_committed_and_not_before(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_rows_are_seen_once_committed_and_not_before(rig, job, driver):
     handles = write_epoch(rig.sink(), job, 0, [[1, 2], [3]])
     assert [handle.rows for handle in handles] == [2, 1]
     assert rig.ids() == []
@@ -124,9 +123,7 @@ def test_rows_are_seen_once_committed_and_not_before(rig, driver):
     assert not rig.prepared()
 
 
-def test_a_prepared_transaction_survives_its_killed_writer_and_is_committed_by_another_process(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_a_prepared_transaction_survives_its_killed_writer_and_is_committed_by_another_process(rig, job, driver):
     output = killed_writer(rig.sink(), Attempt(job, 0, 0, 0), "prepared")
     handle = SqlHandleSerializer().deserialize(1, json.loads(output.splitlines()[0].replace("'", '"')))
     assert rig.ids() == []
@@ -134,9 +131,7 @@ def test_a_prepared_transaction_survives_its_killed_writer_and_is_committed_by_a
     assert rig.ids() == list(range(1000))
 
 
-def test_nothing_is_left_of_a_writer_that_is_killed_before_it_prepares(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_nothing_is_left_of_a_writer_that_is_killed_before_it_prepares(rig, job, driver):
     killed_writer(rig.sink(), Attempt(job, 0, 0, 0), "written")
     driver(job).commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
     assert rig.ids() == [1]
@@ -144,9 +139,7 @@ def test_nothing_is_left_of_a_writer_that_is_killed_before_it_prepares(rig, driv
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", range(len(STEPS)))
-def test_a_driver_that_dies_at_any_step_is_recovered_from(rig, driver, step, when):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_a_driver_that_dies_at_any_step_is_recovered_from(rig, job, sink, driver, step, when):
     run_epoch(sink, job, 0, [[1], [2]])
     handles = write_epoch(sink, job, 1, [[3, 4], [5]])
     with closing(CrashingCommitter(sink.committer(job), step, when=when)) as committer:
@@ -161,27 +154,21 @@ def test_a_driver_that_dies_at_any_step_is_recovered_from(rig, driver, step, whe
     assert len(rig.execute(f"SELECT gid FROM headrace_transactions WHERE job = '{job}'")) == 1  # of the last epoch
 
 
-def test_an_epoch_is_written_once_however_often_it_is_committed(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_an_epoch_is_written_once_however_often_it_is_committed(rig, job, driver):
     driver(job).commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
     driver(job).commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
     assert rig.ids() == [1]
     assert not rig.prepared()
 
 
-def test_an_old_checkpoint_is_refused(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_an_old_checkpoint_is_refused(rig, job, driver):
     driver(job).commit(5, write_epoch(rig.sink(), job, 5, [[1]]))
     with pytest.raises(StaleEpochError, match="epoch 4"):
         driver(job).commit(4, write_epoch(rig.sink(), job, 4, [[0]]))
     assert rig.ids() == [1]
 
 
-def test_an_old_driver_can_neither_record_nor_cleans_up(rig, driver):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_an_old_driver_can_neither_record_nor_cleans_up(rig, job, sink, driver):
     with closing(sink.committer(job)) as old:
         old.fence()
         handles = write_epoch(sink, job, 0, [[1]])
@@ -189,29 +176,26 @@ def test_an_old_driver_can_neither_record_nor_cleans_up(rig, driver):
         new.recover()
         (handle,) = write_epoch(sink, job, 0, [[1]])
         assert handle.gid not in {one.gid for one in handles}
-        with pytest.raises(FencedError, match=job):
+        with pytest.raises(errors.FencedError, match=job):
             old.record(CommitList(0, handles))
-        with pytest.raises(FencedError, match=job):
+        with pytest.raises(errors.FencedError, match=job):
             old.clean_up(())
         new.commit(0, (handle,))
         assert rig.ids() == [1]
         new.commit(1, write_epoch(sink, job, 1, [[2]]))
-        with pytest.raises(FencedError, match=job):
+        with pytest.raises(errors.FencedError, match=job):
             old.end(handle)  # its row is dropped by now: not to be taken for aborted
 
 
 # --- workers of headrace run ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def run_on(rig, tmp_path):
     """A coordinator's committer on the folder of this name, and its store."""
     positions = CheckpointSerializer("memory", MemorySplitSerializer())
 
     def made(sink, name):
-        store = stack.enter_context(
-            closing(CheckpointStore(str(tmp_path / name), RunCheckpointSerializer(positions, SqlHandleSerializer()), 1))
-        )
+        serializer = RunCheckpointSerializer(positions, SqlHandleSerializer())
+        store = stack.enter_context(closing(CheckpointStore(str(tmp_path / name), serializer, 1)))
         run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
         return stack.enter_context(closing(run)), store
 
@@ -233,7 +217,7 @@ def test_what_a_dead_worker_of_a_run_has_prepared_locks_no_process_out(rig, run_
     for number in (1, 2):
         store.add_worker(number)
     prepare(sink, Attempt(store.registry.job(1), 0, 0, 0), [1, 2])
-    with pytest.raises(RetriableError):
+    with pytest.raises(errors.RetriableError):
         prepare(sink, Attempt(store.registry.job(2), 0, 0, 0), [1, 2])
     run.retire(1)
     for epoch, ids in enumerate(([1, 2], [3], [4])):
@@ -257,7 +241,7 @@ def test_a_coordinator_that_was_replaced_cleans_up_nothing_of_its_successors_wor
     successor, copied = run_on(sink, "copy")
     JobCommitter("x", successor).recover()
     handle = prepare(sink, Attempt(copied.registry.job(1), 0, 0, 0), [1])
-    with pytest.raises(FencedError):
+    with pytest.raises(errors.FencedError):
         run.retire(1)
     commit_of_run(successor, 1, WorkerHandle(1, handle))
     assert rig.ids() == [1]
@@ -280,20 +264,16 @@ def test_a_run_into_a_table_with_a_unique_key_outlives_a_worker_that_dies_prepar
     assert (rig.ids(), rig.prepared()) == (list(range(40)), set())
 
 
-def test_a_fence_waits_for_a_driver_that_cleans_up_and_not_for_ever(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_a_fence_waits_for_a_driver_that_cleans_up_and_not_for_ever(rig, job, driver):
     with closing(rig.sink().committer(job)) as holder, closing(rig.sink(lock_timeout_s=1).committer(job)) as waiting:
         holder.fence()
-        held = pytest.raises(RetriableError, match="another driver has held the lock")
+        held = pytest.raises(errors.RetriableError, match="another driver has held the lock")
         with holder._connected("a test") as connection, holder._locked(connection), held:
             waiting.fence()
         waiting.fence()
 
 
-def test_a_cleans_up_touches_nothing_of_other_jobs_databases_and_applications(rig, driver):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_a_cleans_up_touches_nothing_of_other_jobs_databases_and_applications(rig, job, sink, driver):
     others = [prepare(sink, Attempt(name, 0, 0, 0), [1]).gid for name in (f"{job}0", f"{job}_", f"x{job}")]
     mine = prepare(sink, Attempt(job, 0, 0, 0), [2]).gid
     place = "00000000"  # of another database of this server
@@ -309,12 +289,8 @@ def test_a_cleans_up_touches_nothing_of_other_jobs_databases_and_applications(ri
         names = [f"'{gtrid}','{branch}'", "X'ff00fe2e27','b',7", "X'ff','\\''", like_ours]
         for name in names:
             with rig._engine.connect() as connection:
-                for statement in (
-                    f"XA START {name}",
-                    f"INSERT INTO {rig.table}_x VALUES (1)",
-                    f"XA END {name}",
-                    f"XA PREPARE {name}",
-                ):
+                insert = f"INSERT INTO {rig.table}_x VALUES (1)"
+                for statement in (f"XA START {name}", insert, f"XA END {name}", f"XA PREPARE {name}"):
                     connection.exec_driver_sql(statement)
                 connection.invalidate()
     try:
@@ -328,15 +304,13 @@ def test_a_cleans_up_touches_nothing_of_other_jobs_databases_and_applications(ri
         rig.execute(f"DROP TABLE {rig.table}_x")
 
 
-def test_what_an_administrator_rolled_back_after_it_was_durable_is_reported_as_lost(rig, driver):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_what_an_administrator_rolled_back_after_it_was_durable_is_reported_as_lost(rig, job, sink, driver):
     handles = write_epoch(sink, job, 0, [[1, 2], [3, 4, 5]])
     with closing(sink.committer(job)) as committer:
         committer.fence()
         committer.record(CommitList(0, handles))
     rig.roll_back(handles[1].gid)
-    with pytest.raises(DataLossError) as caught:
+    with pytest.raises(errors.DataLossError) as caught:
         driver(job).recover()
     assert all(text in str(caught.value) for text in (job, handles[1].gid, "3 rows"))
     assert handles[0].gid not in str(caught.value)
@@ -347,12 +321,10 @@ def test_what_an_administrator_rolled_back_after_it_was_durable_is_reported_as_l
     assert rig.ids() == [1, 2, 6]
 
 
-def test_what_an_administrator_rolled_back_before_is_written_again(rig, driver):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_what_an_administrator_rolled_back_before_is_written_again(rig, job, sink, driver):
     handles = write_epoch(sink, job, 0, [[1], [2]])
     rig.roll_back(handles[0].gid)
-    with pytest.raises(PeerError, match="must be written again") as caught:
+    with pytest.raises(errors.PeerError, match="must be written again") as caught:
         driver(job).commit(0, handles)
     assert handles[0].gid in str(caught.value)
     assert handles[1].gid not in str(caught.value)
@@ -360,9 +332,7 @@ def test_what_an_administrator_rolled_back_before_is_written_again(rig, driver):
     assert rig.ids() == [1, 2]
 
 
-def test_what_another_process_else_committed_counts_as_committed(rig):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_what_another_process_else_committed_counts_as_committed(rig, job, sink):
     (handle,) = write_epoch(sink, job, 0, [[1]])
     with closing(sink.committer(job)) as committer:
         committer.fence()
@@ -371,9 +341,7 @@ def test_what_another_process_else_committed_counts_as_committed(rig):
     assert rig.ids() == [1]
 
 
-def test_a_writer_that_is_still_connected_is_waited_for_and_not_taken_for_aborted(rig):
-    rig.create()
-    job = rig.job()
+def test_a_writer_that_is_still_connected_is_waited_for_and_not_taken_for_aborted(rig, job):
     transaction = rig.sink().begin(Attempt(job, 0, 0, 0))
     transaction.write(batch([1]))
     handle = transaction._pre_commit()
@@ -383,19 +351,17 @@ def test_a_writer_that_is_still_connected_is_waited_for_and_not_taken_for_aborte
         if rig.is_postgresql:
             assert committer.end(handle) is Outcome.COMMITTED
         else:
-            with pytest.raises(RetriableError, match=handle.gid):
+            with pytest.raises(errors.RetriableError, match=handle.gid):
                 committer.end(handle)
-            with pytest.raises(RetriableError, match=handle.gid):
+            with pytest.raises(errors.RetriableError, match=handle.gid):
                 committer.clean_up(())
         transaction.abort()
         assert committer.end(handle) is Outcome.COMMITTED
     assert rig.ids() == [1]
 
 
-def test_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_that_a_list_names(rig):
+def test_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_that_a_list_names(rig, job, sink):
     """findings: Sinks 3. Two drivers overlap: the first has checked, the second's task starts, the first records."""
-    rig.create()
-    job, sink = rig.job(), rig.sink()
     handles = write_epoch(sink, job, 0, [[1], [2]])
     with closing(sink.committer(job)) as committer:
         committer.fence()
@@ -410,11 +376,8 @@ def test_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_that_a_lis
 
 
 # --- two tables of one job ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def other(rig) -> Iterator[SqlRig]:
-    """Another table of the same database."""
     other = SqlRig(rig.url)
     other.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     yield other
@@ -444,9 +407,7 @@ def test_two_tables_of_one_job_have_each_row_once_whatever_step_the_driver_dies_
     assert not rig.prepared()
 
 
-def test_a_driver_of_one_table_cleans_up_and_fences_nothing_of_another(rig, other):
-    rig.create()
-    job = rig.job()
+def test_a_driver_of_one_table_cleans_up_and_fences_nothing_of_another(rig, job, other):
     with closing(other.sink().committer(job)) as others:
         others.fence()
         handles = write_epoch(other.sink(), job, 0, [[1], [2]])
@@ -461,17 +422,13 @@ def test_a_driver_of_one_table_cleans_up_and_fences_nothing_of_another(rig, othe
     assert rig.sink().left_over() == other.sink().left_over() == frozenset()
 
 
-def test_a_table_has_one_list_however_its_name_is_written(rig):
-    rig.create()
-    job = rig.job()
+def test_a_table_has_one_list_however_its_name_is_written(rig, job):
     run_epoch(rig.sink(), job, 0, [[1]])
     run_epoch(SqlSink(rig.url, full(rig)), job, 0, [[2]])
     assert rig.ids() == [1]
 
 
 # --- what an earlier run remaining --------------------------------------------------------------------------------------
-
-
 class Context:
     """What Spark shows a task of a streaming query."""
 
@@ -537,10 +494,8 @@ def test_a_query_continues_when_its_tasks_have_fenced_its_own_driver(rig, monkey
     assert not rig.prepared()
 
 
-def test_what_an_overlapping_driver_has_recorded_is_committed_by_a_tasks_recovery_and_the_rest_is_fenced(rig):
+def test_what_an_overlapping_driver_has_recorded_is_committed_by_a_tasks_recovery_and_the_rest_is_fenced(rig, job, sink):
     """findings: Sinks 3: rolled back is only what no process can record any more."""
-    rig.create()
-    job, sink = rig.job(), rig.sink()
     first = write_epoch(sink, job, 0, [[1], [2]])
     with closing(sink.committer(job)) as old:
         old.fence()
@@ -550,15 +505,13 @@ def test_what_an_overlapping_driver_has_recorded_is_committed_by_a_tasks_recover
         left_over = sink.left_over()
         assert left_over >= {handle.gid for handle in first + second}
         sink.end_left_over(job, left_over)
-        with pytest.raises(FencedError, match=job):
+        with pytest.raises(errors.FencedError, match=job):
             old.record(CommitList(1, second))
     assert rig.ids() == [1, 2]
     assert not rig.prepared()
 
 
-def test_a_task_of_a_driver_that_was_taken_for_dead_rolls_back_nothing_of_the_one_in_its_place(rig):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_a_task_of_a_driver_that_was_taken_for_dead_rolls_back_nothing_of_the_one_in_its_place(rig, job, sink):
     with closing(JobCommitter(job, sink.committer(job), "old")) as old:
         old.claim()
     with closing(JobCommitter(job, sink.committer(job), "young")) as young:
@@ -569,16 +522,14 @@ def test_a_task_of_a_driver_that_was_taken_for_dead_rolls_back_nothing_of_the_on
             with pytest.raises(SupersededError):
                 sink.end_left_over(job, left_over, superseded)
         assert rig.prepared() == {handle.gid for handle in handles}
-        with pytest.raises(FencedError):
+        with pytest.raises(errors.FencedError):
             young.commit(0, handles)
     with closing(JobCommitter(job, sink.committer(job), "young")) as again:
         again.commit(0, handles)
     assert rig.ids() == [1]
 
 
-def test_a_tasks_recovery_leaves_its_siblings_and_other_jobs_alone(rig):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_a_tasks_recovery_leaves_its_siblings_and_other_jobs_alone(rig, job, sink):
     prepare(sink, Attempt(job, 0, 5, 0), [1])
     other = prepare(sink, Attempt(f"{job}0", 0, 0, 0), [9])
     left_over = sink.left_over()
@@ -588,9 +539,7 @@ def test_a_tasks_recovery_leaves_its_siblings_and_other_jobs_alone(rig):
     run_epoch(sink, f"{job}0", 0, [[9]])
 
 
-def test_tasks_that_recover_at_the_same_time_wait_for_each_other(rig):
-    rig.create()
-    job, sink = rig.job(), rig.sink()
+def test_tasks_that_recover_at_the_same_time_wait_for_each_other(rig, job, sink):
     for task in range(6):
         prepare(sink, Attempt(job, 0, task, 0), [task])
     left_over = sink.left_over()
@@ -637,9 +586,7 @@ def test_a_transaction_without_rows_has_no_handle(rig):
     assert not rig.prepared()
 
 
-def test_a_forgotten_job_starts_over(rig, driver):
-    rig.create()
-    job = rig.job()
+def test_a_forgotten_job_starts_over(rig, job, driver):
     one = driver(job)
     one.commit(9, write_epoch(rig.sink(), job, 9, [[1]]))
     one.forget()
@@ -649,9 +596,7 @@ def test_a_forgotten_job_starts_over(rig, driver):
 
 
 def test_an_attempt_that_prepares_after_the_write_was_committed_holds_no_lock_for_ever(rig, driver):
-    """findings: Sinks 14. No process comes after a batch write that has no name, to roll back what a late attempt has
-    prepared.
-    """
+    """findings: Sinks 14. After a batch write without a name no process comes to roll back what a late attempt prepares."""
     rig.create("id BIGINT, name VARCHAR(100)")
     job = one_off_job()
     loser = rig.sink().begin(Attempt(job, 0, 0, 1))
@@ -659,7 +604,7 @@ def test_an_attempt_that_prepares_after_the_write_was_committed_holds_no_lock_fo
     one = driver(job)
     one.commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
     one.forget()
-    with pytest.raises(StateError, match="is committed or aborted already"):
+    with pytest.raises(errors.StateError, match="is committed or aborted already"):
         loser.prepare()
     assert rig.ids() == [1]
     assert not rig.prepared()
@@ -676,9 +621,8 @@ def test_what_is_kept_of_a_write_without_a_name_goes_with_one_that_is_an_hour_la
 
     for job, wanted in ((first, {first}), (second, {first, second}), (third, {second, third})):
         if job is third:
-            rig.execute(
-                f"UPDATE headrace_commits SET generation = generation - 3601 WHERE job = '{list_key(first, full(rig))}'"
-            )
+            key = list_key(first, full(rig))
+            rig.execute(f"UPDATE headrace_commits SET generation = generation - 3601 WHERE job = '{key}'")
         one = driver(job)
         one.commit(0, ())
         one.forget()
@@ -695,7 +639,7 @@ def test_two_attempts_at_one_unique_key_do_not_wait_for_ever(rig, driver):
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
     job, sink = rig.job(), rig.sink(lock_timeout_s=1)
     prepare(sink, Attempt(job, 0, 0, 0), [1])
-    with pytest.raises(RetriableError):
+    with pytest.raises(errors.RetriableError):
         prepare(sink, Attempt(job, 0, 0, 1), [1])
     run_epoch(sink, job, 0, [[1]])
     assert rig.ids() == [1]
@@ -730,28 +674,21 @@ def test_our_tables_are_made_by_the_process_that_comes_first(rig):
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
 def test_a_missing_table_is_named(rig):
-    with pytest.raises(UsageError, match=rig.table):
+    with pytest.raises(errors.UsageError, match=rig.table):
         rig.sink().begin(Attempt("q", 0, 0, 0))
 
 
 def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig):
-    rig.create(
-        "id BIGINT NOT NULL, amount NUMERIC(10, 2), at DATE, needed INT NOT NULL, filled INT NOT NULL DEFAULT 1, small REAL"
-    )
+    wanted = "id BIGINT NOT NULL, amount NUMERIC(10, 2), at DATE, needed INT NOT NULL, filled INT NOT NULL DEFAULT 1"
+    rig.create(f"{wanted}, small REAL")
     rows = pa.record_batch(
         {
-            "id": ["text"],
-            "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)),
-            "at": pa.array([1.5]),
-            "other": [1],
-            "nested": [[1]],
-            "small": pa.array([1]),
+            "id": ["text"], "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)), "at": pa.array([1.5]), "other": [1],
+            "nested": [[1]], "small": pa.array([1]),
         }
-    )
-    with rig.sink().begin(Attempt(rig.job(), 0, 0, 0)) as transaction, pytest.raises(UsageError) as caught:
+    )  # fmt: skip
+    with rig.sink().begin(Attempt(rig.job(), 0, 0, 0)) as transaction, pytest.raises(errors.UsageError) as caught:
         transaction.write(rows)
     message = str(caught.value)
     assert rig.table in message
@@ -764,19 +701,15 @@ def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig)
 @pytest.mark.parametrize(
     ("column", "values"),
     [
-        ("SMALLINT", pa.array([2**15])),
-        ("VARCHAR(3)", pa.array(["four"])),
-        ("BIGINT NOT NULL", pa.array([None], pa.int64())),
-        ("BIGINT UNIQUE", pa.array([1, 1])),
-        ("NUMERIC(3, 1)", pa.array([Decimal("100.0")])),
-        ("TIMESTAMP(0) NULL", pa.array([datetime(2020, 1, 1, 0, 0, 0, 1, UTC)])),
-        ("TIME(3)", pa.array([time(1, 2, 3, 4)])),
+        ("SMALLINT", pa.array([2**15])), ("VARCHAR(3)", pa.array(["four"])), ("BIGINT NOT NULL", pa.array([None], pa.int64())),
+        ("BIGINT UNIQUE", pa.array([1, 1])), ("NUMERIC(3, 1)", pa.array([Decimal("100.0")])),
+        ("TIMESTAMP(0) NULL", pa.array([datetime(2020, 1, 1, 0, 0, 0, 1, UTC)])), ("TIME(3)", pa.array([time(1, 2, 3, 4)])),
     ],
-)
+)  # fmt: skip
 def test_a_value_that_does_not_fit_fails_the_transaction(rig, column, values):
     rig.create(f"id {column}")
     rows = pa.record_batch({"id": values})
-    with pytest.raises(UsageError, match=f"{rig.table}|column 'id' of the table"):
+    with pytest.raises(errors.UsageError, match=f"{rig.table}|column 'id' of the table"):
         write_all(rig.sink(), Attempt(rig.job(), 0, 0, 0), rows)
     assert not rig.prepared()
     assert rig.execute(f"SELECT count(*) FROM {rig.table}") == [(0,)]
@@ -785,7 +718,7 @@ def test_a_value_that_does_not_fit_fails_the_transaction(rig, column, values):
 def test_nanoseconds_are_refused_and_not_cut(rig):
     rig.create("id TIMESTAMP(6) NULL")
     rows = pa.record_batch({"id": pa.array([1], pa.timestamp("ns", "UTC"))})
-    with rig.sink().begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(UsageError, match="'id'"):
+    with rig.sink().begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(errors.UsageError, match="'id'"):
         transaction.write(rows)
 
 
@@ -793,13 +726,13 @@ def test_rows_must_not_change_their_columns(rig):
     rig.create()
     with rig.sink().begin(Attempt("q", 0, 0, 0)) as transaction:
         transaction.write(batch([1]))
-        with pytest.raises(UsageError, match="changed"):
+        with pytest.raises(errors.UsageError, match="changed"):
             transaction.write(pa.record_batch({"id": [1]}))
 
 
 def test_a_wrong_password_is_an_authentication_error_that_does_not_show_it(rig):
     sink = SqlSink(rig.url.replace(PASSWORD, "wr0ng-s3cret"), "orders")
-    with pytest.raises(AuthenticationError) as caught:
+    with pytest.raises(errors.AuthenticationError) as caught:
         sink.begin(Attempt("q", 0, 0, 0))
     seen: BaseException | None = caught.value
     while seen is not None:
@@ -810,7 +743,7 @@ def test_a_wrong_password_is_an_authentication_error_that_does_not_show_it(rig):
 
 
 def test_a_missing_database_is_the_callers_mistake(rig):
-    with pytest.raises(UsageError, match="nowhere"):
+    with pytest.raises(errors.UsageError, match="nowhere"):
         SqlSink(rig.url.rsplit("/", 1)[0] + "/nowhere", "orders").begin(Attempt("q", 0, 0, 0))
 
 
@@ -824,7 +757,7 @@ def test_a_database_that_is_required_is_not_skipped(monkeypatch, value, outcome)
 
 def test_an_unreachable_server_is_worth_another_try(rig):
     url = rig.url.rsplit("@", 1)[0] + "@127.0.0.1:1/none"
-    with pytest.raises(RetriableError):
+    with pytest.raises(errors.RetriableError):
         SqlSink(url, "orders").begin(Attempt("q", 0, 0, 0))
 
 
@@ -833,14 +766,14 @@ def test_an_unreachable_server_is_worth_another_try(rig):
     ["s3cret", "postgresql://u:s3cret@h:port/d", "oracle://u:s3cret@h/d", "sqlite:////tmp/x.db", "postgresql://u:s3cret@h/"],
 )
 def test_an_address_that_cannot_be_used_is_refused_without_its_password(url):
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(errors.UsageError) as caught:
         SqlSink(url, "orders")
     assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("table", ["", "a.b.c", ".a", "a."])
 def test_a_table_that_cannot_be_named_is_refused(table):
-    with pytest.raises(UsageError, match="a table is named"):
+    with pytest.raises(errors.UsageError, match="a table is named"):
         SqlSink("postgresql://h/d", table)
 
 
@@ -848,25 +781,22 @@ def test_postgresql_without_prepared_transactions_says_what_to_set():
     with postgresql("-c", "max_prepared_transactions=0") as server:
         rig = SqlRig(server.url)
         rig.create()
-        with pytest.raises(UsageError, match="max_prepared_transactions"):
+        with pytest.raises(errors.UsageError, match="max_prepared_transactions"):
             rig.sink().begin(Attempt("q", 0, 0, 0))
 
 
 @pytest.mark.parametrize("rig", ["mariadb"], indirect=True)  # all tables of PostgreSQL have transactions
 def test_a_table_whose_engine_has_no_transactions_is_refused(rig):
     rig.create("id BIGINT", "ENGINE=MyISAM")
-    with pytest.raises(UsageError, match="MyISAM"):
+    with pytest.raises(errors.UsageError, match="MyISAM"):
         rig.sink().begin(Attempt("q", 0, 0, 0))
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
 TEXTS = ["", "\\N", "\\.", "a\tb\nc\rd\\e", "%s %% 'quoted\" `", "ä🎈", " trailing ", None]
-INSTANTS = [
-    datetime(2020, 2, 29, 23, 59, 59, 999999, UTC),
-    datetime(1970, 1, 1, tzinfo=UTC),
-    datetime(1969, 7, 20, 20, 17, tzinfo=UTC),
-]
+LEAP_DAY = datetime(2020, 2, 29, 23, 59, 59, 999999, UTC)
+INSTANTS = [LEAP_DAY, datetime(1970, 1, 1, tzinfo=UTC), datetime(1969, 7, 20, 20, 17, tzinfo=UTC)]
 SUMMER = [datetime(2021, 6, 1, 12, tzinfo=timezone(timedelta(hours=2)))]
 
 # Column: Arrow's type, values, the type in PostgreSQL and in MariaDB.
@@ -955,7 +885,7 @@ def test_infinities_are_stored_or_refused(rig, driver):
             driver(job).commit(0, (transaction.prepare(),))
             assert [str(value) for value in rig.ids()] == ["-inf", "inf", "nan"]
         else:
-            with pytest.raises(UsageError, match="'id' holds NaN"):
+            with pytest.raises(errors.UsageError, match="'id' holds NaN"):
                 transaction.write(rows)
 
 
@@ -974,8 +904,6 @@ def test_many_rows(rig, driver):
 
 
 # --- upsert -----------------------------------------------------------------------------------------------------------
-
-
 def test_an_upsert_that_is_replayed_gives_the_same_table(any_rig):
     rig, job = any_rig, any_rig.job()
     rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100), other INT DEFAULT 7")
@@ -988,7 +916,7 @@ def test_an_upsert_that_is_replayed_gives_the_same_table(any_rig):
     with closing(JobCommitter(job, sink.committer(job))) as driver:
         driver.commit(0, ())
         assert sink.recorded_epochs()[job] == 0
-        with pytest.raises(FencedError, match="comes too late"):
+        with pytest.raises(errors.FencedError, match="comes too late"):
             write_all(sink, Attempt(job, 0, 0, 9), batch([1], "late"))
         rows = pa.record_batch({"id": pa.array([2, 2, 2], pa.int64()), "name": ["early2", "early2", "new2"]})
         write_all(sink, Attempt(job, 1, 0, 0), rows)
@@ -1008,10 +936,10 @@ def test_an_upsert_of_nothing_but_the_key(any_rig):
 
 def test_an_upsert_without_a_unique_key_is_refused(any_rig):
     any_rig.create("id BIGINT UNIQUE, name VARCHAR(100)")
-    with pytest.raises(UsageError, match="no unique key"):
+    with pytest.raises(errors.UsageError, match="no unique key"):
         UpsertSink(any_rig.url, any_rig.table, ("name",)).begin(Attempt("q", 0, 0, 0))
     sink = UpsertSink(any_rig.url, any_rig.table, ("id",))
-    with pytest.raises(UsageError, match="lack the columns"):
+    with pytest.raises(errors.UsageError, match="lack the columns"):
         write_all(sink, Attempt("q", 0, 0, 0), pa.record_batch({"name": ["x"]}))
 
 
@@ -1020,21 +948,16 @@ def test_values_in_sqlite(tmp_path):
     rig.create("id INTEGER PRIMARY KEY, t TEXT, b BLOB, f DOUBLE, at DATETIME, d DATE, yes BOOLEAN, n NUMERIC(10, 2)")
     sink = UpsertSink(rig.url, rig.table, ("id",))
     rows = {
-        "id": pa.array([1, 2]),
-        "t": ["a'b", None],
-        "b": [b"\x00\xff", None],
-        "f": [0.1, None],
-        "at": pa.array([INSTANTS[0], None], pa.timestamp("us", "UTC")),
-        "d": [date(2020, 2, 29), None],
-        "yes": [True, None],
-    }
+        "id": pa.array([1, 2]), "t": ["a'b", None], "b": [b"\x00\xff", None], "f": [0.1, None],
+        "at": pa.array([INSTANTS[0], None], pa.timestamp("us", "UTC")), "d": [date(2020, 2, 29), None], "yes": [True, None],
+    }  # fmt: skip
     write_all(sink, Attempt("q", 0, 0, 0), pa.record_batch(rows))
     first = (1, "a'b", b"\x00\xff", 0.1, "2020-02-29 23:59:59.999999", "2020-02-29", 1, None)
     assert rig.rows() == [first, (2, *[None] * 7)]
     for refused in ({"n": pa.array([Decimal("1.10")])}, {"f": [float("nan")]}):
-        with sink.begin(Attempt("q", 1, 0, 0)) as transaction, pytest.raises(UsageError):
+        with sink.begin(Attempt("q", 1, 0, 0)) as transaction, pytest.raises(errors.UsageError):
             transaction.write(pa.record_batch({"id": [3], **refused}))
-    with pytest.raises(UsageError), sink.begin(Attempt("q", 1, 0, 0)) as transaction:
+    with pytest.raises(errors.UsageError), sink.begin(Attempt("q", 1, 0, 0)) as transaction:
         transaction.write(pa.record_batch({"id": pa.array([2**64 - 1], pa.uint64())}))
 
 
@@ -1044,5 +967,5 @@ def test_other_unique_keys_are_refused_where_they_would_match_too(rig):
         if rig.is_postgresql:
             transaction.write(batch([1]))
         else:
-            with pytest.raises(UsageError, match="other unique keys"):
+            with pytest.raises(errors.UsageError, match="other unique keys"):
                 transaction.write(batch([1]))

@@ -1,13 +1,11 @@
 """Injected bugs of sinks: any sink, with one promise of `headrace.sinks` broken. The conformance kit must catch each.
 
-    sink = broken(SweepDoesNothing, sink)
-
 Every bug counts how often it has done harm, so that a test can tell a caught bug from one that never happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,20 +17,31 @@ from headrace.sinks import Attempt, CommitList, Committer, HandleSerializer, Out
 from headrace.testing import SinkConformance
 
 
+def _of_inner(name: str) -> Callable[..., Any]:
+    return lambda self, *arguments: getattr(self.inner, name)(*arguments)
+
+
+def _asked_of_inner(name: str) -> Callable[..., Any]:
+    return lambda self, *arguments: getattr(capabilities, name)(self.inner, *arguments)
+
+
 class PassingTransaction(Transaction[Any]):
     """No bug."""
 
     def __init__(self, sink: PassingSink, inner: Transaction[Any], attempt: Attempt) -> None:
         self.sink, self.inner, self.attempt = sink, inner, attempt
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        self.inner.write(batch)
+    write, prepare, abort = map(_of_inner, ("write", "prepare", "abort"))
 
-    def prepare(self) -> Any:
-        return self.inner.prepare()
-
-    def abort(self) -> None:
-        self.inner.abort()
+    def committed(self) -> Any:
+        """The handle of what was written, which is committed at once."""
+        handle = self.inner.prepare()
+        if handle is not None:
+            self.sink.harm.append("committed")
+            committer = self.sink.inner.committer(self.attempt.job)
+            committer.end(handle)
+            committer.close()
+        return handle
 
 
 class PassingCommitter(Committer[Any], capabilities.Confirmation[Any], capabilities.TaskCleanup[Any]):
@@ -41,38 +50,15 @@ class PassingCommitter(Committer[Any], capabilities.Confirmation[Any], capabilit
     def __init__(self, sink: PassingSink, inner: Committer[Any], job: str) -> None:
         self.sink, self.inner, self.job = sink, inner, job
 
-    def fence(self) -> CommitList[Any] | None:
-        return self.inner.fence()
-
-    def check(self, handles: Sequence[Any]) -> None:
-        self.inner.check(handles)
-
-    def record(self, commits: CommitList[Any]) -> None:
-        self.inner.record(commits)
-
-    def end(self, handle: Any) -> Outcome:
-        return self.inner.end(handle)
-
-    def copy(self, handles: Sequence[Any]) -> Any:
-        return self.inner.copy(handles)
-
-    def clean_up(self, keep: Collection[Any]) -> None:
-        self.inner.clean_up(keep)
+    fence, check, record, end = map(_of_inner, ("fence", "check", "record", "end"))
+    copy, clean_up, forget, close = map(_of_inner, ("copy", "clean_up", "forget", "close"))
+    confirm = _asked_of_inner("confirm")
 
     def clean_up_tasks(self, tasks: Collection[int], keep: Collection[Any]) -> None:
         capabilities.task_cleanup(self.inner).clean_up_tasks(tasks, keep)
 
     def open_tasks(self) -> frozenset[int]:
         return capabilities.task_cleanup(self.inner).open_tasks()
-
-    def confirm(self, handles: Sequence[Any]) -> None:
-        capabilities.confirm(self.inner, handles)
-
-    def forget(self) -> None:
-        self.inner.forget()
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class PassingSink(
@@ -109,43 +95,17 @@ class PassingSink(
     def committer(self, job: str) -> Committer[Any]:
         return self.committing(self, self.inner.committer(job), job)
 
-    def recorded(self) -> Mapping[str, RecordedEpoch]:
-        return self.inner.recorded()
-
-    def recorded_now(self) -> Mapping[str, RecordedEpoch]:
-        return capabilities.recorded_now(self.inner)
-
     def committer_of_writer(self, writer: str, driver: Committer[Any]) -> Committer[Any]:
         assert isinstance(driver, PassingCommitter)
         return self.committing(self, capabilities.committer_of_writer(self.inner, writer, driver.inner), writer)
 
-    @property
-    def rows_name_targets(self) -> bool:
-        return capabilities.rows_name_targets(self.inner)
-
-    def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
-        return capabilities.targets_of(self.inner, rows)
-
-    def shards_of(self, rows: pa.RecordBatch, shards: int) -> pa.Int32Array:
-        return capabilities.shards_of(self.inner, rows, shards)
-
     def bounded(self) -> PassingSink:
         return type(self)(capabilities.bounded(self.inner), self.harm, self.jobs)
 
-    def reached(self) -> None:
-        capabilities.reached(self.inner)
-
-    def warm(self) -> None:
-        capabilities.warm(self.inner)
-
-    def warm_driver(self) -> None:
-        capabilities.warm_driver(self.inner)
-
-    def left_over(self) -> frozenset[str]:
-        return capabilities.left_over(self.inner)
-
-    def end_left_over(self, job: str, left_over: frozenset[str], driver_id: str | None = None) -> None:
-        capabilities.end_left_over(self.inner, job, left_over, driver_id)
+    recorded, rows_name_targets = _of_inner("recorded"), property(_asked_of_inner("rows_name_targets"))
+    recorded_now, targets_of, shards_of = map(_asked_of_inner, ("recorded_now", "targets_of", "shards_of"))
+    reached, warm, warm_driver = map(_asked_of_inner, ("reached", "warm", "warm_driver"))
+    left_over, end_left_over = map(_asked_of_inner, ("left_over", "end_left_over"))
 
 
 class _PassingSingleCommit(capabilities.SingleCommit):
@@ -156,24 +116,36 @@ class _PassingSingleCommit(capabilities.SingleCommit):
         return bool(self.inner.refuses_epochs_by_their_rows)
 
 
-class _CommitsAtOnce(PassingTransaction):
-    def prepare(self) -> Any:
-        handle = self.inner.prepare()
-        if handle is not None:
-            self.sink.harm.append("committed")
-            committer = self.sink.inner.committer(self.attempt.job)
-            committer.end(handle)
-            committer.close()
-        return handle
+CAUGHT_BY: dict[type[PassingSink], str] = {}
+"""Each bug, and a case of the kit that must fail for it."""
 
 
-class CommitsInPrepare(PassingSink):
+def _caught_by(case: str) -> Callable[[type[Any]], Any]:
+    """The class is a bug: a sink, or the transactions or the committers of one. This case of the kit must fail for it."""
+
+    def decorated(injected: type[Any]) -> type[Any]:
+        attribute = {PassingTransaction: "transaction", PassingCommitter: "committing"}.get(injected.__base__)
+        sink = injected
+        if attribute is not None:
+            sink = type(injected.__name__, (PassingSink,), {attribute: injected, "__doc__": injected.__doc__})
+        CAUGHT_BY[sink] = case
+        return sink
+
+    return decorated
+
+
+@_caught_by("test_nothing_is_visible_before_the_commit")
+class CommitsInPrepare(PassingTransaction):
     """The first phase does what the second is for."""
 
-    transaction = _CommitsAtOnce
+    def prepare(self) -> Any:
+        return self.committed()
 
 
-class _KeepsAborted(PassingTransaction):
+@_caught_by("test_aborted_rows_are_never_visible")
+class CommitsInAbort(PassingTransaction):
+    """What a task gives up is committed all the same."""
+
     is_prepared = False
 
     def prepare(self) -> Any:
@@ -183,22 +155,14 @@ class _KeepsAborted(PassingTransaction):
     def abort(self) -> None:
         if not self.is_prepared:
             self.is_prepared = True
-            handle = self.inner.prepare()
-            if handle is not None:
-                self.sink.harm.append("committed")
-                committer = self.sink.inner.committer(self.attempt.job)
-                committer.end(handle)
-                committer.close()
+            self.committed()
         self.inner.abort()
 
 
-class CommitsInAbort(PassingSink):
-    """What a task gives up is committed all the same."""
+@_caught_by("test_nothing_is_visible_before_the_commit")
+class SecondBatchDropped(PassingTransaction):
+    """Rows are lost without a word."""
 
-    transaction = _KeepsAborted
-
-
-class _DropsBatches(PassingTransaction):
     written = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -209,36 +173,27 @@ class _DropsBatches(PassingTransaction):
             self.inner.write(batch)
 
 
-class SecondBatchDropped(PassingSink):
-    """Rows are lost without a word."""
+@_caught_by("test_losing_attempts_are_aborted")
+class CleanUpDoesNothing(PassingCommitter):
+    """Losing attempts stay prepared for ever."""
 
-    transaction = _DropsBatches
-
-
-class _NoCleanUp(PassingCommitter):
     def clean_up(self, keep: Collection[Any]) -> None:
         self.sink.harm.append("not cleaned up")
 
 
-class CleanUpDoesNothing(PassingSink):
-    """Losing attempts stay prepared for ever."""
+@_caught_by("test_a_cleans_up_spares_what_it_is_instructed_to_keep")
+class CleanUpKeepsNothing(PassingCommitter):
+    """What is about to be recorded is aborted."""
 
-    committing = _NoCleanUp
-
-
-class _KeepsNothing(PassingCommitter):
     def clean_up(self, keep: Collection[Any]) -> None:
         self.sink.harm += ["cleaned_up"] * len(keep)
         self.inner.clean_up(())
 
 
-class CleanUpKeepsNothing(PassingSink):
-    """What is about to be recorded is aborted."""
+@_caught_by("test_jobs_are_apart")
+class CleansUpOtherJobs(PassingCommitter):
+    """A job's names are matched by a prefix that others have too."""
 
-    committing = _KeepsNothing
-
-
-class _CleansUpAll(PassingCommitter):
     def clean_up(self, keep: Collection[Any]) -> None:
         self.inner.clean_up(keep)
         for job in self.sink.jobs - {self.job}:
@@ -249,24 +204,18 @@ class _CleansUpAll(PassingCommitter):
             other.close()
 
 
-class CleansUpOtherJobs(PassingSink):
-    """A job's names are matched by a prefix that others have too."""
+@_caught_by("test_the_durable_list_is_read_back")
+class ListNotDurable(PassingCommitter):
+    """The list is in the driver's memory only."""
 
-    committing = _CleansUpAll
-
-
-class _RecordsNothing(PassingCommitter):
     def record(self, commits: CommitList[Any]) -> None:
         self.sink.harm.append("not recorded")
 
 
-class ListNotDurable(PassingSink):
-    """The list is in the driver's memory only."""
+@_caught_by("test_an_older_driver_is_fenced")
+class OlderDriverNotFenced(PassingCommitter):
+    """The process that checks or records takes the job over again."""
 
-    committing = _RecordsNothing
-
-
-class _FencesBack(PassingCommitter):
     def check(self, handles: Sequence[Any]) -> None:
         self.inner.fence()
         self.inner.check(handles)
@@ -277,25 +226,19 @@ class _FencesBack(PassingCommitter):
         self.inner.record(commits)
 
 
-class OlderDriverNotFenced(PassingSink):
-    """The process that checks or records takes the job over again."""
+@_caught_by("test_epochs_are_visible_once_they_are_committed")
+class EndDoesNothing(PassingCommitter):
+    """States that it has committed, and has not."""
 
-    committing = _FencesBack
-
-
-class _EndsInWords(PassingCommitter):
     def end(self, handle: Any) -> Outcome:
         self.sink.harm.append("not ended")
         return Outcome.COMMITTED
 
 
-class EndDoesNothing(PassingSink):
-    """States that it has committed, and has not."""
+@_caught_by("test_ending_twice_is_ending_once")
+class SecondEndSaysAborted(PassingCommitter):
+    """A transaction that is no longer there counts as aborted."""
 
-    committing = _EndsInWords
-
-
-class _EndsOnce(PassingCommitter):
     def end(self, handle: Any) -> Outcome:
         if repr(handle) in self.sink.harm:
             return Outcome.ABORTED
@@ -303,44 +246,25 @@ class _EndsOnce(PassingCommitter):
         return self.inner.end(handle)
 
 
-class SecondEndSaysAborted(PassingSink):
-    """A transaction that is no longer there counts as aborted."""
+@_caught_by("test_what_was_aborted_after_the_list_is_repaired_or_said_to_be_lost")
+class AbortedTakenForCommitted(PassingCommitter):
+    """A transaction that timed out after its list was durable is skipped."""
 
-    committing = _EndsOnce
-
-
-class _NeverAborted(PassingCommitter):
     def end(self, handle: Any) -> Outcome:
         if self.inner.end(handle) is Outcome.ABORTED:
             self.sink.harm.append("skipped")
         return Outcome.COMMITTED
 
 
-class AbortedTakenForCommitted(PassingSink):
-    """A transaction that timed out after its list was durable is skipped."""
+@_caught_by("test_what_was_aborted_is_not_recorded")
+class CheckDoesNothing(PassingCommitter):
+    """An epoch is recorded though a part of it is gone."""
 
-    committing = _NeverAborted
-
-
-class _ChecksNothing(PassingCommitter):
     def check(self, handles: Sequence[Any]) -> None:
         self.sink.harm.append("not checked")
 
 
-class CheckDoesNothing(PassingSink):
-    """An epoch is recorded though a part of it is gone."""
-
-    committing = _ChecksNothing
-
-
-class RecordedEpochsForgotten(PassingSink):
-    """Tasks are not reported what is durable."""
-
-    def recorded(self) -> Mapping[str, RecordedEpoch]:
-        self.harm.append("not reported")
-        return {}
-
-
+@_caught_by("test_a_losing_attempt_of_the_greatest_number_is_aborted")
 class GreatNumbersAreNobodys(PassingSink):
     """What an attempt of more than 18 digits writes bears a name that the clean-up does not take for the job's."""
 
@@ -351,7 +275,19 @@ class GreatNumbersAreNobodys(PassingSink):
         return super().begin(attempt)
 
 
-class _ForgetsContent(PassingCommitter):
+@_caught_by("test_an_epoch_without_rows_is_recorded")
+class RecordedEpochsForgotten(PassingSink):
+    """Tasks are not reported what is durable."""
+
+    def recorded(self) -> Mapping[str, RecordedEpoch]:
+        self.harm.append("not reported")
+        return {}
+
+
+@_caught_by("test_an_epoch_that_was_planned_again_is_refused")
+class ContentForgotten(PassingCommitter):
+    """An epoch is informed by its number alone."""
+
     def fence(self) -> CommitList[Any] | None:
         commits = self.inner.fence()
         if commits is None or commits.content is None:
@@ -360,46 +296,16 @@ class _ForgetsContent(PassingCommitter):
         return replace(commits, content=None)
 
 
-class ContentForgotten(PassingSink):
-    """An epoch is informed by its number alone."""
+@_caught_by("test_who_has_claimed_a_job_keeps_it_until_a_younger_driver_comes")
+class ClaimForgotten(PassingCommitter):
+    """Who owns the job, no one knows."""
 
-    committing = _ForgetsContent
-
-
-class _ForgetsClaim(PassingCommitter):
     def fence(self) -> CommitList[Any] | None:
         commits = self.inner.fence()
         if commits is None or commits.claim is None:
             return commits
         self.sink.harm.append(str(commits.claim))
         return replace(commits, claim=None)
-
-
-class ClaimForgotten(PassingSink):
-    """Who owns the job, no one knows."""
-
-    committing = _ForgetsClaim
-
-
-CAUGHT_BY: Mapping[type[PassingSink], str] = {
-    CommitsInPrepare: "test_nothing_is_visible_before_the_commit",
-    CommitsInAbort: "test_aborted_rows_are_never_visible",
-    SecondBatchDropped: "test_nothing_is_visible_before_the_commit",
-    CleanUpDoesNothing: "test_losing_attempts_are_aborted",
-    CleanUpKeepsNothing: "test_a_cleans_up_spares_what_it_is_instructed_to_keep",
-    CleansUpOtherJobs: "test_jobs_are_apart",
-    ListNotDurable: "test_the_durable_list_is_read_back",
-    OlderDriverNotFenced: "test_an_older_driver_is_fenced",
-    EndDoesNothing: "test_epochs_are_visible_once_they_are_committed",
-    SecondEndSaysAborted: "test_ending_twice_is_ending_once",
-    AbortedTakenForCommitted: "test_what_was_aborted_after_the_list_is_repaired_or_said_to_be_lost",
-    CheckDoesNothing: "test_what_was_aborted_is_not_recorded",
-    GreatNumbersAreNobodys: "test_a_losing_attempt_of_the_greatest_number_is_aborted",
-    RecordedEpochsForgotten: "test_an_epoch_without_rows_is_recorded",
-    ContentForgotten: "test_an_epoch_that_was_planned_again_is_refused",
-    ClaimForgotten: "test_who_has_claimed_a_job_keeps_it_until_a_younger_driver_comes",
-}
-"""Each bug, and a case of the kit that must fail for it."""
 
 
 def run_case(kit: SinkConformance, case: str, injected: type[PassingSink], harm: list[str]) -> None:

@@ -31,12 +31,16 @@ class InjectedShard(Shard[Any]):
         return self.call_type(self, state, now_s, has_rows=has_rows)
 
 
-class NeverCleansUp(InjectedShard):
+def _in_calls(call_type: type[InjectedCall]) -> Any:
+    return type(call_type.__name__, (InjectedShard,), {"call_type": call_type, "__doc__": call_type.__doc__})
+
+
+@_in_calls
+class NeverCleansUp(InjectedCall):
     """Leaves what no process names."""
 
-    class call_type(InjectedCall):  # noqa: N801 - the attribute of PlantedShard
-        def commanded(self, command):
-            return self.handle(CleanedUp()) if isinstance(command, CleanUp) else [command]
+    def commanded(self, command):
+        return self.handle(CleanedUp()) if isinstance(command, CleanUp) else [command]
 
 
 class CleansUpOnce(Shard[Any]):
@@ -46,69 +50,63 @@ class CleansUpOnce(Shard[Any]):
         return super().call(state, 0.0, has_rows=has_rows)
 
 
-class CleansUpAll(InjectedShard):
+@_in_calls
+class CleansUpAll(InjectedCall):
     """Aborts what its state names, too."""
 
-    class call_type(InjectedCall):  # noqa: N801
-        def commanded(self, command):
-            return [CleanUp(()) if isinstance(command, CleanUp) else command]
+    def commanded(self, command):
+        return [CleanUp(()) if isinstance(command, CleanUp) else command]
 
 
-class TakesAbortedForCommitted(InjectedShard):
+@_in_calls
+class TakesAbortedForCommitted(InjectedCall):
     """Never copies."""
 
-    class call_type(InjectedCall):  # noqa: N801
-        def settings(self, event):
-            return Ended(event.handle, Outcome.COMMITTED) if isinstance(event, Ended) else event
+    def settings(self, event):
+        return Ended(event.handle, Outcome.COMMITTED) if isinstance(event, Ended) else event
 
 
-class ForgetsBeforeTheCommit(InjectedShard):
+@_in_calls
+class ForgetsBeforeTheCommit(InjectedCall):
     """Drops handles from its state that it was to commit."""
 
-    class call_type(InjectedCall):  # noqa: N801
-        def commanded(self, command):
-            return self.handle(Ended(command.handle, Outcome.COMMITTED)) if isinstance(command, End) else [command]
+    def commanded(self, command):
+        return self.handle(Ended(command.handle, Outcome.COMMITTED)) if isinstance(command, End) else [command]
 
 
-class HasOneSlot(InjectedShard):
+@_in_calls
+class HasOneSlot(InjectedCall):
     """Every transaction has the name of the previous one, aborts it, and has to copy it."""
 
-    class call_type(InjectedCall):  # noqa: N801
-        def commanded(self, command):
-            return [Write(0) if isinstance(command, Write) else command]
+    def commanded(self, command):
+        return [Write(0) if isinstance(command, Write) else command]
 
 
-class CopiesWhatIsNotAborted(InjectedShard):
+@_in_calls
+class CopiesWhatIsNotAborted(InjectedCall):
     """Takes what it does not commit yet for aborted."""
 
-    class call_type(InjectedCall):  # noqa: N801
-        def handle(self, event):
-            return self._apply(event)  # the table does not lead there, and it is the checker that is to see it
+    def handle(self, event):
+        return self._apply(event)  # the table does not lead there, and it is the checker that is to see it
 
-        def _end(self):
-            if len(self._state.entries) <= 2:
-                return super()._end()
-            self.phase, self._aborted = ShardPhase.COPYING, list(self._state.entries)
-            return [Copy(self._state.handles)]
+    def _end(self):
+        if len(self._state.entries) <= 2:
+            return super()._end()
+        self.phase, self._aborted = ShardPhase.COPYING, list(self._state.entries)
+        return [Copy(self._state.handles)]
 
 
-class TrustsFinalisation(InjectedShard):
+@_in_calls
+class TrustsFinalisation(InjectedCall):
     """Takes the finalisation of a bundle for a checkpoint that covers it, as Beam's documentation has it."""
 
-    class call_type(InjectedCall):  # noqa: N801
-        def _return(self):
-            commands = super()._return()
-            self._lifetime.publication.__class__ = Trusting
-            return commands
+    def _return(self):
+        commands = super()._return()
+        self._lifetime.publication.__class__ = Trusting
+        return commands
 
 
 INJECTED = (
-    NeverCleansUp,
-    CleansUpOnce,
-    CleansUpAll,
-    TakesAbortedForCommitted,
-    ForgetsBeforeTheCommit,
-    HasOneSlot,
-    CopiesWhatIsNotAborted,
-    TrustsFinalisation,
-)
+    NeverCleansUp, CleansUpOnce, CleansUpAll, TakesAbortedForCommitted, ForgetsBeforeTheCommit, HasOneSlot,
+    CopiesWhatIsNotAborted, TrustsFinalisation,
+)  # fmt: skip

@@ -237,7 +237,7 @@ class TestSchemas:
             ({"id": 1.5, "name": "a"}, "column 'id' cannot hold"),
             ({"id": 2**70, "name": "a"}, "column 'id' cannot hold"),
             (pa.table({"id": [1]}), "a table of the source has no name; it has id"),
-            (pa.table({"id": ["x"], "name": ["a"]}), "cannot be held by the schema"),
+            (pa.table({"id": ["x"], "name": ["a"]}), "column 'id' cannot hold"),
         ],
     )
     def test_what_does_not_fit_is_refused_by_name(self, element, complaint):

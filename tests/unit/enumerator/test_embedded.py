@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
-from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    DataLossError,
+    DeadlineExceededError,
+    RetriableError,
+    StateError,
+    UsageError,
+)
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
@@ -258,17 +265,41 @@ def test_a_later_discovery_that_fails_for_now_is_tried_again(monkeypatch, caplog
         assert read(run) == "2"
 
 
-def test_a_later_discovery_that_is_refused_is_raised_once(monkeypatch):
-    def refuse(_discovery, _known):
-        raise AuthenticationError("Describe was revoked")
+def test_a_later_discovery_that_is_refused_is_raised_once_and_another_one_follows(monkeypatch):
+    log, clock, later, answers = log_of(a="1"), Clock(), MemoryDiscovery.later, [AuthenticationError("Describe was revoked")]
 
-    monkeypatch.setattr(MemoryDiscovery, "later", refuse)
-    clock = Clock()
-    with run_of(MemorySource(log_of(a="1")), clock=clock, discovery_interval_s=10.0) as run:
+    def refused_once(self, known):
+        if answers:
+            raise answers.pop()
+        return later(self, known)
+
+    monkeypatch.setattr(MemoryDiscovery, "later", refused_once)
+    with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
         clock.now_s = 10.0
         with pytest.raises(AuthenticationError, match="Describe was revoked"):
             run.poll(0.0)
+        log.create("b")
+        log.append("b", "2")
         assert read(run) == "1"
+        clock.now_s = 20.0
+        assert read(run) == "2"
+
+
+def test_a_loss_that_discovery_reports_is_raised_once_and_looks_follow(monkeypatch):
+    def refuse(_source, splits):
+        raise DataLossError(f"{splits} are gone")
+
+    monkeypatch.setattr(MemorySource, "on_splits_missing", refuse, raising=False)
+    log, clock = log_of(a="1", b="2"), Clock()
+    with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
+        log.hide("a")
+        clock.now_s = 10.0
+        with pytest.raises(DataLossError, match="are gone"):
+            run.poll(0.0)
+        log.create("c")
+        log.append("c", "3")
+        clock.now_s = 20.0
+        assert sorted(read(run)) == ["1", "2", "3"]
 
 
 def test_what_is_inconclusive_is_said_once_and_so_is_its_end(monkeypatch, caplog):
@@ -354,6 +385,26 @@ def test_splits_that_are_missing_are_reported_and_once_gone_are_stored_no_more(m
             assert (b'"id":"a' in run.checkpoint()) is is_stored
             run.checkpoint_completed()
     assert reported == [["a"]]
+
+
+def test_a_split_that_a_restored_source_selects_no_more_is_reported_and_left_out(monkeypatch):
+    log, reported = log_of(a="12", b="34"), []
+    with run_of(MemorySource(log)) as run:
+        read(run)
+        before = run.checkpoint()
+    monkeypatch.setattr(MemorySource, "selects", lambda _, split: not split.split_id.startswith("b"), raising=False)
+    monkeypatch.setattr(
+        MemorySource, "on_splits_missing", lambda _, splits: reported.extend(s.split_id for s in splits), raising=False
+    )
+    log.append("a", "5")
+    log.append("b", "6")
+    log.hide("b")  # as its discovery does not select it either
+    with run_of(MemorySource(log), checkpoint=before) as run:
+        assert read(run) == "5"
+        assert b'"id":"b' in before
+        assert b'"id":"b' not in run.checkpoint()
+    (left_out,) = reported
+    assert left_out.startswith("b")
 
 
 def test_a_wait_is_shared_by_the_readers_that_have_something_to_read(monkeypatch):

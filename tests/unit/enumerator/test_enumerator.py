@@ -108,7 +108,7 @@ def test_what_a_discovery_could_decide_counts_and_the_rest_is_looked_for_again(i
     error = RetriableError("whether there is a c is not known")
     commands = driver.send(e.SplitsDiscovered(DiscoveryResult([split("b")], frozenset({"a"}), inconclusive=error)))
     assert only(commands, e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
-    assert commands[-2:] == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
+    assert commands[:2] == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
     assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3), "b": split("b")})]
 
 
@@ -152,14 +152,19 @@ def test_who_looks_once_is_notified_of_what_is_inconclusive():
         Half().later_or_raise({})
 
 
-def test_a_later_discovery_that_fails_for_good_fails_the_job():
+@pytest.mark.parametrize(("interval_s", "delay_s"), [(None, DISCOVERY_RETRY_S), (30.0, 30.0)])
+def test_a_later_discovery_that_fails_for_good_fails_the_job_and_whoever_goes_on_looks_again(interval_s, delay_s):
     error = PeerError("not authorised")
-    assert Driver(checkpoint_of()).send(e.DiscoveryFailed(error)) == [e.Fail(error)]
+    driver = Driver(checkpoint_of(), discovery_interval_s=interval_s)
+    assert driver.send(e.DiscoveryFailed(error)) == [e.ScheduleDiscovery(delay_s), e.Fail(error)]
+    assert driver.send(e.DiscoveryDue()) == [e.DiscoverLater({})]
 
 
 def test_missing_splits_are_reported_once():
     driver = Driver(checkpoint_of(reading("a", 3), reading("b", 1)), discovery_interval_s=1.0)
-    assert only(driver.discovered(missing=["a"]), e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
+    commands = driver.discovered(missing=["a"])
+    assert only(commands, e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
+    assert commands[0] == e.ScheduleDiscovery(1.0), "as the report may raise"
     driver.send(e.DiscoveryDue())
     assert only(driver.discovered(missing=["a"]), e.ReportMissing) == []
 

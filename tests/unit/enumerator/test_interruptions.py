@@ -71,7 +71,7 @@ def read(run: EmbeddedRun[Any], values: list[str]) -> None:
 
 
 def read_interrupted(run: EmbeddedRun[Any], interruption: Interruption) -> list[str] | None:
-    """What was read in all; None for a run that says that it cannot continue."""
+    """What was read in all; None for a run that refuses to continue."""
     values: list[str] = []
     with interruption, suppress(interruption._error):
         read(run, values)

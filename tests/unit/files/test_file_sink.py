@@ -272,6 +272,19 @@ def test_after_an_error_a_file_takes_and_gives_no_rows(tmp_path, file_format):
     assert left_over(sink) == []
 
 
+def test_rows_without_columns_are_objects_without_names_or_refused(tmp_path):
+    rows = batch_of(ROWS).select([])
+    sink = FileSink(str(tmp_path / "lines"), FileFormat.JSON_LINES)
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(rows)
+        handle = transaction.prepare()
+    job_committer(sink).commit(0, (handle,))
+    assert (tmp_path / "lines" / handle.published).read_text() == "{}\n" * len(ROWS)
+    with pytest.raises(UsageError, match="rows without columns cannot be written"):
+        FileSink(str(tmp_path / "parquet")).begin(Attempt(JOB, 0, 0, 0)).write(rows)
+    assert left_over(FileSink(str(tmp_path / "parquet"))) == []
+
+
 def test_what_the_filesystem_refuses_names_the_file(tmp_path):
     (tmp_path / WORK).write_text("in the way")
     with pytest.raises(PeerError, match=rf"cannot write {WORK}/job/0\.0\.0\."):

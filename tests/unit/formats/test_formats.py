@@ -160,10 +160,36 @@ def test_the_words_nan_and_infinity_in_strings_parse_no_value_one_by_one(monkeyp
     assert JsonFormat(ROW).decode(binary(items)).bad == []
 
 
+BAD_FIELDS = [
+    b'{"a":"x"}',
+    b'{"a":99999999999999999999}',
+    b'{"a":1.0}',
+    b'{"a":',
+    b'{"a":1,}',
+    b'{"a":[1],"b":"c"}',
+    b'{"b":"\xff"}',
+    b'{"l":[NaN]}',
+    b'{"b":1}',
+    b'{"s":{"t":2}}',
+    b'{"s":[]}',
+    b'{"d":true}',
+    b'{"d":1234567.5}',
+    b'{"d":"1.234"}',
+    b'{"d":"x"}',
+    b'{"d":1e9}',
+    b'{"f":1e400}',
+    b'{"at":"2020-01-01T25:00:00Z"}',
+    b'{"at":"2023-02-29"}',
+    b'{"at":1577836800}',
+]
+
+
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1])
-@pytest.mark.parametrize("value", [b'{"a":"x"}', b'{"a":', b'{"a":99999999999999999999}', b'{"b":"\xff"}', b'{"l":[NaN]}'])
+@pytest.mark.parametrize("value", BAD_FIELDS)
 def test_a_bad_json_value_costs_only_itself(monkeypatch, share: float, value: bytes):
     """By bytes that Arrow reads and values that Python parses: halving reads a chunk ten times, and more."""
+    kind = pa.struct([*ROW, ("d", pa.decimal128(7, 2)), ("f", pa.float64()), ("at", pa.timestamp("us", "UTC"))])
+    format_ = JsonFormat(kind)
     read = parsed = 0
     inner, checked = json_values._parsed, JsonFormat._fault
 
@@ -180,21 +206,45 @@ def test_a_bad_json_value_costs_only_itself(monkeypatch, share: float, value: by
     monkeypatch.setattr(json_values, "_parsed", counted)
     monkeypatch.setattr(JsonFormat, "_fault", check)
     rng = random.Random(1)
-    items = [value if rng.random() < share else b'{"a":%d,"b":"b%d"}' % (row, row) for row in range(20_000)]
-    bad = JsonFormat(ROW).decode(binary(items)).bad
-    assert [each.row for each in bad] == [row for row, item in enumerate(items) if item == value]
-    assert parsed <= 1.1 * len(items)
-    assert read < (6 if share == 0.01 else 4) * sum(map(len, items)) + 25 * len(items)
+    good = b'{"a":%d,"b":"b%d","d":"1.50","f":1e9,"at":"2020-02-29T10:00:00.123Z","z":{"y":[{"x":1}]}}'
+    items = [value if rng.random() < share else good % (row, row) for row in range(5_000)]
+    column, bad = format_.decode(binary(items))
+    wrong = [row for row, item in enumerate(items) if item == value]
+    assert [each.row for each in bad] == wrong
+    assert column.null_count == len(wrong)
+    assert parsed <= 2 * len(wrong)
+    assert read <= 2 * (sum(map(len, items)) + 10 * len(items))
+
+
+@pytest.mark.parametrize(
+    "value", [b'{"l":["x"]}', b'{"a":{"b":{"c":{"d":[}}}}}', b'{"s":{"t":true,"t":false}}', b'{"b":1e400}']
+)
+def test_what_no_expression_finds_python_does(monkeypatch, value: bytes):
+    monkeypatch.setattr(JsonFormat, "_halved", None)
+    column, bad = JsonFormat(ROW).decode(binary([*[b'{"a":1,"l":[1]}'] * 20, value] * 30))
+    assert [each.row for each in bad] == list(range(20, 630, 21))
+    assert column.null_count == 30
+
+
+@pytest.mark.parametrize("value", [b'{"b":"\\ud800"}', b'{"more":1e400}', b'{"d":1e-99999999999999999999}'])
+def test_what_only_arrow_knows_is_found_by_halving(value):
+    kind = pa.struct([("b", pa.string()), ("d", pa.decimal128(5, 2)), ("t", pa.timestamp("us"))])
+    items = [b'{"d":"1.23","t":"2020-02-28T00:00:00.5"}'] * 300 + [value] + [b'{"d":"4"}'] * 300
+    column, bad = JsonFormat(kind).decode(binary(items))
+    assert [each.row for each in bad] == [300]
+    assert "/v" not in bad[0].reason
+    assert column.null_count == 1
 
 
 @pytest.mark.parametrize(
     "value", [b'{"d":"1.234"}', b'{"t":"2020-02-30T00:00:00"}', b'{"t":"2020-01-01T25:00:00"}', b'{"d":true}']
 )
-def test_what_only_arrow_knows_is_found_by_halving(value):
+def test_a_decimal_or_a_time_that_does_not_fit_is_bad_and_named(value):
     kind = pa.struct([("d", pa.decimal128(5, 2)), ("t", pa.timestamp("us"))])
     items = [b'{"d":"1.23","t":"2020-02-28T00:00:00.5"}'] * 300 + [value] + [b'{"d":"4"}'] * 300
     column, bad = JsonFormat(kind).decode(binary(items))
     assert [each.row for each in bad] == [300]
+    assert bad[0].reason.startswith(f"does not fit the type: field '{value[2:3].decode()}' is a ")
     assert "/v" not in bad[0].reason
     assert column.null_count == 1
 

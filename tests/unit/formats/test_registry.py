@@ -755,9 +755,9 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
         "ssl.keystore.location": str(certificates.client),
         "ssl.keystore.type": "PEM",
     }
-    key, separator, chain = certificates.client.read_text().partition("-----BEGIN CERTIFICATE-----")
+    key, chain = key_and_chain(certificates)
     (tmp_path / "key.pem").write_text(key)
-    (tmp_path / "chain.pem").write_text(separator + chain)
+    (tmp_path / "chain.pem").write_text(chain)
     apart = ours | {"ssl.certificate.location": str(tmp_path / "chain.pem"), "ssl.key.location": str(tmp_path / "key.pem")}
     with FakeRegistry(certificates=certificates) as served:
         served.register("flights-value", FLIGHT)
@@ -773,6 +773,32 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
             SchemaRegistry(served.url, {"ssl.truststore.location": str(tmp_path / "trust.jks")}).version("flights-value")
         with pytest.raises(DeadlineExceededError, match=r"cannot be reached: .*certificate"):
             SchemaRegistry(served.url, deadline_s=0.2).version("flights-value")
+
+
+def test_certificates_that_are_renewed_are_used_by_a_registry_that_is_known(tmp_path, caplog):
+    old, new = make_certificates(tmp_path / "old"), make_certificates(tmp_path / "new")
+    key, chain = key_and_chain(old)
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "certificate", "key")}
+    properties = {f"ssl.{name}.location": str(path) for name, path in files.items()}
+    for path, text in zip(files.values(), (old.ca.read_text(), chain, key), strict=True):
+        path.write_text(text)
+    with FakeRegistry(certificates=old) as served:
+        served.register("flights-value", FLIGHT)
+        registry = SchemaRegistry(served.url, properties, deadline_s=2)
+        assert registry.version("flights-value").id == 1
+        files["key"].write_text("")  # as it is being renewed
+        assert registry.version("flights-value").id == 1
+        assert "the previous connections are used" in caplog.text
+        key, chain = key_and_chain(new)
+        files["certificate"].write_text(chain)
+        files["key"].write_text(key)
+        with pytest.raises(DeadlineExceededError):  # the server does not trust the new authority
+            registry.version("flights-value")
+
+
+def key_and_chain(certificates: Certificates) -> tuple[str, str]:
+    key, separator, chain = certificates.client.read_text().partition("-----BEGIN CERTIFICATE-----")
+    return key, separator + chain
 
 
 def pkcs12_stores(certificates: Certificates, folder: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from headrace.connectors.kafka.client.topology import Broker, Leader
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.read.fetch_plan import FetchFailed, FetchFrom, FetchPlan
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.enumerator.errors import DeadlineExceededError, RetriableError
+from headrace.enumerator.errors import DeadlineExceededError, OutageError, RetriableError
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import CutBefore, ErrorCode, FakeKafka, Refuse, Rewrite
 from tests.helpers.kafka_rig import read_all
@@ -154,6 +154,17 @@ def test_an_outage_between_two_answers_is_no_time_for_which_a_topic_was_unknown(
     assert run(monkeypatch, [(0.1, UNKNOWN), (9.0, away), (0.1, UNKNOWN), (0.1, "found")]) == "found"
     with pytest.raises(UnknownTopicError):
         run(monkeypatch, [(0.1, UNKNOWN), (2.0, UNKNOWN), (2.0, UNKNOWN)])
+
+
+def test_a_call_within_a_call_that_has_given_up_is_not_made_again(monkeypatch):
+    """Else a wrong address is an error after twice the time, and the error is about what was not even asked."""
+    monkeypatch.setattr(retries, "_LONGEST_CALL_S", 0.3)
+    tried = []
+    config = ClientConfig(bootstrap="127.0.0.1:1", retry_backoff_ms=20, retry_backoff_max_ms=20)
+    gave_up = "^looking up topics: gave up after .* 127.0.0.1:1: no connection"
+    with KafkaCluster(config) as cluster, pytest.raises(OutageError, match=gave_up):
+        cluster.retrying("looking for what is behind it", lambda: (tried.append(1), cluster.topics(["t"])))
+    assert len(tried) == 1
 
 
 def test_a_fetched_topic_that_is_unknown_twice_with_an_outage_in_between_was_not_deleted():

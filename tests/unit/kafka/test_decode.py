@@ -255,6 +255,31 @@ def test_rows_are_bounded_and_nothing_is_lost_at_the_bounds(records: ModuleType,
         assert [each.next_offset for each in decoded] == [each.records.column("offset")[-1].as_py() + 1 for each in decoded]
 
 
+def compressible(size: int, source: random.Random) -> bytes:
+    return b"".join(source.randbytes(128) * 8 for _ in range(size // 1024))
+
+
+@pytest.mark.parametrize("codec", [name for name in CODECS if name != "none"])
+@pytest.mark.parametrize(
+    "kib", [[110] * 16, [884] * 8, [1769] * 4, [600, 1500, 200, 884] * 3], ids=["small", "large", "huge", "mixed"]
+)
+def test_a_compressed_batch_is_decompressed_once(
+    records: ModuleType, codec: str, kib: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is nearly as large as an Arrow batch each was decompressed to see that it found no space, then again."""
+    calls: list[int] = []
+
+    def counted(name: str, decompress: Any) -> Any:
+        return name, lambda packed, target: (calls.append(len(packed)), decompress(packed, target))[1]
+
+    monkeypatch.setattr(records, "_CODECS", tuple(counted(*each) for each in records._CODECS))
+    source = random.Random(1)
+    values = [compressible(size * 1024, source) for size in kib]
+    data = b"".join(batch([Record(0, b"k", value)], base=base, codec=codec) for base, value in enumerate(values))
+    assert column(run(records, data), "value") == values
+    assert len(calls) == len(values)
+
+
 def test_bytes_are_bounded_but_a_larger_record_is_given_whole(records: ModuleType) -> None:
     sizes = [10, 500, 20, 20, 2000, 0, 3]
     data = batch([Record(i, value=b"x" * size) for i, size in enumerate(sizes)]) + batch(numbered(3), base=7)

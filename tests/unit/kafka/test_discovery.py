@@ -171,6 +171,27 @@ def test_a_stop_beyond_the_end_is_loss():
         discovery(PretendedCluster({"t": (A, 1)}), stop=At(10)).initial()
 
 
+def test_a_stop_where_a_group_has_committed_nothing_is_the_users_mistake():
+    """The name may be wrong, or the offsets expired: it read nothing, and ended well."""
+    message = r"the group 'typo' has committed nothing in t-0, t-1, which gives no stop.* Committed\('typo', fallback=Latest"
+    with pytest.raises(UsageError, match=message):
+        discovery(PretendedCluster({"t": (A, 2)}), stop=Committed("typo")).initial()
+    source = KafkaSource("nowhere:1", topics=["t"], stop=Committed("typo"))
+    with pytest.raises(UsageError, match=message):
+        discovery(PretendedCluster({"t": (A, 2)}), stop=source.stop).stops([KafkaSplit("t", A, 0, 4), KafkaSplit("t", A, 1, 4)])
+
+
+@pytest.mark.parametrize(("fallback", "stop"), [(Latest(), 9), (At(4), 4), (At(0), 2), (Timestamp(50), 5)], ids=str)
+def test_unless_it_has_a_fallback(fallback, stop):
+    (split,) = discovery(PretendedCluster({"t": (A, 1)}), stop=Committed("none", fallback)).initial().added
+    assert split.stop_offset == stop
+
+
+def test_of_a_partition_in_which_the_group_has_read_nothing_nothing_is_read():
+    cluster = PretendedCluster({"t": (A, 2)}, groups={"g": {("t", 0): 7}})
+    assert of(discovery(cluster, stop=Committed("g")).initial()) == {("t", 0): (2, 7), ("t", 1): (2, 2)}
+
+
 def test_a_timestamp_without_match_can_be_an_error():
     with pytest.raises(UsageError, match=r"t-0 Timestamp\(ms=99\)"):
         discovery(PretendedCluster({"t": (A, 1)}), start=Timestamp(99), no_match="error").initial()

@@ -265,6 +265,59 @@ def test_a_topic_with_another_id_is_believed_only_when_it_stays_so():
     assert (failed.error.expected, failed.error.found) == (str(ID), str(OTHER_ID))
 
 
+NOWHERE = TopicRecreatedError("t", str(ID), None)
+"""No broker knows the topic."""
+
+
+def looked_up_at(plan: FetchPlan, until: float, error: Exception) -> dict[float, int]:
+    """When partitions are looked up, and how many at once, where that fails so each time."""
+    looks: dict[float, int] = {}
+    while (now := plan.next_due(None)) is not None and now < until:
+        sources = plan.leaderless(now)
+        looks[now] = len(sources)
+        for source in sources:
+            assert plan.lookup_failed(source, error, now) is None
+    return looks
+
+
+def test_what_is_awaited_is_looked_up_more_and_more_rarely_and_all_at_one_time():
+    """Topics that were deleted, a loss being allowed: each partition was looked up for ever, several times a second."""
+    plan = FetchPlan(CONFIG)
+    for number in range(100):
+        plan.add(FetchFrom(f"t-{number}", 0, 10, topic_id=ID, awaited=True), 1000.25 + number / 100)
+    looks = looked_up_at(plan, 10_000.0, NOWHERE)
+    assert next(iter(looks)) == 1001.0
+    assert all(count == 100 for at, count in looks.items() if at > 1600.0)
+    assert len(looks) < 60
+
+
+def test_one_that_is_awaited_and_comes_back_continues_and_one_that_was_created_again_ends():
+    for found, error in [(ID, None), (OTHER_ID, RECREATED)]:
+        plan, source = FetchPlan(CONFIG), FetchFrom("t", 0, 10, topic_id=ID, last_epoch=2, awaited=True)
+        plan.add(source, 100.0)
+        assert looked_up_at(plan, 500.0, NOWHERE)
+        now = plan.next_due(None)
+        if error is None:
+            plan.leader_found(source, Leader(ONE, 5), found, now)
+            (asked,) = plan.take(ONE, now, HEADROOM)
+            assert (asked.offset, asked.last_epoch) == (10, 2)
+        else:
+            assert plan.lookup_failed(source, error, now) is None
+            failed = plan.lookup_failed(source, error, now + 3.0)
+            assert isinstance(failed, FetchFailed)
+            assert failed.error is error
+
+
+def test_one_that_is_awaited_is_not_said_to_fail_for_long():
+    plan, source = FetchPlan(ClientConfig(bootstrap="b:1")), FetchFrom("t", 0, 10, topic_id=ID, awaited=True)
+    plan.add(source, 100.0)
+    for now in range(101, 120):
+        plan.lookup_failed(source, RetriableError("no broker answers"), float(now))
+    assert "nothing can be fetched of t-0" in str(plan.outages.news(120.0))
+    plan.lookup_failed(source, NOWHERE, 121.0)
+    assert "every partition is fetched again" in str(plan.outages.news(121.0))
+
+
 def test_a_broker_that_lags_behind_is_forgiven():
     source = FetchFrom("t", 0, 10, topic_id=ID)
     plan = FetchPlan(CONFIG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 
 import pytest
 
@@ -146,7 +147,7 @@ def test_a_leader_that_does_not_say_what_it_has_holds_up_no_other_partition(kafk
     silent = kafka.fault("ListOffsets", LoseAnswer())
     with Fetcher(cluster, [FetchFrom("t", 0, 99)]) as fetcher:  # which is out of range
         wait_for(lambda: silent.fired)
-        fetcher.assign(FetchFrom("u", 0, 0))
+        fetcher.assign([FetchFrom("u", 0, 0)])
         started = time.monotonic()
         assert poll(fetcher).topic == "u"
         assert time.monotonic() - started < 15.0  # less than the request timeout
@@ -154,6 +155,30 @@ def test_a_leader_that_does_not_say_what_it_has_holds_up_no_other_partition(kafk
     assert time.monotonic() - started < 4.0  # nor is it waited for at the end
     cluster.close()  # which wakes that thread
     wait_for(lambda: not fetch_threads())
+
+
+def test_partitions_that_are_assigned_together_look_through_what_was_fetched_once(monkeypatch):
+    """Thousands at once, by a reader that is behind, kept the lock that fetching needs for many seconds."""
+
+    class Looked(deque):
+        looks = 0
+
+        def __iter__(self):
+            Looked.looks += 1
+            return super().__iter__()
+
+    over = threading.Event()
+    monkeypatch.setattr(KafkaCluster, "warm", lambda *_: set() if over.wait(DEADLINE_S) else None)
+    fetcher = Fetcher(KafkaCluster(ClientConfig(bootstrap="127.0.0.1:1")), [])
+    old = [FetchedData(topic, 0, 0, 1, ((0, 0),), memoryview(b"x"), 1, 1, 0, None) for topic in ("u", "v")]
+    with fetcher._lock:
+        fetcher._queue, fetcher._queued_bytes = Looked(old), 2
+    fetcher.assign([FetchFrom("t", number, 0) for number in range(4000)] + [FetchFrom("v", 0, 7)])
+    assert Looked.looks == 1
+    assert len(fetcher._plan) == 4001
+    assert [fetcher.poll(0.0), fetcher.poll(0.0)] == [old[0], None], "of v what was fetched is dropped"
+    over.set()
+    fetcher.close()
 
 
 def test_a_new_leader_that_the_old_one_names_is_asked_at_once(kafka, cluster):

@@ -9,16 +9,17 @@ import ssl
 import threading
 import urllib.parse
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import pytest
 
-from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.sasl import SaslConfig
 from headrace.connectors.security import renewal
-from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, MskTokens
+from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, ManagedIdentity, MskTokens
 from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, RetriableError, UsageError
-from headrace.kafka import KafkaSource, Latest
+from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import Before, FakeKafka
 from headrace.testing.servers.kafka.security import make_certificates
 from tests.helpers.kafka_rig import read_all
@@ -512,9 +513,9 @@ REFUSED = {
         by_token("https://h/") | {"sasl.jaas.config": JAVA["sasl.jaas.config"][:-1] + ' ssl.keystore.location="/k";'},
         "option ssl.keystore.location in sasl.jaas.config is not supported: for the token endpoint's certificate there are",
     ),
-    "tokens that no process signs": (
+    "tokens that nothing signs": (
         {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": f'{OAUTH_MODULE} required unsecuredLoginStringClaim_sub="me";'},
-        "option unsecuredLoginStringClaim_sub in sasl.jaas.config is not supported: it makes tokens that no process signs",
+        "option unsecuredLoginStringClaim_sub in sasl.jaas.config is not supported: it makes tokens that nothing signs",
     ),
     "an assertion": (
         by_token("https://h/") | JAVA | {"sasl.oauthbearer.assertion.private.key.file": "/k"},
@@ -562,3 +563,79 @@ def test_a_login_that_cannot_be_is_refused_by_name_and_shows_no_secret(propertie
 def test_tokens_for_msk_are_not_sent_in_the_clear_either_when_python_gives_them():
     with pytest.raises(UsageError, match="must be SASL_SSL"):
         KafkaSource("b:1", topics=["t"], sasl=SaslConfig(mechanism="AWS_MSK_IAM"))
+
+
+# --- a provider of the user's own -------------------------------------------------------------------------------------------
+
+
+class Tokens:
+    def token(self) -> str:
+        return "good"
+
+
+@dataclass
+class Changeable(Tokens):
+    """Has a value, and no hash."""
+
+    options: list[str]
+
+
+@dataclass(frozen=True)
+class Fixed(Tokens):
+    name: str
+
+
+@dataclass(frozen=True)
+class FixedWithAList(Tokens):
+    options: list[str]
+
+
+@pytest.mark.parametrize(
+    "provider", [Tokens(), Changeable([]), Fixed("a"), FixedWithAList([])], ids=lambda each: type(each).__name__
+)
+def test_copies_of_one_login_share_the_connections_of_their_process(kafka, provider):
+    logins = kafka.fault("SaslHandshake", Before(lambda: None), times=100)
+    sasl = SaslConfig(mechanism="OAUTHBEARER", token_provider=provider)
+    source = KafkaSource(kafka.bootstrap, topics=["t"], start=Earliest(), stop=Latest(), sasl=sasl)
+    data = pickle.dumps(replace(source, properties={"security.protocol": "SASL_PLAINTEXT"}))
+    for _ in range(5):
+        assert [value for *_, value in read_all(pickle.loads(data))] == [b"x"]
+    assert logins.fired <= 3
+    configs = [pickle.loads(data).config for _ in range(2)]
+    assert shared_cluster(configs[0]) is shared_cluster(configs[1])
+
+
+def test_logins_of_different_providers_are_different():
+    made = [SaslConfig(mechanism="OAUTHBEARER", token_provider=each) for each in (Tokens(), Tokens(), Fixed("a"), Fixed("b"))]
+    assert len(set(made)) == 4
+    assert made[2] == SaslConfig(mechanism="OAUTHBEARER", token_provider=Fixed("a"))
+    assert made[0] == SaslConfig(mechanism="OAUTHBEARER", token_provider=made[0].token_provider)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://job:hidden@idp.example:80800/token",
+        "htps://job:hidden@idp.example/token?client_secret=hidden",
+        "job:hidden@idp.example/token",
+        "https://job:hid@den:hidden@[idp/token",
+        "https://job:hidden/1@idp:x/token#hidden",
+        "file://job:hidden@host/token",
+    ],
+)
+@pytest.mark.parametrize(
+    "more", [{}, {"sasl.oauthbearer.metadata.authentication.type": "azure_imds"}], ids=["endpoint", "Azure"]
+)
+def test_an_address_that_cannot_be_is_shown_without_the_login_in_it(url, more):
+    with pytest.raises(UsageError, match=r"sasl.oauthbearer.token.endpoint.url must be like .*(idp|host)") as raised:
+        config_of(by_token(url) | (JAVA if not more and not url.startswith("file") else FILE) | more)
+    assert "hidden" not in str(raised.value)
+
+
+def test_no_repr_shows_the_login_in_an_address():
+    url = "https://job:hidden@idp.example/token?key=hidden"
+    credentials = ClientCredentials(url=url, client_id="me", client_secret="hidden")
+    assert "hidden" not in repr((credentials, ManagedIdentity(query="", url=url)))
+    with pytest.raises(RetriableError, match=r"the token endpoint https://127.0.0.1:1/token cannot be reached") as raised:
+        ClientCredentials(url="https://job:hidden@127.0.0.1:1/token?key=hidden", client_id="me", client_secret="x").token()
+    assert "hidden" not in str(raised.value)

@@ -4,10 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.connectors.kafka.client.errors import ConnectionLostError
 from headrace.connectors.kafka.client.properties import ClientConfig, DnsLookup, Isolation
 from headrace.connectors.kafka.client.sasl import SaslConfig, parse_jaas
+from headrace.connectors.kafka.client.wire.handshake import shake_hands
 from headrace.connectors.security.tls import TlsConfig
 from headrace.enumerator.errors import UsageError
+from headrace.kafka import KafkaSource
 
 BOOTSTRAP = {"bootstrap.servers": "broker:9092"}
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -318,3 +321,30 @@ def test_a_configuration_is_a_value_that_travels():
 def test_security_that_contradicts_itself_is_refused(make):
     with pytest.raises(UsageError):
         make()
+
+
+@pytest.mark.parametrize("host", ["a..b", ".a", "x" * 64, "a." + "x" * 64, "a..b:1,c"])
+def test_a_host_that_is_no_name_is_named(host):
+    with pytest.raises(UsageError, match=r"bootstrap.servers: '.*' cannot be the name of a host"):
+        ClientConfig(bootstrap=f"{host}:9092")
+
+
+def test_a_brokers_host_that_is_no_name_is_a_lost_connection():
+    with pytest.raises(ConnectionLostError, match="no connection"):
+        shake_hands("a..b", 9092, ClientConfig(bootstrap="a:1"))
+
+
+@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.jaas.config", "ssl.truststore.location", "ssl.keystore.key"])
+def test_security_that_would_be_ignored_is_refused(name):
+    given = {name: "PLAIN"}
+    with pytest.raises(UsageError, match=f"Kafka option '{name}' has no effect without security.protocol: set that to S"):
+        ClientConfig.from_properties(BOOTSTRAP | given)
+    made = ClientConfig.from_properties(BOOTSTRAP | given | {"security.protocol": "PLAINTEXT"})  # which says so itself
+    assert (made.tls, made.sasl) == (None, None)
+
+
+def test_a_login_with_stores_of_tls_says_whether_it_speaks_tls():
+    """By its default the password would go over the wire in clear, though a trust store was given."""
+    sasl = SaslConfig(mechanism="PLAIN", username="a", password="b")
+    with pytest.raises(UsageError, match=r"'ssl.truststore.location' has no effect without security.protocol"):
+        KafkaSource("b:1", topics=["t"], sasl=sasl, properties={"ssl.truststore.location": "ca.pem"})

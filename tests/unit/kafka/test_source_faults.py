@@ -10,7 +10,7 @@ import pytest
 
 from headrace.connectors.kafka.client import retries
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.errors import ConnectionLostError
+from headrace.connectors.kafka.client.errors import ConnectionLostError, TopicRecreatedError
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker
 from headrace.connectors.kafka.client.wire.connection import Connection
@@ -24,7 +24,7 @@ from headrace.kafka import Earliest, KafkaSource, Latest, Timestamp
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.spark.kafka_offsets import KafkaOffsets
-from headrace.testing.fake_kafka import Before, ErrorCode, FakeKafka, NewRecord, Refuse, Rewrite, Throttle
+from headrace.testing.fake_kafka import Before, Delay, ErrorCode, FakeKafka, NewRecord, Refuse, Rewrite, Throttle
 
 DEADLINE_S = 30.0
 
@@ -328,6 +328,37 @@ def test_every_broker_does_not_know_a_topic_for_longer_than_three_seconds_and_a_
     kafka.append("t", b"after")
     assert poll_until(run, lambda values: values) == [b"after"]
     run.close()
+
+
+def test_topics_that_are_gone_cost_next_to_no_requests_where_a_loss_is_allowed(kafka, monkeypatch, caplog):
+    """Each partition asked every broker by itself, several times a second and for ever."""
+    monkeypatch.setattr(fetch_plan, "_UNKNOWN_TOPIC_GRACE_S", 0.2)
+    for number in range(30):
+        kafka.create_topic(f"d-{number}")
+    run = source_of(kafka, topics=None, pattern="d-.*|t", stop=None, fail_on_data_loss=False).batches()._run
+    kafka.append("t", b"before")
+    assert poll_until(run, lambda values: values) == [b"before"]
+    for number in range(30):
+        kafka.delete_topic(f"d-{number}")
+    assert poll_until(run, lambda _: caplog.text.count("waiting for it to come back") == 30) == []
+    asked = kafka.fault("Metadata", Delay(0.0), times=None)
+    until = time.monotonic() + 4.0
+    poll_until(run, lambda _: time.monotonic() > until)
+    run.close()
+    assert asked.fired <= 6 * 4, "at 1 s, 2 s and 4 s after, and a few that were out of step: one broker, then all three"
+
+
+def test_a_topic_of_many_partitions_that_is_gone_is_asked_for_as_one(kafka):
+    kafka.create_topic("big", partitions=200)
+    run = source_of(kafka, topics=["big", "t"], stop=None).batches()._run
+    kafka.append("big", b"x", partition=199)
+    assert poll_until(run, lambda values: values) == [b"x"]
+    asked = kafka.fault("Metadata", Delay(0.0), times=None)
+    kafka.delete_topic("big")
+    with pytest.raises(TopicRecreatedError):
+        poll_until(run, lambda _: False)
+    run.close()
+    assert asked.fired < 200, "of 3 s"
 
 
 def test_one_broker_does_not_know_a_topic_and_the_others_are_asked(kafka, monkeypatch):

@@ -97,3 +97,32 @@ def test_no_private_key_is_left_on_disk(certificates, tmp_path, monkeypatch):
 
 def test_the_protocols_bound_the_version():
     assert ssl_context(TlsConfig(enabled_protocols=("TLSv1.3",))).minimum_version is ssl.TLSVersion.TLSv1_3
+
+
+def test_files_that_are_renewed_are_read_again_and_others_are_not(certificates, tmp_path):
+    own, trust = tmp_path / "own.pem", tmp_path / "trust.pem"
+    own.write_bytes(certificates.client.read_bytes())
+    trust.write_bytes(certificates.ca.read_bytes())
+    tls = TlsConfig(truststore_location=str(trust), keystore_location=str(own))
+    first = ssl_context(tls)
+    assert ssl_context(tls) is first
+    own.write_bytes(certificates.server.read_bytes())
+    second = ssl_context(tls)
+    assert second is not first
+    trust.write_bytes(make_certificates(tmp_path / "renewed").ca.read_bytes())
+    third = ssl_context(tls)
+    assert third.get_ca_certs() != second.get_ca_certs()
+    assert ssl_context(tls) is third
+
+
+@pytest.mark.parametrize("half", [b"", b"-----BEGI", None], ids=["empty", "half", "absent"])
+def test_a_file_that_is_being_renewed_does_not_end_what_goes_on(certificates, tmp_path, caplog, half):
+    own = tmp_path / "own.pem"
+    own.write_bytes(certificates.client.read_bytes())
+    tls = TlsConfig(keystore_location=str(own))
+    first = ssl_context(tls)
+    own.unlink() if half is None else own.write_bytes(half)
+    assert ssl_context(tls) is first
+    assert "TLS uses the files as they were before" in caplog.text
+    own.write_bytes(certificates.server.read_bytes())
+    assert ssl_context(tls) is not first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -184,6 +185,87 @@ def test_a_topic_that_was_deleted_leaves_the_checkpoint_of_an_embedded_run(kafka
     kafka.append("t", b"last")
     with replace(source, fail_on_data_loss=True).batches(after) as batches:
         assert next(batches).column("value").to_pylist() == [b"last"]
+
+
+SUBSCRIPTIONS = pytest.mark.parametrize(
+    ("both", "one"),
+    [
+        ({"topics": ["t", "u"]}, {"topics": ["t"]}),
+        ({"pattern": "[tu]"}, {"pattern": "t"}),
+        ({"partitions": {"t": [0], "u": [0]}}, {"partitions": {"t": [0]}}),
+    ],
+    ids=["topics", "pattern", "partitions"],
+)
+
+
+class TestATopicThatIsSubscribedToNoMore:
+    """Left out of the subscription at a restore: the log said that it is left out, and it was still read."""
+
+    @pytest.fixture
+    def both_read(self, kafka):
+        kafka.create_topic("u")
+        kafka.append("u", b"u0")
+        return lambda read, both: read(KafkaSource(kafka.bootstrap, **both), None)
+
+    @staticmethod
+    def embedded(source, checkpoint, quiet_s=0.7):
+        values, ends_at = [], time.monotonic() + quiet_s
+        with source.batches(checkpoint) as batches:
+            while time.monotonic() < ends_at and not batches._run.finished:
+                if (batch := batches._run.poll(0.05)) is not None and batch.records.num_rows:
+                    values += batch.records.column("value").to_pylist()
+                    ends_at = time.monotonic() + quiet_s
+            state = batches.checkpoint()
+            batches.checkpoint_completed()
+        return values, state
+
+    @staticmethod
+    def beam(source, checkpoint, quiet_s=0.7):
+        run = BeamRun(source, checkpoint, publish=source.group is not None, read_s=0.1)
+        seen, ends_at = 0, time.monotonic() + quiet_s
+        try:
+            while time.monotonic() < ends_at and not run.finished:
+                run.step(0.1)
+                if len(run.batches) > seen:
+                    seen, ends_at = len(run.batches), time.monotonic() + quiet_s
+            return [value for batch in run.batches for value in batch.column("value").to_pylist()], run.snapshot()
+        finally:
+            run.close()
+
+    @SUBSCRIPTIONS
+    @pytest.mark.parametrize(("name", "stop"), [("embedded", None), ("embedded", Latest()), ("beam", None)])
+    def test_is_read_no_more_where_that_is_tolerated(self, kafka, both_read, caplog, both, one, name, stop):
+        read = getattr(self, name)
+        values, checkpoint = both_read(read, both)
+        assert sorted(values) == [*TEN, b"u0"]
+        kafka.append("t", b"t1")
+        kafka.append("u", b"u1")
+        source = KafkaSource(kafka.bootstrap, **one, stop=stop, fail_on_data_loss=False, group="g")
+        values, checkpoint = read(source, checkpoint)
+        assert values == [b"t1"]
+        assert "the source no longer selects the partition; continuing without them" in caplog.text
+        assert caplog.text.count("continuing without them") == 1
+        if name == "embedded":
+            assert kafka.committed("g") == {("t", 0): 11}
+            strict = replace(source, fail_on_data_loss=True)
+            assert read(strict, checkpoint)[0] == [], "what was tolerated is past"
+
+    @SUBSCRIPTIONS
+    @pytest.mark.parametrize("name", ["embedded", "beam"])
+    def test_is_data_loss_where_it_is_not(self, kafka, both_read, both, one, name):
+        read = getattr(self, name)
+        _, checkpoint = both_read(read, both)
+        with pytest.raises(DataLossError, match=r"u-0 .* the source no longer selects the partition"):
+            read(KafkaSource(kafka.bootstrap, **one), checkpoint)
+
+    @pytest.mark.parametrize("name", ["embedded", "beam"])
+    def test_is_found_again_when_it_is_subscribed_to_again(self, kafka, both_read, name):
+        """Its position is forgotten, so it starts where new partitions do: nothing is left out."""
+        read = getattr(self, name)
+        _, checkpoint = both_read(read, {"topics": ["t", "u"]})
+        _, checkpoint = read(KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False), checkpoint)
+        kafka.append("u", b"u1")
+        assert read(KafkaSource(kafka.bootstrap, topics=["t", "u"]), checkpoint)[0] == [b"u0", b"u1"]
 
 
 def test_a_reader_shows_of_a_topic_recreated_up_to_where_each_partition_was_read(kafka, caplog):

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
@@ -15,7 +16,7 @@ from headrace.connectors.kafka.read import reader
 from headrace.connectors.kafka.read import source as source_module
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError
-from headrace.kafka import Earliest, KafkaSource
+from headrace.kafka import Committed, Earliest, KafkaSource, Latest
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.spark.kafka_offsets import KafkaOffsets
@@ -152,6 +153,57 @@ def test_a_group_is_committed_with_the_epoch(lead):
     cluster = lead([], leads=3)
     KafkaSource("nowhere:1", topics=["t"], group="g").checkpoint_completed([READ_TO_10])
     assert cluster.committed == {(ID, "t", 0): CommittedOffset(10, leader_epoch=3)}
+
+
+class TestAStartWhereAGroupHasCommitted:
+    """The epoch is committed with the offset, so a log that was truncated since is noticed as from a checkpoint (KIP-320)."""
+
+    @pytest.fixture
+    def truncated(self, ten):
+        """The group has read all ten, by a job whose checkpoint completed; then 6 to 9 were lost, and others are there."""
+        with KafkaSource(ten.bootstrap, topics=["t"], group="g").batches() as batches:
+            read = 0
+            while read < 10:
+                read += next(batches).num_rows
+            batches.checkpoint()
+            batches.checkpoint_completed()
+        ten.lose_records("t", from_offset=6)
+        ten.append("t", *(b"new-%d" % number for number in range(6, 12)))
+        return ten
+
+    @staticmethod
+    def values(source):
+        with source.batches() as batches:
+            return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+    @pytest.mark.parametrize("partitions", [{"topics": ["t"]}, {"partitions": {"t": [0]}}], ids=["topics", "partitions"])
+    def test_notices_a_log_that_was_truncated_since(self, truncated, partitions):
+        source = KafkaSource(truncated.bootstrap, **partitions, start=Committed("g"), stop=Latest())
+        with pytest.raises(LogTruncatedError, match="offsets 6 to 9 were read already"):
+            self.values(source)
+
+    def test_continues_where_the_logs_part_if_a_loss_is_allowed(self, truncated):
+        source = KafkaSource(truncated.bootstrap, topics=["t"], start=Committed("g"), fail_on_data_loss=False)
+        with source.batches() as batches:
+            assert next(batches).column("value").to_pylist() == [b"new-%d" % number for number in range(6, 12)]
+
+    def test_so_does_one_of_a_partition_that_is_discovered_later(self, truncated):
+        (found,) = (
+            KafkaSource(truncated.bootstrap, topics=["t"], start_of_new_partitions=Committed("g"))
+            .create_discovery()
+            .later({})
+            .added
+        )
+        assert (found.next_offset, found.last_epoch) == (10, 0)
+
+    def test_of_which_the_epoch_is_not_known_is_believed(self, ten):
+        with KafkaCluster(KafkaSource(ten.bootstrap, topics=["t"]).config) as cluster:
+            cluster.commit_offsets("g", {("t", 0): CommittedOffset(4)})
+        assert self.values(KafkaSource(ten.bootstrap, topics=["t"], start=Committed("g"), stop=Latest()))[0] == b"old-4"
+
+    def test_has_no_epoch_where_the_group_has_committed_nothing(self, ten):
+        (split,) = KafkaSource(ten.bootstrap, topics=["t"], start=Committed("g")).create_discovery().initial().added
+        assert (split.next_offset, split.last_epoch) == (0, None)
 
 
 class TestASparkQuery:

@@ -505,8 +505,9 @@ def test_a_script_that_calls_run_at_its_top_is_reported_so_and_not_run_again_and
 
 def test_what_no_worker_can_do_ends_the_run_without_a_restart(kafka, tmp_path):
     produce(kafka, 0, 3)
-    pipeline = Pipeline(KafkaSource(kafka.bootstrap, topics=["in"]), KafkaSink(kafka.bootstrap, topic="out"))
-    with pytest.raises(RunFailedError, match=r"UsageError: rows for Kafka have a column 'value'.*got .*'timestampType'"):
+    source = KafkaSource(kafka.bootstrap, topics=["in"], columns=["key", "timestamp"])
+    pipeline = Pipeline(source, KafkaSink(kafka.bootstrap, topic="out"))
+    with pytest.raises(RunFailedError, match=r"UsageError: rows for Kafka have a column 'value'.*got .*'timestamp'"):
         pipeline.run(checkpoints=str(tmp_path), restart=FixedDelay(1000, 0.0))
 
 

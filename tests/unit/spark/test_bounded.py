@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from pyspark import cloudpickle
 
-from headrace.runners.spark.bounded import BoundedSourceFormat, format_of
+from headrace.runners.spark.bounded import BoundedSourceFormat
 from headrace.testing.memory import MemoryLog, MemorySource
 
 
@@ -36,12 +36,12 @@ class Injected:
 def test_no_option_is_ever_unpickled(source, option):
     """Regression: the source was an option, so the process that could set one ran code in the driver and in the workers."""
     injected = base64.b64encode(pickle.dumps(Injected())).decode()
-    assert format_of(source)({option: injected}).schema().names == ["split", "offset", "value"]
+    assert BoundedSourceFormat.of(source)({option: injected}).schema().names == ["split", "offset", "value"]
     assert not Injected.unpickled
 
 
 def test_the_format_travels_with_its_source_and_reads_it(source):
-    made = cloudpickle.loads(cloudpickle.dumps(format_of(source)))({})
+    made = cloudpickle.loads(cloudpickle.dumps(BoundedSourceFormat.of(source)))({})
     assert isinstance(made, BoundedSourceFormat)
     reader = made.reader(made.schema())
     rows = [value for split in reader.partitions() for batch in reader.read(split) for value in batch["value"].to_pylist()]
@@ -49,5 +49,5 @@ def test_the_format_travels_with_its_source_and_reads_it(source):
 
 
 def test_another_source_has_another_name_and_the_same_the_same(source):
-    assert format_of(source).name() == format_of(source).name()
-    assert format_of(source).name() != format_of(source.with_columns(["value"])).name()
+    assert BoundedSourceFormat.of(source).name() == BoundedSourceFormat.of(source).name()
+    assert BoundedSourceFormat.of(source).name() != BoundedSourceFormat.of(source.with_columns(["value"])).name()

@@ -23,9 +23,8 @@ from headrace.connectors.base.counters import COUNTERS, Counted, ProcessCounters
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import KafkaSink
 from headrace.runners.spark import readers, reports, writers
-from headrace.runners.spark.metrics.collector import SPARK_METRICS
+from headrace.runners.spark.metrics.collector import SPARK_METRICS, JobStatus
 from headrace.runners.spark.metrics.exporter import metrics
-from headrace.runners.spark.metrics.job import JobStatus
 from headrace.runners.spark.metrics.sinks import SinkWatch
 from headrace.runners.spark.reports import REPORTS_VARIABLE, ReportListener, own_address, report
 from headrace.runners.spark.supervision.status import StatusFile
@@ -249,7 +248,7 @@ def test_restarts_takeovers_and_standbys_are_those_of_the_status_file(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"drivers_started": "?"}', '{"drivers_started": 1, "standbys": [3]}'])
 def test_a_file_that_is_no_status_shows_nothing(tmp_path, text):
     (tmp_path / "status.json").write_text(text)
-    assert JobStatus(tmp_path / "status.json").read() is None
+    assert JobStatus(tmp_path / "status.json").read() == []
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from dataclasses import replace
 from enum import StrEnum
 
 import pytest
@@ -515,7 +516,7 @@ PARTITIONS_EXAMPLE = '{"topicA":[0,1],"topicB":[2,4]}'
         (
             "txnAppId",
             "batch-0123456789ab4cde8f0123456789abcd",
-            "option 'txnAppId' must be of another form than the names of writes that no process repeats, "
+            "option 'txnAppId' must be of another form than the names of writes that are never repeated, "
             "not 'batch-0123456789ab4cde8f0123456789abcd'",
         ),
     ],
@@ -535,9 +536,9 @@ def test_where_a_position_is_out_of_range_is_said():
 # --- a table ----------------------------------------------------------------------------------------------------------------
 
 PLAIN = OptionTable(
+    [Option("wingSpan", integer(1), "how wide it is"), Option("colour", choice(Colour), "of its feathers")],
     "the plain sink",
     "this sink",
-    [Option("wingSpan", integer(1), "how wide it is"), Option("colour", choice(Colour), "of its feathers")],
     ignored=frozenset({"passedover"}),
     other_side=[Option("beakLength", integer(1), "how long"), Option("tail", text, "whether it has one")],
 )
@@ -549,7 +550,7 @@ def test_a_table_without_a_prefix_has_no_properties():
 
 
 def test_options_of_a_group_are_given_together_by_their_names_in_lower_case():
-    table = OptionTable("the oven", "this oven", [Option("rack", text, "where")], groups=("heat.", "grill."))
+    table = OptionTable([Option("rack", text, "where")], "the oven", "this oven", groups=("heat.", "grill."))
     written = {"Heat.Upper": "Much", "HEAT.lower": "1", "rack": "2", "grill.heat.x": "on"}
     assert table.parse(written) == ({"heat.": {"upper": "Much", "lower": "1"}, "rack": "2", "grill.": {"heat.x": "on"}}, {})
 
@@ -589,9 +590,10 @@ def test_each_option_of_the_other_side_is_warned_of_by_its_name(caplog):
 
 
 def test_what_a_missing_option_is_for_is_said():
-    PLAIN.required({"wingSpan": 1, "colour": None}, "wingSpan", "colour")
+    table = replace(PLAIN, required=("wingSpan", "colour"))
+    assert set(table.parse({"wingSpan": "1", "colour": next(iter(Colour))})[0]) == {"wingSpan", "colour"}
     with pytest.raises(UsageError, match=re.escape("option 'colour' is missing: of its feathers") + "$"):
-        PLAIN.required({"wingSpan": 1}, "wingSpan", "colour")
+        table.parse({"wingSpan": "1"})
 
 
 def test_the_two_options_of_a_repeated_write_go_together():

@@ -97,7 +97,7 @@ class TestEverySink:
             ({"wholly-other": "x"}, "'wholly-other' is not known to the sink$"),
             (
                 {"txnAppId": one_off_job(), "txnVersion": "1"},
-                "of another form than the names of writes that no process repeats",
+                "of another form than the names of writes that are never repeated",
             ),
             ({"txnAppId": " "}, "'txnAppId' must not be empty"),
         ],

@@ -40,7 +40,7 @@ from headrace.runners.restarts import FixedDelay
 from headrace.runners.spark import pipeline
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.pipeline import PipelineWrite, sink_format
+from headrace.runners.spark.pipeline import PipelineSinkFormat, PipelineWrite
 from headrace.runners.spark.supervision import driver as drivers
 from headrace.runners.spark.supervision import dry_run as dry_runs
 from headrace.runners.spark.supervision import dry_run_source, process_tree
@@ -715,7 +715,7 @@ def test_what_a_takeover_may_repeat_is_said(tmp_path, caplog):
 def test_so_it_is_of_sinks_of_ours_that_are_written_at_least_once(tmp_path, caplog):
     started_with_a_standby(tmp_path, "headrace", delivery="at-least-once", **KAFKA)
     assert "the sink 'AtLeastOnceKafkaSink' is written at least once" in caplog.text
-    sink = sink_format(PipelineWrite(FunctionSink(print), iter, pa.schema([]), OffsetLog("/c")))
+    sink = PipelineSinkFormat.of(PipelineWrite(FunctionSink(print), iter, pa.schema([]), OffsetLog("/c")))
     with patch.dict(pipeline._sinks, {sink.name(): sink}):
         started_with_a_standby(tmp_path, sink.name())
     assert "the sink 'FunctionSink' is written at least once: a takeover repeats the batch" in caplog.text

@@ -503,7 +503,7 @@ def submission(monkeypatch):
     monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", "secret")
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     settings = {"spark.master": "local[2]", "spark.hadoop.fs.s3a.secret.key": "a=b :c\\d"}
-    monkeypatch.setattr(submitted, "_settings", lambda: settings)
+    monkeypatch.setattr(submitted, "submitted_settings", lambda: settings)
     return settings
 
 

@@ -150,7 +150,7 @@ def test_a_second_stop_kills_and_a_third_does_nothing():
     core.handle(JobStopRequested(1.0))
     assert core.handle(JobStopRequested(2.0)) == [KillDriver()]
     assert core.handle(JobStopRequested(2.5)) == []
-    assert finished(core.handle(DriverEnded(3.0, FAILED, EVEN))).reason == "it was reported twice to stop"
+    assert finished(core.handle(DriverEnded(3.0, FAILED, EVEN))).reason == "it was asked twice to stop"
 
 
 def test_a_stop_between_two_drivers_ends_the_job_there():
@@ -168,7 +168,7 @@ def test_a_driver_that_fails_while_it_is_stopped_is_not_started_again_and_no_suc
 def test_a_driver_that_another_process_else_has_stopped_is_started_again():
     core = started()
     assert core.handle(DriverEnded(1.0, STOPPED, EVEN)) == []
-    assert core.last_failure == "its driver was instructed to end by another process"
+    assert core.last_failure == "its driver was stopped by another process"
 
 
 def test_a_driver_without_progress_is_killed_and_started_again():

@@ -112,7 +112,7 @@ def test_a_job_is_stopped_after_its_batch(play):
 
 def test_a_second_signal_ends_the_job_at_once(play):
     end, _ = play(lambda driver: (stop(driver), stop(driver)))
-    assert end == DriverEnd(Ending.FAILED, "it was reported twice to stop")
+    assert end == DriverEnd(Ending.FAILED, "it was asked twice to stop")
 
 
 # --- a host that is full -------------------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ def jvm(monkeypatch):
     with subprocess.Popen(["sleep", "600"]) as process:
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
         monkeypatch.setattr(os, "getppid", lambda: process.pid)
-        monkeypatch.setattr(submitted, "_settings", dict)
+        monkeypatch.setattr(submitted, "submitted_settings", dict)
         yield process
         process.kill()
 
@@ -460,14 +460,14 @@ def test_ctrl_c_that_ends_spark_submit_too_is_one_stop_and_the_batch_ends(play, 
 
 def test_ctrl_c_twice_ends_the_job_at_once_though_spark_submit_has_ended_with_the_first(play, jvm):
     end, _ = play(lambda driver: (end_of(jvm), stop(driver), stop(driver)))
-    assert end == DriverEnd(Ending.FAILED, "it was reported twice to stop")
+    assert end == DriverEnd(Ending.FAILED, "it was asked twice to stop")
 
 
 def test_a_signal_long_after_the_end_of_spark_submit_is_a_second_one(play, jvm, monkeypatch):
     monkeypatch.setattr(supervisor, "_ONE_STOP_S", 0.0)
     monkeypatch.setattr(PlayedDriver, "stop", stop)  # it hangs in its batch, and another process gets impatient
     end, _ = play(partial(end_of, jvm), job=SupervisionLimits(None, 10.0))
-    assert end == DriverEnd(Ending.FAILED, "it was reported twice to stop")
+    assert end == DriverEnd(Ending.FAILED, "it was asked twice to stop")
 
 
 # --- long times ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import json
 import logging
 import pickle
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import fastavro
@@ -163,6 +164,25 @@ def test_json_and_strings_keys_and_values(kafka):
     assert Frame(kafka, valueSchema=value.json(), **options).column("value") == frame.column("value")
     with pytest.raises(UsageError, match="valueFormat=json needs the type of the value"):
         Frame(kafka, **options)
+
+
+def test_json_times_without_a_zone_are_in_the_sessions_or_the_machines_or_that_of_the_option(kafka, monkeypatch):
+    """Spark's tasks are given the settings of their session as local properties."""
+    kafka.append("flights", b'{"t": "2020-07-01T12:00:00"}', b'{"t": "2020-07-01T12:00:00.1234567Z"}')
+    schema = StructType([StructField("value", StructType([StructField("t", TimestampType())]))])
+
+    def hours(**options: str) -> list[int]:
+        return [
+            row["t"].astimezone(datetime.UTC).hour
+            for row in Frame(kafka, schema, valueFormat="json", **options).column("value")
+        ]
+
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert hours() == [3, 12]
+    task = SimpleNamespace(getLocalProperty={"spark.sql.session.timeZone": "GMT+5"}.get)
+    monkeypatch.setattr(kafka_formats.TaskContext, "get", lambda: task)
+    assert hours() == [7, 12]
+    assert hours(timeZone="America/New_York") == [16, 12]
 
 
 def test_a_type_that_spark_does_not_have_is_refused_and_its_neighbours_are_read(kafka):
@@ -653,6 +673,8 @@ BY_RECORD = {
         ({"schemaRegistryUrl": "http://a"}, "'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro"),
         ({"valueSubject": "s"}, "'valueSubject' means nothing without valueFormat of another kind than string"),
         ({"keyFormat": "json", "keySchemaFile": "f"}, "'keySchemaFile' means nothing with keyFormat=json"),
+        ({"valueFormat": "json", "timeZone": "Berlin"}, "option 'timeZone': time zone 'Berlin' is not known"),
+        ({"valueFormat": "string", "timeZone": "UTC"}, "'timeZone' means nothing without valueFormat or keyFormat of json"),
         ({"onBadRecord": "skip"}, "'onBadRecord' means nothing without valueFormat or keyFormat"),
         ({"schema.registry.basic.auth.user.info": "u:hidden"}, "'schema.registry.basic.auth.user.info' needs schemaRegistry"),
         ({"valueFormat": "avro", "valueSchema": "{}", "schemaRegistryUrl": "http://a"}, "not both"),

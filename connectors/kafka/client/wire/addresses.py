@@ -7,8 +7,6 @@ import socket
 from headrace.connectors.kafka.client.errors import ConnectionLostError
 from headrace.connectors.kafka.client.properties import ClientConfig, DnsLookup
 
-__all__ = ["bootstrap_addresses"]
-
 
 def bootstrap_addresses(config: ClientConfig) -> tuple[tuple[str, int], ...]:
     """(host, port) of each. Asks the name service where canonical names are wanted, and raises `ConnectionLostError` if no

@@ -1,8 +1,6 @@
-"""Receive buffers, reused once no view of them is left. Sans-IO."""
+"""Receive buffers, reused once no view of them is left. Sans-I/O."""
 
 from __future__ import annotations
-
-__all__ = ["BufferPool"]
 
 _SMALLEST_POOLED = 64 * 1024
 _BUFFER_STEP = 1024 * 1024

@@ -35,9 +35,6 @@ from headrace.connectors.kafka.client.wire.throttles import Throttles
 from headrace.connectors.kafka.format.fetch_protocol import parse_fetch_response
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, PeerError, ProtocolViolationError
 
-__all__ = ["Connection"]
-
-
 _shutdown = socket.socket.shutdown  # the socket's own, below TLS, whose orderly goodbye could block
 
 

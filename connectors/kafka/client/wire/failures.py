@@ -9,8 +9,6 @@ import kafka.errors as kafka_python_errors
 from headrace.connectors.kafka.client.errors import ConnectionLostError, TlsError
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, HeadraceError, PeerError, UsageError
 
-__all__ = ["MAX_FRAME_BYTES", "explain", "explain_handshake", "first_line", "not_a_frame"]
-
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 """The longest response taken. Any four bytes of HTTP or of a TLS alert, read as a length, are more."""
 

@@ -25,8 +25,6 @@ from headrace.connectors.security.renewal import kept
 from headrace.connectors.security.tls import ssl_context
 from headrace.enumerator.errors import AuthenticationError
 
-__all__ = ["Adopted", "shake_hands"]
-
 _REPLACED_AT = 0.85  # of the lifetime of a SASL session (KIP-368), as the Java client does
 
 
@@ -74,7 +72,7 @@ def _shake_hands(host: str, port: int, config: ClientConfig, tokens: _Tokens | N
     context = ssl_context(config.tls) if config.tls else None
     try:
         raw = _open_socket(host, port, config)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a host that cannot be a name
         raise ConnectionLostError(f"{host}:{port}: no connection: {first_line(error)}") from error
     net = NetworkSelector(client_id=config.client_id, slow_task_threshold_secs=0)
     _quiet.here = True

@@ -14,8 +14,6 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.throttles import Throttles
 
-__all__ = ["ConnectionPool"]
-
 Address = tuple[str, int]
 _CLEAN_UP_S = 10.0
 
@@ -44,7 +42,7 @@ class ConnectionPool:
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Address, list[Connection]] = defaultdict(list)
-        self._lent: weakref.WeakSet[Connection] = weakref.WeakSet()  # what no process gives back is no process's
+        self._lent: weakref.WeakSet[Connection] = weakref.WeakSet()  # weak: what is never given back is forgotten
         self._failures: dict[Address, _Failures] = {}
         self._cleaned_up_at = time.monotonic()
 
@@ -75,9 +73,7 @@ class ConnectionPool:
             self._idle[host, int(port)].append(connection)
 
     def close(self) -> None:
-        """Close the idle connections, and cut those on loan: the process that waits for an answer, a quota or a backoff is
-        woken.
-        """
+        """Close the idle connections, and cut those on loan: a thread that waits for an answer, a quota or a backoff wakes."""
         self._closed.set()
         with self._lock:
             idle, self._idle = self._idle, defaultdict(list)
@@ -96,7 +92,7 @@ class ConnectionPool:
         return connection
 
     def _clean_up(self) -> None:
-        """Close what idles unsuccessfully, of whatever address: brokers go, and their sockets would stay half closed."""
+        """Close what was idle for too long, of any address: brokers go, and their sockets would stay half closed."""
         with self._lock:
             if time.monotonic() - self._cleaned_up_at < _CLEAN_UP_S:
                 return

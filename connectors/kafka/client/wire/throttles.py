@@ -1,4 +1,4 @@
-"""Quotas: for how long brokers asked to be left alone, counted and said in the log (KIP-13, KIP-219)."""
+"""Quotas: how long brokers have throttled this client, counted and logged (KIP-13, KIP-219)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from collections.abc import Mapping
 
 from headrace.connectors.base.counters import COUNTERS, Counted
 
-__all__ = ["Throttles"]
-
 log = logging.getLogger(__name__)
 
 
 class Throttles:
-    """Milliseconds by broker address. Thread-safe, but counted afresh in a forked child."""
+    """Milliseconds of throttling by broker address. Thread-safe; a forked child starts at zero."""
 
     def __init__(self) -> None:
-        """No process has asked for time."""
+        """No broker has throttled yet."""
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -31,7 +29,7 @@ class Throttles:
         return dict(self._milliseconds)
 
     def note(self, address: str, milliseconds: int) -> None:
-        """A broker asks for so much. Said the first time, and whenever the sum has doubled, so that the log does not grow."""
+        """Add a broker's throttle time. Logged the first time, and when the sum has doubled, so that the log stays short."""
         if self._pid != os.getpid():
             self._start_afresh()
         with self._lock:

@@ -8,8 +8,6 @@ from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode
 from headrace.testing.fake_kafka.protocol import ApiVersionsResponse, Message
 
-__all__ = ["api", "versions"]
-
 
 def api(offered: Callable[[], Mapping[int, Api]]) -> Api:
     """The API itself; `offered` gives all of them by key, this one too."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from headrace.testing.fake_kafka.state.sessions import FetchSessions
 from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, TopicTable
 
-__all__ = ["COORDINATOR_PARTITIONS", "HOST", "BrokerState", "IsolatedView", "coordinator_partition", "elect", "java_hash"]
-
 HOST = "127.0.0.1"
 _SMALLEST = -(1 << 31)
 COORDINATOR_PARTITIONS = 50  # of __consumer_offsets and of __transaction_state
@@ -24,7 +22,7 @@ class IsolatedView:
 
 @dataclass(slots=True)
 class BrokerState:
-    """One broker; `port`, which clients are reported, and `listens_at` are 0 until it listens, and stay over restarts."""
+    """One broker; `port`, which clients get, and `listens_at` are 0 until it listens, and stay over restarts."""
 
     id: int
     port: int = 0

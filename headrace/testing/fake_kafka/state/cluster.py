@@ -1,4 +1,4 @@
-"""The whole cluster's state and what the controller does: sans-IO, one thread at a time."""
+"""The whole cluster's state and what the controller does: sans-I/O, one thread at a time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from headrace.testing.fake_kafka.state.quotas import Quotas
 from headrace.testing.fake_kafka.state.topics import Partition, Topic, TopicTable, placed
 from headrace.testing.fake_kafka.state.transactions import ProducerIdentity, TransactionCoordinator, TransactionMetadata
 from headrace.testing.fake_kafka.state.users import Users
-
-__all__ = ["OFFSETS_TOPIC", "ClusterState"]
 
 OFFSETS_TOPIC = "__consumer_offsets"
 _INTERNAL = {CoordinatorKind.GROUP: OFFSETS_TOPIC, CoordinatorKind.TRANSACTION: "__transaction_state"}
@@ -72,7 +70,7 @@ class ClusterState:
 
     @property
     def controller(self) -> int:
-        """The broker that clients are reported is the controller; any may be asked."""
+        """The broker that clients take for the controller; any may be asked."""
         return next((broker.id for broker in self.members()), -1)
 
     def topics_at(self, broker: BrokerState) -> TopicTable:
@@ -120,7 +118,7 @@ class ClusterState:
         return self.topics.partition(topic, coordinator_partition(key))
 
     def commit_offsets(self, group_id: str, offsets: Mapping[tuple[str, int], OffsetAndMetadata]) -> None:
-        """At once, and kept in __consumer_offsets for the process that reads that."""
+        """At once, and kept in __consumer_offsets for clients that read that."""
         self.groups.get_or_create(group_id).offsets.commit(offsets)
         if offsets:
             now = self.clock.now_ms()

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = ["BROKER_DEFAULTS", "TOPIC_CONFIGS", "Setting", "check_topic_config", "topic_setting"]
-
 _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = 1, 2, 3, 5, 6, 7  # ConfigDef.Type, as DescribeConfigs numbers it
 
 

@@ -1,6 +1,6 @@
-"""The group coordinator of the classic protocol: members, rebalances, generations (as Kafka's ClassicGroup). Sans-IO.
+"""The group coordinator of the classic protocol: members, rebalances, generations (as Kafka's ClassicGroup). Sans-I/O.
 
-A join or a sync that has to wait for others leaves the member waiting; the process that serves its connection asks again later.
+A join or a sync that has to wait for others leaves the member waiting; the thread that serves its connection asks again later.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from enum import Enum
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state.offsets import GroupOffsets
-
-__all__ = ["Group", "GroupCoordinator", "GroupState", "Joining", "Member"]
 
 
 class GroupState(Enum):
@@ -294,7 +292,7 @@ class GroupCoordinator:
     """All groups of the cluster."""
 
     def __init__(self) -> None:
-        """None."""
+        """No groups yet."""
         self.by_id: dict[str, Group] = {}
 
     def known(self, group_id: str) -> Group:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from headrace.testing.fake_kafka.state.logs.batches import NewRecord
 
-__all__ = ["GroupOffsets", "OffsetAndMetadata", "offset_record"]
-
 TopicPartition = tuple[str, int]
 
 
@@ -23,10 +21,10 @@ class OffsetAndMetadata:
 
 
 class GroupOffsets:
-    """Of one group."""
+    """The committed offsets of one group."""
 
     def __init__(self) -> None:
-        """None."""
+        """No offsets yet."""
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self._pending: dict[int, dict[TopicPartition, OffsetAndMetadata]] = {}
 

@@ -1,4 +1,4 @@
-"""Client quotas (KIP-13, KIP-546): bytes a second for a client id or user; who takes more is instructed to wait."""
+"""Client quotas (KIP-13, KIP-546): bytes a second for a client id or user; a client that takes more has to wait."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-
-__all__ = ["CONSUMER_RATE", "PRODUCER_RATE", "Entity", "Quotas"]
 
 PRODUCER_RATE = "producer_byte_rate"
 CONSUMER_RATE = "consumer_byte_rate"

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = ["FINAL_EPOCH", "INITIAL_EPOCH", "FetchSession", "FetchSessions", "Wanted", "WantedKey"]
-
 FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
 _NO_ID = 0
@@ -70,7 +68,7 @@ class FetchSession:
         return (known.high_watermark, known.log_start_offset) != (high_watermark, log_start_offset)
 
     def reported(self, key: WantedKey, high_watermark: int, log_start_offset: int) -> None:
-        """Remember what the client was reported; it moves to the end, so that every partition gets its turn."""
+        """Remember the answer to the client; it moves to the end, so that every partition gets its turn."""
         known = self.partitions.pop(key)
         known.high_watermark, known.log_start_offset = high_watermark, log_start_offset
         self.partitions[key] = known
@@ -80,7 +78,7 @@ class FetchSessions:
     """A broker's sessions; the one unused for longest gives way when there are too many."""
 
     def __init__(self) -> None:
-        """None."""
+        """No session yet."""
         self._sessions: dict[int, FetchSession] = {}
         self._random = random.Random(0)  # noqa: S311  ids need to be different, not secret
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state.logs.log import Log
 
-__all__ = ["NO_LEADER", "Partition", "Topic", "TopicTable", "check_name", "placed"]
-
 NO_LEADER = -1
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -36,7 +34,7 @@ class Partition:
             self.log.begin_epoch(self.epoch)
 
     def check_epoch(self, known: int) -> None:
-        """KIP-320: a client that knows an older leader epoch, or a newer one, is informed so. -1: it knows none."""
+        """KIP-320: a client that knows an older leader epoch, or a newer one, gets an error. -1: it knows none."""
         if 0 <= known < self.epoch:
             raise RefusedError(ErrorCode.FENCED_LEADER_EPOCH)
         if known > self.epoch:
@@ -62,7 +60,7 @@ class TopicTable:
     """All topics, by name and by id."""
 
     def __init__(self) -> None:
-        """None."""
+        """No topics yet."""
         self.by_name: dict[str, Topic] = {}
 
     def __iter__(self) -> Iterator[Topic]:

@@ -13,8 +13,6 @@ from typing import Protocol
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = ["Markers", "ProducerIdentity", "TransactionCoordinator", "TransactionMetadata", "TransactionState"]
-
 NO_PRODUCER_ID = -1
 NO_EPOCH = -1
 SECOND_PROTOCOL = 2

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = ["SaslExchange", "Users", "begin_exchange"]
-
 _SCRAM = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _ITERATIONS = 4096
 

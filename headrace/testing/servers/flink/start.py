@@ -90,7 +90,7 @@ def _worker_environment(bin_folder: Path, additions: Mapping[str, str]) -> dict[
     """Ours, with a `python` first in the PATH that is our own Python: Beam's pool starts workers by that bare name.
 
     A script and not a link, as a linked Python would not find its virtual environment. What a worker prints goes to the log:
-    the pool gives it a pipe that no process reads, so that it would block for ever after 64 KB. Raises UsageError when a worker
+    the pool gives it a pipe that nothing reads, so that it would block for ever after 64 KB. Raises UsageError when a worker
     of this environment could not start.
     """
     bin_folder.mkdir()

@@ -1,4 +1,4 @@
-"""What Beam and Flink leave silent, found by looking at a job again and again. It is informed what is seen and when."""
+"""Troubles that Beam and Flink do not report, found by polling a job. Callers pass in what they see, and when."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Trouble(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A trouble, and what to tell the process that waits for the job: where it is, what it means, what to do."""
+    """A trouble, and what to tell the user who waits for the job: where it is, what it means, what to do."""
 
     trouble: Trouble
     text: str

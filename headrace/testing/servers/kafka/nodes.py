@@ -50,7 +50,7 @@ class Launcher(Protocol):
 
 
 class ExternalNode:
-    """A broker another process runs. Whatever would need its process raises UsageError."""
+    """A broker that was not started here. What would need its process raises UsageError."""
 
     def __init__(self, bootstrap: str) -> None:
         """`bootstrap` is for the messages."""

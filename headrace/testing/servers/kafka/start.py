@@ -32,7 +32,7 @@ PORT_TAKEN = "Address already in use"
 
 
 Advertise = Callable[[int, str, str], str]
-"""(node, listener, `host:port` where it listens) to the `host:port` that clients, brokers and controllers are reported."""
+"""(node, listener, `host:port` where it listens) to the `host:port` that clients, brokers and controllers get."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def start_broker(
     users: passwords by name, for the SASL listeners.
     port: the PLAINTEXT port of the first broker, the next ones following; by default any free ones.
     jvm_options: of each broker; by default a heap of 512 MiB.
-    advertise: called once for each node and listener (also CONTROLLER) before anything starts; what it gives is instructed to
-    clients, brokers and controllers instead of the address where the node listens: that of a proxy.
+    advertise: called once for each node and listener (also CONTROLLER) before anything starts; clients,
+    brokers and controllers get what it returns, instead of the address where the node listens: that of a proxy.
 
     HEADRACE_BOOTSTRAP, a PLAINTEXT address, is used instead when set: then `config`, `security`, `port` and `advertise`
     cannot be given, and it must have at least `brokers` brokers.

@@ -1,24 +1,23 @@
 """Which of a job's supervisors, on several hosts, leads: runs the job. The others follow, with a warm driver. No I/O, no clock.
 
 Each supervisor reads the lease store (`headrace.connectors.base.lease`) twice a second. The leader writes a heartbeat after
-each read, as long as its driver is alive. A follower that has seen nothing new in several looks in a row takes the leader for
+each read, as long as its driver is alive. A follower that has seen nothing new in several polls in a row takes the leader for
 dead, and leads in its place, with the next *term*. It may be wrong: the leader was paused, or isolated from the store. That is
 harmless: the driver that it calls claims the job at the sink. What the other one does then is refused there, and by the
 checkpoint's store. Here it matters that exactly one continues soon:
 
-- Who leads and sees a heartbeat of a higher rank is down: it heartbeats a last time, its driver is killed, and it follows.
-  By that heartbeat the other one, whose driver it may have fenced, knows by whom.
-- Who leads and cannot see the lease store continues. It may be that no process sees it, and no process has taken over. But once
-  it may have been taken for dead, a driver that it calls could take the job from one that another host has called since, which
-  would not see by whom. So its next driver is called when it has seen the lease store again, and that no other process leads.
-- Who leads and whose driver was fenced does not continue. If it sees who leads now, it follows. If no process does, it leads
-  once more. Fenced a third time, each within an hour of the previous one, without a heartbeat of another one since it claimed,
-  it ends:
-  the process that has fenced it knows nothing of the lease.
+- A leader that reads a heartbeat of a higher rank stops leading: it writes a last heartbeat, its driver is killed, and it
+  follows. From that heartbeat the new leader, whose driver it may have fenced, learns which supervisor did it.
+- A leader that cannot reach the lease store continues, since perhaps no supervisor can reach it, and none has claimed the job.
+  But once the leader may have been taken for dead, a driver that it calls could take the job from a driver that another host
+  has called since, and that driver would not learn from whom. So the leader calls its next driver only when it has read the
+  lease store again, and no other supervisor leads.
+- A leader whose driver was fenced does not continue. If another supervisor leads now, it follows. If none does, it leads
+  again. If it is fenced a third time, each within an hour of the previous one, and no other supervisor has written a heartbeat
+  since it claimed, it ends: whatever has fenced it does not use the lease.
 
-Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
-no look is counted while the lease store is away: then no process takes over, and when it comes back the leader has the whole
-time.
+Time is counted in polls that were answered, not in seconds. A host that was paused has polled once, however long that was.
+No poll is counted during an outage of the lease store: no follower claims then, and afterwards the leader has the whole time.
 """
 
 from __future__ import annotations
@@ -32,33 +31,24 @@ from typing import assert_never
 from headrace.connectors.base.lease import LEAST_TIMEOUT_S, Heartbeat, HeartbeatState
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.transitions import Transitions, allowed_after
-from headrace.runners.spark.supervision.core import DriverEnd, Ending
+from headrace.runners.spark.supervision.core import DriverEnd, Ending, Timed
 
-__all__ = ["LEASE_TRANSITIONS", "LOOK_S", "LeaseCore", "LeasePhase"]
-
-LOOK_S = 0.5
-"""Seconds between two looks."""
-
+LOOK_S = 0.5  # seconds between two looks
 _UNHEARD_LOOKS = 3
-"""A driver says twice a second that it and its JVM live; after this many looks without a word its supervisor does not
-heartbeat.
-"""
+"""A driver says twice a second that it and its JVM live; after this many looks without it no heartbeat is sent."""
 
-_FIRST_LOOKS = 60
-"""This many before it has said anything: Python has to start, and import Spark."""
-
+_FIRST_LOOKS = 60  # this many before it has said anything: Python has to start, and import Spark
 _QUIET_LOOKS = 7_200
 """An hour: who has led for this many looks is fenced for the first time again. As long as restarts take to forget a failure."""
 
 _MOST_FENCES = 2
-"""So often one that is isolated from the lease store can fence another one: by the driver that it has called when it was not,
-and with the batch that this one has under way when it loses the job.
-"""
+"""A supervisor that is isolated from the lease store can fence another one this often: by the driver that it called before, and
+by the batch that this driver has under way when it loses the job."""
 
 
 class LeasePhase(Enum):
     """What a supervisor does now. LOOKING: it has not seen the lease store. CLAIMING: it has said that it leads, and looks
-    whether it is the only one. DOUBTING: its driver was fenced, and it looks by whom. LEAVING: it says its last word.
+    whether it is the only one. DISPUTING: its driver was fenced, and it looks by whom. LEAVING: it says its last word.
     """
 
     CREATED = auto()
@@ -74,97 +64,74 @@ class LeasePhase(Enum):
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseStarted:
-    """Begin."""
-
-    now_s: float
+class LeaseStarted(Timed):
+    """Start: read the lease store for the first time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadDue:
+class ReadDue(Timed):
     """The time of `LeaseCore.wake_at_s` has come."""
 
-    now_s: float
-
 
 @dataclass(frozen=True, slots=True)
-class LeaseStoreRead:
-    """Answer to LookAtBoard: the last heartbeat; None where there never was one."""
+class LeaseStoreRead(Timed):
+    """Answer to ReadLeaseStore: the last heartbeat; None where there never was one."""
 
-    now_s: float
     found: Heartbeat | None
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatWritten:
-    """Answer to WriteBeat."""
-
-    now_s: float
+class HeartbeatWritten(Timed):
+    """Answer to WriteHeartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseStoreFailed:
-    """Answer to LookAtBoard or WriteBeat: it has failed, and may succeed the next time."""
+class LeaseStoreFailed(Timed):
+    """Answer to ReadLeaseStore or WriteHeartbeat: it has failed, and may succeed the next time."""
 
-    now_s: float
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseStoreRefused:
-    """Answer to LookAtBoard or WriteBeat: it was refused, and will be the next time unless another process sees to it."""
+class LeaseStoreRefused(Timed):
+    """Answer to ReadLeaseStore or WriteHeartbeat: it was refused, and will be until its configuration is changed."""
 
-    now_s: float
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DriverHeard:
+class DriverHeard(Timed):
     """The driver that runs the job has said that it is alive, and its JVM."""
 
-    now_s: float
+
+class DriverLost(Timed):
+    """The driver that ran the job has ended. If there is another one, `DriverHeard` follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class DriverLost:
-    """The driver that ran the job has ended. Whether there is another one, its word will tell."""
-
-    now_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class CallWanted:
+class CallWanted(Timed):
     """The job is to be run by this driver. Answered by `MayCall`, at once or later."""
 
-    now_s: float
     driver: int
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(Timed):
     """The job of the supervisor that leads is over, as far as its drivers are concerned. None of them is alive.
 
-    `was_to_stop`: the supervisor had been instructed to end. Its driver may have failed then, or was killed as it did not end.
+    `was_to_stop`: the supervisor was to end. So its driver may have failed by that, or was killed as it did not end in time.
     """
 
-    now_s: float
     end: DriverEnd
     was_to_stop: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveRequested:
+class LeaveRequested(Timed):
     """End, though the job does not: of a supervisor that does not lead. (One that leads has its job stopped: `JobEnded`.)
 
     Of one that says its last word: end without it.
     """
 
-    now_s: float
 
-
-_Answer = LeaseStoreRead | HeartbeatWritten | LeaseStoreFailed | LeaseStoreRefused
-LeaseEvent = LeaseStarted | ReadDue | _Answer | DriverHeard | DriverLost | CallWanted | JobEnded | LeaveRequested
+LeaseAnswer = LeaseStoreRead | HeartbeatWritten | LeaseStoreFailed | LeaseStoreRefused
+LeaseEvent = LeaseStarted | ReadDue | LeaseAnswer | DriverHeard | DriverLost | CallWanted | JobEnded | LeaveRequested
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
@@ -216,8 +183,7 @@ class LeaseCore:
     `leader`: the last heartbeat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`:
     what was wrong with the lease store the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for
     the whole timeout, so that it may have been taken for dead. That is by its own clock, whatever became of its looks.
-    `waiting`:
-    the driver that is to run the job, and may not be called yet.
+    `waiting`: the driver that is to run the job, and may not be called yet.
     """
 
     def __init__(self, supervisor: str, host: str, timeout_s: float) -> None:
@@ -258,13 +224,10 @@ class LeaseCore:
         return self._waiting if self.phase is LeasePhase.LEADING else None
 
     def handle(self, event: LeaseEvent) -> list[LeaseCommand]:
-        """Take one event, return what is to be done, in this order.
-
-        Raises ProtocolViolationError for an event that LEASE_TRANSITIONS does not allow now.
-        """
+        """Take one event, give what is to be done, in order. Raises ProtocolViolationError where the transitions forbid it."""
         following = allowed_after(LEASE_TRANSITIONS, self.phase, event, "the lease")
         self._now_s = max(self._now_s, event.now_s)  # an answer has its own time, and may have waited for this thread
-        if isinstance(event, _Answer):
+        if isinstance(event, LeaseAnswer):
             self._take_answer(event)
         commands = self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
@@ -276,7 +239,7 @@ class LeaseCore:
             self.wake_at_s = event.now_s + LOOK_S
         return commands
 
-    def _take_answer(self, event: _Answer) -> None:
+    def _take_answer(self, event: LeaseAnswer) -> None:
         self._awaits = False
         self.trouble = event.reason if isinstance(event, LeaseStoreFailed | LeaseStoreRefused) else None
         if isinstance(event, HeartbeatWritten):
@@ -319,24 +282,18 @@ class LeaseCore:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _answered(self, event: _Answer) -> list[LeaseCommand]:
-        match self.phase:
-            case LeasePhase.LOOKING:
-                return self._first_look(event)
-            case LeasePhase.FOLLOWING:
-                return self._follower_looked(event)
-            case LeasePhase.CLAIMING:
-                return self._claimed(event)
-            case LeasePhase.LEADING:
-                return self._leader_looked(event)
-            case LeasePhase.DISPUTING:
-                return self._doubter_looked(event)
-            case LeasePhase.LEAVING:
-                return self._leaver_answered(event)
-            case _:  # it is over, and an answer comes late
-                return []
+    def _answered(self, event: LeaseAnswer) -> list[LeaseCommand]:
+        takers = {
+            LeasePhase.LOOKING: self._first_look,
+            LeasePhase.FOLLOWING: self._follower_looked,
+            LeasePhase.CLAIMING: self._claimed,
+            LeasePhase.LEADING: self._leader_looked,
+            LeasePhase.DISPUTING: self._disputer_looked,
+            LeasePhase.LEAVING: self._leaver_answered,
+        }
+        return takers[self.phase](event) if self.phase in takers else []  # it is over, and an answer comes late
 
-    def _first_look(self, event: _Answer) -> list[LeaseCommand]:
+    def _first_look(self, event: LeaseAnswer) -> list[LeaseCommand]:
         if isinstance(event, LeaseStoreRefused):
             self._end = DriverEnd(Ending.WRONG_USE, event.reason)
             return self._finish()
@@ -347,7 +304,7 @@ class LeaseCore:
         self.phase, self._missed = LeasePhase.FOLLOWING, 0
         return []
 
-    def _follower_looked(self, event: _Answer) -> list[LeaseCommand]:
+    def _follower_looked(self, event: LeaseAnswer) -> list[LeaseCommand]:
         if not isinstance(event, LeaseStoreRead):
             self._missed = 0  # in a row: who cannot see the lease store knows nothing
             return []
@@ -357,8 +314,8 @@ class LeaseCore:
         return self._claim() if self._missed >= self._most else []
 
     def _follow(self, found: Heartbeat) -> list[LeaseCommand]:
-        """The process that has written this, which is new. If that is its last word there is no process to be followed."""
-        is_late = found.rank < self._highest  # of one that was paused: another process has led after it, and may still
+        """Follow the supervisor that has written this new heartbeat. After its last one there is no supervisor to follow."""
+        is_late = found.rank < self._highest  # of one that was paused: another supervisor has led since, and may still
         self.phase, self._missed, self._fenced_by_nobody = LeasePhase.FOLLOWING, 0, 0
         if is_late or found.state is HeartbeatState.LEADING:
             return []
@@ -369,7 +326,7 @@ class LeaseCore:
         self._end = DriverEnd(ending, f"the job has ended on {found.host}: {found.reason}")
         return self._finish()
 
-    def _claimed(self, event: _Answer) -> list[LeaseCommand]:
+    def _claimed(self, event: LeaseAnswer) -> list[LeaseCommand]:
         match event:
             case HeartbeatWritten():
                 return [ReadLeaseStore()]
@@ -387,7 +344,7 @@ class LeaseCore:
                 self.phase, self._missed = LeasePhase.FOLLOWING, 0
                 return []
 
-    def _leader_looked(self, event: _Answer) -> list[LeaseCommand]:
+    def _leader_looked(self, event: LeaseAnswer) -> list[LeaseCommand]:
         if isinstance(event, HeartbeatWritten):
             return []
         self._unheard += 1
@@ -404,11 +361,10 @@ class LeaseCore:
             return ended_or_claimed
         if ended_or_claimed:
             return [stands_down, *ended_or_claimed]
-        # At once: while its drivers are killed the other one may end, and a heartbeat that comes later would hide its last
-        # word.
+        # At once: while its drivers are killed the other one may end, and a later heartbeat would hide its last word.
         return [*self._heartbeat(), stands_down]
 
-    def _doubter_looked(self, event: _Answer) -> list[LeaseCommand]:
+    def _disputer_looked(self, event: LeaseAnswer) -> list[LeaseCommand]:
         if not isinstance(event, LeaseStoreRead):
             self._missed = 0
             return []
@@ -420,7 +376,7 @@ class LeaseCore:
             return []
         return self._finish() if self._fenced_by_nobody > _MOST_FENCES else self._claim()
 
-    def _leaver_answered(self, event: _Answer) -> list[LeaseCommand]:
+    def _leaver_answered(self, event: LeaseAnswer) -> list[LeaseCommand]:
         """The last word is said until it is, or does not matter: another one leads, or soon will, as its time is over.
 
         A check after it was written shows: a heartbeat of one that is down may have been on its way.
@@ -532,6 +488,4 @@ LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
         (_P.CLAIMING, LeaveRequested): (_P.LEAVING,),
     }
 )
-"""What is legal. To LEADING leads only the arrow of one that has seen its own claim on the lease store, after it was
-written.
-"""
+"""What is legal. To LEADING leads only the arrow of one that has seen its own claim, written, in the lease store."""

@@ -9,36 +9,23 @@ import time
 
 from headrace.connectors.base.lease import LeaseStore
 from headrace.enumerator.errors import DeadlineExceededError, is_retriable
-from headrace.runners.spark.supervision.lease.core import (
-    HeartbeatWritten,
-    LeaseStoreFailed,
-    LeaseStoreRead,
-    LeaseStoreRefused,
-    ReadLeaseStore,
-    WriteHeartbeat,
-)
-
-__all__ = ["LeaseStoreThread"]
-
-Answer = LeaseStoreRead | HeartbeatWritten | LeaseStoreFailed | LeaseStoreRefused
+from headrace.runners.spark.supervision.lease import core
 
 
 class LeaseStoreThread:
     """Asks one question at a time. `ready` can be read when there is an answer. Used by the supervisor's thread."""
 
     def __init__(self, lease_store: LeaseStore) -> None:
-        """Starts the thread, which ends with the process."""
         self._lease_store = lease_store
         self.ready, self._told = socket.socketpair()
-        self._asked: queue.SimpleQueue[ReadLeaseStore | WriteHeartbeat] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[core.ReadLeaseStore | core.WriteHeartbeat] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[core.LeaseAnswer] = queue.SimpleQueue()
         threading.Thread(target=self._serve, daemon=True, name="lease").start()
 
-    def ask(self, question: ReadLeaseStore | WriteHeartbeat) -> None:
-        """Returns at once."""
+    def ask(self, question: core.ReadLeaseStore | core.WriteHeartbeat) -> None:
         self._asked.put(question)
 
-    def answer(self) -> Answer:
+    def answer(self) -> core.LeaseAnswer:
         """After `ready` could be read."""
         self.ready.recv(1)
         return self._answers.get()
@@ -48,15 +35,15 @@ class LeaseStoreThread:
             self._answers.put(self._answered(self._asked.get()))
             self._told.send(b"x")
 
-    def _answered(self, question: ReadLeaseStore | WriteHeartbeat) -> Answer:
+    def _answered(self, question: core.ReadLeaseStore | core.WriteHeartbeat) -> core.LeaseAnswer:
         """Whatever goes wrong is an answer: a thread that ended would be a leader that says nothing more."""
         try:
-            if isinstance(question, ReadLeaseStore):
+            if isinstance(question, core.ReadLeaseStore):
                 found = self._lease_store.read()
-                return LeaseStoreRead(time.monotonic(), found)
+                return core.LeaseStoreRead(time.monotonic(), found)
             self._lease_store.write(question.heartbeat)
         except Exception as error:  # noqa: BLE001 - as above
             passes = is_retriable(error) or isinstance(error, DeadlineExceededError)
             reason = f"{self._lease_store.where}: {error}"
-            return (LeaseStoreFailed if passes else LeaseStoreRefused)(time.monotonic(), reason)
-        return HeartbeatWritten(time.monotonic())
+            return (core.LeaseStoreFailed if passes else core.LeaseStoreRefused)(time.monotonic(), reason)
+        return core.HeartbeatWritten(time.monotonic())

@@ -26,19 +26,6 @@ from headrace.connectors.kafka.format.record_batch import (
 from headrace.enumerator.errors import CorruptDataError
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = [
-    "BatchShape",
-    "NewRecord",
-    "Span",
-    "check_batch",
-    "control_batch",
-    "read_batch",
-    "record_batch",
-    "rewritten_batch",
-    "single_batch",
-    "stamped",
-]
-
 CONTROL = 0x20
 _CODEC_BITS = 0x07
 _COVERED_AT = CRC_AT + 4  # what the CRC covers

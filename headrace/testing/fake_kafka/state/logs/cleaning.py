@@ -10,8 +10,6 @@ from headrace.connectors.kafka.format.record_batch import StoredBatch
 from headrace.testing.fake_kafka.state.logs.batches import BatchShape, NewRecord, Span, read_batch, rewritten_batch
 from headrace.testing.fake_kafka.state.logs.log import Log
 
-__all__ = ["apply_retention", "compact", "spans"]
-
 _COLUMNS = ("key", "value", "offset", "timestamp", "headers")
 _CODEC_BITS = 0x07
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LeaderEpochs"]
-
 NONE = (-1, -1)
 
 

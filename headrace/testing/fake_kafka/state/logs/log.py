@@ -1,4 +1,4 @@
-"""One partition's log: stored batches as bytes, its bounds, its leader epochs, its producers. Sans-IO, one thread at a time."""
+"""One partition's log: stored batches as bytes, its bounds, its leader epochs, its producers. Sans-I/O, not thread-safe."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state.logs.batches import BatchShape, control_batch, read_batch, stamped
 from headrace.testing.fake_kafka.state.logs.epochs import LeaderEpochs
 from headrace.testing.fake_kafka.state.logs.producers import Producers
-
-__all__ = ["Log", "ReadLimit"]
 
 _base_offset = attrgetter("base_offset")
 _COMMIT_AT = 61 + 5 + 3
@@ -56,7 +54,7 @@ class Log:
         return sum(len(batch.data) for batch in self.batches)
 
     def hold_high_watermark(self) -> None:
-        """What is written from now on is not replicated: no process may read it, and an unclean election loses it."""
+        """What is written from now on is not replicated: no consumer may read it, and an unclean election loses it."""
         self._held_high_watermark = self.high_watermark
 
     def release_high_watermark(self) -> None:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from headrace.connectors.kafka.format.record_batch import StoredBatch
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = ["AbortedTransaction", "ProducerState", "Producers"]
-
 _REMEMBERED = 5  # batches: as many as a client may have in flight
 _SEQUENCES = 2**31
 
@@ -105,9 +103,7 @@ class Producers:
         state.last_timestamp_ms = marker.max_timestamp_ms
 
     def aborted_since(self, start: int) -> list[AbortedTransaction]:
-        """What a read_committed Fetch from `start` is reported: a broker's index is sparse, so it lists what lies beyond,
-        too.
-        """
+        """The answer to a read_committed Fetch from `start`: a broker's index is sparse, so it lists what lies beyond, too."""
         return [each for each in self.aborted if each.last_offset >= start]
 
 

@@ -1,0 +1,103 @@
+"""A reader that is closed from within: by a signal handler, which runs between any two lines of what its thread does."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from headrace.connectors.kafka.read import fetcher
+from headrace.connectors.kafka.read import reader as reader_module
+from headrace.connectors.kafka.read.reader import KafkaReader
+from headrace.kafka import Earliest, KafkaSource
+from headrace.testing.fake_kafka import FakeKafka
+
+DEADLINE_S = 10.0
+_MODULES = (reader_module.__file__, fetcher.__file__, threading.__file__)
+
+
+@pytest.fixture(scope="module")
+def kafka():
+    with FakeKafka() as cluster:
+        cluster.create_topic("t")
+        cluster.create_topic("empty")
+        for number in range(3):
+            cluster.append("t", b"%d" % number)
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _short_wait(monkeypatch):
+    monkeypatch.setattr(fetcher, "_LOCK_S", 0.05)
+
+
+class Handler:
+    """Closes the reader at the nth line that its thread comes to, as a signal handler would."""
+
+    def __init__(self, reader: KafkaReader, nth: int) -> None:
+        self._reader, self._left = reader, nth
+
+    @property
+    def has_run(self) -> bool:
+        return self._left < 0
+
+    def __call__(self, frame, event, _argument):
+        if frame.f_code.co_filename not in _MODULES:
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == -1:
+                self._reader.close()
+        return self
+
+
+def is_full(reader: KafkaReader) -> bool:
+    return bool(reader._fetcher and reader._fetcher._queue)
+
+
+def new_reader(kafka: FakeKafka, topic: str | None, ready: Callable[[KafkaReader], bool]) -> KafkaReader:
+    reader = KafkaSource(kafka.bootstrap, topics=[topic or "t"], start=Earliest()).create_reader()
+    assert isinstance(reader, KafkaReader)
+    source = KafkaSource(kafka.bootstrap, topics=[topic or "t"], start=Earliest())
+    reader.add_splits(source.create_discovery().initial().added if topic else [])
+    until = time.monotonic() + DEADLINE_S
+    while not ready(reader):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("topic", "ready"),
+    [(None, lambda _: True), ("empty", lambda _: True), ("t", is_full)],
+    ids=["without splits", "without records", "with records"],
+)
+def test_a_signal_handler_may_close_a_reader_at_any_line_of_a_poll(kafka, topic, ready):
+    """It waited for a lock that its own thread had, below it, for ever."""
+    errors: list[Exception] = []
+    for nth in range(1000):
+        reader = new_reader(kafka, topic, ready)
+        handler = Handler(reader, nth)
+
+        def poll(reader=reader, handler=handler) -> None:
+            sys.settrace(handler)
+            try:
+                reader.poll(0.02)
+                reader.poll(0.02)
+            except Exception as error:  # noqa: BLE001 - raised in the test's own thread
+                errors.append(error)
+            finally:
+                sys.settrace(None)
+
+        thread = threading.Thread(target=poll, daemon=True)
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive(), f"line {nth}"
+        assert errors == []
+        reader.close()
+        if not handler.has_run:
+            break
+    assert nth > 10
