@@ -38,7 +38,7 @@ pytestmark = pytest.mark.full
 
 KINDS = st.sampled_from(["delta", "iceberg"])
 COUNTS: Counter[str] = Counter()
-APPENDS, CHANGELOGS, PARTITIONS = 80, 40, 15
+APPENDS, NARROW, CHANGELOGS, PARTITIONS = 60, 150, 40, 15
 """Examples of the default budget."""
 ID = pa.field("id", pa.int64(), nullable=False)
 COMMON = (pa.string(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.bool_())
@@ -100,16 +100,18 @@ def stored_rows(kind: str, folder: str, schema: pa.Schema) -> pa.Table:
 
 
 @st.composite
-def appended(draw: st.DrawFn) -> tuple[pa.Schema, list[str], list[list[pa.RecordBatch]]]:
+def appended(draw: st.DrawFn, *, is_narrow: bool = False) -> tuple[pa.Schema, list[str], list[list[pa.RecordBatch]]]:
     """A schema, its partitions, and the batches of each commit. The rows are numbered."""
     named = None if draw(st.integers(0, 3)) == 0 else st.sampled_from(schemas.PLAIN_NAMES)
     flat = draw(st.sampled_from([schemas.FLAT, schemas.FLAT + schemas.OTHERS, COMMON]))
     columns = draw(schemas.fields(flat, named=named, least=4, most=8))
+    if is_narrow:
+        columns = draw(schemas.fields((*COMMON, pa.struct([("a", pa.int64())])), depth=0, most=2, named=named))
     can = [field.name for field in columns if any(is_kind(field.type) for is_kind in MOST_PARTITIONED)]
     partitions = [draw(st.sampled_from(can))] if can and draw(st.integers(0, 4)) == 0 else []
     commits, number = [], 0
     for _ in range(draw(st.integers(1, 2))):
-        share = draw(st.lists(schemas.batches(pa.schema(columns)), min_size=1, max_size=3))
+        share = draw(st.lists(schemas.batches(pa.schema(columns)), min_size=2, max_size=3))
         for at, batch in enumerate(share):
             ids = pa.array(range(number, number + batch.num_rows), ID.type)
             share[at] = batch.append_column(ID, ids)
@@ -295,8 +297,9 @@ def check_partitioned(duckdb: Reader, kind: str, drawn: Any) -> None:
 SIZES = st.sampled_from([1, 64 << 20])
 
 
-def appends(duckdb: Reader) -> Callable[[], None]:
-    return given(KINDS, SIZES, appended())(lambda kind, size, drawn: check_appended(duckdb, kind, size, drawn))
+def appends(duckdb: Reader, *, is_narrow: bool = False) -> Callable[[], None]:
+    drawn = appended(is_narrow=is_narrow)
+    return given(KINDS, SIZES, drawn)(lambda kind, size, drawn: check_appended(duckdb, kind, size, drawn))
 
 
 def partitions(duckdb: Reader) -> Callable[[], None]:
@@ -309,6 +312,7 @@ def test_rows_of_partitions_alone_are_found(duckdb):
 
 def test_what_is_appended_is_found_by_readers_of_others(duckdb):
     explore(lambda: appends(duckdb), APPENDS, "tables", COUNTS)
+    explore(lambda: appends(duckdb, is_narrow=True), NARROW, "tables", COUNTS)
     assert COUNTS["refused"] < COUNTS["schemas"] / 2
 
 
@@ -386,7 +390,7 @@ def test_changes_by_key_are_those_of_a_dict(duckdb):
 @pytest.mark.parametrize("bug", bugs.APPENDED)
 def test_a_bug_of_what_is_appended_is_found(duckdb, bug):
     with bug(), pytest.raises((AssertionError, OverflowError)):
-        find(appends(duckdb), APPENDS)
+        find(appends(duckdb, is_narrow=True), NARROW)
 
 
 @pytest.mark.parametrize("bug", bugs.CHANGED)

@@ -37,8 +37,16 @@ def long_texts_have_no_bounds() -> AbstractContextManager[Any]:
     return _without_ends(lambda column: _longest(column) > 4096)
 
 
-def a_column_with_nan_has_no_bounds() -> AbstractContextManager[Any]:
-    return _without_ends(lambda column: types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py())
+def columns_with_nan_or_infinity_have_no_bounds() -> AbstractContextManager[Any]:
+    made = statistics.delta_statistics
+
+    def injected(rows: int, columns: Any, structs: Any, measured: Any) -> str:
+        known = [(name, ends) for measures in measured for name, (_, ends) in measures.items() if ends is not None]
+        odd = {name for name, ends in known if types.is_floating(ends.type) and pc.any(pc.is_inf(ends)).as_py()}
+        left = [{name: (nulls, None if name in odd else ends) for name, (nulls, ends) in each.items()} for each in measured]
+        return made(rows, columns, structs, left)
+
+    return patch.object(delta, "delta_statistics", injected)
 
 
 def structs_have_no_bounds() -> AbstractContextManager[Any]:
@@ -109,7 +117,7 @@ def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any
 APPENDED: Sequence[Injected] = (
     booleans_have_no_bounds,
     long_texts_have_no_bounds,
-    a_column_with_nan_has_no_bounds,
+    columns_with_nan_or_infinity_have_no_bounds,
     structs_have_no_bounds,
     bounds_are_those_of_the_first_row_group,
     a_bound_of_one_row_group_is_that_of_the_file,
