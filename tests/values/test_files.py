@@ -103,7 +103,7 @@ def check_json(found: list[dict[str, Any]], wanted: pa.Table) -> None:
 
 
 def parsed(value: Any, kind: pa.DataType) -> Any:
-    """What the text says, as `schemas.plain` has it. By NumPy's calendar, which goes on after 9999."""
+    """The value of the text, as `schemas.plain` has it. By NumPy's calendar, which has years after 9999."""
     if value is None:
         return None
     if types.is_struct(kind):

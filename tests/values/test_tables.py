@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import types
 from pyiceberg import expressions
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
 from benchmarks.tables_soak import Reader
 from headrace.connectors.base.sink import Attempt
@@ -36,6 +38,8 @@ from tests.values.bugs import tables as bugs
 
 pytestmark = pytest.mark.full
 
+WAREHOUSE = tempfile.TemporaryDirectory(prefix="headrace-values-")
+"""Of all Iceberg tables, one after the other: a catalog takes longer to make than a table."""
 KINDS = st.sampled_from(["delta", "iceberg"])
 COUNTS: Counter[str] = Counter()
 APPENDS, NARROW, CHANGELOGS, PARTITIONS = 60, 150, 40, 15
@@ -73,9 +77,15 @@ def duckdb() -> Iterator[Reader]:
 
 @contextmanager
 def table_of(kind: str, **options: Any) -> Iterator[tuple[DeltaSink | IcebergSink, str]]:
-    with tempfile.TemporaryDirectory(prefix="headrace-values-") as folder:
-        sink = DeltaSink(f"{folder}/table", **options) if kind == "delta" else IcebergSink(TABLE, catalog_of(folder), **options)
-        yield sink, folder
+    if kind == "delta":
+        with tempfile.TemporaryDirectory(prefix="headrace-values-") as folder:
+            yield DeltaSink(f"{folder}/table", **options), folder
+        return
+    try:
+        yield IcebergSink(TABLE, catalog_of(WAREHOUSE.name), **options), WAREHOUSE.name
+    finally:
+        with suppress(NoSuchTableError, NoSuchNamespaceError):
+            load_catalog(**catalog_of(WAREHOUSE.name)).drop_table(TABLE)
 
 
 def commit(sink: Any, epoch: int, *shares: list[pa.RecordBatch]) -> None:
@@ -174,7 +184,7 @@ def probes(kind: str, column: pa.ChunkedArray) -> list[pa.Scalar]:
         low, high = (end.as_py() for end in found)
         found += [pa.scalar(low[:-1]), pa.scalar(high[:64]), pa.scalar(f"{high}\0")]
     if found and (types.is_integer(column.type) or types.is_temporal(column.type) or types.is_floating(column.type)):
-        found += beside(found, column.type)
+        found += neighbours(found, column.type)
     if has_nan(column):
         found = [bound for bound in found if math.isfinite(bound.as_py())]
     if kind == "delta" and types.is_temporal(column.type):
@@ -182,7 +192,7 @@ def probes(kind: str, column: pa.ChunkedArray) -> list[pa.Scalar]:
     return found
 
 
-def beside(found: list[pa.Scalar], kind: pa.DataType) -> list[pa.Scalar]:
+def neighbours(found: list[pa.Scalar], kind: pa.DataType) -> list[pa.Scalar]:
     made = []
     for end, step in zip(found, (-1, 1), strict=True):
         if types.is_floating(kind):

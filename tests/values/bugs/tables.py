@@ -1,4 +1,4 @@
-"""Injected bugs of tables: what the log says of values, which files a change looks into, what a rewrite makes of other rows."""
+"""Injected bugs of tables: what the log has of values, which files a change looks into, what a rewrite makes of other rows."""
 
 from __future__ import annotations
 
