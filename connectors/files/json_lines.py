@@ -25,6 +25,8 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 _NO_NUMBERS = {"nan": '"NaN"', "-nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
+_SECONDS_OF_400_YEARS = 12_622_780_800
+_SAFE_CYCLES = 70  # 28,000 years
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -54,6 +56,8 @@ def _texts(array: pa.Array) -> list[str]:
         return _texts(array.storage)
     if types.is_dictionary(array.type):
         return _texts(array.dictionary_decode())
+    if types.is_string_view(array.type) or types.is_binary_view(array.type):  # which Arrow does not filter
+        return _texts(array.cast(pa.large_string() if types.is_string_view(array.type) else pa.large_binary()))
     if types.is_null(array.type):
         return ["null"] * len(array)
     scalars = _scalars(array.type)
@@ -141,11 +145,28 @@ def _quoted(array: pa.Array) -> Iterable[str]:
 
 
 def _timestamps(array: pa.Array) -> Iterable[str]:
-    # By Arrow and not by Python, whose datetime ends with the year 9999 and knows no nanoseconds.
-    if array.type.tz is None:
-        return (f'"{text}"' for text in pc.strftime(array, format="%Y-%m-%dT%H:%M:%S").to_pylist())
-    utc = array.cast(pa.timestamp(array.type.unit, "UTC"))
-    return (f'"{text}"' for text in pc.strftime(utc, format="%Y-%m-%dT%H:%M:%SZ").to_pylist())
+    zone = "" if array.type.tz is None else "Z"
+    return (f'"{text}{zone}"' for text in _moments(array, "%Y-%m-%dT%H:%M:%S"))
+
+
+def _dates(array: pa.Array) -> Iterable[str]:
+    return (f'"{text}"' for text in _moments(array.cast(pa.date32()).cast(pa.timestamp("s")), "%Y-%m-%d"))
+
+
+def _moments(array: pa.Array, form: str) -> list[str]:
+    """By Arrow and not by Python, whose datetime ends with the year 9999 and knows no nanoseconds.
+
+    Arrow counts years in 16 bits. Where that is not enough it is asked for the same moment of another cycle of 400 years.
+    """
+    numbers, cycle = array.cast(pa.int64()), _SECONDS_OF_400_YEARS * _PER_SECOND[array.type.unit]
+    texts: list[str] = pc.strftime(numbers.cast(pa.timestamp(array.type.unit)), format=form).to_pylist()
+    ends = pc.min_max(numbers).as_py()
+    if not texts or max(abs(ends["min"]), abs(ends["max"])) < _SAFE_CYCLES * cycle:
+        return texts
+    cycles, rests = zip(*(divmod(number, cycle) for number in numbers.to_pylist()), strict=True)
+    found = pc.strftime(pa.array(rests, pa.timestamp(array.type.unit)), format=form).to_pylist()
+    years = (int(text[:4]) + 400 * count for count, text in zip(cycles, found, strict=True))
+    return [f"{'-' * (year < 0)}{abs(year):04}{text[4:]}" for year, text in zip(years, found, strict=True)]
 
 
 def _durations(array: pa.Array) -> Iterable[str]:
@@ -177,7 +198,7 @@ _SCALARS: list[tuple[Callable[[pa.DataType], bool], Callable[[Any], Iterable[str
     (types.is_large_binary, _binaries),
     (types.is_binary_view, _binaries),
     (types.is_fixed_size_binary, _binaries),
-    (types.is_date, _quoted),
+    (types.is_date, _dates),
     (types.is_time, _quoted),
     (types.is_timestamp, _timestamps),
     (types.is_duration, _durations),

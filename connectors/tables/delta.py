@@ -32,7 +32,7 @@ from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, O
 from headrace.connectors.tables.metadata_folder import jobs_in, refused_by_store
 from headrace.connectors.tables.rows import can_partition, check_columns, check_no_twins, check_partition_columns
 from headrace.connectors.tables.sink import OpenTableSink
-from headrace.connectors.tables.statistics import delta_statistics
+from headrace.connectors.tables.statistics import Measures, delta_statistics, measures_of, within_calendar
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ _NOT_REWRITTEN = {
     "delta.enableChangeDataFeed": "it keeps a record of every change, which this sink does not write",
 }
 _ALL_PARTITIONS = "partitioned by all of its columns, and files without columns have no rows"
+_INDEXED = 32  # Delta's own number: wide tables have long logs otherwise
 _MILLISECOND = pa.scalar(1_000, pa.duration("us"))
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
@@ -116,6 +117,14 @@ class DeltaSink(OpenTableSink):
                 )
         except OutdatedError:  # another process has made one in the same moment: then there is one
             self.log().load()
+        except PeerError as error:
+            if "timestampNtz" not in str(error):
+                raise
+            maps = [repr(field.name) for field in schema if "map<" in str(field.type) and "timestamp[us]" in str(field.type)]
+            raise UsageError(
+                f"{self.uri}: deltalake makes no table whose timestamps without a zone are all in maps ({', '.join(maps)}): "
+                "give them a zone"
+            ) from error
 
     def log(self) -> TableLog:
         """The table's log, and the store of its files."""
@@ -170,7 +179,7 @@ class _LoadedDelta(LoadedTable):
 
     @property
     def files(self) -> FileLayout:
-        return _DeltaFiles(self.partitioning, self._schema)
+        return _DeltaFiles(self.partitioning, self._schema, _indexed(self._metadata.configuration))
 
     @property
     def version(self) -> object:
@@ -235,13 +244,13 @@ class _LoadedDelta(LoadedTable):
         for name in keys.column_names:
             if pa.types.is_decimal(keys[name].type):
                 continue
-            wanted = pc.min_max(keys[name])
+            least, greatest = map(within_calendar, pc.min_max(keys[name]).values())
             low, high = (_bound(files, bound, name) for bound in ("min", "max"))
             if low is not None:
-                found = pc.and_(found, pc.fill_null(pc.less_equal(low, wanted["max"]), fill_value=True))
+                found = pc.and_(found, pc.fill_null(pc.less_equal(low, greatest), fill_value=True))
             if high is not None:
                 high = pc.add(high, _MILLISECOND) if pa.types.is_timestamp(high.type) else high  # most writers truncate it
-                found = pc.and_(found, pc.fill_null(pc.greater_equal(high, wanted["min"]), fill_value=True))
+                found = pc.and_(found, pc.fill_null(pc.greater_equal(high, least), fill_value=True))
         return frozenset(files["path"].filter(found).to_pylist())
 
     def _dataset(self) -> ds.Dataset:
@@ -292,8 +301,10 @@ class _DeltaFile(TableFile):
 
 
 class _DeltaFiles(FileLayout):
-    def __init__(self, partitioning: tuple[str, ...], table: pa.Schema) -> None:
-        self._partitioning, self._table = partitioning, table
+    def __init__(self, partitioning: tuple[str, ...], table: pa.Schema, indexed: int | None) -> None:
+        self._partitioning = partitioning
+        self._stored = [column for column in table if column.name not in partitioning]
+        self._measured = [column.name for column in self._stored if not pa.types.is_nested(column.type)][:indexed]
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -305,13 +316,17 @@ class _DeltaFiles(FileLayout):
     def columns(self, schema: pa.Schema) -> pa.Schema:
         """Rows of partitions' values alone get a column of nulls: a file without columns would have no rows."""
         kept = [column for column in schema if column.name not in self._partitioning]
-        return pa.schema(kept or [column for column in self._table if column.name not in self._partitioning][:1])
+        return pa.schema(kept or self._stored[:1])
 
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
         return tuple((name, _partition_value(name, value)) for name, value in zip(self._partitioning, values, strict=True))
 
-    def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
-        return delta_statistics(footer, schema, with_nan)
+    def measures(self, rows: pa.Table) -> Measures:
+        return measures_of(rows, self._measured)
+
+    def statistics(self, footer: pq.FileMetaData, measured: Sequence[Measures]) -> str:
+        structs = [column.name for column in self._stored if pa.types.is_struct(column.type)]
+        return delta_statistics(footer.num_rows, self._measured, structs, measured)
 
 
 class _Store(DeltaStorageHandler):
@@ -349,6 +364,14 @@ class _BytesFile:
 def _applications(job: str) -> tuple[str, ...]:
     """Of the parts of a `JobMarker`, in its order. A job's name has no dot."""
     return tuple(f"headrace.{job}{part}" for part in (".driver", "", ".recorded-by", ".content", ".claim", ".owner"))
+
+
+def _indexed(properties: Mapping[str, str]) -> int | None:
+    """Of how many columns a file has statistics; None for all. A reader takes those that the table wants and are missing for
+    null.
+    """
+    number = int(properties.get("delta.dataSkippingNumIndexedCols") or _INDEXED)
+    return None if number < 0 or "delta.dataSkippingStatsColumns" in properties else number
 
 
 def _bound(files: pa.Table, bound: str, name: str) -> pa.ChunkedArray | None:

@@ -61,7 +61,7 @@ from headrace.connectors.tables.iceberg_partitions import TablePartition
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.rows import check_columns
 from headrace.connectors.tables.sink import OpenTableSink
-from headrace.connectors.tables.statistics import has_bounds
+from headrace.connectors.tables.statistics import Measures, has_bounds
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
 
 _PREFIX = "headrace."
@@ -327,7 +327,7 @@ class _IcebergFiles(FileLayout):
             (str(part), None if value is None else str(value)) for part, value in zip(self._partitions, values, strict=True)
         )
 
-    def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
+    def statistics(self, footer: pq.FileMetaData, measured: Sequence[Measures]) -> str:
         """A bound is that of all row groups, or there is none; the library takes what it finds."""
         plan, ids = compute_statistics_plan(self._schema, self._properties), parquet_path_to_id_mapping(self._schema)
         for index in range(len(footer.schema)):

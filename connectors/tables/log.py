@@ -15,6 +15,7 @@ from pyarrow import fs
 
 from headrace.connectors.base.sink import JobClaim, content_number, numbered_content
 from headrace.connectors.tables.handles import DataFile
+from headrace.connectors.tables.statistics import Measures
 from headrace.enumerator.errors import RetriableError
 
 
@@ -73,9 +74,13 @@ class FileLayout(ABC):
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
         """One row of `keys` as the log has it. Raises UsageError for a value that it cannot tell from another."""
 
+    def measures(self, rows: pa.Table) -> Measures:
+        """What `statistics` is to know of the rows of a row group."""
+        return {}
+
     @abstractmethod
-    def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
-        """What the log reports about a file. `with_nan`: columns with a NaN, of which Parquet's statistics say nothing."""
+    def statistics(self, footer: pq.FileMetaData, measured: Sequence[Measures]) -> str:
+        """What the log reports about a file, by the measures of its row groups."""
 
 
 class TableFile(ABC):

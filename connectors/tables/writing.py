@@ -10,7 +10,6 @@ from functools import partial
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.connectors.base.sink import Attempt, Transaction
@@ -20,6 +19,7 @@ from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
 from headrace.connectors.tables.log import FileLayout, LoadedTable, TableLog
 from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.connectors.tables.rows import completed, fitted, fitting_schema, partitions_of
+from headrace.connectors.tables.statistics import Measures
 from headrace.enumerator.errors import PeerError, UsageError
 
 TARGET_FILE_BYTES = 128 << 20
@@ -147,7 +147,7 @@ class _Staged(FileLayout):
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
         return ()
 
-    def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
+    def statistics(self, footer: pq.FileMetaData, measured: Sequence[Measures]) -> str:
         return ""
 
 
@@ -215,7 +215,7 @@ class _File:
         )
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
-        self._with_nan: set[str] = set()
+        self._measured: list[Measures] = []
 
     @property
     def size(self) -> int:
@@ -225,9 +225,6 @@ class _File:
     def write(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(batch)
         self._bytes += batch.nbytes
-        for field in self._schema:
-            if pa.types.is_floating(field.type) and field.name not in self._with_nan and _has_nan(batch.column(field.name)):
-                self._with_nan.add(field.name)
         if self._bytes >= min(ROW_GROUP_BYTES, self._layout.target_file_bytes):
             self._flush()
 
@@ -239,7 +236,7 @@ class _File:
         finally:
             self._sink.close()
         footer = self._footers[0]
-        statistics = self._format.statistics(footer, self._schema, frozenset(self._with_nan))
+        statistics = self._format.statistics(footer, self._measured)
         return DataFile(self._path, size, footer.num_rows, self._partition, statistics)
 
     def _flush(self) -> None:
@@ -247,7 +244,4 @@ class _File:
             table = pa.Table.from_batches(self._waiting, self._schema)
             self._waiting, self._bytes = [], 0
             self._writer.write_table(table, row_group_size=table.num_rows)
-
-
-def _has_nan(column: pa.Array) -> bool:
-    return bool(pc.any(pc.is_nan(column)).as_py())
+            self._measured.append(self._format.measures(table))

@@ -18,6 +18,7 @@ from headrace.connectors.base.commit import StaleEpochError
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.sink import Attempt, CommitList, Outcome
 from headrace.connectors.files import FileFormat, FileHandle, FileHandleSerializer, FileSink
+from headrace.connectors.files.json_lines import json_lines
 from headrace.connectors.files.store import FsspecStore, open_store
 from headrace.enumerator.errors import (
     DataLossError,
@@ -585,3 +586,18 @@ def test_a_injected_bug_in_sweeping_is_caught(sink, bug, step):
 def test_a_injected_bug_in_the_lists_is_caught(sink, bug):
     with bug(), pytest.raises(CAUGHT):
         test_a_driver_replaced_before_any_call_of_the_filesystem(sink)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (pa.timestamp("us", "UTC"), 1_700_000_000_000_000_000, "55840-11-08T22:13:20.000000Z"),
+        (pa.timestamp("s"), -9 * 10**12, "-283229-05-10T08:00:00"),
+        (pa.date32(), 2**31 - 1, "5881580-07-11"),
+        (pa.string_view(), "a", "a"),
+    ],
+    ids=str,
+)
+def test_years_of_more_than_16_bits_and_views_are_written(kind, value, text):
+    lines = json_lines(pa.record_batch({"a": pa.array([value, None], kind)}))
+    assert lines.decode() == f'{{"a":"{text}"}}\n{{"a":null}}\n'

@@ -28,6 +28,7 @@ TOO_LATE = 1_700_000_000_000_000_000  # microseconds: what 2023 is in nanosecond
 VALUES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.bool_(), [False, True]),
     (pa.string(), ["a" * 65, "b" * 65]),
+    (pa.string(), ["a" * 5000, "b", "é" * 3000]),
     (pa.string(), ["a", "b" * 63 + "\ud7ff" + "c", "b" * 63 + "\U0010ffff" + "c"]),
     (pa.decimal128(10, 2), [Decimal("-1.50"), Decimal("1.50")]),
     (pa.decimal128(38, 10), [Decimal("0.0000000001"), Decimal("1234567890123456789.0123456789")]),
@@ -36,6 +37,7 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.timestamp("us", tz="UTC"), [datetime(2024, 1, 1, 0, 0, 0, 1, UTC), LAST.replace(tzinfo=UTC)]),
     (pa.date32(), [date(1, 1, 1), date(9999, 12, 31)]),
     (pa.float64(), [-1e300, 1e-300]),
+    (pa.float32(), [float("-inf"), 0.5, float("inf")]),
 ]
 KEYS = [(type_, values) for type_, values in VALUES if not pa.types.is_floating(type_)]
 OF_EACH_TYPE = pytest.mark.parametrize(("type_", "values"), VALUES, ids=lambda value: str(value)[:24])
@@ -164,3 +166,58 @@ def test_a_delta_table_that_is_partitioned_by_all_columns_is_refused(tmp_path):
     DeltaTable.create(sink.uri, schema=pa.schema([("country", pa.string())]), partition_by=["country"])
     with pytest.raises(UsageError, match="partitioned by all of its columns"):
         sink.check_rows(pa.schema([("country", pa.string())]))
+
+
+ODD = [
+    (pa.float64(), [float("nan"), 1.0, 2.0]),
+    (pa.float64(), [-0.0, 1.0, 2.0]),
+    (pa.timestamp("us", tz="UTC"), [TOO_LATE, 1, 2]),
+    (pa.timestamp("us"), [-TOO_LATE, 1, 2]),
+    (pa.date32(), [10**7, 1, 2]),
+]
+
+
+@pytest.mark.parametrize(("type_", "values"), ODD, ids=str)
+def test_an_odd_value_hides_no_other_one_from_the_librarys_own_filters(tmp_path, type_, values):
+    schema = pa.schema([("key", type_), ("id", pa.int64())])
+    sink = sink_of("delta", tmp_path)
+    sink.create_table(schema)
+    commit(sink, 0, pa.record_batch([pa.array(values, type_), pa.array([0, 1, 2])], schema=schema))
+    table, key = DeltaTable(sink.uri).to_pyarrow_dataset(), ds.field("key")
+    low, high = (pa.scalar(value, type_) for value in values[1:])
+    for found, wanted in [(key == low, [1]), (key >= high, [2]), (key <= low, [1]), (key > low, [2]), (key < high, [1])]:
+        assert {1, 2} & set(table.to_table(filter=found)["id"].to_pylist()) == set(wanted)
+
+
+def test_a_row_with_a_key_after_the_calendar_is_replaced(tmp_path):
+    schema = pa.schema([("key", pa.timestamp("us", tz="UTC")), ("id", pa.int64())])
+    sink = sink_of("delta", tmp_path, changes=Changes(("key",), ()))
+    sink.create_table(schema)
+    for epoch in range(2):
+        keys = pa.array([-TOO_LATE, 0, TOO_LATE], schema.field("key").type)
+        commit(sink, epoch, pa.record_batch([keys, pa.array([epoch] * 3)], schema=schema))
+    assert rows_of("delta", tmp_path)["id"].to_pylist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"delta.dataSkippingNumIndexedCols": "-1"}, {"delta.dataSkippingStatsColumns": "c39"}, {}], ids=str
+)
+def test_every_column_that_the_table_wants_statistics_of_has_them(tmp_path, wanted):
+    schema = pa.schema([(f"c{at}", pa.int64()) for at in range(40)])
+    sink = sink_of("delta", tmp_path)
+    DeltaTable.create(sink.uri, schema=schema, configuration=wanted)
+    commit(sink, 0, pa.record_batch([[at] for at in range(40)], schema=schema))
+    for at in (0, 31, 32, 39):
+        assert DeltaTable(sink.uri).to_pyarrow_dataset().to_table(filter=ds.field(f"c{at}") == at).num_rows == 1
+
+
+def test_nulls_of_structs_and_of_columns_that_rows_do_not_have_are_found(tmp_path):
+    inner = pa.struct([("a", pa.int64())])
+    schema = pa.schema([("id", pa.int64()), ("inner", inner), ("later", pa.string()), ("x.y", pa.int64())])
+    sink = sink_of("delta", tmp_path)
+    sink.create_table(schema)
+    rows = [{"id": 1, "inner": None, "x.y": None}, {"id": 2, "inner": {"a": None}, "x.y": 1}]
+    commit(sink, 0, pa.RecordBatch.from_pylist(rows, schema=pa.schema([schema.field(at) for at in (0, 1, 3)])))
+    table = DeltaTable(sink.uri).to_pyarrow_dataset()
+    for name, wanted in [("inner", [1]), ("later", [1, 2]), ("x.y", [1])]:
+        assert table.to_table(filter=ds.field(name).is_null())["id"].to_pylist() == wanted
