@@ -26,7 +26,7 @@ from tests.values import schemas
 from tests.values.budget import explore
 from tests.values.test_tables import COMPARISONS, commit, decoded, ids_of, probes, quoted, text_of
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.long
 
 COUNTS: Counter[str] = Counter()
 ALL = tuple(

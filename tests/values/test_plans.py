@@ -13,7 +13,7 @@ from tests.helpers.spark_tools import stop_session
 from tests.values.bugs import plans as bugs
 from tests.values.plans import Bench, DifferenceError, search, start_session
 
-pytestmark = [pytest.mark.full, pytest.mark.spark]
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 SEED, CASES, PLANS = 1, 12, 6
 CASES_OF_A_BUG = 50

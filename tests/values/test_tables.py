@@ -36,7 +36,7 @@ from tests.values import schemas
 from tests.values.budget import explore, find
 from tests.values.bugs import tables as bugs
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.long
 
 WAREHOUSE = tempfile.TemporaryDirectory(prefix="headrace-values-")
 """Of all Iceberg tables, one after the other: a catalog takes longer to make than a table."""

@@ -37,18 +37,6 @@ def long_texts_have_no_bounds() -> AbstractContextManager[Any]:
     return _without_ends(lambda column: _longest(column) > 4096)
 
 
-def columns_with_nan_or_infinity_have_no_bounds() -> AbstractContextManager[Any]:
-    made = statistics.delta_statistics
-
-    def injected(rows: int, columns: Any, structs: Any, measured: Any) -> str:
-        known = [(name, ends) for measures in measured for name, (_, ends) in measures.items() if ends is not None]
-        odd = {name for name, ends in known if types.is_floating(ends.type) and pc.any(pc.is_inf(ends)).as_py()}
-        left = [{name: (nulls, None if name in odd else ends) for name, (nulls, ends) in each.items()} for each in measured]
-        return made(rows, columns, structs, left)
-
-    return patch.object(delta, "delta_statistics", injected)
-
-
 def structs_have_no_bounds() -> AbstractContextManager[Any]:
     made = statistics.delta_statistics
     return patch.object(delta, "delta_statistics", lambda rows, columns, structs, measured: made(rows, columns, (), measured))
@@ -59,16 +47,6 @@ def bounds_are_those_of_the_first_row_group() -> AbstractContextManager[Any]:
     return patch.object(
         delta, "delta_statistics", lambda rows, columns, structs, measured: made(rows, columns, structs, measured[:1])
     )
-
-
-def a_bound_of_one_row_group_is_that_of_the_file() -> AbstractContextManager[Any]:
-    """The library takes those that there are."""
-
-    def injected(footer: Any, index: int, wanted: Any) -> bool:
-        groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-        return all(statistics.has_bounds(group) or not group.has_min_max for group in groups)
-
-    return patch.object(iceberg, "_has_bounds", injected)
 
 
 def times_after_the_calendar_are_a_bare_error() -> AbstractContextManager[Any]:
@@ -117,10 +95,8 @@ def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any
 APPENDED: Sequence[Injected] = (
     booleans_have_no_bounds,
     long_texts_have_no_bounds,
-    columns_with_nan_or_infinity_have_no_bounds,
     structs_have_no_bounds,
     bounds_are_those_of_the_first_row_group,
-    a_bound_of_one_row_group_is_that_of_the_file,
     times_after_the_calendar_are_a_bare_error,
 )
 CHANGED: Sequence[Injected] = (a_missing_statistic_is_a_bound, null_lists_become_empty_in_a_rewrite)
