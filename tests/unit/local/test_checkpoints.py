@@ -43,6 +43,7 @@ from headrace.enumerator.errors import (
     UsageError,
 )
 from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.resumed import resumed
 from headrace.kafka import At, Committed, KafkaSink, KafkaSource, Latest
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
 from headrace.runners.job_file import PipelineFile
@@ -77,7 +78,6 @@ from headrace.runners.local.savepoints import (
     given_savepoint,
     read_savepoint,
     shown,
-    started,
     take_savepoint,
 )
 from headrace.runners.local.settings import flink_settings
@@ -834,7 +834,7 @@ def test_a_run_that_starts_with_a_savepoint_ends_where_its_own_source_says():
         (MemorySource(log), ended, {"a": (4, None), "b": (0, None)}, False),
         (MemorySource(log, bounded=True), open_still, {"a": (4, 10), "b": (0, 10)}, True),
     ):
-        found = started(source, positions)
+        found = resumed(source, positions)
         assert {each.split.split_id: (each.split.next_offset, each.split.stop_offset) for each in found.splits} == expected
         assert (found.exhausted, found.checkpoint_id, any(each.finished for each in found.splits)) == (exhausted, 1, False)
 
@@ -853,13 +853,13 @@ def test_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
         saved = Checkpoint(1, (SplitState(first.between(50, None), False),), False)
         stops = {("in", 0): At(60), ("in", 1): At(7)}
         for start in (At(9999), {("in", 0): At(0)}, Latest(), Committed("nobody")):
-            found = started(source(start=start, stop=stops), saved)
+            found = resumed(source(start=start, stop=stops), saved)
             ranges = {each.split.partition: (each.split.next_offset, each.split.stop_offset) for each in found.splits}
             assert ranges == {0: (50, 60), 1: (0, 7)}
-        past = started(source(stop={("in", 0): At(10), ("in", 1): At(0)}), saved)
+        past = resumed(source(stop={("in", 0): At(10), ("in", 1): At(0)}), saved)
         assert [each.split.stop_offset for each in past.splits] == [50, 0]  # nothing to read
         with pytest.raises(UsageError, match="stop positions by partition must name every partition"):
-            started(source(stop={("in", 0): At(60)}), saved)
+            resumed(source(stop={("in", 0): At(60)}), saved)
 
 
 def test_a_bounded_run_does_not_start_with_a_savepoint_whose_splits_are_gone():
@@ -869,7 +869,7 @@ def test_a_bounded_run_does_not_start_with_a_savepoint_whose_splits_are_gone():
 
     gone = Checkpoint(1, (SplitState(MemorySplit("gone", 4), finished=False),), exhausted=False)
     with pytest.raises(DataLossError, match="gone"):
-        started(Strict(MemoryLog(), bounded=True), gone)
+        resumed(Strict(MemoryLog(), bounded=True), gone)
 
 
 def test_a_restart_with_the_same_savepoint_continues_from_its_own_checkpoints(tmp_path):
