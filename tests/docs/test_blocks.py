@@ -19,7 +19,7 @@ from tests.helpers.kafka_rig import write_records
 from tests.helpers.schema_registry import FakeRegistry
 
 if TYPE_CHECKING:
-    from headrace.testing.servers.kafka import Cluster
+    from headrace.testing.servers.kafka import BrokerCluster
 
 KEPT = {"headrace-commits"}
 """Kept with the process, as the sinks keep what they have read of it."""
@@ -52,7 +52,7 @@ def spark(folder: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(broker: Cluster, spark: Any, folder: Path) -> Iterator[Page]:
+def page(broker: BrokerCluster, spark: Any, folder: Path) -> Iterator[Page]:
     """A page with a session, as in PySpark's shell.
 
     Hidden blocks make what a page presumes with `topic`, `closing`, and `register`, for a schema in the registry.
