@@ -181,6 +181,7 @@ class EmbeddedRun(Generic[SplitT]):
 
     def start_reader(self, reader: int) -> None:
         """Start the reader of a slot. A reader that the slot has already is closed, and lost."""
+        self._note_delivered()
         if reader in self._slots:
             self._slots.pop(reader).reader.close()
         self._slots[reader] = _Slot(self.source.create_reader())

@@ -451,3 +451,13 @@ def test_a_split_that_finished_in_a_completed_checkpoint_is_reported_no_more_and
 def test_a_checkpoint_that_cannot_be_read_is_refused():
     with pytest.raises(StateError):
         run_of(MemorySource(log_of(a="1")), checkpoint=b"not a checkpoint")
+
+
+def test_a_split_that_its_lost_reader_had_finished_is_read_again_by_the_next():
+    """No checkpoint has it. What the lost one had delivered was noted of its successor."""
+    with run_of(MemorySource(log_of(a="1"), bounded=True)) as run:
+        assert run.poll(0.0).finished
+        run.start_reader(0)
+        assert not run.finished
+        assert read(run) == "1"
+        assert run.finished
