@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.connectors.kafka.client.error_codes import ErrorCode, error_name
 
-__all__ = ["ErrorCode", "RefusedError"]
+__all__ = ["ErrorCode", "RefusedError", "code_of"]
 
 
 class RefusedError(Exception):
@@ -18,3 +20,12 @@ class RefusedError(Exception):
         super().__init__(message or about or error_name(code))
         self.code = code
         self.message = message
+
+
+def code_of(act: Callable[[], object]) -> int:
+    """Do it, and return the code that it was refused with, or NONE."""
+    try:
+        act()
+    except RefusedError as error:
+        return error.code
+    return ErrorCode.NONE

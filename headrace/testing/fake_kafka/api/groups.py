@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call, Later
-from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, code_of
 from headrace.testing.fake_kafka.protocol import (
     DeleteGroupsResponse,
     DescribeGroupsResponse,
@@ -16,6 +18,16 @@ from headrace.testing.fake_kafka.protocol import (
     SyncGroupResponse,
 )
 from headrace.testing.fake_kafka.state.groups import Group, GroupState, Joining, Member
+
+
+def _group_of(call: Call) -> Group:
+    """The group of a member's request, at its coordinator. Raises RefusedError, also where there is no such group."""
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, call.request.group_id)
+    group = call.state.groups.by_id.get(call.request.group_id)
+    if group is None:
+        raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
+    return group
+
 
 _NEEDS_KNOWN_ID = 4
 _NULLABLE_NAME = 7
@@ -98,11 +110,7 @@ def _sync_group(call: Call) -> Message | Later:
     """Answered once the leader has sent its own. The leader's assignments go to the members."""
     try:
         call.admit()
-        request = call.request
-        call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)
-        group = call.state.groups.by_id.get(request.group_id)
-        if group is None:
-            raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
+        request, group = call.request, _group_of(call)
         if call.version >= _NAMES_PROTOCOL:
             _check_protocol(group, request)
         assignments = {each.member_id: bytes(each.assignment) for each in request.assignments}
@@ -151,11 +159,7 @@ SYNC_GROUP = Api(14, "SyncGroup", 0, 5, SyncGroupResponse, _sync_group)
 def _heartbeat(call: Call) -> Message:
     """A sign of lifetime; the answer says when a rebalance is on."""
     call.admit()
-    request = call.request
-    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)
-    group = call.state.groups.by_id.get(request.group_id)
-    if group is None:
-        raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
+    request, group = call.request, _group_of(call)
     group.heartbeat(request.member_id, request.group_instance_id, request.generation_id, call.now_ms)
     return HeartbeatResponse(error_code=ErrorCode.NONE)
 
@@ -176,11 +180,7 @@ def _leave_group(call: Call) -> Message:
         return LeaveGroupResponse(error_code=ErrorCode.NONE, members=[])
     answers = []
     for member in request.members:
-        code: int = ErrorCode.NONE
-        try:
-            _leave(call, member.member_id, member.group_instance_id)
-        except RefusedError as error:
-            code = error.code
+        code = code_of(partial(_leave, call, member.member_id, member.group_instance_id))
         answers.append(
             LeaveGroupResponse.MemberResponse(
                 member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=code
@@ -190,10 +190,7 @@ def _leave_group(call: Call) -> Message:
 
 
 def _leave(call: Call, member_id: str, instance_id: str | None) -> None:
-    group = call.state.groups.by_id.get(call.request.group_id)
-    if group is None:
-        raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
-    group.leave(member_id, instance_id, call.now_ms)
+    _group_of(call).leave(member_id, instance_id, call.now_ms)
 
 
 LEAVE_GROUP = Api(13, "LeaveGroup", 0, 5, LeaveGroupResponse, _leave_group)
@@ -272,14 +269,10 @@ LIST_GROUPS = Api(16, "ListGroups", 0, 5, ListGroupsResponse, _list_groups)
 
 def _delete_groups(call: Call) -> Message:
     """KIP-229."""
-    results = []
-    for group_id in call.request.groups_names:
-        code: int = ErrorCode.NONE
-        try:
-            _delete(call, group_id)
-        except RefusedError as error:
-            code = error.code
-        results.append(DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=code))
+    results = [
+        DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=code_of(partial(_delete, call, group_id)))
+        for group_id in call.request.groups_names
+    ]
     return DeleteGroupsResponse(results=results)
 
 

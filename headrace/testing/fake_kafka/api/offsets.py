@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
-from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, code_of
 from headrace.testing.fake_kafka.protocol import (
     Message,
     OffsetCommitResponse,
@@ -30,18 +30,10 @@ def by_partition(
     call: Call, topic_answer: Message, partition_answer: Message, change: Callable[[Message, Message], None], code: int = 0
 ) -> list[Message]:
     """The topics of the answer: an error code for each partition, which is `code` for all or what `change` is refused with."""
-
-    def error_code(topic: Message, item: Message) -> int:
-        try:
-            change(topic, item)
-        except RefusedError as error:
-            return error.code
-        return ErrorCode.NONE
-
     topics = []
     for topic in call.request.topics:
         items = [
-            partition_answer(partition_index=item.partition_index, error_code=code or error_code(topic, item))
+            partition_answer(partition_index=item.partition_index, error_code=code or code_of(partial(change, topic, item)))
             for item in topic.partitions
         ]
         ids = {"topic_id": topic.topic_id} if hasattr(topic, "topic_id") else {}  # of later versions of OffsetCommit
@@ -77,11 +69,7 @@ _SAYS_NOT_FOUND = 9
 
 def _offset_commit(call: Call) -> Message:
     """KIP-320 (leader epochs), KIP-345, KIP-848 (topic ids, version 10)."""
-    code: int = ErrorCode.NONE
-    try:
-        _check(call)
-    except RefusedError as error:
-        code = error.code
+    code = code_of(partial(_check, call))
     topics = by_partition(
         call, _OffsetCommitTopicAnswer, _OffsetCommitPartitionAnswer, partial(_offset_commit_commit, call), code
     )
@@ -120,11 +108,7 @@ _AS_SAID_HERE: dict[int, int] = {
 
 def _txn_offset_commit(call: Call) -> Message:
     """KIP-98, KIP-447 (members and generations), KIP-890 (version 5 joins the transaction itself)."""
-    code: int = ErrorCode.NONE
-    try:
-        _join(call)
-    except RefusedError as error:
-        code = error.code
+    code = code_of(partial(_join, call))
     topics = by_partition(
         call, _TxnOffsetCommitTopicAnswer, _TxnOffsetCommitPartitionAnswer, partial(_txn_offset_commit_commit, call), code
     )
