@@ -290,7 +290,7 @@ def _check(kind: pa.DataType, path: str) -> _Check:
     types = pa.types
     if types.is_struct(kind):
         return _check_object(kind, path)
-    if types.is_list(kind) or types.is_large_list(kind):
+    if _is_list(kind):
         inner = _check(kind.value_type, f"{path}[]")
         return lambda value: _misfit(value, list, kind, path) or next(filter(None, map(inner, value or ())), None)
     if types.is_boolean(kind):
@@ -308,8 +308,9 @@ def _check(kind: pa.DataType, path: str) -> _Check:
         )
     if types.is_decimal(kind):
         return lambda value: None if _is_decimal(value, kind) else _misfit(value, None, kind, path)
-    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_timestamp(kind)
-    return (lambda value: None if type(value) is str else _misfit(value, str, kind, path)) if is_text else lambda _: None
+    if _is_text(kind):
+        return lambda value: None if type(value) is str else _misfit(value, str, kind, path)
+    return lambda _: None
 
 
 def _check_object(kind: pa.StructType, path: str) -> _Check:
@@ -389,7 +390,7 @@ def _misfits(kind: pa.DataType) -> list[str]:
 
 
 def _name_misfits(kind: pa.DataType, names: dict[str, list[str]]) -> None:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if _is_list(kind):
         _name_misfits(kind.value_type, names)
     elif pa.types.is_struct(kind):
         for each in kind:
@@ -415,10 +416,19 @@ def _misfit_pattern(kind: pa.DataType) -> str:
         return _other_than("tf")
     if types.is_struct(kind):
         return _other_than("{")
-    if types.is_list(kind) or types.is_large_list(kind):
+    if _is_list(kind):
         return _other_than(r"\[")
-    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_timestamp(kind)
-    return _other_than('"') if is_text else ""
+    return _other_than('"') if _is_text(kind) else ""
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether JSON has it in a string; times, too."""
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_timestamp)
+    return any(test(kind) for test in tests)
 
 
 def _other_than(starts: str) -> str:

@@ -229,7 +229,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
 
     def claim(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
         """Before a driver with a driver id starts the query for the first time, in its own process: make the job its
-        own, and recover as the first `commit` does. Raises and shows as `recover`.
+        own, and recover as the first `commit` does. Raises and returns what `recover` does.
         """
         return self._started(job, last_batch, commits.JobCommitter.claim)
 
