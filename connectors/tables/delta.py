@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -229,13 +230,15 @@ class _LoadedDelta(LoadedTable):
     def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
         """Those whose least and greatest values leave space for one of the keys, or are not known."""
         with _translated(self._uri):
-            paths, dataset = self._paths_with(keys), self._dataset()
+            without, dataset = self._paths_without(keys), self._dataset()
             for fragment in dataset.get_fragments():
-                if fragment.path in paths:
+                if fragment.path not in without:
                     yield _DeltaFile(fragment, dataset.schema, self._schema)
 
-    def _paths_with(self, keys: pa.Table) -> frozenset[str]:
-        """By the log itself: the dataset of `deltalake` takes a bound that is missing for null, which passes the file over.
+    def _paths_without(self, keys: pa.Table) -> frozenset[str]:
+        """Files that have none of the keys for certain; one that is not found here by its path is read.
+
+        By the log itself: the dataset of `deltalake` takes a bound that is missing for null, which passes the file over.
 
         Decimals are not asked for: others write them as doubles, which say nothing of a value with many digits.
         """
@@ -251,7 +254,7 @@ class _LoadedDelta(LoadedTable):
             if high is not None:
                 high = pc.add(high, _MILLISECOND) if pa.types.is_timestamp(high.type) else high  # most writers truncate it
                 found = pc.and_(found, pc.fill_null(pc.greater_equal(high, least), fill_value=True))
-        return frozenset(files["path"].filter(found).to_pylist())
+        return frozenset(map(unquote, files["path"].filter(pc.invert(found)).to_pylist()))  # the log has them as URIs
 
     def _dataset(self) -> ds.Dataset:
         # Others write timestamps as INT96, which by itself Arrow takes for nanoseconds: the year 9999 becomes another one.

@@ -171,6 +171,33 @@ def test_partitions_and_keys_of_several_columns(tmp_path, kind):
     assert found == [update[0], rows[1], update[1], rows[2], rows[3]]
 
 
+ODD_PARTITIONS = ["a b", " ", "50%", "a%20b", "ä/ö", "x=1", "q?#&+", "a:b", "it's", 'say "x"', "back\\slash", "tab\t"]
+
+
+@pytest.mark.parametrize("partition", ODD_PARTITIONS)
+def test_rows_of_others_are_changed_whatever_their_partition_is_called(tmp_path, partition):
+    """The log has paths as URIs, and partitions in them."""
+    schema = ROWS.append(pa.field("p", pa.string()))
+    uri = str(tmp_path / "table")
+    of_others = pa.table({"id": [1, 2, 70], "name": ["a", "b", "far"], "offset": [0, 0, 0], "p": [partition] * 2 + ["far"]})
+    write_deltalake(uri, of_others, partition_by=["p"])
+    sink = DeltaSink(uri, changes=BY_ID)
+
+    def commit(epoch: int, *rows: tuple[int, str | None, str, int]) -> None:
+        columns = dict(zip(ROWS.names, zip(*rows, strict=True), strict=True)) | {"p": [partition] * len(rows)}
+        with sink.begin(Attempt(JOB, epoch, 0, 0)) as transaction:
+            transaction.write(pa.RecordBatch.from_pydict(columns, schema))
+            handle = transaction.prepare()
+        driver(sink).commit(epoch, (handle,))
+
+    (rewritten,) = sink.log().load().files_with(pa.table({"id": [1]}))  # the other one is not read
+    assert rewritten.read()["p"].unique().to_pylist() == [partition]
+    commit(0, (1, "a2", "u", 5), (2, None, "d", 6), (3, "c", "c", 7))
+    commit(1, (3, "c2", "u", 8))
+    rows = DeltaTable(uri).to_pyarrow_table().select(["id", "name", "p"]).to_pylist()
+    assert sorted(map(tuple, map(dict.values, rows))) == [(1, "a2", partition), (3, "c2", partition), (70, "far", "far")]
+
+
 def test_a_key_whose_change_moves_it_to_another_partition_is_there_once(tmp_path):
     rig = Rig("delta", tmp_path, partition_by=("name",))
     rig.commit(0, (1, "here", "c"), (2, "here", "c"))
