@@ -123,6 +123,7 @@ class RunCore(Generic[SplitT, HandleT]):
         self._failures = 0
         self._prepared: list[run.WorkerHandle[HandleT]] = []
         self._committing: tuple[run.WorkerHandle[HandleT], ...] = ()
+        self._positions: list[run.RunCommand[SplitT, HandleT]] = []
 
     @property
     def workers(self) -> Mapping[int, int]:
@@ -273,14 +274,18 @@ class RunCore(Generic[SplitT, HandleT]):
             for slot in self._slots
             if slot.joined and slot.number is not None
         ]
-        return reported + self._core(ev.CheckpointCompleted(event.checkpoint_id))
+        completed = self._core(ev.CheckpointCompleted(event.checkpoint_id))
+        # With the rows, not before them. And no refused position ends a run while its rows are being committed.
+        self._positions = [command for command in completed if isinstance(command, ev.PublishPositions)]
+        return reported + [command for command in completed if not isinstance(command, ev.PublishPositions)]
 
     def _committed(self) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
+        publish, self._positions = self._positions, []
         finished = self._finished()
         if finished or self._stopping:
-            return self._end(finished=finished)
-        return self._pause(self._schedule.min_pause_s)
+            return publish + self._end(finished=finished)
+        return publish + self._pause(self._schedule.min_pause_s)
 
     def _finished(self) -> bool:
         """Every split is read to its end, and the stored checkpoint says so."""

@@ -126,13 +126,15 @@ COMMAND = "from headrace.cli import main; main()"
 class Run:
     """`headrace run` in its own process."""
 
-    def __init__(self, kafka, folder, *options, workers, job=JOB, checkpoints=None, environment=None, program=COMMAND):
-        """`checkpoints`: by default a folder in `folder`."""
+    def __init__(
+        self, kafka, folder, *options, workers, job=JOB, checkpoints=None, environment=None, program=COMMAND, interval="200 ms"
+    ):
+        """`checkpoints`: by default a folder in `folder`. `interval`: of checkpoints."""
         self.folder = folder
         file = folder / "job_of_this_test.py"
         file.write_text(job.format(kafka.bootstrap) if job is JOB else job)
         settings = {
-            "execution.checkpointing.interval": "200 ms",
+            "execution.checkpointing.interval": interval,
             "heartbeat.interval": "100 ms",
             "heartbeat.timeout": "2 s",
             "restart-strategy.type": "fixed-delay",
