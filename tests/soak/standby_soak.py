@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -65,6 +65,7 @@ class Traffic:
     def __init__(self, bootstrap: str, source: str, target: str, rate: float) -> None:
         self.sent_at: list[float] = []
         self.seen: dict[int, int] = {}
+        self.seen_at: list[float] = []
         self.foreign = 0
         self._last_seen = -1
         self._first_news: dict[int, float] = {}
@@ -110,6 +111,7 @@ class Traffic:
         if not values:
             return
         with self._changed:
+            self.seen_at.append(time.monotonic())
             for number in map(int, values):
                 self.seen[number] = self.seen.get(number, 0) + 1
                 self._last_seen = max(self._last_seen, number)
@@ -135,6 +137,12 @@ class Traffic:
 class SupervisedJob:
     """`headrace supervise` with a standby, and what its status file says."""
 
+    settings: Sequence[str] = (
+        *(word for setting, value in CONF.items() for word in ("--conf", f"{setting}={value}")),
+        *("--silence-timeout", str(SILENCE_S)),
+        *("--restart", "fixed-delay", "--config", "restart-strategy.fixed-delay.attempts=100000"),
+    )
+
     def __init__(
         self,
         directory: Path,
@@ -153,10 +161,8 @@ class SupervisedJob:
         request = {"bootstrap": bootstrap, "source": self.source, "target": self.target, "commits": self.commits}
         self._told = json.dumps({**request, "checkpoint": checkpoint or str(directory / "checkpoint")})
         self._variables: dict[str, str] = {}
-        conf = [word for setting, value in CONF.items() for word in ("--conf", f"{setting}={value}")]
-        options = ["--standby", str(standbys), "--status", str(self.status_file), "--silence-timeout", str(SILENCE_S)]
-        strategy = ["--restart", "fixed-delay", "--config", "restart-strategy.fixed-delay.attempts=100000"]
-        self._command = ["supervise", f"{standby_job.__file__}:job", *conf, *options, *strategy]
+        options = ["--standby", str(standbys), "--status", str(self.status_file)]
+        self._command = ["supervise", f"{standby_job.__file__}:job", *options, *self.settings]
         self._directory = directory
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -240,9 +246,11 @@ def _program(pid: int) -> str | None:
 
 
 @contextmanager
-def running(directory: Path, bootstrap: str, rate: float) -> Iterator[tuple[SupervisedJob, Traffic]]:
+def running(
+    directory: Path, bootstrap: str, rate: float, kind: type[SupervisedJob] = SupervisedJob
+) -> Iterator[tuple[SupervisedJob, Traffic]]:
     """A job under load. Nothing is left of it."""
-    job = SupervisedJob(directory, bootstrap)
+    job = kind(directory, bootstrap)
     with ExitStack() as stack:
         stack.callback(job.end)
         job.start()
