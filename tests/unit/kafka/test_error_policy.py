@@ -6,11 +6,11 @@ import pytest
 
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.error_policy import DECISIONS, ErrorAction, decision
 from headrace.connectors.kafka.client.errors import BrokerError, broker_error
 from headrace.enumerator.errors import is_retriable
 from headrace.kafka import Committed, Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import FakeKafka, Refuse, Rewrite
+from tests.helpers.error_policy import DECISIONS, ErrorAction, decision
 
 RETRIED = (ErrorAction.RETRY, ErrorAction.REFRESH)
 READING = ("FindCoordinator", "Fetch", "ListOffsets", "OffsetFetch", "OffsetCommit")
