@@ -35,7 +35,7 @@ COLUMNS = pa.struct(
 )  # fmt: skip
 
 BAD: Mapping[str, bytes | Mapping[str, Any]] = {
-    "cut off": b'{"id": 1, "name": "x',
+    "truncated": b'{"id": 1, "name": "x',
     "no JSON at all": b"\x00\x00\x00\x00\x07binary",
     "no UTF-8": b'{"name": "\xff"}',
     "a text for a number": {"id": "seven"},
