@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.enumerator.errors import UsageError
 
@@ -36,8 +35,58 @@ class FormatSpec:
     """The class for values in a schema registry's wire format."""
 
 
-def _class(module: str, name: str) -> Callable[[], Any]:
-    return lambda: getattr(import_module(f"headrace.connectors.formats.{module}"), name)
+def _avro() -> type[ValueFormat]:
+    from headrace.connectors.formats.avro.avro_format import AvroFormat
+
+    return AvroFormat
+
+
+def _registered_avro() -> type[RegisteredFormat]:
+    from headrace.connectors.formats.registry.avro_values import RegisteredAvroFormat
+
+    return RegisteredAvroFormat
+
+
+def _bytes() -> type[ValueFormat]:
+    from headrace.connectors.formats.plain import BytesFormat
+
+    return BytesFormat
+
+
+def _json() -> type[ValueFormat]:
+    from headrace.connectors.formats.json_values import JsonFormat
+
+    return JsonFormat
+
+
+def _json_schema() -> type[ValueFormat]:
+    from headrace.connectors.formats.json_schema import JsonSchemaFormat
+
+    return JsonSchemaFormat
+
+
+def _registered_json() -> type[RegisteredFormat]:
+    from headrace.connectors.formats.registry.json_values import RegisteredJsonFormat
+
+    return RegisteredJsonFormat
+
+
+def _protobuf() -> type[ValueFormat]:
+    from headrace.connectors.formats.protobuf.protobuf_format import ProtobufFormat
+
+    return ProtobufFormat
+
+
+def _registered_protobuf() -> type[RegisteredFormat]:
+    from headrace.connectors.formats.registry.protobuf_values import RegisteredProtobufFormat
+
+    return RegisteredProtobufFormat
+
+
+def _string() -> type[ValueFormat]:
+    from headrace.connectors.formats.plain import StringFormat
+
+    return StringFormat
 
 
 _SCHEMA = frozenset({"schema", "references", "fields"})
@@ -47,36 +96,31 @@ FORMATS: Mapping[str, FormatSpec] = {
     for spec in (
         FormatSpec(
             "avro",
-            _class("avro.avro_format", "AvroFormat"),
+            _avro,
             _SCHEMA | {"reader_schema", "recursive"},
             needs=("schema", "the JSON text of the writer's Avro schema"),
             registry_kind="AVRO",
-            load_registered=_class("registry.avro_values", "RegisteredAvroFormat"),
+            load_registered=_registered_avro,
         ),
-        FormatSpec("bytes", _class("plain", "BytesFormat")),
-        FormatSpec(
-            "json",
-            _class("json_values", "JsonFormat"),
-            frozenset({"arrow_type", "time_zone"}),
-            needs=("arrow_type", "the type of its values"),
-        ),
+        FormatSpec("bytes", _bytes),
+        FormatSpec("json", _json, frozenset({"arrow_type", "time_zone"}), needs=("arrow_type", "the type of its values")),
         FormatSpec(
             "json-schema",
-            _class("json_schema", "JsonSchemaFormat"),
+            _json_schema,
             _SCHEMA,
             needs=("schema", "the text of a JSON Schema"),
             registry_kind="JSON",
-            load_registered=_class("registry.json_values", "RegisteredJsonFormat"),
+            load_registered=_registered_json,
         ),
         FormatSpec(
             "protobuf",
-            _class("protobuf.protobuf_format", "ProtobufFormat"),
+            _protobuf,
             _SCHEMA | {"message"},
             needs=("schema", "the text of a .proto file"),
             registry_kind="PROTOBUF",
-            load_registered=_class("registry.protobuf_values", "RegisteredProtobufFormat"),
+            load_registered=_registered_protobuf,
         ),
-        FormatSpec("string", _class("plain", "StringFormat")),
+        FormatSpec("string", _string),
     )
 }
 """All formats, in the order of their names. Options, command lines and documents take their lists from here."""
