@@ -175,7 +175,8 @@ def modules() -> set[str]:
         ("", "headrace"), ("headrace/", "enumerator"), ("headrace/", "connectors"), ("headrace/", "runners"),
         ("", "pyspark_headrace"),
     )  # fmt: skip
-    return {f"{prefix}{path.relative_to(ROOT)}" for prefix, folder in folders for path in (ROOT / folder).rglob("*.py")}
+    kinds = ("*.py", "*.pxd")
+    return {f"{prefix}{path.relative_to(ROOT)}" for prefix, top in folders for kind in kinds for path in (ROOT / top).rglob(kind)}
 
 
 def test_a_wheel_puts_two_names_into_site_packages_and_nothing_else(wheel):

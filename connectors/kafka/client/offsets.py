@@ -20,7 +20,8 @@ from headrace.connectors.kafka.client.topology import Broker, TopicPartition
 from headrace.connectors.kafka.client.wire.protocol import ListOffsetsRequest, Message, OffsetForLeaderEpochRequest, or_none
 from headrace.enumerator.errors import RetriableError
 
-W, A = TypeVar("W"), TypeVar("A")  # what is wanted of a partition, and what is answered
+W = TypeVar("W")  # what is wanted of a partition
+A = TypeVar("A")  # what is answered
 
 _NO_LEADER_EPOCH = -1
 _CONSUMER = -1  # the replica id of clients, which are not brokers
