@@ -176,7 +176,9 @@ def modules() -> set[str]:
         ("", "pyspark_headrace"),
     )  # fmt: skip
     kinds = ("*.py", "*.pxd")
-    return {f"{prefix}{path.relative_to(ROOT)}" for prefix, top in folders for kind in kinds for path in (ROOT / top).rglob(kind)}
+    return {
+        f"{prefix}{path.relative_to(ROOT)}" for prefix, top in folders for kind in kinds for path in (ROOT / top).rglob(kind)
+    }
 
 
 def test_a_wheel_puts_two_names_into_site_packages_and_nothing_else(wheel):
