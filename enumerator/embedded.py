@@ -64,7 +64,8 @@ class EmbeddedRun(Generic[SplitT]):
         self._persisting: Checkpoint[SplitT] | None = None
         self._declined = ""
         self._last_id = 0
-        self._closed = False
+        self.closed = False
+        """Whether `close` was called."""
         self._commands: deque[Command[SplitT]] = deque()
         self._handed: tuple[int, SplitBatch[SplitT]] | None = None
         self._readers_are_behind = False
@@ -93,14 +94,9 @@ class EmbeddedRun(Generic[SplitT]):
         self._note_delivered()
         return self.coordinator.enumerator.exhausted and self.coordinator.enumerator.ledger.all_finished
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
         """The next batch of any reader; None when nothing came in about `timeout` seconds or the source has `finished`."""
-        if self._closed:
+        if self.closed:
             return None
         self._note_delivered()
         self._carry_on()
@@ -159,19 +155,20 @@ class EmbeddedRun(Generic[SplitT]):
         Positions that cannot be published for now are a warning: the next checkpoint publishes later ones. Raises what refuses
         them for good; the checkpoint is completed all the same.
         """
-        if self._persisting is None:
-            raise UsageError("no checkpoint is under way: call checkpoint() first")
-        completed, self._persisting = self._persisting, None
+        completed, self._persisting = self._under_way(), None
         for slot in self._slots.values():
             slot.progress.checkpoint_completed(slot.reported)
         self._send(ev.CheckpointCompleted(completed.checkpoint_id))
 
     def checkpoint_aborted(self) -> None:
         """The bytes of the last `checkpoint` were not stored."""
+        self._send(ev.CheckpointAborted(self._under_way().checkpoint_id))
+        self._persisting = None
+
+    def _under_way(self) -> Checkpoint[SplitT]:
         if self._persisting is None:
             raise UsageError("no checkpoint is under way: call checkpoint() first")
-        self._send(ev.CheckpointAborted(self._persisting.checkpoint_id))
-        self._persisting = None
+        return self._persisting
 
     def lose_reader(self, reader: int) -> None:
         """Close one reader; its splits continue elsewhere from the last completed checkpoint."""
@@ -190,9 +187,9 @@ class EmbeddedRun(Generic[SplitT]):
 
     def close(self) -> None:
         """Close readers and discovery. May be called more than once; a checkpoint can still be taken afterwards."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         for slot in self._slots.values():
             slot.reader.close()
         self._driver.close()
@@ -273,14 +270,11 @@ class EmbeddedRun(Generic[SplitT]):
         while self._commands:
             try:
                 answer = self._carry_out(self._commands[0])
-            except Exception as error:
-                if isinstance(error, MemoryError):
-                    self._readers_are_behind = True
-                else:
+            except BaseException as error:
+                if isinstance(error, Exception) and not isinstance(error, MemoryError):
                     self._commands.clear()
-                raise
-            except BaseException:
-                self._readers_are_behind = True
+                else:
+                    self._readers_are_behind = True
                 raise
             self._is_deciding = True
             self._commands.popleft()
@@ -292,7 +286,7 @@ class EmbeddedRun(Generic[SplitT]):
         """May be interrupted, and is then repeated."""
         match command:
             case ev.Assign(reader, splits):
-                if not self._readers_are_behind and not self._closed:  # else a new reader starts with them
+                if not self._readers_are_behind and not self.closed:  # else a new reader starts with them
                     self._slots[reader].reader.add_splits(splits)
                 return None
             case ev.Fail(error):

@@ -98,7 +98,6 @@ def readable_version(version: object, newest: int) -> int:
 
 
 def compact(value: object) -> str:
-    """As JSON in ASCII, without spaces."""
     return json.dumps(value, separators=(",", ":"))
 
 

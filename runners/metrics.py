@@ -195,5 +195,4 @@ METRICS: Mapping[str, MetricSpec] = {spec.name: spec for spec in (*_SPARK, *_OF_
 
 
 def metrics_of(*scopes: MetricScope) -> tuple[MetricSpec, ...]:
-    """The metrics of these scopes, in the order of the table."""
     return tuple(spec for spec in METRICS.values() if spec.scope in scopes)

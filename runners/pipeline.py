@@ -37,7 +37,6 @@ class PipelineSpec:
     transform: Transform | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a part."""
         source: object = self.source
         if not isinstance(source, Source):
             raise UsageError(f"a pipeline's source must be a headrace Source, not {type(source).__name__}")

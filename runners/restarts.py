@@ -37,7 +37,6 @@ class FixedDelay:
     delay_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         _at_least("attempts", self.attempts, 1)
         _at_least("delay", self.delay_s, 0)
 
@@ -51,7 +50,6 @@ class FailureRate:
     delay_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         _at_least("max-failures-per-interval", self.max_failures_per_interval, 1)
         _above("failure-rate-interval", self.failure_rate_interval_s, 0)
         _at_least("delay", self.delay_s, 0)
@@ -74,7 +72,6 @@ class ExponentialDelay:
     attempts_before_reset_backoff: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
         _above("initial-backoff", self.initial_backoff_s, 0)
         _at_least("max-backoff", self.max_backoff_s, self.initial_backoff_s)
         _above("backoff-multiplier", self.backoff_multiplier, 1)
@@ -120,7 +117,6 @@ class Restarts:
     """The failures of one job so far, under one strategy. Is alive as long as the job's supervisor; not thread-safe."""
 
     def __init__(self, strategy: RestartStrategy) -> None:
-        """Nothing has failed yet."""
         self._strategy = strategy
         self._attempts = 0
         self._unclassified = 0

@@ -169,7 +169,6 @@ class BundleDiscovery(SplitDiscovery[BundleSplit]):
         )
 
     def later(self, known: Mapping[str, BundleSplit]) -> DiscoveryResult[BundleSplit]:
-        """None, ever."""
         return DiscoveryResult([], complete=True)
 
 

@@ -10,7 +10,7 @@ from typing import Generic
 
 from apache_beam.utils.timestamp import Timestamp
 
-from headrace.enumerator.errors import DeadlineExceededError, is_retriable
+from headrace.enumerator.source_driver import can_pass
 from headrace.enumerator.split import SplitT
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,6 @@ class Ends(Generic[SplitT]):
         self._looking = False
 
     def of(self, split_id: str) -> EndSeen | None:
-        """The last answer; None where there was none yet."""
         with self._condition:
             failure, self._failure = self._failure, None
             if failure is not None:
@@ -81,7 +80,7 @@ class Ends(Generic[SplitT]):
             try:
                 ends = look(splits)
             except Exception as error:  # noqa: BLE001 - raised by the next `of`
-                if is_retriable(error) or isinstance(error, DeadlineExceededError):
+                if can_pass(error):
                     log.debug("where splits end is not known now: %s", error)
                 else:
                     failure = error

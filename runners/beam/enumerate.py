@@ -135,13 +135,11 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return self._source.boundedness is Boundedness.BOUNDED
 
     def setup(self) -> None:
-        """Once per instance."""
         self._worker = workers.join(self._transform)
         discovery = beginning(self._source, self._start_at)
         self._driver = SourceDriver(self._source, discovery, self._worker.discovery_failures)
 
     def teardown(self) -> None:
-        """Once per instance, unless the process is killed."""
         self._driver.close()
         workers.leave(self._transform)
 
@@ -157,14 +155,12 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return 1.0
 
     def restriction_coder(self) -> BytesCoder:
-        """Versioned bytes, see `coders`."""
         return BytesCoder()
 
     def initial_estimator_state(self, element: Element, restriction: bytes) -> None:
         """Everything is held back until the first splits are found."""
 
     def create_watermark_estimator(self, estimator_state: Timestamp | None) -> SplitWatermark:
-        """Follows the clock."""
         return SplitWatermark(estimator_state)
 
     def _enumerate(self, tracker: Any, watermark: Any) -> Iterator[Any]:

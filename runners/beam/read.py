@@ -72,18 +72,15 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     """Reads some splits for a while, then hands them on where they are. Its restrictions are `ReaderRestriction`s."""
 
     def __init__(self, reading: Reading[Any]) -> None:
-        """Travels to the workers by pickle."""
         self._reading = reading
         self._format: ReaderFormat[Any] = ReaderFormat(reading.source)
 
     def setup(self) -> None:
-        """Once per instance."""
         self._worker = workers.join(self._reading.transform)
         self._publisher = Publisher(self._reading.source, self._worker, self._reading.publish_timeout_s)
         self._known: set[str] = set()
 
     def teardown(self) -> None:
-        """Once per instance, unless the process is killed."""
         workers.leave(self._reading.transform)
 
     def initial_restriction(self, element: Element) -> bytes:
@@ -110,14 +107,12 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return self.create_tracker(restriction).current_progress().remaining_work
 
     def restriction_coder(self) -> BytesCoder:
-        """Versioned bytes, see `coders`."""
         return BytesCoder()
 
     def initial_estimator_state(self, element: Element, restriction: bytes) -> None:
         """Everything is held back until something is known of every split."""
 
     def create_watermark_estimator(self, estimator_state: Timestamp | None) -> SplitWatermark:
-        """Moves on with the records, and with the clock for splits that are caught up."""
         return SplitWatermark(estimator_state)
 
     def _read(self, finalizer: Any, tracker: Any, watermark: Any) -> Iterator[TimestampedValue]:
@@ -246,7 +241,6 @@ class ToRecords(beam.DoFn):
     """Arrow batches to records, each with its own event time."""
 
     def __init__(self, rows: Rows, event_time: EventTime) -> None:
-        """`rows` makes the records of a batch, in order."""
         self._rows = rows
         self._event_time = event_time
 

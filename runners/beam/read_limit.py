@@ -55,7 +55,6 @@ class ReadLimited(beam.DoFn):
         self._event_time = event_time
 
     def process(self, element: bytes) -> Iterator[TimestampedValue | TaggedOutput]:
-        """Read until the limit. Called once, with the only element."""
         discovery = beginning(self._source, self._start_at)
         try:
             positions = {split.split_id: split for split in discovery.initial().added}

@@ -186,7 +186,6 @@ class Shard(Generic[HandleT]):
     """
 
     def __init__(self) -> None:
-        """Nothing is known: the shard may have been restored, or be new."""
         self.slots = _Slots()
         self.lifetime = _Lifetime()
         self.count: int | None = None
@@ -202,7 +201,6 @@ class ShardCall(Generic[HandleT]):
     """One call for a shard, and its bundle's finalisation: events in, commands out."""
 
     def __init__(self, shard: Shard[HandleT], state: ShardState[HandleT], now_s: float, *, has_rows: bool) -> None:
-        """See `Shard.call`."""
         self.phase = ShardPhase.CREATED
         self._shard = shard
         self._state = state

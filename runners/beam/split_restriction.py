@@ -44,7 +44,6 @@ class EncodedTracker(RestrictionTracker):
     """A tracker whose restrictions are bytes towards Beam, while the tracker inside has them as objects."""
 
     def __init__(self, inner: RestrictionTracker, encode: Callable[[Any], bytes]) -> None:
-        """For one call of `process`."""
         self._inner = inner
         self._encode = encode
 
@@ -81,7 +80,6 @@ class EnumerationTracker(RestrictionTracker):
     """
 
     def __init__(self, enumeration: Enumeration[Any], *, bounded: bool) -> None:
-        """For one call of `process`."""
         self._enumeration = enumeration
         self._bounded = bounded
 
@@ -128,7 +126,6 @@ class SplitTracker(RestrictionTracker, Generic[SplitT]):
     """Guards one split of any kind: it can be handed on where it is, but not be divided."""
 
     def __init__(self, state: SplitState[SplitT], *, bounded: bool) -> None:
-        """For one call of `process`."""
         self._state = state
         self._bounded = bounded
 

@@ -61,7 +61,6 @@ class TableWriter(beam.DoFn):
         self._give_up()
 
     def process(self, element: pa.RecordBatch) -> None:
-        """Add rows. Raises what the sink raises; the bundle has failed then."""
         if self._transaction is None:
             self._transaction = self._sink.begin(Attempt(job_of(self._run), 0, secrets.randbits(62), 0))
         self._transaction.write(element)
@@ -102,7 +101,6 @@ class EpochWriter(beam.DoFn):
         bundle_finalizer: Any = beam.DoFn.BundleFinalizerParam,
         epochs: Any = beam.DoFn.StateParam(STATE),  # noqa: B008 - Beam's way to ask for it
     ) -> None:
-        """One call. Raises what `EpochCommitter.call` raises; the bundle has failed then."""
         stored = epochs.read()
         before: CommitterState[Any] = CommitterState(self._run)
         if stored is not None:

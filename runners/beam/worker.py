@@ -49,7 +49,6 @@ class CachedReaders(Generic[SplitT]):
     """Readers that wait for their splits' next call. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """None yet. `clock` gives monotonic seconds."""
         self._clock = clock
         self._lock = threading.Lock()
         self._cached: OrderedDict[frozenset[str], tuple[float, Cached[SplitT]]] = OrderedDict()

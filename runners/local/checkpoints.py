@@ -108,7 +108,6 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
     """A checkpoint of a run as bytes, and back."""
 
     def __init__(self, source: CheckpointSerializer[SplitT], handles: HandleSerializer[HandleT]) -> None:
-        """For a run from such a source to a sink with such handles."""
         self._source = source
         self._handles = handles
         self.outputs = handles.outputs if isinstance(handles, OutputHandleSerializer) else ()
@@ -218,7 +217,6 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         return self.files.location
 
     def close(self) -> None:
-        """Unlock."""
         self._lock.close()
 
     def keep_lock(self) -> None:

@@ -145,14 +145,12 @@ class StopRequested:
 
 RunTimer = CheckpointDue | PauseOver | CheckpointTimedOut | RestartDue | JoinTimeout | ev.DiscoveryDue
 
+WorkerEvent = WorkerJoined | WorkerSilent | WorkerDied | SplitDone | WorkerSnapshotted[SplitT, HandleT]
+
 RunEvent = (
     RunStarted
     | RunRecovered
-    | WorkerJoined
-    | WorkerSilent
-    | WorkerDied
-    | SplitDone
-    | WorkerSnapshotted[SplitT, HandleT]
+    | WorkerEvent[SplitT, HandleT]
     | CheckpointStored
     | CheckpointIsNotStored
     | CheckpointCommitted

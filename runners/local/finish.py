@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 from headrace.connectors.base.commit import JobCommitter
@@ -13,7 +10,6 @@ from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import StateError
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer, has_run
 from headrace.runners.local.commit.committer import RunCommitter
-from headrace.runners.local.commit.strategy import EPOCH_BITS
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.pipeline import PipelineSpec
 
@@ -36,9 +32,7 @@ def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
     with closing(CheckpointStore[Any, Any](checkpoints, serializer, _RETAINED)) as store:
         number = store.registry.next_number
         store.add_worker(number)
-        draw = partial(secrets.randbits, EPOCH_BITS)
-        committer = RunCommitter(
-            store, pipeline.sink, store.latest(), number, time.monotonic, draw, lambda _: None, source.check_readable
-        )
-        with closing(committer):
+        with closing(
+            RunCommitter(store, pipeline.sink, store.latest(), number, lambda _: None, source.check_readable)
+        ) as committer:
             JobCommitter(store.registry.run, committer).recover()

@@ -72,7 +72,6 @@ class RunSettings:
     metrics_address: str = field(default="127.0.0.1", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense, and make paths absolute."""
         self._check_kinds()
         object.__setattr__(self, "checkpoints", whole_name(self.checkpoints))
         for name in ("savepoints", "from_savepoint"):

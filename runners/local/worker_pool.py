@@ -69,18 +69,11 @@ class WorkerPool:
             socket, self._messages, version, settings.workers, emit, self._note_failure
         )
 
-    def watch(self, ended: Callable[[int, str], None], broken: Callable[[Exception], None]) -> None:
-        """As `WorkerProcesses.watch`."""
-        self._processes.watch(ended, broken)
-
     def start(self, number: int, registry: WorkerRegistry) -> None:
         first = {name: first_attempt(sink, registry, number, name) for name, sink in self._sinks.items()}
         order = WorkerOrder(self._job, self._server.address, number, first, self._version, self._settings.heartbeat_interval_s)
         self._started_s[number] = time.monotonic()
         self._processes.start(number, work, order)
-
-    def kill(self, number: int) -> None:
-        self._processes.kill(number)
 
     def send(self, command: MessageTo) -> None:
         from headrace.runners.local.wire import run_pb2 as pb

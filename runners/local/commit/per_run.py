@@ -43,12 +43,6 @@ class PerRunCommit(CommitStrategy[HandleT]):
     def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
         capabilities.task_cleanup(self._driver).clean_up_tasks((number,), keep)
 
-    def release(self, number: int) -> None:
-        """Its name has no state."""
-
-    def close(self) -> None:
-        """There is the driver alone."""
-
     def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
         """Lists of coordinators that have died while they committed are removed, and so are files that are on no list."""
         if reported.completed and reported.last:

@@ -64,12 +64,6 @@ class PerWorkerCommit(CommitStrategy[HandleT]):
         for committer in self._writers.values():
             committer.close()
 
-    def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
-        """Nothing is left under the coordinator's own job."""
-
-    def completed(self, epoch: int) -> None:
-        """The epoch was recorded as completed."""
-
     def _of(self, number: int) -> Committer[HandleT]:
         """One for each worker, so that several threads can use several."""
         if number not in self._writers:

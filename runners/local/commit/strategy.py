@@ -30,7 +30,7 @@ class SinkEpochs:
 
 
 class CommitStrategy(ABC, Generic[HandleT]):
-    """How what workers have prepared for one sink is ended."""
+    """How what workers have prepared for one sink is ended. What is not abstract does nothing by default."""
 
     @abstractmethod
     def possible(self, reported: SinkEpochs) -> Collection[int]:
@@ -64,18 +64,14 @@ class CommitStrategy(ABC, Generic[HandleT]):
     def clean_up(self, number: int, keep: Collection[HandleT]) -> None:
         """Abort what this worker, which is dead, has left, but these."""
 
-    @abstractmethod
     def release(self, number: int) -> None:
         """Nothing will be asked of this worker any more."""
 
-    @abstractmethod
     def close(self) -> None:
         """Give connections back, but for the driver's."""
 
-    @abstractmethod
     def taken_over(self, reported: SinkEpochs, listed: Sequence[HandleT]) -> None:
         """This coordinator is the sink's driver, and the last checkpoint, which lists these, is recorded. No worker writes."""
 
-    @abstractmethod
     def completed(self, epoch: int) -> None:
         """The checkpoint of this epoch is stored as committed."""

@@ -60,7 +60,7 @@ class RunTakeover(Generic[SplitT, HandleT]):
             return
         epochs = {name: 0 if found is None else found.epoch for name, found in seen.items()}
         decided = [output for output in self._state.outputs if epochs[output.name] == stored.epoch]
-        ended = {output.name for output in decided if _has_ended(output, seen[output.name])}
+        ended = {output.name for output in decided if (found := seen[output.name]) and output.strategy.has_ended(found)}
         for output in self._state.outputs:
             _, last = stored.reported(output.name)
             if last and epochs[output.name] != last:
@@ -147,7 +147,3 @@ class RunTakeover(Generic[SplitT, HandleT]):
             f"{seen >> EPOCH_BITS} of this run, which this folder has not: it is an older copy, or that checkpoint is "
             "damaged. Continuing would write rows twice. Start over with another folder, from positions of your choice"
         )
-
-
-def _has_ended(output: RunOutput, recorded: CommitList[Any] | None) -> bool:
-    return recorded is not None and output.strategy.has_ended(recorded)

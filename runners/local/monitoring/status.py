@@ -24,14 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.enumerator.errors import RetriableError, StateError
-from headrace.runners.local.events import (
-    CheckpointCommitted,
-    CommitCheckpoint,
-    ReportCheckpointFailure,
-    ReportWorkerLost,
-    TakeSnapshot,
-    WorkerSnapshotted,
-)
+from headrace.runners.local import events
 from headrace.runners.local.monitoring.lag import RunLag
 from headrace.runners.local.monitoring.supervised import is_held, is_supervised
 from headrace.runners.local.storage.lock import LOCK
@@ -81,10 +74,10 @@ class RunStatus:
 
     def record_event(self, event: object) -> None:
         match event:
-            case WorkerSnapshotted():
+            case events.WorkerSnapshotted():
                 self._records_in += event.records_in
                 self._records_out += event.records_out
-            case CheckpointCommitted(checkpoint_id):
+            case events.CheckpointCommitted(checkpoint_id):
                 self._completed += 1
                 self._committables, self._listed = self._committables + self._listed, 0
                 now_s, size = self._clock(), self._size(checkpoint_id)
@@ -96,14 +89,14 @@ class RunStatus:
 
     def record_command(self, command: object) -> None:
         match command:
-            case TakeSnapshot(_, checkpoint_id):
+            case events.TakeSnapshot(_, checkpoint_id):
                 self._begin(checkpoint_id)
-            case CommitCheckpoint(checkpoint, handles):
+            case events.CommitCheckpoint(checkpoint, handles):
                 self._begin(checkpoint.checkpoint_id)
                 self._listed = len(handles)
-            case ReportCheckpointFailure():
+            case events.ReportCheckpointFailure():
                 self._failed += 1
-            case ReportWorkerLost(number):
+            case events.ReportWorkerLost(number):
                 self._workers_lost += 1
                 self._last_lost = {"number": number, "at": self._clock()}
             case _:

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_delay, wait_fixed
@@ -31,14 +32,13 @@ class FolderLock:
         self._path = folder / LOCK
         self._keeping = threading.Lock()
         try:
-            self._lock = _locked(self._path)
+            self._lock = locked(self._path, _lock_patiently)
         except BlockingIOError as error:
             raise FencedError(
                 f"{of}: another run works with these checkpoints; end it first, or give this one its own folder"
             ) from error
 
     def close(self) -> None:
-        """Unlock."""
         os.close(self._lock)
 
     def keep(self) -> None:
@@ -51,7 +51,7 @@ class FolderLock:
             if _is_in_place(self._path, self._lock):
                 return
             try:
-                again = _locked(self._path)
+                again = locked(self._path, _lock_patiently)
             except BlockingIOError as error:
                 raise FencedError(
                     f"{self._path} was removed while this run was running, and another run has made it again. That one "
@@ -65,14 +65,14 @@ class FolderLock:
             )
 
 
-def _locked(path: Path) -> int:
-    """The file, open and locked: the one that is there, also if another process removes one meanwhile. Raises as
-    `_lock_patiently`.
+def locked(path: Path, take: Callable[[int], object]) -> int:
+    """The file, open and locked by `take`: the one that is there, also if another process removes one meanwhile. Raises as
+    that.
     """
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            _lock_patiently(lock)
+            take(lock)
         except BaseException:
             os.close(lock)
             raise

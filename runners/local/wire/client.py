@@ -25,7 +25,6 @@ class WorkerStream:
     """
 
     def __init__(self, address: str, number: int, version: str, heartbeat_s: float) -> None:
-        """To the server at `address`, as worker `number`; a heartbeat every `heartbeat_s` seconds."""
         self._inbox: queue.SimpleQueue[pb.ToWorker] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[pb.FromWorker | None] = queue.SimpleQueue()
         self._closing = threading.Event()

@@ -542,7 +542,7 @@ class ShownSink(MemorySink, PromptLookup):
 
 
 def committer(store, log, number=0, draw=lambda: 1, clock=lambda: 0.0):
-    return RunCommitter(store, ShownSink(log), store.latest(), number, clock, draw, lambda checkpoint_id: None, lambda _: None)
+    return RunCommitter(store, ShownSink(log), store.latest(), number, lambda checkpoint_id: None, lambda _: None, clock, draw)
 
 
 def prepared(log, store, number, row):
@@ -571,7 +571,7 @@ def test_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_follo
         store = CheckpointStore(str(tmp_path), serializer, 1)
 
         def one_lifetime(number):
-            made = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
+            made = RunCommitter(store, sink, store.latest(), number, lambda _: None, lambda _: None, lambda: 0.0, lambda: 1)
             JobCommitter(store.registry.run, made).recover()
             return made
 
