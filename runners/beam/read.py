@@ -68,8 +68,11 @@ class Reading(Generic[SplitT]):
     publish_timeout_s: float = PUBLISH_TIMEOUT_S
 
 
-class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
-    """Reads some splits for a while, then hands them on where they are. Its restrictions are `ReaderRestriction`s."""
+class ReadBounded(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
+    """Reads some splits for a while, then hands them on where they are. Its restrictions are `ReaderRestriction`s.
+
+    Of a source that ends by itself.
+    """
 
     def __init__(self, reading: Reading[Any]) -> None:
         self._reading = reading
@@ -115,14 +118,19 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def create_watermark_estimator(self, estimator_state: Timestamp | None) -> SplitWatermark:
         return SplitWatermark(estimator_state)
 
-    def _read(self, finalizer: Any, tracker: Any, watermark: Any) -> Iterator[TimestampedValue]:
+    def process(
+        self,
+        element: Element,
+        finalizer: Any = beam.DoFn.BundleFinalizerParam,
+        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
+        watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
+    ) -> Iterator[Any]:
         started = self._selected(tracker)
         with HeldReader(self._reading.source.create_reader, self._worker.readers, started.reading) as held:
             yield from self._deliver(held, tracker)
         self._follow(held, watermark)
         if self._reading.publishes:
-            stands = {**held.positions, **held.ended}
-            self._publisher.note(started, stands, tracker, finalizer)
+            self._publisher.note(started, {**held.positions, **held.ended}, tracker, finalizer)
         # a call that found nothing has waited for it; nothing is left of one that has read all
         tracker.defer_remainder(pause(0.0 if held.positions else PUBLISH_S))
 
@@ -205,19 +213,6 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
 def _end_of_part(split: OffsetSplit, end: int) -> int:
     return end if split.stop_offset is None else min(end, split.stop_offset)
-
-
-class ReadBounded(_Read):
-    """Of a source that ends by itself."""
-
-    def process(
-        self,
-        element: Element,
-        finalizer: Any = beam.DoFn.BundleFinalizerParam,
-        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
-        watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
-    ) -> Iterator[Any]:
-        return self._read(finalizer, tracker, watermark)
 
 
 class ReadUnbounded(ReadBounded):

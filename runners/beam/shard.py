@@ -229,7 +229,8 @@ class ShardCall(Generic[HandleT]):
             case CallStarted():
                 return self._start()
             case CleanedUp():
-                return self._cleaned_up()
+                self._shard.cleaned_up_s = self._now_s
+                return self._end()
             case Ended():
                 return self._ended(event)
             case Copied():
@@ -237,9 +238,14 @@ class ShardCall(Generic[HandleT]):
             case RowsWritten():
                 return self._written(event)
             case CallFailed():
-                return self._failed()
+                if self._slot is not None:
+                    self._shard.slots.give_back(self._slot)
+                self.phase = ShardPhase.FAILED
+                return []
             case BundleFinalised():
-                return self._finalised()
+                if self._token is not None:
+                    self._lifetime.finalised(self._token)
+                return []
             case _:
                 assert_never(event)
 
@@ -255,10 +261,6 @@ class ShardCall(Generic[HandleT]):
             return self._end()
         self.phase = ShardPhase.CLEANING_UP
         return [CleanUp(self._state.handles)]
-
-    def _cleaned_up(self) -> list[ShardCommand[HandleT]]:
-        self._shard.cleaned_up_s = self._now_s
-        return self._end()
 
     def _ended(self, event: Ended[HandleT]) -> list[ShardCommand[HandleT]]:
         entry = next(entry for entry in self._waiting if entry.handle == event.handle)
@@ -283,17 +285,6 @@ class ShardCall(Generic[HandleT]):
             self._state = self._state.adding(event.handle)
             self._shard.slots.occupy(self._slot, self._state.count)
         return self._return()
-
-    def _failed(self) -> list[ShardCommand[HandleT]]:
-        if self._slot is not None:
-            self._shard.slots.give_back(self._slot)
-        self.phase = ShardPhase.FAILED
-        return []
-
-    def _finalised(self) -> list[ShardCommand[HandleT]]:
-        if self._token is not None:
-            self._lifetime.finalised(self._token)
-        return []
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

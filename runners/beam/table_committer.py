@@ -29,7 +29,6 @@ from headrace.runners.beam.table_epochs import (
     CommitterLifetime,
     CommitterState,
     CommitterStateSerializer,
-    StateAndToken,
     is_of,
     refuse_other_history,
 )
@@ -106,11 +105,11 @@ class EpochWriter(beam.DoFn):
         if stored is not None:
             before = self._serializer.deserialize(stored, f"the committer of run {self._run}")
         committer = _committer(self._sink, self._run)
-        lifetime, returned = committer.call(before, element[1], time.monotonic())
-        if returned.state != before or stored is None:
-            epochs.write(self._serializer.serialize(returned.state))
-        if returned.token is not None:
-            bundle_finalizer.register(partial(_finalised, lifetime, returned.token))
+        lifetime, state, token = committer.call(before, element[1], time.monotonic())
+        if state != before or stored is None:
+            epochs.write(self._serializer.serialize(state))
+        if token is not None:
+            bundle_finalizer.register(partial(_finalised, lifetime, token))
 
 
 class _Lifetime(CommitterLifetime[HandleT]):
@@ -130,8 +129,8 @@ class EpochCommitter(Generic[HandleT]):
 
     def call(
         self, before: CommitterState[HandleT], element: bytes, now_s: float
-    ) -> tuple[_Lifetime[HandleT], StateAndToken[HandleT]]:
-        """Commit what is durable, then take the handle into the state. The token is for the lifetime's `finalised`.
+    ) -> tuple[_Lifetime[HandleT], CommitterState[HandleT], FinalizationToken[Any] | None]:
+        """Commit what is durable, then take the handle into the state. The token, if any, is for the lifetime's `finalised`.
 
         Raises what the sink raises, and StateError for a state of another history than the table's. The bundle has failed then.
         """
@@ -150,7 +149,7 @@ class EpochCommitter(Generic[HandleT]):
         with _lock:
             token = lifetime.returned(started, state)
             self._last = (state, lifetime)
-        return lifetime, StateAndToken(state, token)
+        return lifetime, state, token
 
     def _performed(
         self, lifetime: _Lifetime[HandleT], state: CommitterState[HandleT], element: bytes, now_s: float
@@ -162,8 +161,11 @@ class EpochCommitter(Generic[HandleT]):
         committer = lifetime.committer
         if committer is None:
             committer = lifetime.committer = self._sink.committer(job)
-            state = _recovered(committer, job, state)
-        state = _committed(committer, job, state, lifetime.durable)
+            # As the table has it, which has no other driver from here on.
+            state = state.without(_completed(committer, job, state, committer.fence()))
+        if lifetime.durable > state.committed:  # all that are durable, in one commit
+            _commit(committer, job, state.epoch(lifetime.durable))
+            state = state.without(lifetime.durable)
         if element != HEARTBEAT:
             run, handle, stored = self._serializer.unpack(element)
             if run != state.run:
@@ -197,11 +199,6 @@ class EpochCommitter(Generic[HandleT]):
             committer.close()
 
 
-def _recovered(committer: Committer[HandleT], job: str, state: CommitterState[HandleT]) -> CommitterState[HandleT]:
-    """As the table has it, which has no other driver from here on."""
-    return state.without(_completed(committer, job, state, committer.fence()))
-
-
 def _completed(
     committer: Committer[HandleT], job: str, state: CommitterState[HandleT], recorded: CommitList[HandleT] | None
 ) -> int:
@@ -209,16 +206,6 @@ def _completed(
     if recorded is not None and not recorded.completed:
         _finish(committer, recorded)
     return number
-
-
-def _committed(
-    committer: Committer[HandleT], job: str, state: CommitterState[HandleT], durable: int
-) -> CommitterState[HandleT]:
-    """All that are durable, in one commit."""
-    if durable <= state.committed:
-        return state
-    _commit(committer, job, state.epoch(durable))
-    return state.without(durable)
 
 
 def _commit(committer: Committer[HandleT], job: str, commits: CommitList[HandleT]) -> None:

@@ -182,14 +182,6 @@ class CommitterLifetime(Generic[HandleT]):
             self._durable = position
 
 
-@dataclass(frozen=True, slots=True)
-class StateAndToken(Generic[HandleT]):
-    """What a call gives back."""
-
-    state: CommitterState[HandleT]
-    token: FinalizationToken[_Position] | None
-
-
 class CommitterStateSerializer(Generic[HandleT]):
     """A committer's state, and handles on their way to it, as bytes (`headrace.enumerator.envelope`), version 1."""
 

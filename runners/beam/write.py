@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, assert_never
@@ -171,13 +171,9 @@ def _heartbeats(pipeline: Any, shards: int) -> Any:
     return (
         pipeline
         | "Impulse" >> beam.Impulse()
-        | "Shards" >> beam.Map(_constant(Shards(shards))).with_output_types(Shards)
+        | "Shards" >> beam.Map(lambda _: Shards(shards)).with_output_types(Shards)
         | "Heartbeat" >> beam.ParDo(_Heartbeats(shards)).with_output_types(tuple[int, bytes])
     )
-
-
-def _constant(value: Shards) -> Callable[[Any], Shards]:
-    return lambda _: value
 
 
 def _check_runner(pipeline: Any, promise: Promise) -> None:

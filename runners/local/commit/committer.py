@@ -29,6 +29,8 @@ CLEAN_UP_AGAIN_S = (1.0, 60.0)
 """A dead worker's transactions are looked for again this many seconds after they were first cleaned up: a request that was
 under way when its process died may come to the sink later."""
 
+_draw = partial(secrets.randbits, EPOCH_BITS)
+
 
 class RunCommitter(
     Committer[WorkerHandle[Any]],
@@ -47,7 +49,7 @@ class RunCommitter(
         is_stored: Callable[[int], None],
         check_readable: Callable[[Sequence[SplitT]], None],
         clock: Callable[[], float] = time.monotonic,
-        draw: Callable[[], int] = partial(secrets.randbits, EPOCH_BITS),
+        draw: Callable[[], int] = _draw,
     ) -> None:
         """`stored`: what `CheckpointStore.latest` gave. `number`: the coordinator's own, for copies; it is on the worker
         registry.
