@@ -45,20 +45,12 @@ def as_pairs(batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None
 
 
 def as_kafka_records(batch: pa.RecordBatch) -> Iterable[KafkaRecord]:
-    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "timestamp"}
-    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    names = ("topic", "partition", "offset", "timestamp", "key", "value", "headers", "timestampType")
+    columns = [batch.column(name).cast(pa.int64()) if name == "timestamp" else batch.column(name) for name in names]
     return (
         KafkaRecord(topic, partition, offset, _millis(micros), key, value, _headers(headers), kind, _TYPE_NAMES[kind])
         for topic, partition, offset, micros, key, value, headers, kind in zip(
-            columns["topic"],
-            columns["partition"],
-            columns["offset"],
-            times,
-            columns["key"],
-            columns["value"],
-            columns["headers"],
-            columns["timestampType"],
-            strict=True,
+            *(column.to_pylist() for column in columns), strict=True
         )
     )
 

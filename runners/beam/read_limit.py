@@ -28,9 +28,7 @@ POSITIONS = "positions"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Where a limited read ends: after this many records, after this many seconds, whichever is first. At least one is
-    given.
-    """
+    """Where a limited read ends: after this many records or seconds, whichever is first. At least one is given."""
 
     records: int | None
     seconds: float | None
@@ -84,9 +82,7 @@ class ReadLimited(beam.DoFn):
                 yield batch
 
     def _first(self, at: Any, batch: SplitBatch[Any], left: int, deadline_s: float) -> Iterator[SplitBatch[Any]]:
-        """The first records of a batch of a split that was there. Of a log they are read again: only it knows the
-        position.
-        """
+        """The first records of a batch of a split that was there. Of a log they are read again: it alone knows the position."""
         if not isinstance(self._source, LogSource):
             yield SplitBatch(at, batch.records.slice(0, left))
             return

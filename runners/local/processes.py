@@ -107,9 +107,7 @@ class WorkerProcesses:
         self._changed = threading.Condition()
 
     def watch(self, ended: Callable[[int, str], None], broken: Callable[[Exception], None]) -> None:
-        """Tell from now on, in a thread, the number of each that has ended or could not be started, and how; or that this is
-        gone.
-        """
+        """Call these from now on, in a thread: for each that has ended or could not be started, and if this is gone."""
         threading.Thread(target=self._listen, args=(ended, broken), daemon=True).start()
 
     def start(self, number: int, target: Callable[[Any], None], argument: object) -> None:
@@ -165,7 +163,8 @@ def _nurse(requests: Connection) -> None:
             ready = wait([requests, woken])
             if woken in ready:
                 os.read(woken, 65536)
-            _report(requests, children)
+            for number in [number for number, child in children.items() if child.exitcode is not None]:
+                requests.send((number, f"its process ended with status {children.pop(number).exitcode}"))
             if requests in ready and not _obey(requests, children, (woken, wake)):
                 return
     except (EOFError, OSError):
@@ -175,11 +174,6 @@ def _nurse(requests: Connection) -> None:
             child.kill()
         for child in children.values():
             child.join()
-
-
-def _report(requests: Connection, children: dict[int, BaseProcess]) -> None:
-    for number in [number for number, child in children.items() if child.exitcode is not None]:
-        requests.send((number, f"its process ended with status {children.pop(number).exitcode}"))
 
 
 def _obey(requests: Connection, children: dict[int, BaseProcess], files: tuple[int, int]) -> bool:

@@ -70,9 +70,7 @@ class RunCommitter(
         }
 
     def _left_s(self, number: int) -> tuple[float, ...] | None:
-        """A coordinator that ends before CLEAN_UP_AGAIN_S leaves the rest to the next one, so that a loop of fast restarts does
-        not start over each time.
-        """
+        """What a coordinator that ended before CLEAN_UP_AGAIN_S has left: fast restarts do not start over each time."""
         first_s = self._state.store.registry.cleaned_up_s.get(number)
         return None if first_s is None or first_s > self._clock() else _later(first_s)
 
@@ -113,9 +111,7 @@ class RunCommitter(
     # --- committing ---------------------------------------------------------------------------------------------------
 
     def check(self, handles: Sequence[WorkerHandle[Any]]) -> None:
-        """Raise RetriableError for a transaction that is not prepared any more, or has little time left, and what a sink
-        raises where it would refuse them all.
-        """
+        """Raise RetriableError for one that is not prepared any more, or has little time left, and what refuses them all."""
         for output in self._state.outputs:
             if own := self._state.own(output, handles):
                 output.strategy.check(own)

@@ -16,10 +16,6 @@ class PerRunCommit(CommitStrategy[HandleT]):
     def __init__(self, driver: Committer[HandleT]) -> None:
         self._driver = driver
 
-    def possible(self, reported: SinkEpochs) -> Collection[int]:
-        """A checkpoint is completed after the table has recorded it: a table that does not know it is not the one."""
-        return {reported.last} if reported.completed else reported.possible
-
     def is_last(self, seen: int, reported: SinkEpochs) -> bool:
         return True
 

@@ -30,19 +30,22 @@ class SinkEpochs:
 
 
 class CommitStrategy(ABC, Generic[HandleT]):
-    """How what workers have prepared for one sink is ended. What is not abstract does nothing by default."""
+    """How what workers have prepared for one sink is ended. Methods without a body do nothing by default."""
 
-    @abstractmethod
     def possible(self, reported: SinkEpochs) -> Collection[int]:
-        """What the sink may have recorded last, if it is the one that the last checkpoint is of."""
+        """What the sink may have recorded last, if it is the one that the last checkpoint is of.
+
+        By default a checkpoint is completed after the sink has recorded it: one that does not know it is another, or older.
+        """
+        return {reported.last} if reported.completed else reported.possible
 
     @abstractmethod
     def is_last(self, seen: int, reported: SinkEpochs) -> bool:
         """Whether this, looked up without waiting for any process, is what the sink has recorded last."""
 
-    @abstractmethod
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
-        """Whether this states that all which the checkpoint of this epoch lists is committed."""
+        """Whether this states that all which the checkpoint of this epoch lists is committed. Default: no."""
+        return False
 
     @abstractmethod
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:

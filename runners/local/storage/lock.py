@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_delay, wait_fixed
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from headrace.enumerator.errors import FencedError
 
@@ -19,9 +19,7 @@ LOCK = "lock"
 """The name of the file that a coordinator locks."""
 
 LOOKED_AT_S = 10.0
-"""The process that looks whether a run is running has its lock for microseconds. One that is frozen just then is waited for so
-long.
-"""
+"""Who looks whether a run is running has its lock for microseconds. One that is frozen just then is waited for so long."""
 
 
 class FolderLock:
@@ -42,8 +40,7 @@ class FolderLock:
         os.close(self._lock)
 
     def keep(self) -> None:
-        """Look whether the lock's file is still there; take it again where another process has removed it. Called by any
-        thread.
+        """If another process has removed the lock's file, take it again. Called by any thread.
 
         Raises FencedError where another run has made it again: then two are running, and this one must end.
         """
@@ -66,9 +63,7 @@ class FolderLock:
 
 
 def locked(path: Path, take: Callable[[int], object]) -> int:
-    """The file, open and locked by `take`: the one that is there, also if another process removes one meanwhile. Raises as
-    that.
-    """
+    """The file, open and locked by `take`: the one that is there, also if another process removes one. Raises as `take`."""
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -91,12 +86,12 @@ def _is_in_place(path: Path, lock: int) -> bool:
 def _lock_patiently(lock: int) -> None:
     """Raises BlockingIOError where another coordinator has it, at once; or while another process looks for too long."""
     attempts = Retrying(
-        retry=retry_if_result(lambda is_locked: not is_locked),
-        stop=stop_after_delay(LOOKED_AT_S),
-        wait=wait_fixed(0.01),
-        retry_error_callback=_give_up,
+        retry=retry_if_result(lambda is_locked: not is_locked), stop=stop_after_delay(LOOKED_AT_S), wait=wait_fixed(0.01)
     )
-    attempts(_lock_unless_looked_at, lock)
+    try:
+        attempts(_lock_unless_looked_at, lock)
+    except RetryError as error:
+        raise BlockingIOError from error
 
 
 def _lock_unless_looked_at(lock: int) -> bool:
@@ -108,7 +103,3 @@ def _lock_unless_looked_at(lock: int) -> bool:
         fcntl.flock(lock, fcntl.LOCK_UN)
         return False
     return True
-
-
-def _give_up(_: RetryCallState) -> None:
-    raise BlockingIOError

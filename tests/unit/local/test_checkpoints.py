@@ -71,15 +71,7 @@ from headrace.runners.local.rescale import (
     take_up_request,
     withdraw_request,
 )
-from headrace.runners.local.savepoints import (
-    Savepoint,
-    begin_with,
-    fetch_savepoint,
-    given_savepoint,
-    read_savepoint,
-    shown,
-    take_savepoint,
-)
+from headrace.runners.local.savepoints import Savepoint, begin_with, fetch_savepoint, given_savepoint, shown, take_savepoint
 from headrace.runners.local.settings import flink_settings
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.lock import LOCK
@@ -814,7 +806,7 @@ def test_a_savepoint_has_the_newest_committed_positions_and_another_run_starts_w
     path = take_savepoint(run_files(str(tmp_path / "old")), tmp_path / "made" / "savepoints")  # the run is running
     assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.registry.run}-000000000007.json"
     new = opened(tmp_path / "new")
-    begin_with(read_savepoint(path), new, POSITIONS, as_it_is)
+    begin_with(fetch_savepoint(path), new, POSITIONS, as_it_is)
     positions = Checkpoint(1, checkpoint(7).positions.splits, False)
     assert new.latest() == RunCheckpoint(positions, (), completed=True)
     assert new.registry.run != store.registry.run
@@ -974,7 +966,7 @@ def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_i
         finish(pipeline, str(tmp_path / "run"))
         assert log.rows() == ["listed"]
     assert not log.unended(store.registry.job(open_still.number))
-    savepoint = read_savepoint(take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints"))
+    savepoint = fetch_savepoint(take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints"))
     assert savepoint.positions(POSITIONS) == checkpoint(2).positions
     assert len(list((tmp_path / "run").glob("checkpoint-*.json"))) == 2
 
@@ -992,20 +984,20 @@ def test_a_folder_that_is_of_no_run_is_refused_and_nothing_is_made_in_it(tmp_pat
 
 def test_the_golden_savepoint_is_read_and_written():
     golden = GOLDEN.with_name("run-savepoint-v1.json")
-    found = read_savepoint(golden)
+    found = fetch_savepoint(golden)
     assert (found.run, found.positions(POSITIONS)) == ("run-golden", checkpoint(12).positions)
     assert found.serialize() == golden.read_bytes().rstrip(b"\n")
 
 
 def test_a_file_that_is_no_savepoint_is_named(tmp_path):
     with pytest.raises(UsageError, match="there is no such savepoint"):
-        read_savepoint(tmp_path / "none.json")
+        fetch_savepoint(tmp_path / "none.json")
     with pytest.raises(UsageError, match="is a folder"):
-        read_savepoint(tmp_path)
+        fetch_savepoint(tmp_path)
     with pytest.raises(UsageError, match="no savepoint can be read from there"):
         fetch_savepoint("nowhere://bucket/savepoint.json")
     with pytest.raises(StateError, match="its format is 'headrace-run-checkpoint', not 'headrace-savepoint'"):
-        read_savepoint(GOLDEN)
+        fetch_savepoint(GOLDEN)
     for body in ({}, {"run": "a", "checkpoint_id": True, "source": "x"}):
         with pytest.raises(StateError, match="here: the savepoint cannot be read: it is damaged"):
             Savepoint.deserialize(sealed("headrace-savepoint", body), "here")
