@@ -16,19 +16,6 @@ from headrace.enumerator.split import SplitT
 
 log: logging.Logger = logging.getLogger(__name__)
 
-SourceCommand = (
-    ev.DiscoverInitial
-    | ev.DiscoverLater[SplitT]
-    | ev.PublishPositions[SplitT]
-    | ev.ReportMissing[SplitT]
-    | ev.ProveGone[SplitT]
-    | ev.ReportDiscoveryFailure
-)
-"""A command that is carried out by calling the source."""
-
-SourceAnswer = ev.SplitsDiscovered[SplitT] | ev.DiscoveryFailed | ev.SplitsGone
-"""An event that a call of the source results in."""
-
 
 class FailureLog:
     """Decides what to log of something that is tried again and again: its first failure, and that it works again.
@@ -101,7 +88,7 @@ class SourceDriver(Generic[SplitT]):
         self._discovery_failures = discovery_failures or FailureLog()
         self.publisher = PositionPublisher(source, FailureLog())
 
-    def perform(self, command: SourceCommand[SplitT]) -> SourceAnswer[SplitT] | None:
+    def perform(self, command: ev.SourceCommand[SplitT]) -> ev.SourceAnswer[SplitT] | None:
         """Carry out one command. Returns the event that answers it, if any.
 
         Raises what the source raises of missing splits, and of positions that it refuses for good.

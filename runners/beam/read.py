@@ -264,10 +264,6 @@ def to_records(rows: Rows, event_time: EventTime, record_type: Any) -> Any:
     return beam.ParDo(ToRecords(rows, event_time)).with_output_types(record_type)
 
 
-def _positions(source: Source[Any], location: str) -> Checkpoint[Any]:
-    return fetch_savepoint(location).positions(CheckpointSerializer(source.name, source.split_serializer))
-
-
 class ReadFromSource(beam.PTransform[Any, Any]):
     """Any headrace source, read in a Beam pipeline.
 
@@ -326,7 +322,10 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         self._limit = limit
         self._read_s = read_s
         self._readers = num_readers
-        self._start_at = None if start_from_savepoint is None else _positions(source, start_from_savepoint)
+        self._start_at: Checkpoint[Any] | None = None
+        if start_from_savepoint is not None:
+            serializer = CheckpointSerializer(source.name, source.split_serializer)
+            self._start_at = fetch_savepoint(start_from_savepoint).positions(serializer)
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""

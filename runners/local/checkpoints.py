@@ -136,24 +136,19 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             reported = {name: _two(epochs) for name, epochs in body["outputs"].items()}
             if tuple(sorted(reported)) != self.outputs:
                 raise other_outputs(where, tuple(sorted(reported)), self.outputs)
-            return self._read(body, reported, where)
-
-    def _read(
-        self, body: Mapping[str, Any], reported: Mapping[str, tuple[int, int]], where: str
-    ) -> RunCheckpoint[SplitT, HandleT]:
-        version = readable_version(body["handle_version"], self._handles.version)
-        handles = tuple(
-            WorkerHandle(stored_number(number), self._handles.deserialize(version, value)) for number, value in body["handles"]
-        )
-        completed = stored_truth(body["completed"])
-        if completed and handles:
-            raise ValueError(f"completed, with {len(handles)} handles")
-        positions = self._source.deserialize(body["source"], where)
-        if positions.checkpoint_id != body["checkpoint_id"]:
-            raise ValueError(f"positions of checkpoint {positions.checkpoint_id} in checkpoint {body['checkpoint_id']}")
-        before, epoch = _two(body["epochs"])
-        replaced = tuple(map(stored_number, body["replaced"]))
-        return RunCheckpoint(positions, handles, completed, epoch, before, reported, replaced)
+            version, deserialize = readable_version(body["handle_version"], self._handles.version), self._handles.deserialize
+            handles = tuple(
+                WorkerHandle(stored_number(number), deserialize(version, value)) for number, value in body["handles"]
+            )
+            completed = stored_truth(body["completed"])
+            if completed and handles:
+                raise ValueError(f"completed, with {len(handles)} handles")
+            positions = self._source.deserialize(body["source"], where)
+            if positions.checkpoint_id != body["checkpoint_id"]:
+                raise ValueError(f"positions of checkpoint {positions.checkpoint_id} in checkpoint {body['checkpoint_id']}")
+            before, epoch = _two(body["epochs"])
+            replaced = tuple(map(stored_number, body["replaced"]))
+            return RunCheckpoint(positions, handles, completed, epoch, before, reported, replaced)
 
 
 def newest_body(files: RunFiles) -> tuple[Mapping[str, Any], str]:

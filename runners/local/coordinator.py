@@ -32,7 +32,7 @@ from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import HeadraceError, RetriableError, StateError, UsageError
 from headrace.enumerator.resumed import resumed, selected
-from headrace.enumerator.source_driver import SourceCommand, SourceDriver
+from headrace.enumerator.source_driver import SourceDriver
 from headrace.runners.job_file import PipelineFile
 from headrace.runners.local import events as run
 from headrace.runners.local.balanced import BalancedEnumerator
@@ -74,29 +74,19 @@ _FINAL = (errors.FencedError, StateError, UsageError, errors.DataLossError, erro
 
 
 @dataclass(frozen=True)
-class RunStart:
-    """What all coordinators of one run of the command have in common.
-
-    `at_s`: when it was started, in seconds of the epoch. `passed_over`: requests to rescale that were there before.
-    """
-
-    at_s: float
-    passed_over: tuple[RescaleRequest, ...]
-
-
-@dataclass(frozen=True)
 class CoordinatorOrder:
     """What a coordinator's process is started with.
 
-    `restarts`: the failures of coordinators and workers so far. After a worker's failure the supervisor is
-    sent the new state.
+    `started_s`: when the command was started, in seconds of the epoch. `passed_over`: requests to rescale from before.
+    `restarts`: the failures of coordinators and workers so far. After a worker's failure the supervisor is sent the new state.
     `run`: its name, as the first coordinator has reported it; None for that one. `restarted`: how many have failed before.
     """
 
     pipeline: PipelineSpec | PipelineFile
     settings: RunSettings
     version: str
-    beginning: RunStart
+    started_s: float
+    passed_over: tuple[RescaleRequest, ...]
     restarts: Restarts
     run: str | None = None
     restarted: int = 0
@@ -208,13 +198,6 @@ class _ProcessEnded:
     how: str
 
 
-@dataclass(frozen=True)
-class _Broken:
-    """A thread of the coordinator has met what it cannot answer."""
-
-    error: Exception
-
-
 class _Coordination:
     """One lifetime of a coordinator."""
 
@@ -235,7 +218,7 @@ class _Coordination:
         self._sequence = itertools.count()
         self._outcome: RunOutcome | None = None
         settings = order.settings
-        self._rescaling = Rescaling(settings.folder, settings.workers, order.beginning.passed_over)
+        self._rescaling = Rescaling(settings.folder, settings.workers, order.passed_over)
         self._asked_s = time.monotonic()
         self._driver = SourceDriver(pipeline.source, pipeline.source.create_discovery())
         self._commits = ThreadPoolExecutor(1, "commits")
@@ -251,7 +234,7 @@ class _Coordination:
         positions, wait_s = None if restored is None else restored.positions, settings.schedule.longest_wait_s
         self._lag = LagWatch(pipeline.source, positions, wait_s, lambda ask: self._in(self._measuring, ask))
         self._pool = WorkerPool(order.pipeline, pipeline, settings, order.version, socket, worker_processes, self._events.put)
-        progress_s = last_progress_s(order.beginning.at_s, store.last_written_s, time.time())
+        progress_s = last_progress_s(order.started_s, store.last_written_s, time.time())
         self._status = RunStatus(store.registry.run, settings.folder, progress_s, store.size, restarted=order.restarted)
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
@@ -283,9 +266,7 @@ class _Coordination:
         return replace(outcome, savepoint=path)
 
     def _ran(self) -> RunOutcome:
-        self._worker_processes.watch(
-            lambda number, how: self._events.put(_ProcessEnded(number, how)), lambda error: self._events.put(_Broken(error))
-        )
+        self._worker_processes.watch(lambda number, how: self._events.put(_ProcessEnded(number, how)), self._events.put)
         try:
             self._serve_metrics()
             self._handle(run.RunStarted())
@@ -361,8 +342,8 @@ class _Coordination:
                 self._handle(self._pool.ended(number, how))
                 with suppress(OSError):  # it is gone, and so is this process soon
                     self._tell_supervisor(self._order.restarts)
-            case _Broken(error):
-                raise error
+            case Exception():  # a thread of the coordinator has met what it cannot answer
+                raise event
             case _:
                 self._handle(event)
         for number in self._pool.silent(self._core.workers):
@@ -434,7 +415,7 @@ class _Coordination:
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - raised again in the main thread
-                self._events.put(_Broken(error))
+                self._events.put(error)
 
         threads.submit(guarded)
 
@@ -461,6 +442,6 @@ class _Coordination:
 
     # --- the source: in its own thread ---------------------------------------------------------------------------
 
-    def _ask(self, command: SourceCommand[Any]) -> None:
+    def _ask(self, command: ev.SourceCommand[Any]) -> None:
         if (event := self._driver.perform(command)) is not None:
             self._events.put(event)

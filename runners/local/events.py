@@ -156,9 +156,7 @@ RunEvent = (
     | CheckpointCommitted
     | RunTimer
     | StopRequested
-    | ev.SplitsDiscovered[SplitT]
-    | ev.SplitsGone
-    | ev.DiscoveryFailed
+    | ev.SourceAnswer[SplitT]
 )
 
 # --- commands; those to the source are of `headrace.enumerator.events` ----------------------------------------------------
@@ -287,10 +285,5 @@ RunCommand = (
     | ReportWorkerLost
     | FailRun
     | EndRun
-    | ev.DiscoverInitial
-    | ev.DiscoverLater[SplitT]
-    | ev.PublishPositions[SplitT]
-    | ev.ReportMissing[SplitT]
-    | ev.ProveGone[SplitT]
-    | ev.ReportDiscoveryFailure
+    | ev.SourceCommand[SplitT]
 )

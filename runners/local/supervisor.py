@@ -23,7 +23,7 @@ from headrace.connectors.base.commit import StaleEpochError
 from headrace.enumerator import errors
 from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UnclassifiedError, UsageError
 from headrace.runners.job_file import PipelineFile
-from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunOutcome, RunStart, coordinate
+from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunOutcome, coordinate
 from headrace.runners.local.monitoring.status import remove_status
 from headrace.runners.local.monitoring.supervised import supervised
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe, reap_group
@@ -75,12 +75,13 @@ def supervise(
 def _supervise(
     job: PipelineSpec | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext, watch: Callable[[], None]
 ) -> Path | None:
-    beginning = RunStart(time.time(), _asked_before(settings.folder))
+    started_s, passed_over = time.time(), _asked_before(settings.folder)
     coordinator = CoordinatorProcess(Restarts(settings.restart), watch)
     with _stopped_by_signals(coordinator):
         while True:
             order = CoordinatorOrder(
-                job, settings, version("headrace"), beginning, coordinator.restarts, coordinator.run_name, coordinator.restarted
+                *(job, settings, version("headrace"), started_s, passed_over),
+                *(coordinator.restarts, coordinator.run_name, coordinator.restarted),
             )
             outcome = coordinator.run(order, context)
             if outcome.workers is not None:

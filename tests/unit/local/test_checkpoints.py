@@ -163,7 +163,7 @@ def test_the_coordinator_looks_after_its_lock(tmp_path):
 
     coordination._store = SimpleNamespace(keep_lock=looked)
     coordination._asked_s = float("-inf")
-    coordination._look_for_silent_ones = lambda: None
+    coordination._pool, coordination._core = SimpleNamespace(silent=lambda _: ()), SimpleNamespace(workers={})
     with pytest.raises(FencedError):
         coordination._take(None)
     assert looks == ["looked"]
@@ -1143,10 +1143,11 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
         restarts = pickle.loads(pickle.dumps(order.restarts))
         coordination = object.__new__(coordinator._Coordination)
         coordination._order, coordination._tell_supervisor = SimpleNamespace(restarts=restarts), its.send
-        coordination._pool = SimpleNamespace(ended=lambda number, status: WorkerDied(number, "injected", 0.0, 0.5))
+        died = WorkerDied(7, "injected", 0.0, 0.5)
+        coordination._pool = SimpleNamespace(ended=lambda number, status: died, silent=lambda _: ())
         decisions = []
         coordination._handle = lambda event: decisions.append(restarts.failed(event.now_s, event.chance))
-        coordination._look_for_silent_ones = lambda: None
+        coordination._core = SimpleNamespace(workers={})
         coordination._asked_s = float("inf")
         coordination._take(coordinator._ProcessEnded(7, 1))
         its.close()
