@@ -75,9 +75,7 @@ def progress_of(completed: float, remaining: float) -> RestrictionProgress:
 
 
 class EnumerationTracker(RestrictionTracker):
-    """Guards the ledger. Claimed is the ledger after a check for splits; the rest is handed on, unless discovery is
-    complete.
-    """
+    """Guards the ledger. Claimed is the ledger after a check for splits; the rest is handed on until discovery is complete."""
 
     def __init__(self, enumeration: Enumeration[Any], *, bounded: bool) -> None:
         self._enumeration = enumeration

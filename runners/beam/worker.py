@@ -103,9 +103,7 @@ def _close(cached: Sequence[tuple[float, Cached[Any]] | None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LastPoll:
-    """The last look for splits of this process: its number in the lifetime of the job, and when it was, in monotonic
-    seconds.
-    """
+    """The last look for splits of this process: its number in the lifetime of the job, and its time, in monotonic seconds."""
 
     number: int
     at_s: float

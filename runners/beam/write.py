@@ -38,23 +38,10 @@ from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.sink import Attempt, Committer, HandleT, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam import capabilities
+from headrace.runners.beam import shard as core
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
 from headrace.runners.beam.flink_options import Promise
 from headrace.runners.beam.resume_delay import pause
-from headrace.runners.beam.shard import (
-    BundleFinalised,
-    CallFailed,
-    CallStarted,
-    Return,
-    RowsWritten,
-    Shard,
-    ShardCall,
-    ShardCommand,
-    ShardEvent,
-    ShardState,
-    ShardStateSerializer,
-    Write,
-)
 from headrace.runners.beam.table_committer import EpochWriter, TableWriter
 
 DEFAULT_SHARDS = 4
@@ -208,9 +195,7 @@ class _Waiting:
 
 
 class _Pack(beam.DoFn):
-    """Fewer and greater batches, each for the shard that keeps its rows in order; for the shards one after another where any
-    will do.
-    """
+    """Fewer and greater batches, each for the shard that keeps its rows in order, or for the next one where any will do."""
 
     def __init__(self, sink: TwoPhaseSink[Any], shards: int) -> None:
         self._sink = sink
@@ -282,7 +267,7 @@ class _ShardWriter(beam.DoFn):
     def __init__(self, sink: TwoPhaseSink[Any], run: str) -> None:
         self._sink = sink
         self._run = run
-        self._serializer = ShardStateSerializer(sink.handles)
+        self._serializer = core.ShardStateSerializer(sink.handles)
 
     def process(
         self,
@@ -292,7 +277,7 @@ class _ShardWriter(beam.DoFn):
     ) -> None:
         number, rows = element
         stored = prepared.read()
-        before: ShardState[Any] = ShardState(self._run)
+        before: core.ShardState[Any] = core.ShardState(self._run)
         if stored is not None:
             before = self._serializer.deserialize(stored, f"shard {number}")
         job = f"{before.run}-{number}"
@@ -301,7 +286,7 @@ class _ShardWriter(beam.DoFn):
         if returned.state != before or stored is None:
             prepared.write(self._serializer.serialize(returned.state))
         if returned.awaits_finalisation:
-            bundle_finalizer.register(partial(_tell, call, BundleFinalised()))
+            bundle_finalizer.register(partial(_tell, call, core.BundleFinalised()))
 
 
 class _Performer(Generic[HandleT]):
@@ -314,21 +299,21 @@ class _Performer(Generic[HandleT]):
         self._process = process
         self._committer: Committer[HandleT] | None = None
 
-    def perform(self, call: ShardCall[HandleT]) -> Return[HandleT]:
+    def perform(self, call: core.ShardCall[HandleT]) -> core.Return[HandleT]:
         """The whole call. Raises what the sink raises; the call has failed then."""
-        commands = deque(_tell(call, CallStarted()))
+        commands = deque(_tell(call, core.CallStarted()))
         try:
-            while not isinstance(command := commands.popleft(), Return):
+            while not isinstance(command := commands.popleft(), core.Return):
                 commands.extend(_tell(call, self._do(command)))
         except BaseException:
-            _tell(call, CallFailed())
+            _tell(call, core.CallFailed())
             raise
         finally:
             if self._committer is not None:
                 self._committer.close()
         return command
 
-    def _do(self, command: CleanUp[HandleT] | End[HandleT] | Copy[HandleT] | Write) -> ShardEvent[HandleT]:
+    def _do(self, command: CleanUp[HandleT] | End[HandleT] | Copy[HandleT] | core.Write) -> core.ShardEvent[HandleT]:
         match command:
             case CleanUp(keep):
                 self._ending().clean_up(keep)
@@ -337,10 +322,10 @@ class _Performer(Generic[HandleT]):
                 return Ended(handle, self._ending().end(handle))
             case Copy(handles):
                 return Copied((self._ending().copy(handles),))
-            case Write(slot):
+            case core.Write(slot):
                 with self._sink.begin(Attempt(self._job, 0, slot, self._process, self._process)) as transaction:
                     transaction.write(_CODER.decode(self._rows))
-                    return RowsWritten(transaction.prepare())
+                    return core.RowsWritten(transaction.prepare())
             case _:
                 assert_never(command)
 
@@ -353,17 +338,17 @@ class _Performer(Generic[HandleT]):
 _PROCESS = secrets.randbits(62)
 """Part of the names of this process's transactions: no two attempts share one."""
 
-_shards: dict[str, Shard[Any]] = {}
+_shards: dict[str, core.Shard[Any]] = {}
 _lock = threading.Lock()
 """Held in every step of every shard, of calls and of finalisations in any thread. A step takes microseconds and never waits."""
 
 
-def _shard(job: str) -> Shard[Any]:
+def _shard(job: str) -> core.Shard[Any]:
     """What this process knows of it. Runners make DoFn instances as they like, so it belongs to the process."""
     with _lock:
-        return _shards.setdefault(job, Shard())
+        return _shards.setdefault(job, core.Shard())
 
 
-def _tell(call: ShardCall[HandleT], event: ShardEvent[HandleT]) -> list[ShardCommand[HandleT]]:
+def _tell(call: core.ShardCall[HandleT], event: core.ShardEvent[HandleT]) -> list[core.ShardCommand[HandleT]]:
     with _lock:
         return call.handle(event)

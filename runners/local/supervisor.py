@@ -75,17 +75,15 @@ def supervise(
 def _supervise(
     job: PipelineSpec | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext, watch: Callable[[], None]
 ) -> Path | None:
-    started_s, passed_over = time.time(), _asked_before(settings.folder)
-    coordinator = CoordinatorProcess(Restarts(settings.restart), watch)
+    restarts = Restarts(settings.restart)
+    order = CoordinatorOrder(job, settings, version("headrace"), time.time(), _asked_before(settings.folder), restarts)
+    coordinator = CoordinatorProcess(restarts, watch)
     with _stopped_by_signals(coordinator):
         while True:
-            order = CoordinatorOrder(
-                *(job, settings, version("headrace"), started_s, passed_over),
-                *(coordinator.restarts, coordinator.run_name, coordinator.restarted),
-            )
+            order = replace(order, restarts=coordinator.restarts, run=coordinator.run_name, restarted=coordinator.restarted)
             outcome = coordinator.run(order, context)
             if outcome.workers is not None:
-                settings = replace(settings, workers=outcome.workers)
+                order = replace(order, settings=replace(order.settings, workers=outcome.workers))
                 continue
             if outcome.error is None:
                 return outcome.savepoint

@@ -84,8 +84,6 @@ class RunStatus:
                 self._progress_s = now_s
                 took_s = round(now_s - self._begun[1], 3)
                 self._last = {"id": checkpoint_id, "at": now_s, "duration_s": took_s, "bytes": size}
-            case _:
-                pass
 
     def record_command(self, command: object) -> None:
         match command:
@@ -99,8 +97,6 @@ class RunStatus:
             case events.ReportWorkerLost(number):
                 self._workers_lost += 1
                 self._last_lost = {"number": number, "at": self._clock()}
-            case _:
-                pass
 
     def show(self, phase: str, splits: Mapping[int, int], lag: RunLag | None) -> None:
         """Write it down. `splits`: a worker's number -> how many splits it holds. What the disk refuses is not a failure."""

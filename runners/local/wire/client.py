@@ -38,11 +38,8 @@ class WorkerStream:
 
     def received(self) -> Iterator[pb.ToWorker]:
         """What has come since; does not wait."""
-        while True:
-            try:
-                yield self._inbox.get_nowait()
-            except queue.Empty:
-                return
+        while not self._inbox.empty():  # no other thread takes from it
+            yield self._inbox.get()
 
     def send(self, message: pb.FromWorker) -> None:
         """In order with what was sent before."""
