@@ -70,7 +70,7 @@ _QUERY, _PARTITION, _SESSION, _SINK, _JOB, _RUN = MetricScope
 # Of a label: not `job`, which Prometheus puts on every series itself. It would rename ours.
 _SINK_JOB = ("sink_job",)
 
-_SPARK = (
+_SPECS = (
     _gauge("headrace_query_active", "1 while the query runs, 0 once it has ended", _QUERY),
     _gauge(
         "headrace_query_silent_seconds",
@@ -122,9 +122,6 @@ _SPARK = (
     _gauge(
         "headrace_job_lease_suspect", "1 if other hosts may take the supervisor for dead, as it cannot reach the brokers", _JOB
     ),
-)
-
-_OF_RUNS = (
     _counter("headrace_run_input_records", "Records read up to the last snapshots", _RUN),
     _counter("headrace_run_output_records", "Records written up to the last snapshots", _RUN),
     _counter("headrace_run_completed_checkpoints", "Checkpoints that are committed", _RUN),
@@ -149,7 +146,7 @@ _OF_RUNS = (
     ),
 )
 
-METRICS: Mapping[str, MetricSpec] = {spec.name: spec for spec in (*_SPARK, *_OF_RUNS)}
+METRICS: Mapping[str, MetricSpec] = {spec.name: spec for spec in _SPECS}
 """All of them, by name."""
 
 

@@ -52,9 +52,6 @@ PUBLISH_S = 1.0
 DISCOVERY_INTERVAL_S = 300.0
 """How often new splits are looked for, in seconds: Flink's default."""
 
-DEFAULT_READERS = 4
-"""How many readers share the splits that are found, where neither `num_readers` nor the option --parallelism says."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[SplitT]):
@@ -333,7 +330,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         check_options = capabilities.of_runner(pbegin.pipeline).check_options
         if self._publishes and check_options is not None:
             unbounded = self._source.boundedness is Boundedness.UNBOUNDED and self._limit is None
-            check_options(Promise.OFFSETS, options, unbounded=unbounded)
+            check_options(Promise.OFFSETS, flink_options.Options(options, unbounded=unbounded))
         batches = self._read(pbegin, options) if self._limit is None else self._read_limited(pbegin, self._limit, options)
         if self._output == "arrow":
             return batches
@@ -346,7 +343,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         """
         given = self._given(options)
         reading, parallelism = self._reading(options), given.number("parallelism", 0)
-        readers = self._readers or (parallelism if parallelism > 0 else DEFAULT_READERS)
+        readers = self._readers or (parallelism if parallelism > 0 else 4)
         subtasks = Subtasks.of(parallelism, given.number("max_parallelism", 0)) if parallelism > 0 else None
         enumeration = (self._source, reading.transform, self._interval_s, readers, subtasks, self._start_at)
         if self._source.boundedness is Boundedness.BOUNDED:

@@ -36,9 +36,6 @@ from headrace.runners.beam.table_epochs import (
 LOOK_S = 30.0
 """How often the committer looks for transactions that no writer will hand over, in seconds."""
 
-ONE_KEY = 0
-"""All that the committer gets has this key: so it is one."""
-
 HEARTBEAT = b""
 
 
@@ -72,7 +69,8 @@ class TableWriter(beam.DoFn):
             handle = transaction.prepare()
         if handle is not None:
             window = GlobalWindow()
-            yield WindowedValue((ONE_KEY, self._serializer.pack(self._run, handle)), window.max_timestamp(), (window,))
+            # All that the committer gets has the key 0: so it is one.
+            yield WindowedValue((0, self._serializer.pack(self._run, handle)), window.max_timestamp(), (window,))
 
     def teardown(self) -> None:
         """Also of an instance whose bundle has failed."""

@@ -40,7 +40,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.beam import capabilities
 from headrace.runners.beam import shard as core
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
-from headrace.runners.beam.flink_options import Promise
+from headrace.runners.beam.flink_options import Options, Promise
 from headrace.runners.beam.resume_delay import pause
 from headrace.runners.beam.table_committer import EpochWriter, TableWriter
 
@@ -171,7 +171,7 @@ def _check_runner(pipeline: Any, promise: Promise) -> None:
             f"delivery='exactly-once' needs Flink's checkpoints, and {name} takes none that a sink can follow: "
             "run on Flink (headrace beam starts one), or take delivery='at-least-once'"
         )
-    check_options(promise, pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True)
+    check_options(promise, Options(pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True))
 
 
 class _Waiting:

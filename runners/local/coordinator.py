@@ -64,11 +64,6 @@ LOOK_S = 1.0
 PUBLISH_S = 30.0
 """The end of a run waits so long for the positions of its last checkpoint to be published."""
 
-PUBLISH_AGAIN_S = 0.5
-
-STOP_S = 10.0
-"""A worker that was sent StopWorker, and takes longer, is killed."""
-
 _FINAL = (errors.FencedError, StateError, UsageError, errors.DataLossError, errors.AuthenticationError, errors.RunFailedError)
 """What starting again does not fix."""
 
@@ -277,8 +272,8 @@ class _Coordination:
             self._outcome = _failure(error)
             return self._outcome
         finally:
-            # After a failure no worker has a reason to continue.
-            self._pool.close(0.0 if self._outcome is None or self._outcome.error is not None else STOP_S)
+            # A worker that was sent StopWorker has 10 s; after a failure none has a reason to continue.
+            self._pool.close(0.0 if self._outcome is None or self._outcome.error is not None else 10.0)
             if self._is_over(self._outcome):  # else who looks is to see that it starts again
                 self._publish_last()
                 remove_status(self._order.settings.folder)
@@ -293,7 +288,7 @@ class _Coordination:
 
         def publish() -> None:
             while not self._driver.publisher.publish_again() and time.monotonic() < deadline_s:
-                time.sleep(PUBLISH_AGAIN_S)
+                time.sleep(0.5)
 
         reason = f"not within {PUBLISH_S:g} s"
         try:

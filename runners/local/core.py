@@ -36,9 +36,6 @@ from headrace.runners.local import events as run
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.restarts import GiveUp, Restart, Restarts
 
-GATHER_S = 10.0
-"""The first assignment waits this many seconds for workers that have not joined yet."""
-
 DECLINED_S = 0.1
 """After a checkpoint that failed the next is tried this many seconds later, or, unless the run is to stop, after the minimum
 pause if that is longer."""
@@ -228,7 +225,7 @@ class RunCore(Generic[SplitT, HandleT]):
     def _recovered(self) -> list[run.RunCommand[SplitT, HandleT]]:
         self.phase = RunPhase.RUNNING
         return [
-            run.SetTimer(GATHER_S, run.JoinTimeout()),
+            run.SetTimer(10.0, run.JoinTimeout()),  # the first assignment waits so long for workers that have not joined yet
             run.SetTimer(self._schedule.interval_s, run.CheckpointDue()),
             *self._core(ev.Started()),
             *self._gather(),

@@ -13,9 +13,6 @@ from headrace.runners.local.commit.committer import RunCommitter
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.pipeline import PipelineSpec
 
-_RETAINED = 1 << 30
-"""How many checkpoints are kept is for the run to say, and is not said here."""
-
 
 def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
     """Commit what the newest checkpoint lists, and abort what its workers have left, as the run's next start would.
@@ -29,7 +26,8 @@ def finish(pipeline: PipelineSpec, checkpoints: str) -> None:
     source = pipeline.source
     positions = CheckpointSerializer(source.name, source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
-    with closing(CheckpointStore[Any, Any](checkpoints, serializer, _RETAINED)) as store:
+    # How many checkpoints are kept is for the run to say: here all are.
+    with closing(CheckpointStore[Any, Any](checkpoints, serializer, retained=1 << 30)) as store:
         number = store.registry.next_number
         store.add_worker(number)
         with closing(

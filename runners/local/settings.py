@@ -15,7 +15,6 @@ from headrace.runners.local.storage.folder import local_folder
 from headrace.runners.local.storage.places import machine_folder, whole_name
 from headrace.runners.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
 
-DEFAULT_INTERVAL_S = 10.0
 MOST_PORTS = 65536
 
 
@@ -58,7 +57,7 @@ class RunSettings:
     checkpoints: str
     _: KW_ONLY
     workers: int = 1
-    interval_s: float = DEFAULT_INTERVAL_S
+    interval_s: float = 10.0
     min_pause_s: float = 0.0
     timeout_s: float = 600.0
     tolerable_failed_checkpoints: int = 0

@@ -44,9 +44,6 @@ _KINDS: Mapping[str, type[HeadraceError]] = {
 
 LOOK_S = 1.0
 
-END_S = 30.0
-"""Processes that SIGKILL has not ended after so long are stuck in the kernel."""
-
 
 def supervise(
     job: PipelineSpec | PipelineFile, settings: RunSettings, processes: Starting, watch: Callable[[], None] = lambda: None
@@ -156,7 +153,7 @@ class CoordinatorProcess:
                 assert process.pid is not None
                 process.kill()
                 process.join()
-                if not end_group(process.pid, lifeline, END_S):
+                if not end_group(process.pid, lifeline, timeout_s=30.0):  # they are stuck in the kernel
                     raise RunFailedError(f"processes of group {process.pid} cannot be killed: a successor may not start")
                 reap_group(process.pid)
 
@@ -167,14 +164,13 @@ class CoordinatorProcess:
                 self._watch()
                 if not ready:
                     continue
-                said = coordinator.recv()
-                if isinstance(said, RunOutcome):
-                    return said
-                if isinstance(said, RunBegan):
-                    self.run_name = said.run
-                    continue
-                assert isinstance(said, Restarts)
-                self.restarts = said
+                match coordinator.recv():
+                    case RunOutcome() as outcome:
+                        return outcome
+                    case RunBegan(run):
+                        self.run_name = run
+                    case Restarts() as restarts:
+                        self.restarts = restarts
         process.join()
         if process.exitcode == CALLED_AGAIN:
             return RunOutcome(error=CALLED_AGAIN_ERROR, kinds=(UsageError.__name__,), is_final=True)

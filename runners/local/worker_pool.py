@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 START_S = 300.0
 """So long a worker's process may take to load and to say hello (Flink's `taskmanager.registration.timeout`)."""
 
-_LAST_MESSAGES_S = 2.0
-
 MessageTo = AssignSplits[Any] | TakeSnapshot | NotifyCheckpointStored | StopWorker
 """Commands that are messages to a worker."""
 
@@ -107,7 +105,7 @@ class WorkerPool:
 
     def ended(self, number: int, how: str) -> WorkerDied:
         """The worker's process is gone: what it has sent last comes first."""
-        self._server.forget(number, _LAST_MESSAGES_S)
+        self._server.forget(number, timeout_s=2.0)
         last = self._reports.pop(number, ExitReport(how))
         chance = random.random()  # noqa: S311 - jitter
         reason, now_s = f"worker {number}: {last.reason}", time.monotonic()

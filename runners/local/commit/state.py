@@ -10,9 +10,8 @@ from headrace.connectors.base.outputs import DEFAULT_OUTPUT, Outputs, Sinks
 from headrace.connectors.base.sink import Attempt, HandleT, TwoPhaseSink
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint, WorkerRegistry
-from headrace.runners.local.commit.per_run import PerRunCommit
 from headrace.runners.local.commit.per_worker import PerWorkerCommit, RecordedCommit
-from headrace.runners.local.commit.strategy import CommitStrategy, SinkEpochs
+from headrace.runners.local.commit.strategy import CommitStrategy, PerRunCommit, SinkEpochs
 from headrace.runners.local.events import WorkerHandle
 
 
