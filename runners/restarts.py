@@ -212,7 +212,8 @@ def restart_strategy(settings: Mapping[str, str]) -> RestartStrategy:
     for setting, text in rest.items():
         if setting not in known:
             raise UsageError(f"{setting!r} is not a setting of the strategy {name}, which has: {', '.join(known) or 'none'}")
-        values[known[setting]] = _parser_of(known[setting])(setting, text)
+        argument = known[setting]
+        values[argument] = (duration_s if argument.endswith("_s") else _PARSERS[argument])(setting, text)
     return kind(**values)  # type: ignore[arg-type]  # each parser gives its field's type
 
 
@@ -232,10 +233,6 @@ def _whole(setting: str, text: str) -> int:
     return int(text)
 
 
-def _whole_or_infinite(setting: str, text: str) -> int | None:
-    return None if text == "infinite" else _whole(setting, text)
-
-
 def _decimal(setting: str, text: str) -> float:
     if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
         raise UsageError(f"{setting} must be a number, not {text!r}")
@@ -245,14 +242,10 @@ def _decimal(setting: str, text: str) -> float:
 _PARSERS: Mapping[str, Callable[[str, str], float | int | None]] = {
     "attempts": _whole,
     "max_failures_per_interval": _whole,
-    "attempts_before_reset_backoff": _whole_or_infinite,
+    "attempts_before_reset_backoff": lambda setting, text: None if text == "infinite" else _whole(setting, text),
     "backoff_multiplier": _decimal,
     "jitter_factor": _decimal,
 }
-
-
-def _parser_of(field: str) -> Callable[[str, str], float | int | None]:
-    return duration_s if field.endswith("_s") else _PARSERS[field]
 
 
 def _at_least(name: str, value: float, least: float) -> None:

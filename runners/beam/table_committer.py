@@ -18,7 +18,7 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.coders import BytesCoder
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
-from apache_beam.transforms.window import GlobalWindow
+from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.connectors.base.capabilities import end_all, task_cleanup
@@ -68,9 +68,8 @@ class TableWriter(beam.DoFn):
         with transaction:
             handle = transaction.prepare()
         if handle is not None:
-            window = GlobalWindow()
             # All that the committer gets has the key 0: so it is one.
-            yield WindowedValue((0, self._serializer.pack(self._run, handle)), window.max_timestamp(), (window,))
+            yield GlobalWindows.windowed_value_at_end_of_window((0, self._serializer.pack(self._run, handle)))
 
     def teardown(self) -> None:
         """Also of an instance whose bundle has failed."""

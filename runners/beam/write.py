@@ -29,7 +29,7 @@ from apache_beam.coders.typecoders import registry
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
-from apache_beam.transforms.window import GlobalWindow, GlobalWindows
+from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.connectors.base.capabilities import SingleCommit, shards_of
@@ -222,9 +222,8 @@ class _Pack(beam.DoFn):
                 self._turn = (self._turn + 1) % self._shards
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
-        window = GlobalWindow()
         for shard, waiting in self._waiting.items():
-            yield WindowedValue((shard, waiting.pack()), window.max_timestamp(), (window,))
+            yield GlobalWindows.windowed_value_at_end_of_window((shard, waiting.pack()))
         self._waiting = {}
 
 

@@ -208,15 +208,12 @@ def _start(born: BaseProcess) -> None:
 
 
 def _open_files() -> set[int]:
-    return {file for file in map(int, os.listdir("/dev/fd")) if _is_open(file)}  # not the one that listing them took
-
-
-def _is_open(file: int) -> bool:
-    try:
-        os.fstat(file)
-    except OSError:
-        return False
-    return True
+    found = set()
+    for file in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError):  # it is the one that listing them took
+            os.fstat(file)
+            found.add(file)
+    return found
 
 
 def _begin(requests: Connection, files: tuple[int, int], target: Callable[[Any], None], argument: bytes) -> None:
