@@ -36,7 +36,6 @@ FETCH_BUDGET_BYTES = 32 << 20
 """Bound on what one reader holds fetched ahead, in bytes: it has many partitions, and a process has a reader for each slot."""
 
 _EARLIEST = Earliest()
-_LOG_APPEND_TIME = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class LogAppendTime:
 
     def micros(self, batch: pa.RecordBatch) -> pa.Int64Array:
         kinds = batch.column("timestampType")
-        if not pc.all(pc.equal(kinds, _LOG_APPEND_TIME)).as_py():
+        if not pc.all(pc.equal(kinds, 1)).as_py():
             topic = batch.column("topic")[0].as_py()
             raise UsageError(
                 f"timestamp_policy LogAppendTime needs topics with message.timestamp.type=LogAppendTime, and {topic} "

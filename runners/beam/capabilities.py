@@ -16,8 +16,7 @@ class Stages(Enum):
 
     CONCURRENT = auto()
     ONE_BY_ONE = auto()
-    DEPENDS = auto()
-    """On what is installed."""
+    DEPENDS = auto()  # on what is installed
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,8 +225,7 @@ Rows = Callable[[pa.RecordBatch], Iterable[Any]]
 
 
 def as_dicts(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
-    rows: list[dict[str, Any]] = batch.to_pylist()
-    return rows
+    return batch.to_pylist()  # type: ignore[no-any-return]
 
 
 class ToRecords(beam.DoFn):

@@ -141,18 +141,15 @@ class _Slots:
 
     def __init__(self) -> None:
         self._made = 0
-        self._free: deque[int] = deque()
+        self.free: deque[int] = deque()
         self._occupied: dict[int, int] = {}
 
     def take(self) -> int:
         """The slot that has been free for the longest time."""
-        if len(self._free) > SPARE_SLOTS:
-            return self._free.popleft()
+        if len(self.free) > SPARE_SLOTS:
+            return self.free.popleft()
         self._made += 1
         return self._made - 1
-
-    def give_back(self, slot: int) -> None:
-        self._free.append(slot)
 
     def occupy(self, slot: int, number: int) -> None:
         self._occupied[number] = slot
@@ -161,7 +158,7 @@ class _Slots:
         """The transaction of this number is committed; it may be one of another process."""
         slot = self._occupied.pop(number, None)
         if slot is not None:
-            self._free.append(slot)
+            self.free.append(slot)
 
 
 class _Lifetime:
@@ -239,7 +236,7 @@ class ShardCall(Generic[HandleT]):
                 return self._written(event)
             case CallFailed():
                 if self._slot is not None:
-                    self._shard.slots.give_back(self._slot)
+                    self._shard.slots.free.append(self._slot)
                 self.phase = ShardPhase.FAILED
                 return []
             case BundleFinalised():
@@ -280,7 +277,7 @@ class ShardCall(Generic[HandleT]):
     def _written(self, event: RowsWritten[HandleT]) -> list[ShardCommand[HandleT]]:
         assert self._slot is not None
         if event.handle is None:
-            self._shard.slots.give_back(self._slot)
+            self._shard.slots.free.append(self._slot)
         else:
             self._state = self._state.adding(event.handle)
             self._shard.slots.occupy(self._slot, self._state.count)

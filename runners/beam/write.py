@@ -42,7 +42,7 @@ from headrace.runners.beam import shard as core
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
 from headrace.runners.beam.flink_options import Options, Promise
 from headrace.runners.beam.resume_delay import pause
-from headrace.runners.beam.table_committer import EpochWriter, TableWriter
+from headrace.runners.beam.table_committer import HEARTBEAT, EpochWriter, TableWriter
 
 DEFAULT_SHARDS = 4
 HEARTBEAT_S = 1.0
@@ -53,7 +53,6 @@ PACK_BYTES = 4 << 20
 
 _FOR_EVER = 1 << 62
 _CODER = RecordBatchCoder()
-_HEARTBEAT = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +181,7 @@ class _Waiting:
         self.bytes = 0
 
     def fits(self, rows: pa.RecordBatch) -> bool:
-        same: bool = self.batches[0].schema.equals(rows.schema)
-        return same
+        return bool(self.batches[0].schema.equals(rows.schema))
 
     def add(self, rows: pa.RecordBatch) -> None:
         self.batches.append(rows)
@@ -254,7 +252,7 @@ class _Heartbeats(beam.DoFn, RestrictionProvider):
         if not tracker.try_claim(tracker.current_restriction().start):
             return
         for shard in range(max(element.count, self._shards)):
-            yield shard, _HEARTBEAT
+            yield shard, HEARTBEAT
         tracker.defer_remainder(pause(HEARTBEAT_S))
 
 
@@ -280,7 +278,7 @@ class _ShardWriter(beam.DoFn):
         if stored is not None:
             before = self._serializer.deserialize(stored, f"shard {number}")
         job = f"{before.run}-{number}"
-        call = _shard(job).call(before, time.monotonic(), has_rows=rows != _HEARTBEAT)
+        call = _shard(job).call(before, time.monotonic(), has_rows=rows != HEARTBEAT)
         returned = _Performer(self._sink, job, rows, _PROCESS).perform(call)
         if returned.state != before or stored is None:
             prepared.write(self._serializer.serialize(returned.state))

@@ -384,11 +384,6 @@ class RunCore(Generic[SplitT, HandleT]):
 
 _OPEN = (RunPhase.RUNNING, RunPhase.COLLECTING, RunPhase.STORING, RunPhase.COMMITTING)
 _CHECKPOINT_TIMERS = (run.CheckpointDue, run.PauseOver, run.CheckpointTimedOut)
-_OF_WORKERS = (run.WorkerJoined, run.WorkerSilent, run.WorkerDied, run.SplitDone, run.WorkerSnapshotted)
-_ANSWERS = (
-    *(run.RunRecovered, run.CheckpointStored, run.CheckpointIsNotStored, run.CheckpointCommitted),
-    *(ev.SplitsDiscovered, ev.SplitsGone, ev.DiscoveryFailed),
-)
 _TRIGGERED = (RunPhase.COLLECTING, RunPhase.STORING)  # STORING: there is no worker to wait for
 
 RUN_TRANSITIONS: Transitions[RunPhase] = {
@@ -429,8 +424,10 @@ RUN_TRANSITIONS: Transitions[RunPhase] = {
     **{
         (RunPhase.ENDED, event): (RunPhase.ENDED,)
         for event in (
-            *(*_OF_WORKERS, *_CHECKPOINT_TIMERS, *_ANSWERS),
-            *(run.RestartDue, run.JoinTimeout, ev.DiscoveryDue, run.StopRequested),
+            *(run.WorkerJoined, run.WorkerSilent, run.WorkerDied, run.SplitDone, run.WorkerSnapshotted, run.StopRequested),
+            *(run.RunRecovered, run.CheckpointStored, run.CheckpointIsNotStored, run.CheckpointCommitted),
+            *(ev.SplitsDiscovered, ev.SplitsGone, ev.DiscoveryFailed, ev.DiscoveryDue),
+            *(*_CHECKPOINT_TIMERS, run.RestartDue, run.JoinTimeout),
         )
     },
 }

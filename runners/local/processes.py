@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
@@ -72,12 +73,8 @@ def leave_signals_to_supervisor() -> None:
 
 def children_heed_signals() -> None:
     """What this process forks from now on ends by Ctrl-C and SIGTERM, so that a user's function can end what it has started."""
-
-    def hold() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SUPERVISORS)
-
-    def let_come() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SUPERVISORS)
+    hold = partial(signal.pthread_sigmask, signal.SIG_BLOCK, _SUPERVISORS)
+    let_come = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, _SUPERVISORS)
 
     def heed() -> None:
         for number in _SUPERVISORS:

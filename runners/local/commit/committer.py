@@ -201,8 +201,7 @@ class RunCommitter(
         return [next(ended[self._state.sinks.output_of(listed.handle)]) for listed in handles]
 
     def copy(self, handles: Sequence[WorkerHandle[Any]]) -> WorkerHandle[Any]:
-        (copied,) = self.copy_all(handles)
-        return copied
+        return self.copy_all(handles)[0]
 
     def copy_all(self, handles: Sequence[WorkerHandle[Any]]) -> Sequence[WorkerHandle[Any]]:
         state = self._state
