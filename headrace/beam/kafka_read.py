@@ -44,7 +44,7 @@ class LogAppendTime:
 
     def micros(self, batch: pa.RecordBatch) -> pa.Int64Array:
         kinds = batch.column("timestampType")
-        if not pc.all(pc.equal(kinds, 1)).as_py():
+        if not pc.all(pc.equal(kinds, 1)).as_py():  # 1 is LogAppendTime
             topic = batch.column("topic")[0].as_py()
             raise UsageError(
                 f"timestamp_policy LogAppendTime needs topics with message.timestamp.type=LogAppendTime, and {topic} "

@@ -1117,7 +1117,7 @@ def test_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeyp
     with pytest.raises(FencedError, match="another run works with these checkpoints"):
         supervise(pipeline, RunSettings(str(tmp_path)), forked_apart)
     assert read_requests(tmp_path) == asked
-    assert [order.beginning.passed_over for order in orders] == [asked]
+    assert [order.passed_over for order in orders] == [asked]
 
 
 class Dead:
