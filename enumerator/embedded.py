@@ -64,8 +64,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._persisting: Checkpoint[SplitT] | None = None
         self._declined = ""
         self._last_id = 0
-        self.closed = False
-        """Whether `close` was called."""
+        self._closed = False
         self._commands: deque[Command[SplitT]] = deque()
         self._handed: tuple[int, SplitBatch[SplitT]] | None = None
         self._readers_are_behind = False
@@ -94,9 +93,14 @@ class EmbeddedRun(Generic[SplitT]):
         self._note_delivered()
         return self.coordinator.enumerator.exhausted and self.coordinator.enumerator.ledger.all_finished
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
         """The next batch of any reader; None when nothing came in about `timeout` seconds or the source has `finished`."""
-        if self.closed:
+        if self._closed:
             return None
         self._note_delivered()
         self._carry_on()
@@ -187,9 +191,9 @@ class EmbeddedRun(Generic[SplitT]):
 
     def close(self) -> None:
         """Close readers and discovery. May be called more than once; a checkpoint can still be taken afterwards."""
-        if self.closed:
+        if self._closed:
             return
-        self.closed = True
+        self._closed = True
         for slot in self._slots.values():
             slot.reader.close()
         self._driver.close()
@@ -286,7 +290,7 @@ class EmbeddedRun(Generic[SplitT]):
         """May be interrupted, and is then repeated."""
         match command:
             case ev.Assign(reader, splits):
-                if not self._readers_are_behind and not self.closed:  # else a new reader starts with them
+                if not self._readers_are_behind and not self._closed:  # else a new reader starts with them
                     self._slots[reader].reader.add_splits(splits)
                 return None
             case ev.Fail(error):
