@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from tests.helpers.python_path import python_path
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ TIMEOUT_S = 240.0
 @contextmanager
 def _driver(folder: Path, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """`spark_sink_driver.py` in its own process group, with its checkpoint in the folder; killed at the end."""
-    archive_at_hand()
+    archive_of_spark().at_hand()
     own = {"checkpoint": str(folder / "checkpoint"), "done": str(folder / "done"), "session": "warm_session_builder"}
     with (folder / "driver.log").open("ab") as log:
         process = subprocess.Popen(

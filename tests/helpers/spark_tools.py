@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from headrace.testing.servers.kafka import BrokerCluster, add_partitions, create_topic, delete_topic
 from tests.helpers.kafka_tools import IDEMPOTENT
 
@@ -35,7 +35,7 @@ def start_session(**settings: str) -> SparkSession:
     from headrace.spark import warm_session_builder
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    archive_at_hand()
+    archive_of_spark().at_hand()
     builder = warm_session_builder().master("local[2,4]").appName("headrace tests")
     jvm_connector = runpy.run_path(str(ROOT / "benchmarks" / "jars.py"))["jvm_connector_jars"]()
     quiet = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.jars": ",".join(jvm_connector)}

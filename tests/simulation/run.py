@@ -244,10 +244,10 @@ class Lifetime:
             simulation.sink,
             restored,
             number,
-            lambda: simulation.now_s,
-            simulation.draw,
             self.is_stored,
             lambda splits: None,  # nothing of a log is ever removed here
+            lambda: simulation.now_s,
+            simulation.draw,
         )
         self.job: JobCommitter[Any] = JobCommitter(self.store.registry.run, self.committer)
         self.workers: dict[int, Worker] = {}

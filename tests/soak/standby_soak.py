@@ -39,7 +39,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from benchmarks.environment import environment
 from headrace.runners.spark.session import QUICK_JVM
 from headrace.runners.spark.supervision.process_tree import members, tree_of
-from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from headrace.testing.servers.kafka import add_partitions, create_topic, start_broker
 from headrace.testing.servers.kafka.brokers import BrokerCluster
 from tests.helpers.python_path import python_path
@@ -167,7 +167,7 @@ class SupervisedJob:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        archive_at_hand()
+        archive_of_spark().at_hand()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", "from headrace.cli import main; main()", *self._command],

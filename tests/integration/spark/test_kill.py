@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from headrace.spark.kafka_offsets import OURS
 from tests.helpers.envelopes import body_of
 from tests.helpers.spark_tools import ROOT
@@ -27,7 +27,7 @@ class Driver:
 
     def __init__(self, out: Path, **arguments) -> None:
         self.out = out
-        archive_at_hand()
+        archive_of_spark().at_hand()
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         self._log = (out / "driver.log").open("ab")
         command = [

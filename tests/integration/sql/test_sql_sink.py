@@ -196,7 +196,7 @@ def run_on(rig, tmp_path):
     def made(sink, name):
         serializer = RunCheckpointSerializer(positions, SqlHandleSerializer())
         store = stack.enter_context(closing(CheckpointStore(str(tmp_path / name), serializer, 1)))
-        run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
+        run = RunCommitter(store, sink, store.latest(), 0, lambda _: None, lambda _: None, lambda: 0.0, lambda: 1)
         return stack.enter_context(closing(run)), store
 
     with ExitStack() as stack:

@@ -82,10 +82,10 @@ class Flink:
 
     def call(self, element: bytes) -> None:
         self.now_s += 20
-        lifetime, returned = self.committer.call(self.state or CommitterState(self.run), element, self.now_s)
-        self.state = returned.state
-        if returned.token is not None:
-            self.tokens.append((lifetime, returned.token))
+        before = self.state or CommitterState(self.run)
+        lifetime, self.state, token = self.committer.call(before, element, self.now_s)
+        if token is not None:
+            self.tokens.append((lifetime, token))
 
     def write(self) -> None:
         """A bundle with the next row, whose handle comes to the committer, or a heartbeat when all are written."""

@@ -6,7 +6,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from headrace.enumerator.errors import UsageError
-from headrace.runners.beam.flink_options import ACCEPTED, RULES, Promise, refuse
+from headrace.runners.beam.flink_options import ACCEPTED, RULES, Options, Promise, refuse
 
 GOOD = {
     "streaming": True,
@@ -96,9 +96,9 @@ def test_what_breaks_a_promise_is_refused_by_name(option, value, breaks, promise
     given = {**GOOD, option: value}
     if promise in breaks:
         with pytest.raises(UsageError, match=f"--{option}: (add|leave)"):
-            refuse(promise, given, unbounded=True)
+            refuse(promise, Options(given, unbounded=True))
     else:
-        refuse(promise, given, unbounded=True)
+        refuse(promise, Options(given, unbounded=True))
 
 
 @pytest.mark.parametrize(
@@ -116,31 +116,31 @@ def test_what_breaks_a_promise_is_refused_by_name(option, value, breaks, promise
 )
 @pytest.mark.parametrize("promise", Promise)
 def test_what_breaks_none_is_taken(option, value, promise) -> None:
-    refuse(promise, {**GOOD, option: value}, unbounded=True)
+    refuse(promise, Options({**GOOD, option: value}, unbounded=True))
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(UsageError) as refused:
-        refuse(Promise.WRITE, {"num_concurrent_checkpoints": 3}, unbounded=True)
+        refuse(Promise.WRITE, Options({"num_concurrent_checkpoints": 3}, unbounded=True))
     assert str(refused.value).count("\n- --") == 4
 
 
 def test_a_bounded_read_that_publishes_is_a_streaming_job() -> None:
-    refuse(Promise.OFFSETS, GOOD, unbounded=False)
-    refuse(Promise.OFFSETS, {**GOOD, "streaming": False}, unbounded=True)
+    refuse(Promise.OFFSETS, Options(GOOD, unbounded=False))
+    refuse(Promise.OFFSETS, Options({**GOOD, "streaming": False}, unbounded=True))
     with pytest.raises(UsageError, match="add --streaming"):
-        refuse(Promise.OFFSETS, {**GOOD, "streaming": False}, unbounded=False)
+        refuse(Promise.OFFSETS, Options({**GOOD, "streaming": False}, unbounded=False))
 
 
 def test_a_number_that_is_none_is_named() -> None:
     with pytest.raises(UsageError, match="--num_concurrent_checkpoints must be a whole number, not 'two'"):
-        refuse(Promise.WRITE, {**GOOD, "num_concurrent_checkpoints": "two"}, unbounded=True)
+        refuse(Promise.WRITE, Options({**GOOD, "num_concurrent_checkpoints": "two"}, unbounded=True))
 
 
 def test_options_are_found_as_pipelines_give_them_and_by_javas_names() -> None:
     flags = ["--streaming", "--checkpointing_interval=10000", "--finish_bundle_before_checkpointing"]
     given = PipelineOptions([*flags, "--minPauseBetweenCheckpoints=600"]).get_all_options(retain_unknown_options=True)
-    refuse(Promise.WRITE, given, unbounded=False)
+    refuse(Promise.WRITE, Options(given, unbounded=False))
     balanced = PipelineOptions([*flags, "--minPauseBetweenCheckpoints=600", "--load_balance_bundles"])
     with pytest.raises(UsageError, match="--load_balance_bundles"):
-        refuse(Promise.WRITE, balanced.get_all_options(retain_unknown_options=True), unbounded=False)
+        refuse(Promise.WRITE, Options(balanced.get_all_options(retain_unknown_options=True), unbounded=False))

@@ -10,8 +10,7 @@ import pytest
 
 from headrace.enumerator.errors import CorruptDataError, RetriableError
 from headrace.runners.beam import worker
-from headrace.runners.beam.end_offsets import Ends
-from headrace.runners.beam.worker import MOST_CACHED, Cached, CachedReaders
+from headrace.runners.beam.worker import MOST_CACHED, Cached, CachedReaders, Ends
 from tests.helpers.driving import split
 
 

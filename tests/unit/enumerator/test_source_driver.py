@@ -276,12 +276,12 @@ def test_failures_of_discovery_and_of_publishing_do_not_hide_each_other(caplog):
 def test_the_last_positions_can_be_tried_again_where_no_later_ones_come():
     source = ScriptedSource(fails=[LOST, None])
     driver = SourceDriver(source, ScriptedDiscovery())
-    assert driver.publish_again()  # there is nothing to do
+    assert driver.publisher.publish_again()  # there is nothing to do
     driver.perform(ev.PublishPositions((A,)))
-    assert driver.has_unpublished
-    assert driver.publish_again()
-    assert not driver.has_unpublished
-    assert driver.publish_again()
+    assert driver.publisher.has_unpublished
+    assert driver.publisher.publish_again()
+    assert not driver.publisher.has_unpublished
+    assert driver.publisher.publish_again()
     assert source.calls == [("publish", (A,))] * 2
 
 
@@ -289,6 +289,6 @@ def test_positions_that_were_refused_for_good_stay_unpublished():
     driver = SourceDriver(ScriptedSource(fails=[AuthenticationError("no"), AuthenticationError("no")]), ScriptedDiscovery())
     with pytest.raises(AuthenticationError):
         driver.perform(ev.PublishPositions((A,)))
-    assert driver.has_unpublished
+    assert driver.publisher.has_unpublished
     with pytest.raises(AuthenticationError):
-        driver.publish_again()
+        driver.publisher.publish_again()

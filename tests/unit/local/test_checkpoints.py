@@ -71,15 +71,7 @@ from headrace.runners.local.rescale import (
     take_up_request,
     withdraw_request,
 )
-from headrace.runners.local.savepoints import (
-    Savepoint,
-    begin_with,
-    fetch_savepoint,
-    given_savepoint,
-    read_savepoint,
-    shown,
-    take_savepoint,
-)
+from headrace.runners.local.savepoints import Savepoint, begin_with, fetch_savepoint, given_savepoint, shown, take_savepoint
 from headrace.runners.local.settings import flink_settings
 from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.lock import LOCK
@@ -171,7 +163,7 @@ def test_the_coordinator_looks_after_its_lock(tmp_path):
 
     coordination._store = SimpleNamespace(keep_lock=looked)
     coordination._asked_s = float("-inf")
-    coordination._look_for_silent_ones = lambda: None
+    coordination._pool, coordination._core = SimpleNamespace(silent=lambda _: ()), SimpleNamespace(workers={})
     with pytest.raises(FencedError):
         coordination._take(None)
     assert looks == ["looked"]
@@ -542,7 +534,7 @@ class ShownSink(MemorySink, PromptLookup):
 
 
 def committer(store, log, number=0, draw=lambda: 1, clock=lambda: 0.0):
-    return RunCommitter(store, ShownSink(log), store.latest(), number, clock, draw, lambda checkpoint_id: None, lambda _: None)
+    return RunCommitter(store, ShownSink(log), store.latest(), number, lambda checkpoint_id: None, lambda _: None, clock, draw)
 
 
 def prepared(log, store, number, row):
@@ -571,7 +563,7 @@ def test_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_follo
         store = CheckpointStore(str(tmp_path), serializer, 1)
 
         def one_lifetime(number):
-            made = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
+            made = RunCommitter(store, sink, store.latest(), number, lambda _: None, lambda _: None, lambda: 0.0, lambda: 1)
             JobCommitter(store.registry.run, made).recover()
             return made
 
@@ -814,7 +806,7 @@ def test_a_savepoint_has_the_newest_committed_positions_and_another_run_starts_w
     path = take_savepoint(run_files(str(tmp_path / "old")), tmp_path / "made" / "savepoints")  # the run is running
     assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.registry.run}-000000000007.json"
     new = opened(tmp_path / "new")
-    begin_with(read_savepoint(path), new, POSITIONS, as_it_is)
+    begin_with(fetch_savepoint(path), new, POSITIONS, as_it_is)
     positions = Checkpoint(1, checkpoint(7).positions.splits, False)
     assert new.latest() == RunCheckpoint(positions, (), completed=True)
     assert new.registry.run != store.registry.run
@@ -974,7 +966,7 @@ def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_i
         finish(pipeline, str(tmp_path / "run"))
         assert log.rows() == ["listed"]
     assert not log.unended(store.registry.job(open_still.number))
-    savepoint = read_savepoint(take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints"))
+    savepoint = fetch_savepoint(take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints"))
     assert savepoint.positions(POSITIONS) == checkpoint(2).positions
     assert len(list((tmp_path / "run").glob("checkpoint-*.json"))) == 2
 
@@ -992,20 +984,20 @@ def test_a_folder_that_is_of_no_run_is_refused_and_nothing_is_made_in_it(tmp_pat
 
 def test_the_golden_savepoint_is_read_and_written():
     golden = GOLDEN.with_name("run-savepoint-v1.json")
-    found = read_savepoint(golden)
+    found = fetch_savepoint(golden)
     assert (found.run, found.positions(POSITIONS)) == ("run-golden", checkpoint(12).positions)
     assert found.serialize() == golden.read_bytes().rstrip(b"\n")
 
 
 def test_a_file_that_is_no_savepoint_is_named(tmp_path):
     with pytest.raises(UsageError, match="there is no such savepoint"):
-        read_savepoint(tmp_path / "none.json")
+        fetch_savepoint(tmp_path / "none.json")
     with pytest.raises(UsageError, match="is a folder"):
-        read_savepoint(tmp_path)
+        fetch_savepoint(tmp_path)
     with pytest.raises(UsageError, match="no savepoint can be read from there"):
         fetch_savepoint("nowhere://bucket/savepoint.json")
     with pytest.raises(StateError, match="its format is 'headrace-run-checkpoint', not 'headrace-savepoint'"):
-        read_savepoint(GOLDEN)
+        fetch_savepoint(GOLDEN)
     for body in ({}, {"run": "a", "checkpoint_id": True, "source": "x"}):
         with pytest.raises(StateError, match="here: the savepoint cannot be read: it is damaged"):
             Savepoint.deserialize(sealed("headrace-savepoint", body), "here")
@@ -1125,7 +1117,7 @@ def test_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeyp
     with pytest.raises(FencedError, match="another run works with these checkpoints"):
         supervise(pipeline, RunSettings(str(tmp_path)), forked_apart)
     assert read_requests(tmp_path) == asked
-    assert [order.beginning.passed_over for order in orders] == [asked]
+    assert [order.passed_over for order in orders] == [asked]
 
 
 class Dead:
@@ -1151,10 +1143,11 @@ def test_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monk
         restarts = pickle.loads(pickle.dumps(order.restarts))
         coordination = object.__new__(coordinator._Coordination)
         coordination._order, coordination._tell_supervisor = SimpleNamespace(restarts=restarts), its.send
-        coordination._pool = SimpleNamespace(ended=lambda number, status: WorkerDied(number, "injected", 0.0, 0.5))
+        died = WorkerDied(7, "injected", 0.0, 0.5)
+        coordination._pool = SimpleNamespace(ended=lambda number, status: died, silent=lambda _: ())
         decisions = []
         coordination._handle = lambda event: decisions.append(restarts.failed(event.now_s, event.chance))
-        coordination._look_for_silent_ones = lambda: None
+        coordination._core = SimpleNamespace(workers={})
         coordination._asked_s = float("inf")
         coordination._take(coordinator._ProcessEnded(7, 1))
         its.close()

@@ -45,7 +45,7 @@ class Run:
             store.add_worker(number)
             latest = store.latest()
             run: RunCommitter[Any, Any] = RunCommitter(
-                store, self.sink, latest, number, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None
+                store, self.sink, latest, number, lambda _: None, lambda _: None, lambda: 0.0, lambda: 1
             )
             stack.enter_context(closing(run))
             job = JobCommitter("x", run)

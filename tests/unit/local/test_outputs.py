@@ -205,7 +205,7 @@ class TestOneDecision:
     def lifetime(folder, sink, number):
         store = CheckpointStore(str(folder), RunCheckpointSerializer(POSITIONS, Outputs(sink).handles), 1)
         store.add_worker(number)
-        run = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: number, lambda _: None, lambda _: None)
+        run = RunCommitter(store, sink, store.latest(), number, lambda _: None, lambda _: None, lambda: 0.0, lambda: number)
         return store, run, JobCommitter(store.registry.run, run)
 
     @staticmethod

@@ -29,7 +29,7 @@ from headrace.run import FixedDelay, Pipeline
 from headrace.runners.local.monitoring.status import read_status
 from headrace.runners.local.processes import WorkerProcesses
 from headrace.runners.local.rescale import is_requested, request_rescale
-from headrace.runners.local.savepoints import read_savepoint, take_savepoint
+from headrace.runners.local.savepoints import fetch_savepoint, take_savepoint
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.waiting import wait_until
 from headrace.testing import FakeKafka
@@ -221,7 +221,7 @@ def test_killed_and_frozen_processes_neither_lose_a_record_or_a_dead_letter_nor_
         run.stop()
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["lock"]
         (savepoint,) = (tmp_path / "savepoints").iterdir()
-        assert read_savepoint(savepoint).checkpoint_id > 1
+        assert fetch_savepoint(savepoint).checkpoint_id > 1
         assert str(savepoint) in run.log.read_text()
         assert seen(kafka) == Counter(range(produced)) - Counter(bad)
         assert dead(kafka) == Counter(range(0, produced, 4))
@@ -378,7 +378,7 @@ def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another
             command = [sys.executable, "-c", "from headrace.cli import main; main()", "savepoint", url, str(tmp_path)]
             here = os.environ | login | {"PYTHONPATH": python_path()}
             found = subprocess.run(command, env=here, capture_output=True, text=True, check=True)
-            assert read_savepoint(Path(found.stdout.strip())).checkpoint_id > 1
+            assert fetch_savepoint(Path(found.stdout.strip())).checkpoint_id > 1
             third.stop()
             assert seen(kafka) == Counter(range(1200))
             kept = store.client().list_objects_v2(Bucket="bucket")["Contents"]

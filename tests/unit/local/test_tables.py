@@ -76,7 +76,7 @@ class Folder:
         store = store or self.store
         sink = Watched(self.sink, around, calling)
         run = RunCommitter(
-            store, sink, store.latest(), 0, lambda: self.now_s, self.draw, lambda number: None, self.check_readable
+            store, sink, store.latest(), 0, lambda number: None, self.check_readable, lambda: self.now_s, self.draw
         )
         return run, JobCommitter("x", run)
 

@@ -31,7 +31,7 @@ from headrace.connectors.kafka.read.split import KafkaSplitSerializer
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.kafka import KafkaSource
-from headrace.runners.local.savepoints import read_savepoint
+from headrace.runners.local.savepoints import fetch_savepoint
 from headrace.runners.spark.offset_log import LOCK_NAME, OffsetLog
 from headrace.runners.spark.supervision.lock import is_held
 from headrace.runners.spark.writers import PreparedMessage, StreamWriter
@@ -511,7 +511,7 @@ SPLITS = CheckpointSerializer("kafka", KafkaSplitSerializer())
 
 
 def exported(path):
-    return read_savepoint(Path(path)).positions(SPLITS)
+    return fetch_savepoint(Path(path)).positions(SPLITS)
 
 
 def test_a_querys_positions_become_a_savepoint_of_headrace_run_by_topic_id(checkpoint, tmp_path):
@@ -735,8 +735,8 @@ def test_killed_in_the_middle_there_is_no_savepoint_or_a_whole_one_and_the_check
     for (name, nth), status in outcomes.items():
         folder = tmp_path / "savepoints" / f"copy-{name}-{nth}"
         found = list(folder.glob("savepoint-*.json"))
-        assert [read_savepoint(path) for path in found] in ([[wanted]] if status == 0 else [[], [wanted]])
-        assert read_savepoint(Path(command("export", "--to", "run", checkpoint, folder).stdout.strip())) == wanted
+        assert [fetch_savepoint(path) for path in found] in ([[wanted]] if status == 0 else [[], [wanted]])
+        assert fetch_savepoint(Path(command("export", "--to", "run", checkpoint, folder).stdout.strip())) == wanted
     assert files(checkpoint) == before
 
 
