@@ -109,6 +109,9 @@ class Later:
     wait_ms: int | None
 
 
+Handler = Callable[[Call], Message | Later | None]
+
+
 class Api(NamedTuple):
     """An API key that this broker speaks, by the versions it offers."""
 
@@ -117,4 +120,20 @@ class Api(NamedTuple):
     oldest: int
     newest: int
     response: Message
-    handle: Callable[[Call], Message | Later | None]
+    handle: Handler
+
+
+APIS: dict[int, Api] = {}
+"""By API key. The modules of `headrace.testing.fake_kafka.api` fill it."""
+
+
+def serves(response: Message, oldest: int, newest: int) -> Callable[[Handler], Handler]:
+    """Have a function answer the requests of this kind of response, in these versions."""
+
+    def registered(handle: Handler) -> Handler:
+        APIS[response.API_KEY] = Api(
+            response.API_KEY, response.__name__.removesuffix("Response"), oldest, newest, response, handle
+        )
+        return handle
+
+    return registered

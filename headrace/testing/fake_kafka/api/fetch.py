@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.testing.fake_kafka.api.cluster import node_endpoints
-from headrace.testing.fake_kafka.calls import Api, Call, Later
+from headrace.testing.fake_kafka.api.cluster import brokers_as
+from headrace.testing.fake_kafka.calls import Call, Later, serves
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import FetchResponse, Message
+from headrace.testing.fake_kafka.protocol import Message, consumer
 from headrace.testing.fake_kafka.state.logs.log import Log, ReadLimit
 from headrace.testing.fake_kafka.state.quotas import CONSUMER_RATE
 from headrace.testing.fake_kafka.state.sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSession, Wanted, WantedKey
 from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition
 
-_TopicAnswer = FetchResponse.FetchableTopicResponse
+_TopicAnswer = consumer.FetchResponse.FetchableTopicResponse
 _PartitionAnswer = _TopicAnswer.PartitionData
 _BY_ID = 13
 _FROM_FOLLOWERS = 11
@@ -43,6 +43,7 @@ class _Answer:
         return len(self.data.records)
 
 
+@serves(consumer.FetchResponse, 4, 18)
 def handle(call: Call) -> Message | Later:
     """At once where there is enough to tell, else when there is, or when the client's timeout ends."""
     session = _session(call)
@@ -199,7 +200,7 @@ def _response(call: Call, session: FetchSession | None, answers: list[_Answer]) 
             failed = answer.error != ErrorCode.NONE
             bounds = (-1, -1) if failed else (answer.data.high_watermark, answer.data.log_start_offset)
             session.reported(answer.key, *bounds)
-    response = FetchResponse(
+    response = consumer.FetchResponse(
         error_code=ErrorCode.NONE,
         session_id=0 if session is None else session.id,
         responses=list(_by_topic(reported)),
@@ -208,7 +209,7 @@ def _response(call: Call, session: FetchSession | None, answers: list[_Answer]) 
         ),
     )
     if any(answer.data.current_leader is not None for answer in reported):
-        response.node_endpoints, response.tags = node_endpoints(call, FetchResponse), {"node_endpoints"}
+        response.node_endpoints, response.tags = brokers_as(consumer.FetchResponse.NodeEndpoint, call), {"node_endpoints"}
     return response
 
 
@@ -224,6 +225,3 @@ def _by_topic(answers: list[_Answer]) -> Iterator[Message]:
         grouped.setdefault((answer.key.topic, answer.key.topic_id), []).append(answer.data)
     for (name, topic_id), items in grouped.items():
         yield _TopicAnswer(topic=name, topic_id=topic_id, partitions=items)
-
-
-FETCH = Api(1, "Fetch", 4, 18, FetchResponse, handle)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from headrace.testing.fake_kafka.calls import Api, Call
-from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.protocol import (
-    CreatePartitionsResponse,
-    CreateTopicsResponse,
-    DeleteRecordsResponse,
-    DeleteTopicsResponse,
-    ElectLeadersResponse,
-    Message,
-)
+from functools import partial
+
+from headrace.testing.fake_kafka.calls import Call, serves
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, outcome_of
+from headrace.testing.fake_kafka.protocol import Message, admin
 from headrace.testing.fake_kafka.state.configs import TOPIC_CONFIGS, check_topic_config, topic_setting
 from headrace.testing.fake_kafka.state.topics import Partition, Topic, check_name
 
-_CreateTopicsAnswer = CreateTopicsResponse.CreatableTopicResult
+_CreateTopicsAnswer = admin.CreateTopicsResponse.CreatableTopicResult
 _DEFAULT = -1
 _OF_TOPIC, _OF_DEFAULTS = 1, 5  # DescribeConfigsResponse.ConfigSource
 
 
+@serves(admin.CreateTopicsResponse, 2, 7)
 def _create_topics(call: Call) -> Message:
     """KIP-4, KIP-525 (configs in the answer), KIP-516 (topic ids)."""
-    return CreateTopicsResponse(topics=[_create_topics_answer(call, item) for item in call.request.topics])
+    return admin.CreateTopicsResponse(topics=[_create_topics_answer(call, item) for item in call.request.topics])
 
 
 def _create_topics_answer(call: Call, item: Message) -> Message:
@@ -86,27 +82,20 @@ def _configs(call: Call, topic: Topic) -> list[Message]:
     ]
 
 
-CREATE_TOPICS = Api(19, "CreateTopics", 2, 7, CreateTopicsResponse, _create_topics)
-
-
-_CreatePartitionsAnswer = CreatePartitionsResponse.CreatePartitionsTopicResult
-
-
+@serves(admin.CreatePartitionsResponse, 0, 3)
 def _create_partitions(call: Call) -> Message:
     """KIP-195."""
-    return CreatePartitionsResponse(results=[_create_partitions_answer(call, item) for item in call.request.topics])
+    kind = admin.CreatePartitionsResponse.CreatePartitionsTopicResult
+    results = [kind(name=item.name, **outcome_of(partial(_grow, call, item))) for item in call.request.topics]
+    return admin.CreatePartitionsResponse(results=results)
 
 
-def _create_partitions_answer(call: Call, item: Message) -> Message:
-    try:
-        call.admit(item.name)
-        topic = call.topic(item.name)
-        added = _added(call, topic, item)
-    except RefusedError as error:
-        return _CreatePartitionsAnswer(name=item.name, error_code=error.code, error_message=error.message)
+def _grow(call: Call, item: Message) -> None:
+    call.admit(item.name)
+    topic = call.topic(item.name)
+    added = _added(call, topic, item)
     if not call.request.validate_only:
         topic.partitions += added
-    return _CreatePartitionsAnswer(name=item.name, error_code=ErrorCode.NONE, error_message=None)
 
 
 def _added(call: Call, topic: Topic, item: Message) -> list[Partition]:
@@ -122,18 +111,16 @@ def _added(call: Call, topic: Topic, item: Message) -> list[Partition]:
     return [Partition(topic.name, have + at, each, list(each), each[0]) for at, each in enumerate(replicas)]
 
 
-CREATE_PARTITIONS = Api(37, "CreatePartitions", 0, 3, CreatePartitionsResponse, _create_partitions)
-
-
-_DeleteTopicsAnswer = DeleteTopicsResponse.DeletableTopicResult
+_DeleteTopicsAnswer = admin.DeleteTopicsResponse.DeletableTopicResult
 _BY_ID = 6
 
 
+@serves(admin.DeleteTopicsResponse, 1, 6)
 def _delete_topics(call: Call) -> Message:
     """KIP-4, KIP-516 (by id, version 6)."""
     if call.version >= _BY_ID:
-        return DeleteTopicsResponse(responses=[_delete(call, item.name, item.topic_id) for item in call.request.topics])
-    return DeleteTopicsResponse(responses=[_delete(call, name, None) for name in call.request.topic_names])
+        return admin.DeleteTopicsResponse(responses=[_delete(call, item.name, item.topic_id) for item in call.request.topics])
+    return admin.DeleteTopicsResponse(responses=[_delete(call, name, None) for name in call.request.topic_names])
 
 
 def _delete(call: Call, name: str | None, topic_id: Message) -> Message:
@@ -147,21 +134,19 @@ def _delete(call: Call, name: str | None, topic_id: Message) -> Message:
     return _DeleteTopicsAnswer(name=topic.name, topic_id=topic.id, error_code=ErrorCode.NONE)
 
 
-DELETE_TOPICS = Api(20, "DeleteTopics", 1, 6, DeleteTopicsResponse, _delete_topics)
-
-
-_DeleteRecordsTopicAnswer = DeleteRecordsResponse.DeleteRecordsTopicResult
+_DeleteRecordsTopicAnswer = admin.DeleteRecordsResponse.DeleteRecordsTopicResult
 _PartitionAnswer = _DeleteRecordsTopicAnswer.DeleteRecordsPartitionResult
 _HIGH_WATERMARK = -1
 
 
+@serves(admin.DeleteRecordsResponse, 0, 2)
 def _delete_records(call: Call) -> Message:
     """Everything before an offset, -1 being the high watermark. KIP-107."""
     topics = []
     for topic in call.request.topics:
         items = [_delete_records_answer(call, topic.name, item) for item in topic.partitions]
         topics.append(_DeleteRecordsTopicAnswer(name=topic.name, partitions=items))
-    return DeleteRecordsResponse(topics=topics)
+    return admin.DeleteRecordsResponse(topics=topics)
 
 
 def _delete_records_answer(call: Call, topic: str, item: Message) -> Message:
@@ -178,12 +163,7 @@ def _delete_records_answer(call: Call, topic: str, item: Message) -> Message:
     return _PartitionAnswer(partition_index=item.partition_index, low_watermark=log.start_offset, error_code=ErrorCode.NONE)
 
 
-DELETE_RECORDS = Api(21, "DeleteRecords", 0, 2, DeleteRecordsResponse, _delete_records)
-
-
-_ElectLeadersTopicAnswer = ElectLeadersResponse.ReplicaElectionResult
-
-
+@serves(admin.ElectLeadersResponse, 0, 2)
 def _elect_leaders(call: Call) -> Message:
     """KIP-183 (the preferred leader), KIP-460."""
     call.admit()
@@ -192,30 +172,19 @@ def _elect_leaders(call: Call) -> Message:
         asked = [(topic.name, [partition.index for partition in topic.partitions]) for topic in call.state.topics]
     else:
         asked = [(topic.topic, list(topic.partitions)) for topic in wanted]
-    answers = [
-        _ElectLeadersTopicAnswer(topic=name, partition_result=[_elect_leaders_answer(call, name, each) for each in indexes])
-        for name, indexes in asked
-    ]
-    return ElectLeadersResponse(error_code=ErrorCode.NONE, replica_election_results=answers)
+    kind = admin.ElectLeadersResponse.ReplicaElectionResult
+    answers = []
+    for name, indexes in asked:
+        found = [kind.PartitionResult(partition_id=each, **outcome_of(partial(_elect, call, name, each))) for each in indexes]
+        answers.append(kind(topic=name, partition_result=found))
+    return admin.ElectLeadersResponse(error_code=ErrorCode.NONE, replica_election_results=answers)
 
 
-def _elect_leaders_answer(call: Call, topic: str, index: int) -> Message:
-    code: int = ErrorCode.NONE
-    said = None
-    try:
-        _elect(call.partition(topic, index))
-    except RefusedError as error:
-        code, said = error.code, error.message
-    return _ElectLeadersTopicAnswer.PartitionResult(partition_id=index, error_code=code, error_message=said)
-
-
-def _elect(partition: Partition) -> None:
+def _elect(call: Call, topic: str, index: int) -> None:
+    partition = call.partition(topic, index)
     preferred = partition.replicas[0]
     if partition.leader == preferred:
         raise RefusedError(ErrorCode.ELECTION_NOT_NEEDED)
     if preferred not in partition.isr:
         raise RefusedError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE)
     partition.lead(preferred)
-
-
-ELECT_LEADERS = Api(43, "ElectLeaders", 0, 2, ElectLeadersResponse, _elect_leaders)
