@@ -37,7 +37,7 @@ from headrace.connectors.base.capabilities import EpochRecord, WriterCommit
 from headrace.connectors.base.commit_list import CommitListSerializer
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
-from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer
+from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer, has_codec
 from headrace.connectors.files.guard import AllOrNothing
 from headrace.connectors.files.handles import CLEANED_UP, OPEN, FileHandle, FileHandleSerializer, temporary_name
 from headrace.connectors.files.store import Store, is_local, normal_path, open_store
@@ -82,7 +82,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
             raise UsageError(f"row_group_bytes must be at least 1, not {self.row_group_bytes}")
         if self.compression is not None and self.format is not FileFormat.PARQUET:
             raise UsageError(f"compression {self.compression!r} is for Parquet; the format is {self.format.value}")
-        if self.compression not in (None, "none") and not _has_codec(self.compression):
+        if self.compression not in (None, "none") and not has_codec(self.compression):
             raise UsageError(f"this pyarrow has no compression {self.compression!r}")
         if self.storage_options and is_local(self.path):
             raise UsageError(f"{self.path}: a local folder has no storage options; got {sorted(self.storage_options)}")
@@ -351,13 +351,6 @@ def _refuse_tables(store: Store, path: str) -> None:
                 f"{path}: this folder is a table of {whose}: its readers see the files that {folder} lists, and would never "
                 "see what is written here. Write to another folder"
             )
-
-
-def _has_codec(name: str) -> bool:
-    try:
-        return bool(pa.Codec.is_available(name))
-    except (pa.ArrowException, ValueError):  # a name that it has never heard of
-        return False
 
 
 def _numbers(store: Store, job: str) -> list[int]:

@@ -25,15 +25,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from headrace.connectors.base.capabilities import TaskCleanup
 from headrace.connectors.base.jobs import is_one_off
-from headrace.connectors.base.sink import (
-    CommitList,
-    Committer,
-    JobClaim,
-    Outcome,
-    PreparedGoneError,
-    content_number,
-    numbered_content,
-)
+from headrace.connectors.base.sink import CommitList, Committer, Outcome, PreparedGoneError, content_number, numbered_content
 from headrace.connectors.tables.handles import TableHandle, task_of
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
 from headrace.connectors.tables.merging import Merge, Merger
@@ -218,7 +210,9 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
     def _record(self, commits: CommitList[TableHandle]) -> Merge | None:
         loaded, marker = self._own()
         if commits.epoch is None or commits.epoch < marker.following:
-            self._record_claim(loaded, marker, commits.claim)
+            claimed = marker.with_claim(commits.claim)
+            if claimed != marker:
+                self._commit(loaded, claimed, ())
             if commits.completed and commits.epoch is not None:
                 self._work().remove_list(commits.epoch, marker.recorded_by)
             return self._merger.last_of(_changes_in(commits.handles))
@@ -234,11 +228,6 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
         recorded = JobMarker(marker.driver, commits.epoch + 1, marker.driver, content_number(commits.content))
         self._commit(loaded, recorded.with_claim(commits.claim), rows, () if merge is None else merge.removed)
         return merge
-
-    def _record_claim(self, loaded: LoadedTable, marker: JobMarker, claim: JobClaim | None) -> None:
-        claimed = marker.with_claim(claim)
-        if claimed != marker:
-            self._commit(loaded, claimed, ())
 
     def _check(self, handles: Sequence[TableHandle]) -> None:
         loaded, _ = self._own()  # first: a driver that was replaced finds its files cleaned up
@@ -355,12 +344,8 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
             stop=stop_after_delay(TIMEOUT_S),
             reraise=True,
         )
-        answer: AnswerT = attempts(self._translated, step)
+        answer: AnswerT = attempts(refused_by_store(self._where)(step))
         return answer
-
-    def _translated(self, step: Callable[[], AnswerT]) -> AnswerT:
-        with refused_by_store(self._where):
-            return step()
 
 
 def _changes_in(handles: Sequence[TableHandle]) -> tuple[TableHandle, ...]:

@@ -253,7 +253,7 @@ def _postgresql_process(stack: ExitStack, settings: Sequence[str]) -> Database:
     login = [f"--username={USER}", "--auth=scram-sha-256", f"--pwfile={password}"]
     place.run([initdb, f"--pgdata={data}", "--encoding=UTF8", "--locale=C", "--no-sync", *login])
     port = stack.enter_context(reserved_ports()).reserve()
-    arguments = ["-D", data, "-p", str(port), "-k", "", "-c", f"listen_addresses={HOST}"]
+    arguments: list[str | Path] = ["-D", data, "-p", str(port), "-k", "", "-c", f"listen_addresses={HOST}"]
     command = [initdb.with_name("postgres"), *arguments, *settings]
     # Sessions are ended; for SIGTERM they would be waited for.
     server = place.server(command, data / "postmaster.pid", stop_signal=signal.SIGINT)

@@ -26,7 +26,7 @@ def _init_producer_id(call: Call) -> Message:
 
     KIP-98, KIP-360 (a producer bumps its own epoch), KIP-890.
     """
-    code, found = ErrorCode.NONE, ProducerIdentity(NO_PRODUCER_ID, NO_EPOCH)
+    code, found = int(ErrorCode.NONE), ProducerIdentity(NO_PRODUCER_ID, NO_EPOCH)
     try:
         found = _init(call)
     except RefusedError as error:
