@@ -98,9 +98,7 @@ class FileSink(TwoPhaseSink[FileHandle], EpochRecord, WriterCommit):
         return False
 
     def begin(self, attempt: Attempt) -> FileTransaction:
-        """A new transaction; its file is made when the first row comes. What an earlier attempt left is cleaned up at the
-        commit.
-        """
+        """A new transaction; its first row makes its file. What an earlier attempt left is cleaned up at the commit."""
         check_job(attempt.job)
         return FileTransaction(self, attempt)
 
@@ -322,20 +320,19 @@ class _Lists:
 
     def remove(self) -> None:
         """Remove all of them, the newest last."""
-        for number in sorted(_numbers(self._store, self._job)):
+        for number in _numbers(self._store, self._job):
             self._store.remove(self._name(number))
 
     def _write(self, number: int, commits: CommitList[FileHandle] | None) -> None:
         data = _NO_LIST if commits is None else self._serializer.serialize(commits)
         self._store.create(self._name(number), data, f"{WORK}/{self._job}/list.{uuid4().hex}{OPEN}")
         # A number can be free again: who has continued from it has removed it. Then there is a higher one.
-        numbers = _numbers(self._store, self._job)
-        if max(numbers, default=0) != number:
+        *older, newest = _numbers(self._store, self._job) or [0]
+        if newest != number:
             raise self._fenced()
         self._number = number
-        for older in sorted(numbers):
-            if older < number:
-                self._store.remove(self._name(older))
+        for each in older:
+            self._store.remove(self._name(each))
 
     def _name(self, number: int) -> str:
         return f"{WORK}/{self._job}.{number:012d}.json"
@@ -353,15 +350,16 @@ def _refuse_tables(store: Store, path: str) -> None:
             )
 
 
-def _numbers(store: Store, job: str) -> list[int]:
+def _lists(store: Store) -> list[tuple[str, int]]:
+    """Job and number of every list, sorted."""
     found = (_LIST.fullmatch(name) for name in store.names(WORK))
-    return [int(match[2]) for match in found if match is not None and match[1] == job]
+    return sorted((match[1], int(match[2])) for match in found if match is not None)
+
+
+def _numbers(store: Store, job: str) -> list[int]:
+    return [number for each, number in _lists(store) if each == job]
 
 
 def _newest(store: Store) -> dict[str, int]:
     """Each job's highest number."""
-    newest: dict[str, int] = {}
-    for name in store.names(WORK):
-        if match := _LIST.fullmatch(name):
-            newest[match[1]] = max(newest.get(match[1], 0), int(match[2]))
-    return newest
+    return dict(_lists(store))

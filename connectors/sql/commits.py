@@ -117,7 +117,6 @@ class CommitStore:
         return self._destination
 
     def create(self) -> None:
-        """Make our tables, where they are not there."""
         with translated(self.engine, "creating the tables of headrace"), self.engine.connect() as connection:
             create_tables(connection)
 
@@ -176,7 +175,6 @@ class CommitStore:
                 raise _fenced(job)
 
     def was_committed(self, gid: str) -> bool:
-        """Whether a transaction that has ended was committed."""
         asked = sa.select(TRANSACTIONS.c.gid).where(TRANSACTIONS.c.gid == gid)
         with translated(self.engine, f"looking what became of {gid}"), self.engine.begin() as connection:
             return connection.execute(asked).first() is not None
@@ -212,7 +210,6 @@ class CommitStore:
             self._drop(connection, TRANSACTIONS.c.job == job, prefix)
 
     def close(self) -> None:
-        """Close the connections."""
         self.engine.dispose()
 
     def _key(self, job: str) -> str:

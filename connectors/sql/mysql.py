@@ -22,7 +22,6 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from headrace.connectors.sql.arrow import Field, check_finite, python_rows
-from headrace.connectors.sql.commits import TRANSACTIONS
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
 from headrace.connectors.sql.handles import is_gid, split_gid
@@ -77,17 +76,9 @@ class MySql(TwoPhaseDatabase):
         found = (_gid(*row) for row in _recoverable(connection))
         return {gid for gid in found if gid is not None and gid.startswith(prefix)}
 
-    def commit(self, connection: Connection, gid: str) -> EndAnswer:
-        """XA COMMIT."""
-        return self._end(connection, "COMMIT", gid)
-
-    def roll_back(self, connection: Connection, gid: str) -> EndAnswer:
-        """XA ROLLBACK."""
-        return self._end(connection, "ROLLBACK", gid)
-
-    def _end(self, connection: Connection, how: str, gid: str) -> EndAnswer:
+    def end(self, connection: Connection, gid: str, *, commit: bool) -> EndAnswer:
         try:
-            connection.exec_driver_sql(f"XA {how} {_xid(gid)}")
+            connection.exec_driver_sql(f"XA {'COMMIT' if commit else 'ROLLBACK'} {_xid(gid)}")
         except DBAPIError as error:
             if code_of(error) != _NO_SUCH_TRANSACTION and code_of(error) not in _ROLLED_BACK:
                 raise
@@ -148,7 +139,6 @@ class BulkInsert:
     """
 
     def __init__(self, connection: Connection, table: Table) -> None:
-        """Asks the server."""
         self._connection = connection
         self._table = table
         self._packet = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
@@ -183,30 +173,16 @@ class _Writer(Writer):
     """Each batch is its own statements."""
 
     def __init__(self, connection: Connection, table: Table, gid: str, bulk: BulkInsert) -> None:
-        self._connection = connection
+        super().__init__(connection, table, gid)
         self._bulk = bulk
-        self._table = table
-        self._gid = gid
-        self._execute(f"XA START {_xid(gid)}")
+        connection.exec_driver_sql(f"XA START {_xid(gid)}")
 
     def put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         check_finite(columns, fields, "MariaDB")
-        quote = self._connection.dialect.identifier_preparer.quote_identifier
-        names = ", ".join(quote(field.name) for field in fields)
         values = ", ".join("%s" for _ in fields)
-        statement = f"INSERT INTO {self._table.sql} ({names}) VALUES ({values})"  # noqa: S608 - names are quoted
+        statement = f"INSERT INTO {self._table.sql} ({self._names(fields)}) VALUES ({values})"  # noqa: S608 - names are quoted
         self._bulk.put(statement, fields, columns)
 
-    def end_rows(self) -> None:
-        """Each batch was its own statement."""
-
-    def prepare(self, epoch: int, job: str) -> None:
-        self._connection.execute(sa.insert(TRANSACTIONS).values(gid=self._gid, job=job, epoch=epoch))
-        self._execute(f"XA END {_xid(self._gid)}")
-        self._execute(f"XA PREPARE {_xid(self._gid)}")
-
-    def release(self) -> None:
-        """Nothing does."""
-
-    def _execute(self, statement: str) -> None:
-        self._connection.exec_driver_sql(statement)
+    def _prepare(self) -> None:
+        for step in ("END", "PREPARE"):
+            self._connection.exec_driver_sql(f"XA {step} {_xid(self._gid)}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
@@ -27,17 +27,6 @@ def end_session(engine: Engine, connection: Connection) -> None:
     with suppress(SQLAlchemyError, engine.dialect.loaded_dbapi.Error, OSError):
         connection.close()
     engine.dispose()
-
-
-@contextmanager
-def closed_on_error(engine: Engine, connect: Callable[[], Connection]) -> Iterator[Connection]:
-    """Give a connection that stays open, unless the context ends by an exception."""
-    connection = connect()
-    try:
-        yield connection
-    except BaseException:
-        end_session(engine, connection)
-        raise
 
 
 class RowTransaction(Transaction[SqlHandle]):
@@ -79,7 +68,6 @@ class RowTransaction(Transaction[SqlHandle]):
             self.abort()  # the session is over either way; what is prepared or committed does not mind
 
     def abort(self) -> None:
-        """End the session."""
         if self._is_open:
             self._is_open = False
             end_session(self._engine, self._connection)

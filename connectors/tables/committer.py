@@ -50,9 +50,7 @@ LONGEST_PAUSE_S = 5.0
 
 
 class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
-    """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later continues from
-    there.
-    """
+    """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later continues there."""
 
     def __init__(self, table: TableLog, job: str, where: str, layout: Layout | None = None) -> None:
         """`where` names the table in messages; `layout` is of the files that merges write."""
@@ -185,9 +183,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
                 work.remove_list(epoch, driver)
 
     def forget(self) -> None:
-        """Remove the job's folder, and set its marker back; that of a name that is never used again is removed, if
-        possible.
-        """
+        """Remove the job's folder, and set its marker back; that of a name that is never used again is removed if it can."""
         self._retrying(self._drop if is_one_off(self._job) else self._reset)
         self._retrying(lambda: self._work().leave())
 

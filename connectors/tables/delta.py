@@ -47,9 +47,7 @@ _WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invaria
 """Features that ask something of the rows where a column or a property uses them."""
 
 _NOT_COMMITTED = "Unsupported table features"
-"""What `deltalake` reports about a table whose features it does not write. It is the error of a commit that came too late,
-too.
-"""
+"""What `deltalake` says of a table whose features it does not write, by the same error as of a commit that came too late."""
 
 _PROPERTIES = {
     "delta.columnMapping.mode": "the names of its columns in files are others (column mapping)",
@@ -366,9 +364,7 @@ class _BytesFile:
 
 
 def _indexed(properties: Mapping[str, str]) -> int | None:
-    """Of how many columns a file has statistics; None for all. A reader takes those that the table wants and are missing for
-    null.
-    """
+    """Of how many columns a file has statistics; None for all. What the table wants and is missing, readers take for null."""
     number = int(properties.get("delta.dataSkippingNumIndexedCols") or _INDEXED)
     return None if number < 0 or "delta.dataSkippingStatsColumns" in properties else number
 

@@ -23,8 +23,10 @@ _EPOCH_DAY = date(1970, 1, 1)
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
 _OF_TIME: dict[str, Transform[Any, Any]] = {
-    str(each): each
-    for each in (transforms.YearTransform(), transforms.MonthTransform(), transforms.DayTransform(), transforms.HourTransform())
+    "year": transforms.YearTransform(),
+    "month": transforms.MonthTransform(),
+    "day": transforms.DayTransform(),
+    "hour": transforms.HourTransform(),
 }
 _CALL = re.compile(r"(\w+)\s*\(\s*(?:(\d{1,9})\s*,\s*)?(.+?)\s*\)")
 

@@ -147,9 +147,7 @@ class LoadedTable(ABC):
 
     @abstractmethod
     def drop_marker(self, job: str) -> None:
-        """Remove the marker of a name that is never used again, where the format can: tables must not grow with every
-        write.
-        """
+        """Remove the marker of a name never used again, where the format can: tables must not grow with every write."""
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -38,10 +38,6 @@ class Refusal:
     partition: int | None
     fired: Callable[[], None]
 
-    def matches(self, topic: str | None, partition: int | None) -> bool:
-        """A refusal of a topic or partition waits for the question about it."""
-        return self.topic in (None, topic) and self.partition in (None, partition)
-
 
 @dataclass(slots=True)
 class Call:
@@ -71,7 +67,8 @@ class Call:
     def admit(self, topic: str | None = None, partition: int | None = None) -> None:
         """Raise RefusedError where a script wants one."""
         for refusal in self.refusals:
-            if refusal.matches(topic, partition):
+            # one of a topic or partition waits for the question about it
+            if refusal.topic in (None, topic) and refusal.partition in (None, partition):
                 if refusal not in self._answered:
                     self._answered.append(refusal)
                     refusal.fired()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headrace.enumerator.errors import HeadraceError, UsageError
 from headrace.testing.fake_kafka.api import APIS
@@ -97,7 +97,7 @@ class Fault:
     when: Callable[[Message], bool] | None
     seen: int = 0
     fired: int = 0
-    must_fire: bool = field(default=True)
+    must_fire: bool = True
 
     def optional(self) -> Fault:
         self.must_fire = False

@@ -90,7 +90,6 @@ class _ProcessTree(ServerProcess):
         wait_until(lambda: _check_status(self._frozen, _STOPPED), "freezing a database")
 
     def resume(self) -> None:
-        """SIGCONT to all of them."""
         if self._frozen:
             _signalled(self._frozen, signal.SIGCONT)
             self._frozen = ()

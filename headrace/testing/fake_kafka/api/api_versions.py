@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.testing.fake_kafka.calls import APIS, Call, serves
 from headrace.testing.fake_kafka.codes import ErrorCode
 from headrace.testing.fake_kafka.protocol import Message, metadata
+from headrace.testing.fake_kafka.state.cluster import FEATURES
 
 _Answer = metadata.ApiVersionsResponse
 
@@ -12,7 +13,7 @@ _Answer = metadata.ApiVersionsResponse
 @serves(_Answer, 0, 4)
 def _api_versions(call: Call) -> Message:
     call.admit()
-    supported, finalised = call.state.supported_features().items(), call.state.features.items()
+    supported, finalised = FEATURES.items(), call.state.features.items()
     return _Answer(
         error_code=ErrorCode.NONE,
         api_keys=_offered(),

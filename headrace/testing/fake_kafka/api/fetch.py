@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.testing.fake_kafka.api.cluster import brokers_as
@@ -28,14 +27,11 @@ class _Item(NamedTuple):
     wanted: Wanted
 
 
-@dataclass(slots=True)
-class _Answer:
-    """What is said of one partition; `partition` None where there is none."""
+class _Answer(NamedTuple):
+    """What is said of one partition."""
 
     key: WantedKey
     data: Message
-    partition: Partition | None
-    error: int = ErrorCode.NONE
     diverges: bool = False
 
     @property
@@ -108,9 +104,9 @@ def _try_answer(call: Call, session: FetchSession | None, items: list[_Item], *,
 
 def _is_enough(call: Call, answers: list[_Answer]) -> bool:
     """As ReplicaManager.fetchMessages: unknown partitions do not end the wait, other errors do."""
-    known = [answer for answer in answers if answer.error not in _UNKNOWN]
+    known = [answer for answer in answers if answer.data.error_code not in _UNKNOWN]
     size = sum(answer.size for answer in known)
-    return not known or size >= call.request.min_bytes or any(answer.error or answer.diverges for answer in known)
+    return not known or size >= call.request.min_bytes or any(answer.data.error_code or answer.diverges for answer in known)
 
 
 def _read(call: Call, item: _Item, limit: ReadLimit) -> _Answer:
@@ -133,7 +129,7 @@ def _read(call: Call, item: _Item, limit: ReadLimit) -> _Answer:
         if error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None and partition.leader != NO_LEADER:
             data.current_leader = _PartitionAnswer.LeaderIdAndEpoch(leader_id=partition.leader, leader_epoch=partition.epoch)
             data.tags = {"current_leader"}
-        return _Answer(item.key, data, partition, error.code)
+        return _Answer(item.key, data)
 
 
 def _check_readable(call: Call, partition: Partition, wanted: Wanted) -> None:
@@ -155,7 +151,7 @@ def _read_log(call: Call, item: _Item, partition: Partition, limit: ReadLimit) -
         epoch, end_offset = diverging
         data.diverging_epoch = _PartitionAnswer.EpochEndOffset(epoch=epoch, end_offset=end_offset)
         data.tags = {"diverging_epoch"}
-        return _Answer(item.key, data, partition, diverges=True)
+        return _Answer(item.key, data, diverges=True)
     committed = call.request.isolation_level == _READ_COMMITTED
     until = log.last_stable_offset if committed else log.high_watermark
     log.check_offset(offset, log.end_offset)
@@ -166,7 +162,7 @@ def _read_log(call: Call, item: _Item, partition: Partition, limit: ReadLimit) -
             _PartitionAnswer.AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
             for each in aborted
         ]
-    return _Answer(item.key, data, partition)
+    return _Answer(item.key, data)
 
 
 def _bounds(index: int, log: Log) -> Message:
@@ -197,7 +193,7 @@ def _response(call: Call, session: FetchSession | None, answers: list[_Answer]) 
     reported = [answer for answer in answers if is_full or _is_news(session, answer)]
     if session is not None:
         for answer in reported:
-            failed = answer.error != ErrorCode.NONE
+            failed = answer.data.error_code != ErrorCode.NONE
             bounds = (-1, -1) if failed else (answer.data.high_watermark, answer.data.log_start_offset)
             session.reported(answer.key, *bounds)
     response = consumer.FetchResponse(
@@ -214,7 +210,7 @@ def _response(call: Call, session: FetchSession | None, answers: list[_Answer]) 
 
 
 def _is_news(session: FetchSession | None, answer: _Answer) -> bool:
-    if session is None or answer.size or answer.error or answer.diverges:
+    if session is None or answer.size or answer.data.error_code or answer.diverges:
         return True
     return session.has_news(answer.key, answer.data.high_watermark, answer.data.log_start_offset)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.testing.fake_kafka.calls import Call, serves
-from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, code_of
 from headrace.testing.fake_kafka.protocol import Message, sasl
 from headrace.testing.fake_kafka.state.users import SaslExchange, begin_exchange
 
@@ -11,14 +13,14 @@ from headrace.testing.fake_kafka.state.users import SaslExchange, begin_exchange
 @serves(sasl.SaslHandshakeResponse, 1, 1)
 def _sasl_handshake(call: Call) -> Message:
     """KIP-43, KIP-152 (version 1: the rest of the exchange is of Kafka's own requests)."""
-    try:
-        call.admit()
-        if not call.state.users.must_log_in:
-            raise RefusedError(ErrorCode.ILLEGAL_SASL_STATE)
-        call.peer.exchange = begin_exchange(call.request.mechanism, call.state.users)
-    except RefusedError as error:
-        return sasl.SaslHandshakeResponse(error_code=error.code, mechanisms=call.state.users.mechanisms)
-    return sasl.SaslHandshakeResponse(error_code=ErrorCode.NONE, mechanisms=call.state.users.mechanisms)
+    return sasl.SaslHandshakeResponse(error_code=code_of(partial(_begin, call)), mechanisms=call.state.users.mechanisms)
+
+
+def _begin(call: Call) -> None:
+    call.admit()
+    if not call.state.users.must_log_in:
+        raise RefusedError(ErrorCode.ILLEGAL_SASL_STATE)
+    call.peer.exchange = begin_exchange(call.request.mechanism, call.state.users)
 
 
 @serves(sasl.SaslAuthenticateResponse, 0, 2)

@@ -8,9 +8,8 @@ from headrace.testing.fake_kafka.calls import Call, serves
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError, outcome_of
 from headrace.testing.fake_kafka.protocol import Message, admin
 from headrace.testing.fake_kafka.state.configs import TOPIC_CONFIGS, check_topic_config, topic_setting
-from headrace.testing.fake_kafka.state.topics import Partition, Topic, check_name
+from headrace.testing.fake_kafka.state.topics import Partition, Topic, check_name, placed
 
-_CreateTopicsAnswer = admin.CreateTopicsResponse.CreatableTopicResult
 _DEFAULT = -1
 _OF_TOPIC, _OF_DEFAULTS = 1, 5  # DescribeConfigsResponse.ConfigSource
 
@@ -18,23 +17,32 @@ _OF_TOPIC, _OF_DEFAULTS = 1, 5  # DescribeConfigsResponse.ConfigSource
 @serves(admin.CreateTopicsResponse, 2, 7)
 def _create_topics(call: Call) -> Message:
     """KIP-4, KIP-525 (configs in the answer), KIP-516 (topic ids)."""
-    return admin.CreateTopicsResponse(topics=[_create_topics_answer(call, item) for item in call.request.topics])
+    return admin.CreateTopicsResponse(topics=[_created(call, item) for item in call.request.topics])
 
 
-def _create_topics_answer(call: Call, item: Message) -> Message:
+def _created(call: Call, item: Message) -> Message:
+    kind = admin.CreateTopicsResponse.CreatableTopicResult
     try:
         call.admit(item.name)
         topic = _create(call, item)
     except RefusedError as error:
-        return _CreateTopicsAnswer(name=item.name, error_code=error.code, error_message=error.message, configs=None)
-    return _CreateTopicsAnswer(
+        return kind(name=item.name, error_code=error.code, error_message=error.message, configs=None)
+    configs = [
+        kind.CreatableTopicConfigs(
+            name=name,
+            value=topic_setting(name, topic.configs, call.state.config),
+            config_source=_OF_TOPIC if name in topic.configs else _OF_DEFAULTS,
+        )
+        for name in TOPIC_CONFIGS
+    ]
+    return kind(
         name=topic.name,
         topic_id=topic.id,
         error_code=ErrorCode.NONE,
         error_message=None,
         num_partitions=len(topic.partitions),
         replication_factor=len(topic.partitions[0].replicas),
-        configs=_configs(call, topic),
+        configs=configs,
     )
 
 
@@ -66,20 +74,7 @@ def _assigned(call: Call, item: Message) -> list[Partition]:
     for index, replicas in by_index.items():
         if index not in range(len(by_index)) or not replicas or len(set(replicas)) < len(replicas) or set(replicas) - known:
             raise RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Partition {index} cannot be at brokers {replicas}.")
-    return [
-        Partition(item.name, index, by_index[index], list(by_index[index]), by_index[index][0]) for index in sorted(by_index)
-    ]
-
-
-def _configs(call: Call, topic: Topic) -> list[Message]:
-    return [
-        _CreateTopicsAnswer.CreatableTopicConfigs(
-            name=name,
-            value=topic_setting(name, topic.configs, call.state.config),
-            config_source=_OF_TOPIC if name in topic.configs else _OF_DEFAULTS,
-        )
-        for name in TOPIC_CONFIGS
-    ]
+    return [placed(item.name, index, by_index[index]) for index in sorted(by_index)]
 
 
 @serves(admin.CreatePartitionsResponse, 0, 3)
@@ -108,10 +103,9 @@ def _added(call: Call, topic: Topic, item: Message) -> list[Partition]:
     replicas = [list(each.broker_ids) for each in item.assignments]
     if len(replicas) != item.count - have or any(not each or set(each) - set(call.state.brokers) for each in replicas):
         raise RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-    return [Partition(topic.name, have + at, each, list(each), each[0]) for at, each in enumerate(replicas)]
+    return [placed(topic.name, have + at, each) for at, each in enumerate(replicas)]
 
 
-_DeleteTopicsAnswer = admin.DeleteTopicsResponse.DeletableTopicResult
 _BY_ID = 6
 
 
@@ -124,32 +118,33 @@ def _delete_topics(call: Call) -> Message:
 
 
 def _delete(call: Call, name: str | None, topic_id: Message) -> Message:
+    kind = admin.DeleteTopicsResponse.DeletableTopicResult
     by_id = topic_id if topic_id is not None and topic_id.int else None
     try:
         call.admit(name)
         topic = call.topic(name or "", by_id)
         call.state.delete_topic(topic)
     except RefusedError as error:
-        return _DeleteTopicsAnswer(name=name, topic_id=topic_id, error_code=error.code, error_message=error.message)
-    return _DeleteTopicsAnswer(name=topic.name, topic_id=topic.id, error_code=ErrorCode.NONE)
+        return kind(name=name, topic_id=topic_id, error_code=error.code, error_message=error.message)
+    return kind(name=topic.name, topic_id=topic.id, error_code=ErrorCode.NONE)
 
 
-_DeleteRecordsTopicAnswer = admin.DeleteRecordsResponse.DeleteRecordsTopicResult
-_PartitionAnswer = _DeleteRecordsTopicAnswer.DeleteRecordsPartitionResult
 _HIGH_WATERMARK = -1
 
 
 @serves(admin.DeleteRecordsResponse, 0, 2)
 def _delete_records(call: Call) -> Message:
     """Everything before an offset, -1 being the high watermark. KIP-107."""
+    kind = admin.DeleteRecordsResponse.DeleteRecordsTopicResult
     topics = []
     for topic in call.request.topics:
-        items = [_delete_records_answer(call, topic.name, item) for item in topic.partitions]
-        topics.append(_DeleteRecordsTopicAnswer(name=topic.name, partitions=items))
+        items = [_shortened(kind.DeleteRecordsPartitionResult, call, topic.name, item) for item in topic.partitions]
+        topics.append(kind(name=topic.name, partitions=items))
     return admin.DeleteRecordsResponse(topics=topics)
 
 
-def _delete_records_answer(call: Call, topic: str, item: Message) -> Message:
+def _shortened(kind: Message, call: Call, topic: str, item: Message) -> Message:
+    code, start = int(ErrorCode.NONE), -1
     try:
         log = call.led_partition(topic, item.partition_index).log
         if "delete" not in call.state.setting("cleanup.policy", topic):
@@ -158,9 +153,10 @@ def _delete_records_answer(call: Call, topic: str, item: Message) -> Message:
         if not 0 <= offset <= log.high_watermark:
             raise RefusedError(ErrorCode.OFFSET_OUT_OF_RANGE)
         log.delete_before(offset)
+        start = log.start_offset
     except RefusedError as error:
-        return _PartitionAnswer(partition_index=item.partition_index, low_watermark=-1, error_code=error.code)
-    return _PartitionAnswer(partition_index=item.partition_index, low_watermark=log.start_offset, error_code=ErrorCode.NONE)
+        code = error.code
+    return kind(partition_index=item.partition_index, low_watermark=start, error_code=code)
 
 
 @serves(admin.ElectLeadersResponse, 0, 2)

@@ -24,12 +24,10 @@ class GroupOffsets:
     """The committed offsets of one group."""
 
     def __init__(self) -> None:
-        """No offsets yet."""
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self._pending: dict[int, dict[TopicPartition, OffsetAndMetadata]] = {}
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """At once."""
         self.committed.update(offsets)
 
     def commit_in_transaction(self, producer_id: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:

@@ -78,7 +78,6 @@ class FetchSessions:
     """A broker's sessions; the one unused for longest gives way when there are too many."""
 
     def __init__(self) -> None:
-        """No session yet."""
         self._sessions: dict[int, FetchSession] = {}
         self._random = random.Random(0)  # noqa: S311  ids need to be different, not secret
 

@@ -68,7 +68,6 @@ class TransactionMetadata:
 
     @property
     def bumps_epochs(self) -> bool:
-        """Whether it is in version 2 of the protocol."""
         return self.version >= SECOND_PROTOCOL
 
 

@@ -17,7 +17,7 @@ from headrace.testing.servers.flink.programs import commands
 from headrace.testing.servers.flink.servers import WORKERS, FlinkCluster
 from headrace.testing.servers.flink.settings import Places, flink_settings, write_settings
 from headrace.testing.servers.flink.watch import Timeouts
-from headrace.testing.servers.ports import Ports, reserved_ports
+from headrace.testing.servers.ports import reserved_ports
 from headrace.testing.servers.processes import ServerProcess, guarded
 
 NEEDED_BY_WORKERS = ("apache_beam", "headrace")
@@ -49,7 +49,10 @@ def start_flink(
         directory = Path(tempfile.mkdtemp(prefix="headrace-flink-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         worker_environment = _worker_environment(directory / "bin", environment or {})
-        places = _places(stack.enter_context(reserved_ports()), directory, state or directory / "state")
+        scratch, state = directory / "scratch", (state or directory / "state").absolute()
+        scratch.mkdir()
+        ports = stack.enter_context(reserved_ports())
+        places = Places(ports.reserve(), ports.reserve(), ports.reserve(), ports.reserve(), state, scratch)
         write_settings(directory / "conf", flink_settings(places, slots, config or {}))
         command_lines = commands(directory / "conf", places)
         logs = directory / "logs"
@@ -64,19 +67,6 @@ def start_flink(
         stack.callback(cluster.kill_all)
         cluster.start()
         yield cluster
-
-
-def _places(ports: Ports, directory: Path, state: Path) -> Places:
-    scratch = directory / "scratch"
-    scratch.mkdir()
-    return Places(
-        rpc=ports.reserve(),
-        rest=ports.reserve(),
-        job_server=ports.reserve(),
-        workers=ports.reserve(),
-        state=state.absolute(),
-        scratch=scratch,
-    )
 
 
 def _worker_environment(bin_folder: Path, additions: Mapping[str, str]) -> dict[str, str]:

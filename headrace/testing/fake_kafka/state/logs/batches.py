@@ -112,9 +112,9 @@ def rewritten_batch(spans: Sequence[Span], base_offset: int, last_offset: int, s
     return _sealed(body, len(spans), base_offset, last_offset, (first_time, greatest), shape)
 
 
-def control_batch(now_ms: int, shape: BatchShape, commit: int, coordinator_epoch: int = 0) -> bytearray:
+def control_batch(now_ms: int, shape: BatchShape, commit: int) -> bytearray:
     """The marker that ends a transaction in one partition; `commit` is 1 or, for an abort, 0 (KIP-98)."""
-    record = NewRecord(_MARKER_VALUE.pack(0, coordinator_epoch), _MARKER_KEY.pack(0, commit), (), now_ms)
+    record = NewRecord(_MARKER_VALUE.pack(0, 0), _MARKER_KEY.pack(0, commit), (), now_ms)
     marked = BatchShape(CONTROL | layout.TRANSACTIONAL, shape.producer_id, shape.producer_epoch, -1, shape.leader_epoch)
     return record_batch([record], now_ms, marked)
 
