@@ -194,9 +194,7 @@ class FileCommitter(Committer[FileHandle]):
 
     def __init__(self, store: Store, job: str, path: str) -> None:
         """`path` is for messages."""
-        self._store = store
-        self._job = job
-        self._path = path
+        self._store, self._job, self._path = store, job, path
         self._folder = f"{WORK}/{job}"
         self._lists = _Lists(store, job, path)
 
@@ -277,9 +275,7 @@ class _Lists:
     """A job's numbered lists, and the number that is ours."""
 
     def __init__(self, store: Store, job: str, path: str) -> None:
-        self._store = store
-        self._job = job
-        self._path = path
+        self._store, self._job, self._path = store, job, path
         self._serializer = CommitListSerializer(FileHandleSerializer())
         self._number = 0  # none is ours
 

@@ -33,8 +33,6 @@ _MAY_NOT_RECOVER = 1401  # XAER_RMERR: MySQL's answer to XA RECOVER without the 
 _ROLLED_BACK = (1402, 1613, 1614)  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK: the branch is gone
 _LONGEST_VALUE = 100  # of a number or a time, in characters
 _FORMAT = 1  # of transactions whose statement named no other
-_OLDEST_MARIADB = (10, 5)
-_OLDEST_MYSQL = (8, 0)
 
 
 class MySql(TwoPhaseDatabase):
@@ -44,7 +42,7 @@ class MySql(TwoPhaseDatabase):
         """The server's version, and the engine of the table."""
         version = str(connection.exec_driver_sql("SELECT VERSION()").scalar_one())
         number = tuple(int(part) for part in version.split("-")[0].split(".")[:2])
-        if number < (_OLDEST_MARIADB if "mariadb" in version.lower() else _OLDEST_MYSQL):
+        if number < ((10, 5) if "mariadb" in version.lower() else (8, 0)):
             raise UsageError(
                 f"this server, {version}, loses prepared transactions when their session ends. MariaDB 10.5 or MySQL 8.0 is "
                 "needed; or write with UpsertSink, which needs none"

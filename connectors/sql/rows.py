@@ -34,9 +34,7 @@ class RowTransaction(Transaction[SqlHandle]):
 
     def __init__(self, engine: Engine, connection: Connection, table: Table) -> None:
         """Takes the connection over, in which the transaction has started, or starts with its first statement."""
-        self._engine = engine
-        self._connection = connection
-        self._table = table
+        self._engine, self._connection, self._table = engine, connection, table
         self._schema: pa.Schema | None = None
         self._fields: tuple[Field, ...] = ()
         self._rows = 0

@@ -125,9 +125,7 @@ class SqlTransaction(RowTransaction):
         self, engine: Engine, connection: Connection, table: Table, writer: Writer, attempt: Attempt, gid: str
     ) -> None:
         super().__init__(engine, connection, table)
-        self._writer = writer
-        self._attempt = attempt
-        self._gid = gid
+        self._writer, self._attempt, self._gid = writer, attempt, gid
 
     def abort(self) -> None:
         """End the session; what it has prepared stays."""

@@ -184,7 +184,7 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
 
     def forget(self) -> None:
         """Remove the job's folder, and set its marker back; that of a name that is never used again is removed if it can."""
-        self._retrying(self._drop if is_one_off(self._job) else self._reset)
+        self._retrying(self._reset)
         self._retrying(lambda: self._work().leave())
 
     def close(self) -> None:
@@ -273,13 +273,11 @@ class TableCommitter(Committer[TableHandle], TaskCleanup[TableHandle]):
                 "%s: the commit has succeeded, and what the table's library does after it has not: %s", self._where, error
             )
 
-    def _drop(self) -> None:
-        self._log.load().drop_marker(self._job)
-
     def _reset(self) -> None:
         loaded = self._log.load()
-        marker = loaded.marker(self._job)
-        if marker is not None and (marker.following or marker.claim):
+        if is_one_off(self._job):
+            loaded.drop_marker(self._job)
+        elif (marker := loaded.marker(self._job)) is not None and (marker.following or marker.claim):
             loaded.commit(self._job, JobMarker(marker.driver + 1), ())
 
     def _own(self) -> tuple[LoadedTable, JobMarker]:

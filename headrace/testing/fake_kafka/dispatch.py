@@ -88,9 +88,8 @@ class Dispatcher:
                 case actions.Delay(seconds):
                     fault.count()
                     self.pause(seconds, lifetime)
-                case actions.Before(do):
-                    fault.count()
-                    do()
+                case actions.Before():
+                    fault.happen()
                 case actions.CutBefore():
                     fault.count()
                     raise HangUpError("a scripted cut before the request took effect")
@@ -159,7 +158,8 @@ class Dispatcher:
             response.throttle_time_ms = fault.action.milliseconds
             fault.count()
         data = encode_response(response, call.version, call.header.correlation_id)
-        return Outgoing(data, _between(faults), getattr(response, "throttle_time_ms", 0))
+        between = tuple(fault.happen for fault in _find(faults, actions.Between))
+        return Outgoing(data, between, getattr(response, "throttle_time_ms", 0))
 
 
 def _recognise(frame: memoryview, peer: Peer) -> tuple[Header, Api | None]:
@@ -180,14 +180,3 @@ def _recognise(frame: memoryview, peer: Peer) -> tuple[Header, Api | None]:
 
 def _find(faults: list[actions.Fault], kind: type) -> list[actions.Fault]:
     return [fault for fault in faults if isinstance(fault.action, kind)]
-
-
-def _between(faults: list[actions.Fault]) -> tuple[Callable[[], object], ...]:
-    def counted(fault: actions.Fault, action: actions.Between) -> Callable[[], object]:
-        def do() -> None:
-            fault.count()
-            action.do()
-
-        return do
-
-    return tuple(counted(fault, fault.action) for fault in faults if isinstance(fault.action, actions.Between))

@@ -109,6 +109,12 @@ class Fault:
     def count(self) -> None:
         self.fired += 1
 
+    def happen(self) -> None:
+        """Count it, and call what it is to do."""
+        assert isinstance(self.action, Before | Between)
+        self.count()
+        self.action.do()
+
     def chooses(self, call: Call) -> bool:
         if self.key not in (None, call.header.key) or self.broker not in (None, call.broker.id):
             return False

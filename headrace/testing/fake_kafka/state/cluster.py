@@ -196,7 +196,7 @@ class ClusterState:
 
     def due_ms(self) -> int | None:
         """When `tick` will have something to do, but for retention."""
-        transactions = self.transactions.due_ms()
+        transactions = self.transactions.look_from_ms
         groups = (due for group in self.groups.by_id.values() for due in group.due_ms())
         return min((*groups, *(() if transactions is None else (transactions,))), default=None)
 
