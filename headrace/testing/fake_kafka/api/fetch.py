@@ -58,9 +58,7 @@ def _session(call: Call) -> FetchSession | None:
         if request.session_epoch == FINAL_EPOCH or not request.topics:
             return None
         return sessions.create(int(call.state.config["max.incremental.fetch.session.cache.slots"]), call.now_ms)
-    session = sessions.find(request.session_id, request.session_epoch, call.now_ms)
-    session.advance()
-    return session
+    return sessions.find(request.session_id, request.session_epoch, call.now_ms)
 
 
 def _items(call: Call, session: FetchSession | None) -> Iterator[_Item]:
@@ -72,7 +70,7 @@ def _items(call: Call, session: FetchSession | None) -> Iterator[_Item]:
         session.want(key, wanted)
     for topic in call.request.forgotten_topics_data:
         for index in topic.partitions:
-            session.forget(_key(call, topic, index))
+            session.partitions.pop(_key(call, topic, index), None)
     for key, remembered in session.partitions.items():
         yield _Item(key, remembered.wanted)
 

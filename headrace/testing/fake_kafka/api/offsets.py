@@ -213,4 +213,4 @@ def _delete(call: Call, group: Group, topic: Message, item: Message) -> None:
     call.partition(topic.name, item.partition_index)
     if topic.name in group.subscribed_topics():
         raise RefusedError(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
-    group.offsets.forget((topic.name, item.partition_index))
+    group.offsets.committed.pop((topic.name, item.partition_index), None)

@@ -114,7 +114,7 @@ class ClusterState:
 
     def commit_offsets(self, group_id: str, offsets: Mapping[tuple[str, int], OffsetAndMetadata]) -> None:
         """At once, and kept in __consumer_offsets for clients that read that."""
-        self.groups.get_or_create(group_id).offsets.commit(offsets)
+        self.groups.get_or_create(group_id).offsets.committed.update(offsets)
         if offsets:
             now = self.clock.now_ms()
             records = [offset_record(group_id, partition, committed, now) for partition, committed in offsets.items()]
@@ -146,7 +146,7 @@ class ClusterState:
         del self.topics.by_name[topic.name]
         for group in self.groups.by_id.values():
             for index in range(len(topic.partitions)):
-                group.offsets.forget((topic.name, index))
+                group.offsets.committed.pop((topic.name, index), None)
 
     def setting(self, name: str, topic: str) -> str:
         """The setting in force for a topic. Raises UNKNOWN_TOPIC_OR_PARTITION."""

@@ -31,7 +31,7 @@ class Partition:
         self.leader = broker
         self.epoch += 1
         if broker != NO_LEADER:
-            self.log.begin_epoch(self.epoch)
+            self.log.epochs.begin(self.epoch, self.log.end_offset)
 
     def elect(self, members: set[int]) -> None:
         """What the controller does when brokers come or go: ISR, and a leader out of it (clean election)."""

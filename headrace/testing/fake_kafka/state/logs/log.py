@@ -115,10 +115,6 @@ class Log:
                 break
         return b"".join(parts)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """A leader of this epoch takes over at the log's end (KIP-101)."""
-        self.epochs.begin(epoch, self.end_offset)
-
     def delete_before(self, offset: int) -> None:
         """Retention or DeleteRecords: what lies before `offset` is gone; whole batches only, as segments are."""
         self.start_offset = min(max(offset, self.start_offset), self.end_offset)
