@@ -166,9 +166,8 @@ class FakeKafka:
         if isolation_level not in {"read_committed", "read_uncommitted"}:
             raise UsageError(f"isolation_level is read_committed or read_uncommitted, got {isolation_level!r}")
         with self._changing():
-            chosen = [
-                each for each in self._state.topics.named(topic).partitions if partition is None or each.index == partition
-            ]
+            partitions = self._state.topics.named(topic).partitions
+            chosen = [each for each in partitions if partition is None or each.index == partition]
             return [record for each in chosen for record in _read(each, committed=isolation_level == "read_committed")]
 
     def offsets(self, topic: str, partition: int = 0) -> tuple[int, int, int]:
