@@ -123,17 +123,14 @@ _KEY_TYPES = frozenset({0, 1})  # group, transaction
 @serves(metadata.FindCoordinatorResponse, 0, 6)
 def _find_coordinator(call: Call) -> Message:
     """KIP-98 (of transactional ids), KIP-699 (many keys at once)."""
+    kind = metadata.FindCoordinatorResponse
     if call.version < _MANY:
-        found = _find_coordinator_answer(call, call.request.key)
-        return metadata.FindCoordinatorResponse(
-            **{name: getattr(found, name) for name in ("error_code", "node_id", "host", "port")}
-        )
-    return metadata.FindCoordinatorResponse(
-        coordinators=[_find_coordinator_answer(call, key) for key in call.request.coordinator_keys]
-    )
+        found = _coordinator(call, call.request.key)
+        return kind(**{name: found[name] for name in ("error_code", "node_id", "host", "port")})
+    return kind(coordinators=[kind.Coordinator(key=key, **_coordinator(call, key)) for key in call.request.coordinator_keys])
 
 
-def _find_coordinator_answer(call: Call, key: str) -> Message:
+def _coordinator(call: Call, key: str) -> dict[str, object]:
     try:
         call.admit()
         if call.request.key_type not in _KEY_TYPES:
@@ -142,11 +139,8 @@ def _find_coordinator_answer(call: Call, key: str) -> Message:
             raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         broker = call.state.coordinator(CoordinatorKind(call.request.key_type), key)
     except RefusedError as error:
-        said = {"error_code": error.code, "error_message": error.message}
-        return metadata.FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, **said)
-    return metadata.FindCoordinatorResponse.Coordinator(
-        key=key, node_id=broker.id, host=HOST, port=broker.port, error_code=ErrorCode.NONE, error_message=""
-    )
+        return {"node_id": -1, "host": "", "port": -1, "error_code": error.code, "error_message": error.message}
+    return {"node_id": broker.id, "host": HOST, "port": broker.port, "error_code": ErrorCode.NONE, "error_message": ""}
 
 
 _ONE_ERROR_FOR_ALL = 2
