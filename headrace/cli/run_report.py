@@ -7,6 +7,7 @@ its reader has no space for is left out, and a reader that is gone ends them.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import sys
@@ -41,7 +42,7 @@ class JsonLines:
 
 def json_report(folder: Path) -> Callable[[], None]:
     """Call it often: each second it prints the status of the run of this folder on stdout."""
-    return _Report(folder, JSON_EVERY_S, sys.stdout, JsonLines()).print_if_due
+    return _reporting(folder, JSON_EVERY_S, sys.stdout, JsonLines())
 
 
 def text_report(folder: Path) -> Callable[[], None]:
@@ -54,33 +55,31 @@ def text_report(folder: Path) -> Callable[[], None]:
         rates.update(status)
         print(line_of(status, rates, time.time()), file=sys.stderr, flush=True)  # noqa: T201 - of the command, for people
 
-    return _Report(folder, TEXT_EVERY_S, sys.stderr, show).print_if_due
+    return _reporting(folder, TEXT_EVERY_S, sys.stderr, show)
 
 
-class _Report:
-    """When a line is due, and whether it can be printed."""
+def _reporting(folder: Path, every_s: float, to: TextIO, show: Callable[[Status], None]) -> Callable[[], None]:
+    """A function that shows the status, if a line is due and something is known, until `to` is gone. It raises nothing."""
+    due_s = time.monotonic()
 
-    def __init__(self, folder: Path, every_s: float, to: TextIO, show: Callable[[Status], None]) -> None:
-        self._folder, self._every_s, self._to, self._show = folder, every_s, to, show
-        self._due_s = time.monotonic()
-        self._is_over = False
-
-    def print_if_due(self) -> None:
-        """Show the status, if a line is due and something is known. Raises nothing."""
+    def print_if_due() -> None:
+        nonlocal due_s
         now_s = time.monotonic()
-        if self._is_over or now_s < self._due_s:
+        if now_s < due_s:
             return
         try:
-            status = read_status(self._folder)
+            status = read_status(folder)
         except (StateError, RetriableError):  # it starts, or its status cannot be read
             return
         if status is None:
             return
-        self._due_s = now_s + self._every_s
+        due_s = now_s + every_s
         try:
-            if select.select((), (self._to,), (), 0)[1]:  # a reader that is paused is not waited for
-                self._show(status)
+            if select.select((), (to,), (), 0)[1]:  # a reader that is paused is not waited for
+                show(status)
         except OSError:
-            self._is_over = True
+            due_s = math.inf
             with suppress(OSError), open(os.devnull, "wb") as nowhere:  # its buffer would be an error when the process ends
-                os.dup2(nowhere.fileno(), self._to.fileno())
+                os.dup2(nowhere.fileno(), to.fileno())
+
+    return print_if_due

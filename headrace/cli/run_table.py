@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 STALE_S = 5.0
 """A coordinator reports itself each second."""
 
-_MOST_BEHIND = 3
-
 
 @dataclass(frozen=True, slots=True)
 class _Point:
@@ -63,13 +61,10 @@ def table_of(status: Mapping[str, Any], rates: Rates, now_s: float) -> Table:
     return table
 
 
-_IN_A_LINE = ("records in", "records out", "lag", "last checkpoint")
-
-
 def line_of(status: Mapping[str, Any], rates: Rates, now_s: float) -> str:
     """What matters most of the table, for a log. `now_s` is in seconds of the epoch."""
     shown = dict(_rows(status, rates, now_s))
-    most = "; ".join(f"{name} {shown[name]}" for name in _IN_A_LINE)
+    most = "; ".join(f"{name} {shown[name]}" for name in ("records in", "records out", "lag", "last checkpoint"))
     return one_line(f"{shown['phase']}; {most}; {len(status['workers'])} workers")
 
 
@@ -92,14 +87,16 @@ def _rows(status: Mapping[str, Any], rates: Rates, now_s: float) -> Iterator[tup
     yield "last checkpoint", "none yet" if last is None else _last(last, status["at"])
     yield "workers", ", ".join(f"{worker['number']} ({worker['splits']} splits)" for worker in status["workers"]) or "none"
     yield "workers lost", f"{status['workers_lost']:,}"
-    yield "last worker restarted", _last_restart(status)
+    lost = status["last_lost"]
+    ago = "" if lost is None else f"after worker {lost['number']} was lost, {status['at'] - lost['at']:,.0f} s ago"
+    yield "last worker restarted", ago or "none since the coordinator started"
     yield "run restarted", f"{status['restarted']:,} times"
 
 
 def _lag(lag: Mapping[str, Any] | None, now_s: float) -> str:
     if lag is None:
         return "not known"
-    most = [f"{split_id} {records:,}" for split_id, records in largest_of(lag["splits"], _MOST_BEHIND) if records]
+    most = [f"{split_id} {records:,}" for split_id, records in largest_of(lag["splits"], 3) if records]
     whole = f"{lag['records']:,} records, {now_s - lag['at']:.0f} s ago"
     return f"{whole}; most: {', '.join(most)}" if most else whole
 
@@ -107,13 +104,6 @@ def _lag(lag: Mapping[str, Any] | None, now_s: float) -> str:
 def _last(last: Mapping[str, Any], now_s: float) -> str:
     size = "" if last["bytes"] is None else f", {last['bytes']:,} bytes"
     return f"{last['id']}, {now_s - last['at']:.1f} s ago, took {last['duration_s']:.3f} s{size}"
-
-
-def _last_restart(status: Mapping[str, Any]) -> str:
-    lost = status["last_lost"]
-    if lost is None:
-        return "none since the coordinator started"
-    return f"after worker {lost['number']} was lost, {status['at'] - lost['at']:,.0f} s ago"
 
 
 def _counted(status: Mapping[str, Any], rates: Rates, name: str) -> str:

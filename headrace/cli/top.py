@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.cli.run_report import JsonLines
 from headrace.cli.run_table import Rates, table_of
-from headrace.cli.serving import until_interrupted
+from headrace.cli.servers import until_interrupted
 from headrace.runners.local.monitoring.status import NoRunError, read_status
 from headrace.runners.waiting import wait_until
 
