@@ -104,8 +104,9 @@ def forget(
 def recorded_digests(lists: DurableLists, transactional_ids: Collection[str], prefix: str, job: str) -> set[str]:
     """The digests of a job's destinations, by its lists, readable or not, and by the ids that coordinators know."""
     keys = [names.parse_key(key) for key in (*lists.lists, *lists.unreadable)]
-    found = [*keys, *filter(None, map(names.parse_name, transactional_ids))]
-    return {each.digest for each in found if (each.prefix, each.job) == (prefix, job) and each.digest is not None}
+    known = {(key.prefix, key.job, key.digest) for key in keys}
+    known |= {(name.prefix, name.job, name.digest) for name in map(names.parse_name, transactional_ids) if name is not None}
+    return {digest for *owner, digest in known if owner == [prefix, job] and digest is not None}
 
 
 def known_destinations(digests: Collection[str], candidates: Collection[str]) -> list[str]:

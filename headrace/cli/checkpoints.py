@@ -303,7 +303,7 @@ def _differences(first: SparkCheckpoint, second: SparkCheckpoint, number: int | 
     ]
     before, after = (_positions(checkpoint, number) for checkpoint in (first, second))
     if not all(topic_id for _, _, topic_id, _ in (*before, *after)):  # the JVM connector stores none
-        before, after = ({(*place[:2], None, place[3]): at for place, at in found.items()} for found in (before, after))
+        before, after = _by_name(before), _by_name(after)
     places = sorted({*before, *after}, key=str)
     rows = [
         (*place, one, other, None if one is None or other is None else other - one)
@@ -322,6 +322,10 @@ def _differences(first: SparkCheckpoint, second: SparkCheckpoint, number: int | 
 
 StoredPlace = tuple[str, str, str | None, int]
 """Source, topic, topic id, partition."""
+
+
+def _by_name(positions: dict[StoredPlace, int]) -> dict[StoredPlace, int]:
+    return {(source, topic, None, partition): at for (source, topic, _, partition), at in positions.items()}
 
 
 def _other_texts(checkpoint: SparkCheckpoint, number: int | None) -> dict[str, str | None]:
