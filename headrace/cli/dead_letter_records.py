@@ -56,10 +56,7 @@ def dead_letters_in(batch: pa.RecordBatch) -> Iterator[DeadLetterRecord]:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Selects dead letters: of these topics (none: of any), with this text in their reason, written in this time.
-
-    `since_ms` is inclusive, `until_ms` exclusive; a dead letter without a time is in no period.
-    """
+    """Selects dead letters. `since_ms` is inclusive, `until_ms` exclusive; one without a time is in no period."""
 
     topics: frozenset[str] = frozenset()
     reason: str | None = None

@@ -54,10 +54,7 @@ Shown = Callable[["pa.Array", "pa.Array"], list[str]]
 
 
 def _as_json(registry: SchemaRegistry, field: str, encoding: Encoding, values: pa.Array, headers: pa.Array) -> list[str]:
-    """`Shown` for a field (key or value): each by the schema that it names in a registry; else its bytes, with the reason.
-
-    Raises DeadlineExceededError where the registry does not answer, and AuthenticationError.
-    """
+    """Each by the schema that it names in a registry; else its bytes, with the reason. Raises as the registry's client."""
     from headrace.connectors.formats.registry.framing import Framed, framing
 
     texts = [escaped(value) for value in values.to_pylist()]

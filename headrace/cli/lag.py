@@ -41,10 +41,7 @@ class PartitionLag:
 
 
 def lag_of(cluster: KafkaCluster, group: str, topics: Collection[str]) -> list[PartitionLag]:
-    """Every partition of these topics; with no topics, every partition the group has committed.
-
-    Raises UnknownTopicError for topics that do not exist, StateError for a group that has committed nothing.
-    """
+    """Of these topics, or of all that the group has committed. Raises UnknownTopicError, StateError for none committed."""
     from headrace.connectors.kafka.client.properties import Isolation
 
     wanted: list[TopicPartition] | None = None

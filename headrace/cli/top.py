@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.run_report import JsonLines
-from headrace.cli.run_table import Rates, table_of
+from headrace.cli.run_report import JsonLines, Rates, table_of
 from headrace.cli.servers import until_interrupted
 from headrace.runners.local.monitoring.status import NoRunError, read_status
 from headrace.runners.waiting import wait_until
@@ -19,10 +18,7 @@ DAMAGED_S = 5.0
 
 
 def follow(folder: Path, every_s: float) -> None:
-    """Until the run ends; not between two coordinators of it.
-
-    Raises NoRunError where none is running at first, StateError and DeadlineExceededError where what it shows cannot be read.
-    """
+    """Until the run ends, not between two coordinators. Raises NoRunError for none at first, else as `_status`."""
     _status(folder)
     with until_interrupted():
         if not sys.stdout.isatty():

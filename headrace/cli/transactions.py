@@ -174,10 +174,7 @@ class Planned:
 
 
 def plan_abort(described: Mapping[str, TransactionDescription | None], lists: DurableLists) -> list[Planned]:
-    """Abort Ongoing transactions; refuse those on a list of committables: readers may already have seen others of that epoch.
-
-    A list that cannot be read may name any transaction of its job, so all of them are refused.
-    """
+    """Refuse those that are, or may be, on a list of committables: readers may already have seen others of that epoch."""
     return [Planned(name, *_decided(name, found, lists)) for name, found in described.items()]
 
 
@@ -294,10 +291,7 @@ class Completion:
 
 
 def kafka_sink(given: dict[str, str], prefix: str, commit_topic: str) -> KafkaSink:
-    """What a job with this prefix and commit topic writes by, by the client's properties. Does no I/O.
-
-    No call waits for more than a minute: a user waits for the command.
-    """
+    """What a job with this prefix and commit topic writes by. No I/O. No call waits for more than a minute: a user waits."""
     from headrace.connectors.kafka.write.sink import KafkaSink
 
     servers = given["bootstrap.servers"]
@@ -339,10 +333,7 @@ def _refuse_unknown(lists: DurableLists, job: str, prefix: str) -> None:
 
 
 def complete(completion: Completion, sinks_committer: Committer[KafkaHandle]) -> None:
-    """Commit the list, with a committer for its topic, repair what timed out, abort the others; delete that of a one-off write.
-
-    Raises DataLossError, FencedError, PeerError. May be called again after any of them.
-    """
+    """Commit the list, repair what timed out, abort the others. Raises DataLossError, FencedError, PeerError. Repeatable."""
     from headrace.connectors.base.commit import JobCommitter
 
     committer = JobCommitter(completion.job, sinks_committer, completion.driver_id)

@@ -88,10 +88,7 @@ class TopicReader:
                 advance(batch.num_rows)
 
     def source(self, topic: str, columns: Sequence[str]) -> KafkaSource:
-        """A topic under read_committed, up to where it ends at the start.
-
-        A timestamp that does not fit is null: a producer may claim any time.
-        """
+        """Under read_committed, up to its end at the start. A time that does not fit is null: a producer may claim any."""
         from headrace.connectors.kafka.client.positions import Latest
         from headrace.connectors.kafka.read.source import KafkaSource
 
@@ -124,10 +121,7 @@ class TopicReader:
 
 @dataclass(slots=True)
 class Comparison:
-    """Input and output, compared. `examples`: finding to the first records found: topic, partition, offset, identity.
-
-    A row of a table has no place: its examples have the identity alone.
-    """
+    """`examples`: finding to the first records found: topic, partition, offset (each None for a table's row), identity."""
 
     identity: Identity
     order: OrderCheck | None

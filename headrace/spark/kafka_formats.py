@@ -69,10 +69,7 @@ class TypedFormat(ValueFormat):
 
     @classmethod
     def seen(cls, inner: ValueFormat, pinned: Mapping[str, Any], columns: StructType | None, field: Field) -> TypedFormat:
-        """Of a `field` that may be one of the `columns` asked for (None: of all).
-
-        Raises UsageError, which names the type, where Spark has to take the field, and has no type for it.
-        """
+        """Of a `field` that may be one of the `columns` asked for (None: all). UsageError for a type that Spark has not."""
         is_seen = columns is None or field in columns.names
         return cls(inner, pinned, _spark_type(inner.arrow_type) if is_seen else inner.arrow_type)
 
@@ -231,7 +228,7 @@ class _Said:
     text: str | None
     references: tuple[SchemaReference, ...]
     registers: bool
-    arguments: tuple[tuple[str, str], ...]
+    arguments: tuple[tuple[str, Any], ...]
 
     @classmethod
     def of(cls, field: Field, given: Mapping[str, Any], topics: tuple[str, ...], properties: Mapping[str, str]) -> _Said:
@@ -277,10 +274,7 @@ class _Said:
         return create_format(self.spec.name, schema=self.text, fields=fields, **dict(self.arguments))
 
     def subject_in(self, registry: SchemaRegistry, record: str | None) -> str:
-        """The one that is named, or what the registry's strategy makes of the topic and of a record of this name.
-
-        Raises UsageError naming the option to give.
-        """
+        """The one named, or the strategy's for the topic and a record of this name. Raises UsageError naming the option."""
         if self.subject is not None:
             return self.subject
         names = set(self.topics)
@@ -510,7 +504,11 @@ def _writer(said: _Said, schema: StructType) -> ValueFormat:
 def _registered(said: _Said, _period: int) -> ValueFormat:
     """Encodes by a version of a subject; or by a schema of one's own, as it is registered there, or is to be now."""
     registry = said.registry
-    make = functools.partial(said.registered_class, registry, **dict(said.arguments))
+    kind = said.registered_class
+
+    def make(schema: RegisteredSchema) -> RegisteredFormat:
+        return kind(registry, schema, **dict(said.arguments))
+
     if said.text is None:
         if said.registers:
             raise UsageError("option 'registerSchemas' needs the schema that is to be registered, in valueSchema or keySchema")

@@ -46,10 +46,7 @@ def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) ->
 
 
 def kafka_write(options: Mapping[str, str], schema: StructType | None = None) -> SinkWrite[KafkaSink | AtLeastOnceKafkaSink]:
-    """How to write a frame of this schema; formats need to know it. Does no I/O but a schema registry, if there is one.
-
-    Raises UsageError naming the option that is missing, unknown or wrong.
-    """
+    """`schema`: of the frame, for formats. No I/O but a schema registry. Raises UsageError naming the option at fault."""
     given, properties = SINK_OPTIONS.parse(options)
     check_properties(properties, "producer")
     formats = write_formats(given, StructType([]) if schema is None else schema, given.get(REGISTRY_PREFIX, {}))

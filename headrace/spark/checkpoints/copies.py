@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +20,6 @@ from headrace.enumerator.errors import StateError, UsageError
 from headrace.runners.spark.offset_log import LOCK_NAME
 from headrace.spark.checkpoints import logs
 from headrace.spark.checkpoints.positions import OffsetForm, StoredPositions, moved, stored_positions
-from headrace.spark.checkpoints.schemas import schemas_of_copy
 from headrace.spark.checkpoints.targets import copy_target
 
 QUIET_S = 60.0
@@ -58,10 +58,7 @@ def rewind(checkpoint: logs.SparkCheckpoint, to_batch: int) -> CopyPlan:
 
 
 def batch_at(checkpoint: logs.SparkCheckpoint, time_ms: int) -> int:
-    """The last batch before the first that was planned after this time (epoch milliseconds, the driver's clock at the time).
-
-    What was there to be read later is in later batches. Raises UsageError where all that are left were planned later.
-    """
+    """The last one before the first planned after this time (epoch ms, driver's clock). Raises UsageError where none is left."""
     planned = sorted(checkpoint.planned.items())
     later = [number for number, batch in planned if batch.planned_ms is None or batch.planned_ms > time_ms]
     before = [number for number, _ in planned if not later or number < later[0]]
@@ -127,7 +124,7 @@ def write_copy(checkpoint: logs.SparkCheckpoint, to: str, plan: CopyPlan, *, qui
     try:
         refuse_running(source, checkpoint, copy.began_s, quiet_s)
         names = source.files()
-        written = {**schemas_of_copy(source, names, target if is_local(target) else to.rstrip("/")), **plan}
+        written = {**_schemas_of_copy(source, names, target if is_local(target) else to.rstrip("/")), **plan}
         for name in _taken_over(names, written):
             copy.take(source, name)
         for name, content in written.items():
@@ -250,3 +247,34 @@ def last_committed(checkpoint: logs.SparkCheckpoint) -> int:
 
 def _span(checkpoint: logs.SparkCheckpoint) -> str:
     return f"{min(checkpoint.committed)} to {max(checkpoint.committed)}" if checkpoint.committed else "none"
+
+
+# --- where the schemas of a query's state are -------------------------------------------------------------------------
+
+_STORES = re.compile(r"state/\d+/_metadata/v2/\d+")
+"""`transformWithState` keeps schemas, in files that Spark names by their whole paths. What names them are these files: the line
+`v2`, and JSON with `stateSchemaFilePaths` for each store. In a copy these would be those of the checkpoint that it was made of:
+without that one the copy's query does not start."""
+
+_SCHEMA = re.compile(r".*/(state/\d+/_stateSchema/[^/]+/[^/]+)")
+
+
+def _schemas_of_copy(source: Store, names: Iterable[str], copy: str) -> Mapping[str, bytes]:
+    """The files that name schemas, as a copy at this path or address is to have them. One of an unknown form stays as it is."""
+    there = f"file:{copy}" if is_local(copy) else copy
+    found = {name: _with_schemas_in(source.read(name).decode(), there) for name in names if _STORES.fullmatch(name)}
+    return {name: text.encode() for name, text in found.items() if text is not None}
+
+
+def _with_schemas_in(text: str, there: str) -> str | None:
+    """None where it names no schema."""
+    version, _, body = text.partition("\n")
+    try:
+        document = json.loads(body)
+        stores = [store for store in document["stateStoreInfo"] if store["stateSchemaFilePaths"]]
+        for store in stores:
+            paths = [(path, _SCHEMA.fullmatch(path)) for path in store["stateSchemaFilePaths"]]
+            store["stateSchemaFilePaths"] = [path if found is None else f"{there}/{found[1]}" for path, found in paths]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return f"{version}\n{json.dumps(document, separators=(',', ':'), ensure_ascii=False)}" if stores else None
