@@ -320,8 +320,7 @@ def _differences(first: SparkCheckpoint, second: SparkCheckpoint, number: int | 
     ]
 
 
-StoredPlace = tuple[str, str, str | None, int]
-"""Source, topic, topic id, partition."""
+StoredPlace = tuple[str, str, str | None, int]  # source, topic, topic id, partition
 
 
 def _by_name(positions: dict[StoredPlace, int]) -> dict[StoredPlace, int]:

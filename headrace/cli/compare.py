@@ -26,8 +26,6 @@ from headrace.enumerator.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# --- identities --------------------------------------------------------------------------------------------------------
-
 
 class RecordField(StrEnum):
     """The part of a record that identifies it."""
@@ -106,9 +104,6 @@ def header_values(headers: Sequence[Mapping[str, Any]] | None) -> dict[str, byte
     return {item["key"]: item["value"] for item in headers or ()}
 
 
-# --- counting ----------------------------------------------------------------------------------------------------------
-
-
 class RecordFault(StrEnum):
     """What is wrong with a record."""
 
@@ -125,8 +120,7 @@ class TopicCounts:
     records_out: int = 0
     duplicates: int = 0
     foreign: int = 0
-    repeated: int = 0
-    """Records of the input beyond the first of their identity."""
+    repeated: int = 0  # records of the input beyond the first of their identity
     _balance: dict[bytes, int] = field(default_factory=dict)
 
     @property
@@ -176,8 +170,7 @@ class OrderCheck:
 
     names: tuple[str, str, str]
     violations: int = 0
-    unmarked: int = 0
-    """Records without these headers, or whose offset is not a number."""
+    unmarked: int = 0  # records without these headers, or whose offset is not a number
     _last: dict[tuple[int, bytes, bytes], int] = field(default_factory=dict)
 
     def add(self, partition: int, headers: Sequence[Mapping[str, Any]] | None) -> bool:

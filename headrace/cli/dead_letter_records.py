@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp")
-"""What is read of a topic of dead letters."""
+COLUMNS = ("key", "value", "headers", "partition", "offset", "timestamp")  # what is read of a topic of dead letters
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ROWS = pa.schema(
@@ -85,9 +84,6 @@ def moment_ms(option: str, text: str | None) -> int | None:
     return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-# --- counted ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Count:
     """Dead letters of one topic and reason."""
@@ -121,9 +117,6 @@ class DeadLetterCounts:
         """Topic, reason, count, first and last time, the most frequent first within each topic."""
         found = [(*key, each.records, instant(each.first_ms), instant(each.last_ms)) for key, each in self.by_reason.items()]
         return sorted(found, key=lambda row: (row[0], -row[2], row[1]))
-
-
-# --- replayed ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from headrace.cli.servers import named_settings
 
 Checkpoints = Annotated[str, typer.Argument(help="The run's checkpoints: a folder, or a URL such as s3://bucket/run.")]
 
-RESCALE_S = 120.0
-"""So long a run may take until it has stored and committed a checkpoint, and is started with other workers."""
+RESCALE_S = 120.0  # so long a run may take until it has stored and committed a checkpoint, and is started with other workers
 
 
 class Progress(StrEnum):

@@ -13,8 +13,7 @@ from headrace.cli.servers import until_interrupted
 from headrace.runners.local.monitoring.status import NoRunError, read_status
 from headrace.runners.waiting import wait_until
 
-DAMAGED_S = 5.0
-"""A status that is damaged for this long stays damaged: a run writes it each second."""
+DAMAGED_S = 5.0  # a status that is damaged for this long stays damaged: a run writes it each second
 
 
 def follow(folder: Path, every_s: float) -> None:

@@ -371,7 +371,11 @@ def commit(
     lists = read_lists(connect(sink.config), commit_topic)
     completions = plan_commit(lists, job or None, prefix)
     if every:
-        _note_left_alone(lists, prefix)
+        for reason in lists.unreadable.values():
+            note(f"skipped: {reason}")
+        for found in map(parse_key, lists.incomplete()):
+            if found.prefix != prefix:
+                note(f"skipped: job {found.job} needs --prefix {found.prefix}")
     if not completions:
         note("nothing to commit")
     rows, failures = [], 0
@@ -387,11 +391,3 @@ def commit(
     show(Listing("committed", "Completed", ("job", "epoch", "transactions", "list"), rows))
     if failures:
         raise typer.Exit(1)
-
-
-def _note_left_alone(lists: DurableLists, prefix: str) -> None:
-    for reason in lists.unreadable.values():
-        note(f"skipped: {reason}")
-    for found in map(parse_key, lists.incomplete()):
-        if found.prefix != prefix:
-            note(f"skipped: job {found.job} needs --prefix {found.prefix}")

@@ -13,7 +13,7 @@ are unknown.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -139,16 +139,11 @@ class Comparison:
                 self._note(finding, by, batch, index)
             self._check_order(batch)
         self.lost = self.counts.lost
-        if self.lost and self.most_examples:
-            with closing(topics.batches(before, [*self.identity.columns, *_ORIGIN])) as again:
-                self._name_lost(again)
-
-    def _name_lost(self, batches: Iterator[pa.RecordBatch]) -> None:
-        for batch in batches:
-            for index in self.counts.lost_among(self.identity.hashes(batch)):
-                self._note(RecordFault.LOST, self.identity, batch, index)
-            if len(self.examples.get(RecordFault.LOST, ())) >= min(self.lost, self.most_examples):
-                return
+        wanted = min(self.lost, self.most_examples)
+        with closing(topics.batches(before, [*self.identity.columns, *_ORIGIN])) as again:
+            while len(self.examples.get(RecordFault.LOST, ())) < wanted and (read := next(again, None)) is not None:
+                for index in self.counts.lost_among(self.identity.hashes(read)):
+                    self._note(RecordFault.LOST, self.identity, read, index)
 
     def _check_order(self, batch: pa.RecordBatch) -> None:
         if self.order is None:

@@ -557,17 +557,13 @@ def _other_registry(was: Mapping[str, Any], typed: TypedFormat) -> str | None:
     """What the registry says otherwise of the schema that was the newest then. That there are newer ones proves nothing."""
     fingerprint = typed.pinned.get("fingerprint")
     if was["id"] != typed.pinned["id"] and isinstance(typed.inner, RegisteredFormat):
+        if not isinstance(was["id"], str) or not was["id"].isascii() or not was["id"].isdigit():
+            raise StateError("this query's checkpoint names a schema by something else than a registry's number; it is damaged")
         try:
-            fingerprint = typed.inner.pinned(_schema_id(was["id"])).fingerprint
+            fingerprint = typed.inner.pinned(int(was["id"])).fingerprint
         except UnknownSchemaError:
             return f"the registry has no schema {was['id']}, which was read then"
     return None if was.get("fingerprint") == fingerprint else f"schema {was['id']} of the registry was another one then"
-
-
-def _schema_id(text: object) -> int:
-    if not isinstance(text, str) or not text.isascii() or not text.isdigit():
-        raise StateError("this query's checkpoint names a schema by something else than a registry's number; it is damaged")
-    return int(text)
 
 
 def _narrower(was: Any, now: Any, path: str) -> str | None:  # noqa: ANN401 - JSON

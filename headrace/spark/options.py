@@ -192,17 +192,15 @@ class OptionTable:
 
     def _pass_over(self, written: str) -> None:
         other = next((option for option in self.other_side if option.name.lower() == written.lower()), None)
-        if other is None:
-            raise self._unknown(written)
-        warn_once(f"option '{other.name}' means nothing to {self.owner}, and is ignored")
-
-    def _unknown(self, written: str) -> UsageError:
+        if other is not None:
+            warn_once(f"option '{other.name}' means nothing to {self.owner}, and is ignored")
+            return
         known = {name: option.name for name, option in self._by_name.items()}
         if self.prefix:
             known[f"{self.prefix}bootstrap.servers"] = f"{self.prefix}bootstrap.servers"
         near = difflib.get_close_matches(written.lower(), known, n=1)
         hint = f"did you mean '{known[near[0]]}'?" if near else self.nothing_alike
-        return UsageError(f"option '{written}' is not known to {self.known_to}" + (f"; {hint}" if hint else ""))
+        raise UsageError(f"option '{written}' is not known to {self.known_to}" + (f"; {hint}" if hint else ""))
 
 
 @functools.lru_cache(maxsize=256)
@@ -242,7 +240,6 @@ REPEATED_WRITE: tuple[Option, ...] = (
         "txnVersion", _epoch, "its number, such as the batch id in foreachBatch: a number that was written is not written again"
     ),
 )
-"""The options of every sink."""
 
 
 def sink_write(sink: SinkT, given: Mapping[str, Any]) -> SinkWrite[SinkT]:

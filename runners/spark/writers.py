@@ -192,7 +192,11 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             self._commit_unsupervised(job, asked)
         else:
             _while_owner(lambda: _commit(self.sink, job, asked, self._driver_id))
-        _count_commit(job, len(asked.handles), time.monotonic() - began_s)
+        # Of commits that have succeeded alone: what has failed is repeated.
+        COUNTERS.add(Counted.COMMITS)
+        COUNTERS.add(Counted.COMMITTED_TRANSACTIONS, len(asked.handles))
+        COUNTERS.add(Counted.COMMIT_SECONDS, time.monotonic() - began_s)
+        report(job)
 
     def _commit_unsupervised(self, job: str, asked: commits.CommitRequested[HandleT]) -> None:
         """Again if this process was fenced by a sibling: Spark has several processes for commits, and changes between them.
@@ -394,14 +398,6 @@ def _refuse_older_copy(job: str, last_batch: int | None, recorded: RecordedEpoch
             "checkpoint is an older copy. Nothing of the job was changed. Continue from the newest checkpoint, or start a new "
             "query with a new checkpoint"
         )
-
-
-def _count_commit(job: str, transactions: int, took_s: float) -> None:
-    """For metrics. Of commits that have succeeded alone: what has failed is repeated."""
-    COUNTERS.add(Counted.COMMITS)
-    COUNTERS.add(Counted.COMMITTED_TRANSACTIONS, transactions)
-    COUNTERS.add(Counted.COMMIT_SECONDS, took_s)
-    report(job)
 
 
 @functools.lru_cache(maxsize=16)

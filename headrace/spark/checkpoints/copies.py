@@ -27,8 +27,7 @@ QUIET_S = 60.0
 Changed = Callable[[StoredPositions], StoredPositions | None]
 """A source's positions changed, or None where there is nothing to change."""
 
-CopyPlan = Mapping[str, bytes]
-"""What differs from the checkpoint: files with other contents, by their names."""
+CopyPlan = Mapping[str, bytes]  # what differs from the checkpoint: files with other contents, by their names
 
 
 def fork(checkpoint: logs.SparkCheckpoint) -> CopyPlan:
@@ -47,7 +46,8 @@ def rewind(checkpoint: logs.SparkCheckpoint, to_batch: int) -> CopyPlan:
     last = last_committed(checkpoint)
     batch = checkpoint.batch(to_batch)
     if to_batch not in checkpoint.committed:
-        raise UsageError(f"batch {to_batch} is not among the committed ones, which are {_span(checkpoint)}")
+        there = f"{min(checkpoint.committed)} to {max(checkpoint.committed)}" if checkpoint.committed else "none"
+        raise UsageError(f"batch {to_batch} is not among the committed ones, which are {there}")
     if checkpoint.state_operators and to_batch != last:
         raise StateError("the query keeps state, of which later batches have become part: it cannot go back by its logs alone")
     others = [source.name for source in batch.sources if stored_positions(source.text).form is OffsetForm.OTHER]
@@ -58,7 +58,7 @@ def rewind(checkpoint: logs.SparkCheckpoint, to_batch: int) -> CopyPlan:
 
 
 def batch_at(checkpoint: logs.SparkCheckpoint, time_ms: int) -> int:
-    """The last one before the first planned after this time (epoch ms, driver's clock). Raises UsageError where none is left."""
+    """The last one before the first planned after this time (epoch ms, driver's clock). Raises UsageError where none is."""
     planned = sorted(checkpoint.planned.items())
     later = [number for number, batch in planned if batch.planned_ms is None or batch.planned_ms > time_ms]
     before = [number for number, _ in planned if not later or number < later[0]]
@@ -189,14 +189,9 @@ def _taken_over(names: Iterable[str], written: Mapping[str, bytes]) -> Iterator[
     """What is copied as it is: not the checksums of files that are written otherwise, which Spark reads without."""
     gone = {*written, LOCK_NAME}
     for name in names:
-        if name != logs.METADATA and name not in gone and _without_crc(name) not in gone:
+        summed = re.sub(r"(^|/)\.([^/]*)\.crc$", r"\1\2", name)
+        if name != logs.METADATA and name not in gone and summed not in gone:
             yield name
-
-
-def _without_crc(name: str) -> str:
-    folder, slash, last = name.rpartition("/")
-    is_crc = last.startswith(".") and last.endswith(".crc")
-    return f"{folder}{slash}{last.removeprefix('.').removesuffix('.crc')}" if is_crc else name
 
 
 def _new_query() -> dict[str, bytes]:
@@ -243,10 +238,6 @@ def last_committed(checkpoint: logs.SparkCheckpoint) -> int:
             "and stop it"
         )
     return last
-
-
-def _span(checkpoint: logs.SparkCheckpoint) -> str:
-    return f"{min(checkpoint.committed)} to {max(checkpoint.committed)}" if checkpoint.committed else "none"
 
 
 # --- where the schemas of a query's state are -------------------------------------------------------------------------

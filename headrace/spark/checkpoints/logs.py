@@ -15,6 +15,7 @@ import json
 import struct
 import zlib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,25 +127,18 @@ class _Reader:
         except FileNotFoundError:
             return None
         self.found = True
+        folder, slash, last = name.rpartition("/")
         try:
-            _check_sums(data, self._sums(name))
+            with suppress(FileNotFoundError):
+                _check_sums(data, self.store.read(f"{folder}{slash}.{last}.crc"))
             return parse(data.decode())
         except (StateError, ValueError) as error:  # JSON's and UTF-8's errors are ValueErrors
             self.damaged.append(DamagedFile(name, str(error)))
             return None
 
-    def _sums(self, name: str) -> bytes | None:
-        folder, slash, last = name.rpartition("/")
-        try:
-            return self.store.read(f"{folder}{slash}.{last}.crc")
-        except FileNotFoundError:
-            return None
 
-
-def _check_sums(data: bytes, sums: bytes | None) -> None:
+def _check_sums(data: bytes, sums: bytes) -> None:
     """Hadoop's: a head, the bytes for each sum, and CRC-32s. Raises StateError where Hadoop would refuse to read the file."""
-    if sums is None:
-        return
     if not sums.startswith(_CRC_HEAD) or len(sums) < len(_CRC_HEAD) + 4:
         return  # of another filesystem
     (step,) = struct.unpack_from(">I", sums, len(_CRC_HEAD))

@@ -87,8 +87,6 @@ class DryRun(Starter):
         """Stop what still runs, and remove what there is on disk. In its own thread: a stop takes its time."""
         threading.Thread(target=self._end, daemon=True).start()
 
-    # --- Starter ------------------------------------------------------------------------------------------------------
-
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
         if source.lower() not in _HARMLESS:
             raise _NotDryRun(f"it reads a stream of format {source!r}, of which no one knows what a second reader does to it")
@@ -109,8 +107,6 @@ class DryRun(Starter):
 
     def listen(self, add: Callable[[], None]) -> None:
         """A dry run is not reported."""
-
-    # ------------------------------------------------------------------------------------------------------------------
 
     def _run(self, batches: int) -> None:
         """Each query from the start of its input, until it has ended this many batches or has no more to read."""

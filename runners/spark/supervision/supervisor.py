@@ -86,7 +86,8 @@ class _Supervisor:
         if lease_store is not None:
             self._lease = leases.LeaseCore(uuid.uuid4().hex, socket.gethostname(), lease_store.timeout_s)
             self._lease_store = LeaseStoreThread(lease_store)
-            self._ready.register(self._lease_store.ready, selectors.EVENT_READ, self._take_answer)
+            answer = self._lease_store.answer
+            self._ready.register(self._lease_store.ready, selectors.EVENT_READ, lambda: self._tell_lease(answer()))
         self._trouble: str | None = None
         self._cold: str | None = None
         self._is_suspect = False
@@ -184,9 +185,6 @@ class _Supervisor:
         if self._lease.waiting == number:
             self._waiting = number
             log.warning("driver %d waits until this supervisor has seen that no other process leads", number)
-
-    def _take_answer(self) -> None:
-        self._tell_lease(self._lease_store.answer())
 
     def _tell_of_driver(self, number: int, event: leases.DriverHeard | leases.DriverLost) -> None:
         if self._lease is not None and number == self._core.called and self._lease.phase is leases.LeasePhase.LEADING:
