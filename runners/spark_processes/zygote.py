@@ -89,7 +89,10 @@ def _serve(listener: socket.socket) -> socket.socket | None:
                     ready.unregister(key.fileobj)
                     _report_end(key.fd, key.data)
                 elif (asking := _fork(listener, ready)) is not None:
-                    _let_go_of_others(ready)
+                    for other in ready.get_map().values():
+                        if isinstance(other.data, Fork):
+                            os.close(other.fd)
+                            other.data.connection.close()
                     return asking
 
 
@@ -104,13 +107,6 @@ def _fork(listener: socket.socket, ready: selectors.BaseSelector) -> socket.sock
         return connection
     ready.register(os.pidfd_open(pid), selectors.EVENT_READ, Fork(pid, connection))
     return None
-
-
-def _let_go_of_others(ready: selectors.BaseSelector) -> None:
-    for key in ready.get_map().values():
-        if isinstance(key.data, Fork):
-            os.close(key.fd)
-            key.data.connection.close()
 
 
 def _report_end(descriptor: int, fork: Fork) -> None:

@@ -224,7 +224,7 @@ def _commit_once(self: Any, messages: Any, batch: int) -> None:
     if prepared:
         content = writers._content(self._offsets, batch)
         asked = writers._requested(batch, prepared, content)
-        writers._commit(self._sink, prepared[0].job, asked, self._driver_id)
+        writers._commit(self.sink, prepared[0].job, asked, self._driver_id)
 
 
 @instead_of(StreamWriter, "commit")

@@ -21,7 +21,7 @@ pytest.importorskip("prometheus_client", reason="needs headrace[metrics]")
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.cli import top
-from headrace.cli.run_table import Rates, table_of
+from headrace.cli.run_report import Rates, table_of
 from headrace.cli.top import follow
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError

@@ -23,9 +23,8 @@ from headrace.connectors.base.counters import COUNTERS, Counted, ProcessCounters
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import KafkaSink
 from headrace.runners.spark import readers, reports, writers
-from headrace.runners.spark.metrics.collector import SPARK_METRICS, JobStatus
+from headrace.runners.spark.metrics.collector import SPARK_METRICS, JobStatus, SinkWatch
 from headrace.runners.spark.metrics.exporter import metrics
-from headrace.runners.spark.metrics.sinks import SinkWatch
 from headrace.runners.spark.reports import REPORTS_VARIABLE, ReportListener, own_address, report
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.testing import FakeKafka

@@ -15,10 +15,9 @@ from headrace.connectors.tables.delta import DeltaSink
 from headrace.connectors.tables.iceberg import IcebergSink
 from headrace.enumerator.errors import UsageError
 from headrace.spark.connectors import kafka_options, planned_batch_write, planned_stream_write
-from headrace.spark.delta_write import delta_write
 from headrace.spark.files_write import file_write
-from headrace.spark.iceberg_write import iceberg_write
 from headrace.spark.kafka_write import kafka_write
+from headrace.spark.table_write import delta_write, iceberg_write
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 

@@ -1034,7 +1034,7 @@ def test_the_writer_of_a_dry_run_has_the_sink_of_the_job(tmp_path):
     options = {"headraceDryRun": "true", "connector": "files", "path": str(tmp_path / "out")}
     writer = DefaultSource(options).streamWriter(StructType([StructField("a", LongType())]), overwrite=False)
     assert isinstance(writer, DryRunWriter)
-    assert writer._sink.path == str(tmp_path / "out")
+    assert writer.sink.path == str(tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
@@ -1078,7 +1078,7 @@ def test_a_query_whose_path_is_an_argument_of_start_is_recovered_there(tmp_path,
     frame, recovered = Frame(), []
     frame.schema = StructType([StructField("a", StringType())])
     with (
-        patch.object(StreamWriter, "claim", lambda writer, job, last: recovered.append((writer._sink.path, job, last()))),
+        patch.object(StreamWriter, "claim", lambda writer, job, last: recovered.append((writer.sink.path, job, last()))),
         intercepted(Takeover(new_tree(), DefaultSource, 0)),
     ):
         writer = writer_of(frame).format("headrace").option("connector", "files").option("checkpointLocation", str(tmp_path))

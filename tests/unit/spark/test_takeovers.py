@@ -345,7 +345,7 @@ def test_a_pipelines_query_is_recovered_before_spark_reads_its_checkpoint(kafka,
     pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path / "its own")).stop()
     (sink,) = [name for name in spark.formats if "_sink_" in name]
     recovered = []
-    with patch.object(StreamWriter, "claim", lambda writer, job, last: recovered.append((writer._sink.topic, job, last()))):
+    with patch.object(StreamWriter, "claim", lambda writer, job, last: recovered.append((writer.sink.topic, job, last()))):
         query = StartedQuery(
             SimpleNamespace(schema=None), sink, "append", {"checkpointlocation": f"file:{checkpoint('own', 2)}"}
         )
