@@ -77,12 +77,9 @@ def test_in_spark_it_is_an_option(kafka):
 
 def test_in_beam_it_is_minus_one_and_at_the_beginning_of_time(kafka):
     source = KafkaSource(
-        kafka.bootstrap,
-        topics=["t"],
-        stop=Latest(),
-        bad_timestamps="null",
+        kafka.bootstrap, topics=["t"], stop=Latest(), bad_timestamps="null",
         columns=["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"],
-    )
+    )  # fmt: skip
     batches = read(source)
     records = [record for batch in batches for record in as_kafka_records(batch)]
     assert [record.timestamp == -1 for record in records] == [False, True, True, True, False]
@@ -274,8 +271,7 @@ def test_a_damaged_end_of_the_last_batch_of_a_fetch_takes_nothing_of_what_follow
         kafka.bootstrap, topics=["small"], stop=Latest(), columns=["offset"], bad_batches="skip", properties=small
     )
     COUNTERS.take()
-    assert read_offsets(reading) == list(range(1, 60))
-    assert COUNTERS.take()[Counted.RECORDS_SKIPPED.value] == 1
+    assert (read_offsets(reading), COUNTERS.take()[Counted.RECORDS_SKIPPED.value]) == (list(range(1, 60)), 1)
     assert spoilt.fired > 1
 
 
@@ -291,8 +287,7 @@ def test_where_the_leader_is_away_for_the_second_look_the_batch_is_fetched_again
 
     monkeypatch.setattr(reader, "fetch_there", away)
     assert read_offsets(KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"])) == list(range(9))
-    assert spoilt.fired == 2
-    assert len(looks) == 2
+    assert (spoilt.fired, len(looks)) == (2, 2)
 
 
 def test_a_log_that_was_truncated_between_a_damaged_answer_and_the_second_look_is_data_loss(batches, monkeypatch):

@@ -207,13 +207,10 @@ class TestWrappers:
             assert isinstance(sink, injected)
             assert isinstance(sink, capabilities.SingleCommit) == isinstance(inner, capabilities.SingleCommit)
 
-    @pytest.mark.parametrize(
-        "wrapped",
-        [
-            lambda inner: PassingSink(MemorySink(MemoryTransactionLog()), [], set()).committing(None, inner, "job"),
-            lambda inner: DyingCommitter(inner, "fence", "before"),
-        ],
-    )
+    @pytest.mark.parametrize("wrapped", [
+        lambda inner: PassingSink(MemorySink(MemoryTransactionLog()), [], set()).committing(None, inner, "job"),
+        lambda inner: DyingCommitter(inner, "fence", "before"),
+    ])  # fmt: skip
     def test_a_wrapped_committer_is_asked(self, wrapped):
         committer = wrapped(EveryCommitter(MemoryTransactionLog(), "job"))
         assert capabilities.task_cleanup(committer).open_tasks() == {3}

@@ -81,20 +81,12 @@ RELEASED_UNFINISHED: list[Any] = [
 ]
 GIVEN_BACK = replace(DONE, claim=JobClaim(3, None))
 PATHS = {
-    CommitPhase.CREATED: NEW,
-    CommitPhase.FENCING: FENCING,
-    CommitPhase.CLAIMING: CLAIMING,
-    CommitPhase.CLEARING: CLEARING,
-    CommitPhase.READY: READY,
-    CommitPhase.CHECKING: CHECKING,
-    CommitPhase.RECORDING: RECORDING,
-    CommitPhase.ENDING: ENDING,
-    CommitPhase.COPYING: COPYING,
-    CommitPhase.CLEANING_UP: CLEANING_UP,
-    CommitPhase.COMPLETING: COMPLETING,
-    CommitPhase.CONFIRMING: CONFIRMING,
+    CommitPhase.CREATED: NEW, CommitPhase.FENCING: FENCING, CommitPhase.CLAIMING: CLAIMING,
+    CommitPhase.CLEARING: CLEARING, CommitPhase.READY: READY, CommitPhase.CHECKING: CHECKING,
+    CommitPhase.RECORDING: RECORDING, CommitPhase.ENDING: ENDING, CommitPhase.COPYING: COPYING,
+    CommitPhase.CLEANING_UP: CLEANING_UP, CommitPhase.COMPLETING: COMPLETING, CommitPhase.CONFIRMING: CONFIRMING,
     CommitPhase.RELEASING: RELEASING,
-}
+}  # fmt: skip
 EVENTS = [
     *(ClaimRequested(), ReleaseRequested(), RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded()),
     *(Ended(A, Outcome.COMMITTED), Copied((C,)), CleanedUp()),
@@ -276,32 +268,11 @@ def recorded_contents(path: list[Any]) -> list[str | None]:
     return [command.commits.content for command in commands if isinstance(command, Record)]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        [
-            CommitRequested(5, (A,), "c"),
-            Fenced(None),
-            CleanedUp(),
-            Checked(),
-            Recorded(),
-            Ended(A, Outcome.ABORTED),
-            Copied((C,)),
-        ],
-        [
-            CommitRequested(5, (A,), "c"),
-            Fenced(None),
-            CleanedUp(),
-            Checked(),
-            Recorded(),
-            Ended(A, Outcome.COMMITTED),
-            CleanedUp(),
-        ],
-        [CommitRequested(5, (), "c"), Fenced(None), CleanedUp()],
-        [*READY, CommitRequested(5, (), "c")],
-    ],
-    ids=["a copy", "a commit", "an empty epoch after recovery", "an empty epoch"],
-)
+@pytest.mark.parametrize("path", [
+    [CommitRequested(5, (A,), "c"), Fenced(None), CleanedUp(), Checked(), Recorded(), Ended(A, Outcome.ABORTED), Copied((C,))],
+    [CommitRequested(5, (A,), "c"), Fenced(None), CleanedUp(), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), CleanedUp()],
+    [CommitRequested(5, (), "c"), Fenced(None), CleanedUp()], [*READY, CommitRequested(5, (), "c")],
+], ids=["a copy", "a commit", "an empty epoch after recovery", "an empty epoch"])  # fmt: skip
 def test_what_an_epoch_was_made_from_is_recorded_with_it_each_time(path):
     assert set(recorded_contents(path)) == {"c"}
 
@@ -383,19 +354,16 @@ def test_a_claim_that_is_recorded_already_is_not_made_again():
     assert fenced(ClaimRequested(), "mine", MINE).phase is CommitPhase.CLEANING_UP
 
 
-@pytest.mark.parametrize(
-    "path",
+@pytest.mark.parametrize("path", [
+    [CommitRequested(6, (A,)), Fenced(replace(DONE, claim=MINE)), CleanedUp(), Checked()],
+    [CommitRequested(6, ()), Fenced(replace(DONE, claim=MINE)), CleanedUp()],
+    [CommitRequested(5, ()), Fenced(replace(DONE, claim=MINE)), CleanedUp(), CommitRequested(6, ())],
+    [RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp(), *COPYING[-2:], Copied((C,))],
     [
-        [CommitRequested(6, (A,)), Fenced(replace(DONE, claim=MINE)), CleanedUp(), Checked()],
-        [CommitRequested(6, ()), Fenced(replace(DONE, claim=MINE)), CleanedUp()],
-        [CommitRequested(5, ()), Fenced(replace(DONE, claim=MINE)), CleanedUp(), CommitRequested(6, ())],
-        [RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp(), *COPYING[-2:], Copied((C,))],
-        [
-            *(RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp()),
-            *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), CleanedUp()),
-        ],
+        *(RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), CleanedUp()),
+        *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), CleanedUp()),
     ],
-)
+])  # fmt: skip
 def test_every_list_says_whose_the_job_is(path):
     core: CommitCore[MemoryHandle] = CommitCore("job", "mine")
     commands = [command for event in path for command in core.handle(event)]
@@ -581,38 +549,17 @@ def test_something_else_is_refused():
         LISTS.deserialize(enveloped(LISTS.serialize(LISTED), format="flink"), "over there")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        *NO_ENVELOPES,
-        LISTS.serialize(LISTED)[:-1],
-        enveloped(LISTS.serialize(LISTED), version="1"),
-        enveloped(LISTS.serialize(LISTED), version=0),
-        enveloped(LISTS.serialize(LISTED), version=None),
-        changed(handle_version=0),
-        changed(epoch="five"),
-        changed(epoch=None),
-        changed(epoch=-1),
-        changed(epoch=1.5),
-        changed(completed="false"),
-        changed(completed=None),
-        changed(handles=None),
-        changed(handles=7),
-        changed(handles="ab"),
-        changed(handles=[{}]),
-        changed(handles=[{"number": "x"}]),
-        changed(destination=7),
-        changed(targets=[1]),
-        changed(targets=1),
-        changed(content=7),
-        changed(claim={"number": "1", "driver_id": None}),
-        changed(claim={"number": 1, "driver_id": 7}),
-        changed(claim={"number": 1, "driver_id": None}, epoch=None),
-        changed(epoch=None, completed=True, handles=[]),
-        *(without(LISTS.serialize(LISTED), field) for field in body_of(LISTS.serialize(LISTED))),
-    ],
-    ids=lambda data: data[:40].decode(errors="replace"),
-)
+@pytest.mark.parametrize("data", [
+    *NO_ENVELOPES, LISTS.serialize(LISTED)[:-1], enveloped(LISTS.serialize(LISTED), version="1"),
+    enveloped(LISTS.serialize(LISTED), version=0), enveloped(LISTS.serialize(LISTED), version=None),
+    changed(handle_version=0), changed(epoch="five"), changed(epoch=None), changed(epoch=-1), changed(epoch=1.5),
+    changed(completed="false"), changed(completed=None), changed(handles=None), changed(handles=7), changed(handles="ab"),
+    changed(handles=[{}]), changed(handles=[{"number": "x"}]), changed(destination=7), changed(targets=[1]),
+    changed(targets=1), changed(content=7), changed(claim={"number": "1", "driver_id": None}),
+    changed(claim={"number": 1, "driver_id": 7}), changed(claim={"number": 1, "driver_id": None}, epoch=None),
+    changed(epoch=None, completed=True, handles=[]),
+    *(without(LISTS.serialize(LISTED), field) for field in body_of(LISTS.serialize(LISTED))),
+], ids=lambda data: data[:40].decode(errors="replace"))  # fmt: skip
 def test_a_damaged_list_is_refused_and_the_place_is_named(data):
     with pytest.raises(StateError, match="over there: the list of transactions cannot be read: "):
         LISTS.deserialize(data, "over there")
@@ -625,18 +572,15 @@ def test_before_any_call_a_job_is_not_known_to_be_new():
 # --- what is refused, word by word ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("driver_id", "said"),
-    [
-        ("mine", "job 'job' is another driver's, his (claim 2): this one has stopped, and has changed nothing"),
-        (
-            None,
-            "job 'job' is that of a supervised driver, his (claim 2), and this query is not supervised: which of the two is "
-            "the younger cannot be determined, so it has stopped, and has changed nothing. If that one does not run any more, "
-            "start the job under supervision once and stop it there, which gives it back",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("driver_id", "said"), [
+    ("mine", "job 'job' is another driver's, his (claim 2): this one has stopped, and has changed nothing"),
+    (
+        None,
+        "job 'job' is that of a supervised driver, his (claim 2), and this query is not supervised: which of the two is "
+        "the younger cannot be determined, so it has stopped, and has changed nothing. If that one does not run any more, "
+        "start the job under supervision once and stop it there, which gives it back",
+    ),
+])  # fmt: skip
 def test_a_job_of_another_driver_is_refused_with_whose_it_is_and_what_to_do(driver_id, said):
     with pytest.raises(SupersededError) as raised:
         refuse_another("job", driver_id, HIS)

@@ -13,20 +13,13 @@ from headrace.enumerator.ledger import UNASSIGNED, Assigned
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
 EVENTS = {
-    e.Started: e.Started(),
-    e.SplitsDiscovered: e.SplitsDiscovered(DiscoveryResult([])),
-    e.DiscoveryFailed: e.DiscoveryFailed(TimeoutError()),
-    e.DiscoveryDue: e.DiscoveryDue(),
-    e.SplitsGone: e.SplitsGone(frozenset()),
-    e.ReaderRegistered: e.ReaderRegistered(0),
-    e.ReaderLost: e.ReaderLost(0),
-    e.SplitRequested: e.SplitRequested(0),
-    e.SplitFinished: e.SplitFinished(0, "a"),
-    e.CheckpointTriggered: e.CheckpointTriggered(1),
-    e.ReaderSnapshotted: e.ReaderSnapshotted(0, 1, {}),
-    e.CheckpointCompleted: e.CheckpointCompleted(1),
-    e.CheckpointAborted: e.CheckpointAborted(1),
-}
+    e.Started: e.Started(), e.SplitsDiscovered: e.SplitsDiscovered(DiscoveryResult([])),
+    e.DiscoveryFailed: e.DiscoveryFailed(TimeoutError()), e.DiscoveryDue: e.DiscoveryDue(),
+    e.SplitsGone: e.SplitsGone(frozenset()), e.ReaderRegistered: e.ReaderRegistered(0), e.ReaderLost: e.ReaderLost(0),
+    e.SplitRequested: e.SplitRequested(0), e.SplitFinished: e.SplitFinished(0, "a"),
+    e.CheckpointTriggered: e.CheckpointTriggered(1), e.ReaderSnapshotted: e.ReaderSnapshotted(0, 1, {}),
+    e.CheckpointCompleted: e.CheckpointCompleted(1), e.CheckpointAborted: e.CheckpointAborted(1),
+}  # fmt: skip
 
 
 def reading_job(**options) -> Driver:
@@ -436,8 +429,7 @@ def test_a_restored_source_whose_discovery_was_done_says_that_no_split_will_come
 
 def test_a_restored_source_whose_discovery_was_not_done_ends_when_it_is():
     driver = Driver(checkpoint_of(finished("a", 9)), parallelism=1)
-    assert driver.register(0) == []
-    assert driver.discovered(complete=True) == [e.NoMoreSplits(0), e.SourceFinished()]
+    assert (driver.register(0), driver.discovered(complete=True)) == ([], [e.NoMoreSplits(0), e.SourceFinished()])
 
 
 def test_every_split_is_in_one_place_all_along():

@@ -47,12 +47,10 @@ def test_every_other_step_of_discovery_is_refused_and_changes_nothing(assignment
     ledger: Ledger[MemorySplit] = Ledger()
     enumerator = assignment(ledger, state, 1, None)
     act = {
-        Trigger.START: enumerator.start,
-        Trigger.ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")])),
+        Trigger.START: enumerator.start, Trigger.ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")])),
         Trigger.LAST_ANSWER: lambda: enumerator.discovered(DiscoveryResult([split("a")], complete=True)),
-        Trigger.DUE: enumerator.discovery_due,
-        Trigger.FAILURE: lambda: enumerator._move(Trigger.FAILURE),
-    }[trigger]
+        Trigger.DUE: enumerator.discovery_due, Trigger.FAILURE: lambda: enumerator._move(Trigger.FAILURE),
+    }[trigger]  # fmt: skip
     with pytest.raises(ProtocolViolationError, match=state.name):
         act()
     assert enumerator._discovery is state

@@ -69,31 +69,23 @@ def test_an_envelope_that_was_indented_is_whole():
     assert PLAN.open(json.dumps(json.loads(PLAN.seal(BODY)), indent=2), "here") == BODY
 
 
-@pytest.mark.parametrize(
-    ("data", "problem", "what_to_do"),
-    [
-        (b"", "it is not JSON (Expecting value: line 1 column 1 (char 0))", EITHER),
-        (PLAN.seal(BODY)[:-1], f"it is not JSON (Expecting ',' delimiter: line 1 column {len(PLAN.seal(BODY))}", EITHER),
-        (b"\xff\xfe", "it is not JSON (", EITHER),
-        (b"[" * 100_000, "it is not JSON (", EITHER),
-        (b"[]", "headrace did not write it: it is a JSON list without a format", EITHER),
-        (b"{}", "headrace did not write it: it is a JSON dict without a format", EITHER),
-        (sealed("headrace-map", BODY), "its format is 'headrace-map', not 'headrace-plan'", PLACE),
-        (enveloped(PLAN.seal(BODY), format=None), "its format is None, not 'headrace-plan'", PLACE),
-        (
-            Envelope("headrace-plan", "", 2).seal(BODY),
-            "a newer headrace wrote it: version 2, and this one reads up to 1",
-            NEWER,
-        ),
-        (enveloped(PLAN.seal(BODY), version=0), "it is damaged (ValueError: version 0)", COPY),
-        (enveloped(PLAN.seal(BODY), version=True), "it is damaged (ValueError: version True)", COPY),
-        (enveloped(PLAN.seal(BODY), version="1"), "it is damaged (ValueError: version '1')", COPY),
-        (b'{"format":"headrace-plan"}', "it is damaged (KeyError: 'version')", COPY),
-        (enveloped(PLAN.seal(BODY), checksum=7), "it is damaged (ValueError: its checksum does not match)", COPY),
-        (PLAN.seal(BODY).replace(b"0.1", b"0.2"), "it is damaged (ValueError: its checksum does not match)", COPY),
-        (sealed("headrace-plan", [1]), "it is damaged (TypeError: its body is a JSON list)", COPY),
-    ],
-)
+@pytest.mark.parametrize(("data", "problem", "what_to_do"), [
+    (b"", "it is not JSON (Expecting value: line 1 column 1 (char 0))", EITHER),
+    (PLAN.seal(BODY)[:-1], f"it is not JSON (Expecting ',' delimiter: line 1 column {len(PLAN.seal(BODY))}", EITHER),
+    (b"\xff\xfe", "it is not JSON (", EITHER), (b"[" * 100_000, "it is not JSON (", EITHER),
+    (b"[]", "headrace did not write it: it is a JSON list without a format", EITHER),
+    (b"{}", "headrace did not write it: it is a JSON dict without a format", EITHER),
+    (sealed("headrace-map", BODY), "its format is 'headrace-map', not 'headrace-plan'", PLACE),
+    (enveloped(PLAN.seal(BODY), format=None), "its format is None, not 'headrace-plan'", PLACE),
+    (Envelope("headrace-plan", "", 2).seal(BODY), "a newer headrace wrote it: version 2, and this one reads up to 1", NEWER),
+    (enveloped(PLAN.seal(BODY), version=0), "it is damaged (ValueError: version 0)", COPY),
+    (enveloped(PLAN.seal(BODY), version=True), "it is damaged (ValueError: version True)", COPY),
+    (enveloped(PLAN.seal(BODY), version="1"), "it is damaged (ValueError: version '1')", COPY),
+    (b'{"format":"headrace-plan"}', "it is damaged (KeyError: 'version')", COPY),
+    (enveloped(PLAN.seal(BODY), checksum=7), "it is damaged (ValueError: its checksum does not match)", COPY),
+    (PLAN.seal(BODY).replace(b"0.1", b"0.2"), "it is damaged (ValueError: its checksum does not match)", COPY),
+    (sealed("headrace-plan", [1]), "it is damaged (TypeError: its body is a JSON list)", COPY),
+])  # fmt: skip
 def test_what_cannot_be_read_is_refused_with_what_is_wrong_and_what_to_do(data, problem, what_to_do):
     with pytest.raises(StateError) as refused:
         PLAN.open(data, "/a/b.json")
@@ -133,19 +125,16 @@ def run_checkpoint(data: bytes, where: str) -> object:
 
 
 STORED = {
-    "checkpoint_v1.json": SERIALIZER.deserialize,
-    "commit_list_v1.json": list_of(MemoryHandleSerializer()),
+    "checkpoint_v1.json": SERIALIZER.deserialize, "commit_list_v1.json": list_of(MemoryHandleSerializer()),
     "commit_list_claimed_v1.json": list_of(FileHandleSerializer()),
     "kafka_commit_list_v1.json": list_of(KafkaHandleSerializer()),
     "sql_commit_list_v1.json": list_of(SqlHandleSerializer()),
     "table_commit_list_v1.json": list_of(TableHandleSerializer()),
-    "lease_v1.json": lambda data, where: parse_heartbeat(data.decode(), where),
-    "run-checkpoint-v1.json": run_checkpoint,
-    "run-roster-v1.json": RUN.open,
-    "run-savepoint-v1.json": Savepoint.deserialize,
+    "lease_v1.json": lambda data, where: parse_heartbeat(data.decode(), where), "run-checkpoint-v1.json": run_checkpoint,
+    "run-roster-v1.json": RUN.open, "run-savepoint-v1.json": Savepoint.deserialize,
     "beam_writer_v1.json": ShardStateSerializer(KafkaHandleSerializer()).deserialize,
     "beam_epochs_v1.json": CommitterStateSerializer(TableHandleSerializer()).deserialize,
-}
+}  # fmt: skip
 """The golden files that are an envelope as it is, and their readers."""
 
 

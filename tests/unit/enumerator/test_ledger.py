@@ -29,16 +29,13 @@ def test_adding_a_known_split_changes_nothing():
     ledger = ledger_of(split("a", 5))
     ledger.assign("a", 0)
     assert ledger.add([split("a", 0), split("b")]) == ["b"]
-    assert ledger["a"].durable == split("a", 5)
-    assert ledger["a"].place == Assigned(0)
+    assert (ledger["a"].durable, ledger["a"].place) == (split("a", 5), Assigned(0))
 
 
 def test_an_assigned_split_waits_no_longer():
     ledger = ledger_of(split("a", 3))
     assert ledger.assign("a", 1) == split("a", 3)
-    assert list(ledger.unassigned) == []
-    assert ledger.held_by(1) == ["a"]
-    assert ledger.load(1) == 1
+    assert (list(ledger.unassigned), ledger.held_by(1), ledger.load(1)) == ([], ["a"], 1)
 
 
 def test_a_split_is_assigned_to_one_reader_only():
@@ -76,8 +73,7 @@ def test_what_a_lost_reader_held_waits_at_its_durable_position():
     for split_id, reader in (("a", 0), ("b", 0), ("c", 1)):
         ledger.assign(split_id, reader)
     ledger.finish("b", 0)
-    assert ledger.release(0) == ["a", "b"]
-    assert list(ledger.unassigned) == ["a", "b"]
+    assert (ledger.release(0), list(ledger.unassigned)) == (["a", "b"], ["a", "b"])
     assert not ledger.all_finished
     assert ledger.assign("a", 1) == split("a", 2)
 
@@ -102,8 +98,7 @@ def test_a_reported_position_is_durable_only_once_it_is_said_to_be():
     ledger.snapshot({"a": reading("a", 9)})
     assert ledger["a"].durable == split("a", 0)
     ledger.make_durable({"a": reading("a", 9)})
-    assert ledger["a"].durable == split("a", 9)
-    assert ledger["a"].place == Assigned(0)
+    assert (ledger["a"].durable, ledger["a"].place) == (split("a", 9), Assigned(0))
 
 
 def test_a_split_that_finished_durably_is_not_lost_with_its_reader():
@@ -111,9 +106,7 @@ def test_a_split_that_finished_durably_is_not_lost_with_its_reader():
     ledger.assign("a", 0)
     ledger.finish("a", 0)
     ledger.make_durable({"a": finished("a", 4)})
-    assert ledger["a"].place == FINISHED
-    assert ledger.held_by(0) == []
-    assert ledger.release(0) == []
+    assert (ledger["a"].place, ledger.held_by(0), ledger.release(0)) == (FINISHED, [], [])
     assert ledger.all_finished
 
 
@@ -123,8 +116,7 @@ def test_a_split_finished_in_a_checkpoint_stays_so_when_its_reader_was_lost_mean
     ledger.finish("a", 0)
     ledger.release(0)
     ledger.make_durable({"a": finished("a", 4)})
-    assert ledger["a"].place == FINISHED
-    assert list(ledger.unassigned) == []
+    assert (ledger["a"].place, list(ledger.unassigned)) == (FINISHED, [])
     assert ledger.all_finished
 
 
@@ -145,8 +137,7 @@ def test_a_restored_ledger_has_unfinished_splits_waiting():
     ledger = Ledger([finished("a", 4), reading("b", 2), SplitState(split("c"), finished=False)])
     assert list(ledger.unassigned) == ["b", "c"]
     assert not ledger.all_finished
-    assert ledger.known() == {"a": split("a", 4, 4), "b": split("b", 2), "c": split("c")}
-    assert len(ledger) == 3
+    assert (ledger.known(), len(ledger)) == ({"a": split("a", 4, 4), "b": split("b", 2), "c": split("c")}, 3)
     assert "a" in ledger
 
 
@@ -229,8 +220,7 @@ def test_a_split_that_is_gone_is_known_and_stored_no_more_and_no_longer_missing(
     ledger.mark_missing({"a", "b"})
     assert ledger.missing() == [split("a", 3), split("b")]
     ledger.mark_gone(["a"])
-    assert ledger.missing() == [split("b")]
-    assert ledger.known() == {"b": split("b")}
+    assert (ledger.missing(), ledger.known()) == ([split("b")], {"b": split("b")})
     assert ledger.snapshot({}) == [reading("b", 0)]
     assert (ledger["a"].missing, ledger["a"].gone, ledger["b"].gone) == (True, True, False)
     assert ledger.mark_missing(()) == []

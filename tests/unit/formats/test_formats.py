@@ -60,40 +60,18 @@ def test_strings_are_what_python_decodes_and_the_others_are_bad(items):
 
 # --- JSON ---
 
-rows = st.fixed_dictionaries(
-    {},
-    optional={
-        "a": st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
-        "b": st.none() | st.text(max_size=5),
-        "l": st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3),
-        "s": st.none() | st.fixed_dictionaries({"t": st.booleans()}),
-        "surplus": st.none() | st.integers() | st.text(max_size=3),
-    },
-)
+rows = st.fixed_dictionaries({}, optional={
+    "a": st.none() | st.integers(-(1 << 63), (1 << 63) - 1), "b": st.none() | st.text(max_size=5),
+    "l": st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+    "s": st.none() | st.fixed_dictionaries({"t": st.booleans()}),
+    "surplus": st.none() | st.integers() | st.text(max_size=3),
+})  # fmt: skip
 BAD = [
-    b"",
-    b" ",
-    b"{",
-    b'"',
-    b"[1]",
-    b'{"a":"text"}',
-    b'{"a":1}{"a":2}',
-    b'{"a":1}\n{"a":2}',
-    b'{"a":1}}{"v":{"a":2}',
-    b'{"a":1},"v":{"a":2}',
-    b'{"a":1},"x":{"a":2}',
-    b'{"a":1},{"a":2}',
-    b'{"a":1}],"x":[{"a":2}',
-    b'{"a":1}]},{"v":[{"a":2}',
-    b'{"a":1}]}{"v":[{"a":2}',
-    b"null,null",
-    b'{"b":"\xff"}',
-    b'{"b":"a\nb"}',
-    b'{"a":1,"a":2}',
-    b'{"l":[NaN]}',
-    b'{"l":[1.5,Infinity]}',
-    b"[" * 2000,
-]
+    b"", b" ", b"{", b'"', b"[1]", b'{"a":"text"}', b'{"a":1}{"a":2}', b'{"a":1}\n{"a":2}', b'{"a":1}}{"v":{"a":2}',
+    b'{"a":1},"v":{"a":2}', b'{"a":1},"x":{"a":2}', b'{"a":1},{"a":2}', b'{"a":1}],"x":[{"a":2}',
+    b'{"a":1}]},{"v":[{"a":2}', b'{"a":1}]}{"v":[{"a":2}', b"null,null", b'{"b":"\xff"}', b'{"b":"a\nb"}',
+    b'{"a":1,"a":2}', b'{"l":[NaN]}', b'{"l":[1.5,Infinity]}', b"[" * 2000,
+]  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
@@ -161,27 +139,11 @@ def test_the_words_nan_and_infinity_in_strings_parse_no_value_one_by_one(monkeyp
 
 
 BAD_FIELDS = [
-    b'{"a":"x"}',
-    b'{"a":99999999999999999999}',
-    b'{"a":1.0}',
-    b'{"a":',
-    b'{"a":1,}',
-    b'{"a":[1],"b":"c"}',
-    b'{"b":"\xff"}',
-    b'{"l":[NaN]}',
-    b'{"b":1}',
-    b'{"s":{"t":2}}',
-    b'{"s":[]}',
-    b'{"d":true}',
-    b'{"d":1234567.5}',
-    b'{"d":"1.234"}',
-    b'{"d":"x"}',
-    b'{"d":1e9}',
-    b'{"f":1e400}',
-    b'{"at":"2020-01-01T25:00:00Z"}',
-    b'{"at":"2023-02-29"}',
-    b'{"at":1577836800}',
-]
+    b'{"a":"x"}', b'{"a":99999999999999999999}', b'{"a":1.0}', b'{"a":', b'{"a":1,}', b'{"a":[1],"b":"c"}',
+    b'{"b":"\xff"}', b'{"l":[NaN]}', b'{"b":1}', b'{"s":{"t":2}}', b'{"s":[]}', b'{"d":true}', b'{"d":1234567.5}',
+    b'{"d":"1.234"}', b'{"d":"x"}', b'{"d":1e9}', b'{"f":1e400}', b'{"at":"2020-01-01T25:00:00Z"}',
+    b'{"at":"2023-02-29"}', b'{"at":1577836800}',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1])
@@ -271,17 +233,10 @@ def test_no_json_values_are_an_empty_column():
     assert JsonFormat(ROW).decode(binary([])).values.equals(pa.array([], ROW))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pa.map_(pa.string(), pa.int32()),
-        pa.binary(),
-        pa.time64("us"),
-        pa.date32(),
-        pa.duration("s"),
-        pa.month_day_nano_interval(),
-    ],
-)
+@pytest.mark.parametrize("kind", [
+    pa.map_(pa.string(), pa.int32()), pa.binary(), pa.time64("us"), pa.date32(), pa.duration("s"),
+    pa.month_day_nano_interval(),
+])  # fmt: skip
 def test_a_type_that_json_does_not_give_back_is_refused_wherever_it_is(kind):
     for nested in (kind, pa.struct([("x", kind)]), pa.list_(kind)):
         with pytest.raises(UsageError, match="cannot be read as"):
@@ -291,32 +246,22 @@ def test_a_type_that_json_does_not_give_back_is_refused_wherever_it_is(kind):
 # --- by name ---
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "kind"),
-    [
-        ("bytes", {}, pa.binary()),
-        ("string", {}, pa.string()),
-        ("json", {"arrow_type": ROW}, ROW),
-        ("avro", {"schema": '"int"', "reader_schema": '"long"'}, pa.int64()),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "kind"), [
+    ("bytes", {}, pa.binary()), ("string", {}, pa.string()), ("json", {"arrow_type": ROW}, ROW),
+    ("avro", {"schema": '"int"', "reader_schema": '"long"'}, pa.int64()),
+])  # fmt: skip
 def test_a_format_is_made_by_its_name(name, options, kind):
     assert name in FORMAT_NAMES
     assert create_format(name, **options).arrow_type == kind
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("jsn", {}, "format 'jsn' is not known; there are avro, bytes, json, json-schema, protobuf, string"),
-        ("protobuf", {}, "'protobuf' needs schema, the text of a .proto file"),
-        ("json", {}, "'json' needs arrow_type"),
-        ("avro", {}, "'avro' needs schema"),
-        ("string", {"schema": "{}"}, "'string' does not use schema"),
-        ("json", {"arrow_type": ROW, "fields": ["a"], "schema": "{}"}, "'json' does not use fields, schema"),
-        ("avro", {"schema": '"int"', "arrow_type": ROW}, "'avro' does not use arrow_type"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "words"), [
+    ("jsn", {}, "format 'jsn' is not known; there are avro, bytes, json, json-schema, protobuf, string"),
+    ("protobuf", {}, "'protobuf' needs schema, the text of a .proto file"), ("json", {}, "'json' needs arrow_type"),
+    ("avro", {}, "'avro' needs schema"), ("string", {"schema": "{}"}, "'string' does not use schema"),
+    ("json", {"arrow_type": ROW, "fields": ["a"], "schema": "{}"}, "'json' does not use fields, schema"),
+    ("avro", {"schema": '"int"', "arrow_type": ROW}, "'avro' does not use arrow_type"),
+])  # fmt: skip
 def test_a_wrong_name_or_argument_is_refused(name: str, options: dict[str, Any], words: str):
     with pytest.raises(UsageError, match=words):
         create_format(name, **options)

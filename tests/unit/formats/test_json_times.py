@@ -34,32 +34,18 @@ DAYS = [
     for day in (0, 1, 28, 29, 30, 31, 32)
 ]
 CLOCKS = [
-    "",
-    "1",
-    "00",
-    "23",
-    "24",
-    "12:0",
-    "12:00",
-    "12:60",
-    "12:59:59",
-    "12:59:60",
-    "12:00:00.",
-    "12:00:00.1",
-    "1200",
+    "", "1", "00", "23", "24", "12:0", "12:00", "12:60", "12:59:59", "12:59:60", "12:00:00.", "12:00:00.1", "1200",
     "12.5",
-]
+]  # fmt: skip
 ZONES = ["", "Z", "z", "+1", "+01", "-0130", "+01:30", "+24:00", "+23:59", "+23:60", "+01:3", " Z", "UTC"]
 
 
 @pytest.mark.parametrize("among_others", [False, True])
 def test_what_arrow_takes_for_a_time_is_one(among_others: bool):
     texts = [
-        *DAYS,
-        *(f"2020-01-01{mark}{clock}{zone}" for mark, clock, zone in itertools.product("T t", CLOCKS, ZONES)),
-        "",
+        *DAYS, *(f"2020-01-01{mark}{clock}{zone}" for mark, clock, zone in itertools.product("T t", CLOCKS, ZONES)), "",
         "x",
-    ]
+    ]  # fmt: skip
 
     def alone(text: str) -> int | None:
         for kind in (UTC, pa.timestamp("us")):
@@ -113,19 +99,13 @@ def test_a_year_that_nanoseconds_do_not_reach_is_bad():
 def test_a_bad_time_within_lists_and_structs_is_named():
     kind = pa.struct([("l", pa.list_(pa.struct([("t", pa.timestamp("ms", "UTC")), ("n", pa.int8())])))])
     items = [
-        '{"l":[{"t":"2020-01-01","n":1},null]}',
-        "{}",
-        '{"l":[]}',
-        '{"l":[{},{"t":"2020-01-01T25:00:00"}]}',
-        "null",
-        '{"l":[{"t":"2020-01-02T00:00:00Z"}]}',
-        None,
-    ]
+        '{"l":[{"t":"2020-01-01","n":1},null]}', "{}", '{"l":[]}', '{"l":[{},{"t":"2020-01-01T25:00:00"}]}', "null",
+        '{"l":[{"t":"2020-01-02T00:00:00Z"}]}', None,
+    ]  # fmt: skip
     column, bad = JsonFormat(kind).decode(pa.array(items))
     column.validate(full=True)
     shown = [row and (row["l"] and [each and each["t"] and each["t"].day for each in row["l"]]) for row in column.to_pylist()]
-    assert column.type == kind
-    assert shown == [[1, None], None, [], None, None, [2], None]
+    assert (column.type, shown) == (kind, [[1, None], None, [], None, None, [2], None])
     assert bad == [(3, "does not fit the type: field 'l[].t' is a string that is not timestamp[ms, tz=UTC]")]
 
 

@@ -54,11 +54,9 @@ from tests.helpers.schema_registry import NO_SUCH_PATH, FakeRegistry
 from tests.helpers.token_endpoint import TokenEndpoint
 
 FLIGHT = {
-    "type": "record",
-    "name": "Flight",
-    "namespace": "air",
+    "type": "record", "name": "Flight", "namespace": "air",
     "fields": [{"name": "carrier", "type": "string"}, {"name": "delay", "type": ["null", "int"]}],
-}
+}  # fmt: skip
 LATER = {**FLIGHT, "fields": [*FLIGHT["fields"], {"name": "gate", "type": "string", "default": "?"}]}
 VALUE = SerializationContext("flights", MessageField.VALUE)
 
@@ -82,13 +80,10 @@ PROVIDERS = {
 
 
 OAUTH = {
-    "bearer.auth.credentials.source": "OAUTHBEARER",
-    "bearer.auth.client.id": "me",
-    "bearer.auth.client.secret": "hunter2",
-    "bearer.auth.scope": "schemas",
-    "bearer.auth.logical.cluster": "lsrc-1",
+    "bearer.auth.credentials.source": "OAUTHBEARER", "bearer.auth.client.id": "me",
+    "bearer.auth.client.secret": "hunter2", "bearer.auth.scope": "schemas", "bearer.auth.logical.cluster": "lsrc-1",
     "bearer.auth.identity.pool.id": "pool-1",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -183,14 +178,10 @@ def test_schemas_that_refer_to_others_are_read_with_these(served, theirs):
     assert reading(served).decode(binary([write(row, VALUE)])).values.to_pylist() == [row]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "their_strategy"),
-    [
-        (SubjectStrategy.TOPIC_NAME, theirs_by_topic),
-        (SubjectStrategy.RECORD_NAME, theirs_by_record),
-        (SubjectStrategy.TOPIC_RECORD_NAME, theirs_by_topic_and_record),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "their_strategy"), [
+    (SubjectStrategy.TOPIC_NAME, theirs_by_topic), (SubjectStrategy.RECORD_NAME, theirs_by_record),
+    (SubjectStrategy.TOPIC_RECORD_NAME, theirs_by_topic_and_record),
+])  # fmt: skip
 def test_subjects_are_named_as_confluents_strategies_name_them(strategy, their_strategy):
     for field in ("key", "value"):
         wanted = their_strategy(SerializationContext("flights", field), "air.Flight")
@@ -202,11 +193,9 @@ def test_subjects_are_named_as_confluents_strategies_name_them(strategy, their_s
 
 CITY = {"type": "record", "name": "City", "namespace": "air", "fields": [{"name": "name", "type": "string"}]}
 LEG = {
-    "type": "record",
-    "name": "Leg",
-    "namespace": "air",
+    "type": "record", "name": "Leg", "namespace": "air",
     "fields": [{"name": "from", "type": "City"}, {"name": "to", "type": "air.City"}],
-}
+}  # fmt: skip
 
 
 def test_a_schema_with_references_is_registered_and_found_as_by_confluents_client(served, theirs):
@@ -226,8 +215,7 @@ def test_a_schema_with_references_is_registered_and_found_as_by_confluents_clien
     (encoded,) = RegisteredAvroFormat(registry, ours).encode(pa.array([row]))
     assert encoded.as_py() == write(row, SerializationContext("legs", MessageField.VALUE))
     copied = registry.register("copies-value", registry.version("legs-value"))  # whichever way it came
-    assert copied == ours
-    assert theirs.get_latest_version("copies-value").schema.references == found.references
+    assert (copied, theirs.get_latest_version("copies-value").schema.references) == (ours, found.references)
     assert theirs.register_schema("legs-value", Schema(json.dumps(LEG), "AVRO", found.references)) == ours.id
 
 
@@ -309,19 +297,10 @@ def test_values_of_several_schemas_stay_in_their_order_and_a_bad_one_costs_no_ne
     foreign = served.register("json", "{}", kind="JSON")
     frame = {number: b"\0" + number.to_bytes(4, "big") for number in (first, later, other, foreign, 999)}
     values = [
-        frame[later] + b"\4UA\0\2B",
-        None,
-        frame[first] + b"\4AA\2\6",
-        b"{}",
-        b"",
-        frame[later] + b"\4DL\0\2C",
-        frame[first] + b"\xff",
-        frame[999] + b"\0",
-        frame[other] + b"\2x",
-        frame[foreign] + b"{}",
-        b"\0\0",
+        frame[later] + b"\4UA\0\2B", None, frame[first] + b"\4AA\2\6", b"{}", b"", frame[later] + b"\4DL\0\2C",
+        frame[first] + b"\xff", frame[999] + b"\0", frame[other] + b"\2x", frame[foreign] + b"{}", b"\0\0",
         frame[first] + b"\4WN\0",
-    ]
+    ]  # fmt: skip
     column, bad = reading(served).decode(binary([b"skipped", *values])[1:])
     column.validate(full=True)
     carriers = [None if row is None else (row["carrier"], row["delay"], row["gate"]) for row in column.to_pylist()]
@@ -518,8 +497,7 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end(served, monkeypatch):
 def test_a_passing_failure_is_tried_again(served, status):
     served.register("flights-value", FLIGHT)
     served.answers = [(status, {}, b"busy")] * 2
-    assert SchemaRegistry(served.url).by_id(1).id == 1
-    assert len(served.asked) == 3
+    assert (SchemaRegistry(served.url).by_id(1).id, len(served.asked)) == (1, 3)
 
 
 def test_the_next_url_is_asked_where_one_does_not_answer_or_does_not_know_yet(served):
@@ -533,16 +511,12 @@ def test_the_next_url_is_asked_where_one_does_not_answer_or_does_not_know_yet(se
             SchemaRegistry(f"{lagging.url},{away}", deadline_s=0.2).by_id(2)
 
 
-@pytest.mark.parametrize(
-    ("answer", "error", "words"),
-    [
-        ((404, {}, b"<html>nothing here</html>"), PeerError, "answered 404"),
-        ((302, {"Location": "http://example.org"}, b""), PeerError, "sends elsewhere"),
-        ((200, {}, b"<html>"), PeerError, "is it one"),
-        ((200, {}, b"[]"), PeerError, "is it one"),
-        ((403, {}, b""), AuthenticationError, "refused the user"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "error", "words"), [
+    ((404, {}, b"<html>nothing here</html>"), PeerError, "answered 404"),
+    ((302, {"Location": "http://example.org"}, b""), PeerError, "sends elsewhere"),
+    ((200, {}, b"<html>"), PeerError, "is it one"), ((200, {}, b"[]"), PeerError, "is it one"),
+    ((403, {}, b""), AuthenticationError, "refused the user"),
+])  # fmt: skip
 def test_an_answer_that_is_none_is_an_error_at_once_and_no_proof_that_there_is_no_schema(served, answer, error, words):
     served.answers = [answer]
     with pytest.raises(error, match=words) as raised:
@@ -562,14 +536,10 @@ def test_references_in_a_circle_are_refused(served):
 # --- who asks
 
 
-@pytest.mark.parametrize(
-    ("url", "properties"),
-    [
-        ("http://me:se%20cret@", {}),
-        ("http://", {"basic.auth.user.info": "me:se cret"}),
-        ("http://", {"schema.registry.basic.auth.user.info": "me:se cret", "Basic.Auth.Credentials.Source": "USER_INFO"}),
-    ],
-)
+@pytest.mark.parametrize(("url", "properties"), [
+    ("http://me:se%20cret@", {}), ("http://", {"basic.auth.user.info": "me:se cret"}),
+    ("http://", {"schema.registry.basic.auth.user.info": "me:se cret", "Basic.Auth.Credentials.Source": "USER_INFO"}),
+])  # fmt: skip
 def test_a_user_logs_in_by_confluents_properties_or_the_url(url, properties):
     with FakeRegistry(user="me:se cret") as served:
         served.register("flights-value", FLIGHT)
@@ -586,43 +556,38 @@ def test_a_token_is_sent(served):
         assert SchemaRegistry(guarded.url, properties).by_id(1).id == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "properties", "words"),
-    [
-        ("", {}, "url is empty"),
-        ("registry:8081", {}, "must be like https://host:8081"),
-        ("ftp://me:hidden@host", {}, "must be like https://host:8081"),
-        ("https://me:hid,hidden@host:8081", {}, "',' must be written %2C"),
-        ("https://me:hidden,x@host:8081", {}, "',' must be written %2C"),
-        ("https://me:12/hidden@host:8081", {}, "'/' %2F"),
-        ("https://me:12?hidden@host:8081", {}, "'\\?' %3F"),
-        ("http://a", {"basic.auth.user.infos": "x"}, "'basic.auth.user.infos' is not known"),
-        ("http://a", {"basic.auth.user.info": "hidden"}, "must be like user:password"),
-        ("http://u:hidden@a", {"basic.auth.user.info": "u:hidden"}, "not in both"),
-        ("http://u:hidden@a,http://v:hidden@b", {}, "different users"),
-        ("http://a", {"basic.auth.credentials.source": "SASL_INHERIT"}, "may be USER_INFO or URL"),
-        ("http://a", {"basic.auth.credentials.source": "USER_INFO"}, "must be like user:password"),
-        ("http://a", {"basic.auth.credentials.source": "URL", "basic.auth.user.info": "u:hidden"}, "USER_INFO"),
-        ("http://a", {"bearer.auth.credentials.source": "CUSTOM"}, "may be STATIC_TOKEN or OAUTHBEARER"),
-        ("http://a", {"bearer.auth.credentials.source": "OAUTHBEARER"}, "'bearer.auth.issuer.endpoint.url' is missing"),
-        ("http://a", {"bearer.auth.client.secret": "hidden"}, "'bearer.auth.client.secret' needs bearer.auth"),
-        ("http://u:hidden@a", OAUTH | {"bearer.auth.issuer.endpoint.url": "http://b"}, "or a user in the url, not both"),
-        ("http://a", OAUTH | {"bearer.auth.token": "hidden"}, "or bearer.auth.token, not both"),
-        ("http://a", OAUTH | {"bearer.auth.issuer.endpoint.url": "me:hidden@b"}, "must be like https://host/path"),
-        ("http://a", {"bearer.auth.credentials.source": "STATIC_TOKEN"}, "'bearer.auth.token' is missing"),
-        ("http://a", {"bearer.auth.token": "hidden\nX: y"}, "one line"),
-        ("http://u:hidden@a", {"bearer.auth.token": "hidden"}, "not both"),
-        ("http://a", {"ssl.key.location": "k"}, "needs 'ssl.certificate.location'"),
-        ("http://a", {"ssl.truststore.location": "k", "ssl.truststore.type": "BKS"}, "type must be one of PEM, PKCS12, JKS"),
-        ("http://a", {"ssl.truststore.location": "k", "ssl.ca.location": "k"}, "'ssl.ca.location' or 'ssl.trust"),
-        ("http://a", {"ssl.keystore.password": "hidden"}, "'ssl.keystore.password' needs 'ssl.keystore.location'"),
-        ("http://a", {"ssl.key.password": "hidden"}, "'ssl.key.password' needs"),
-        ("http://a", {"config.providers.env.class": "hidden"}, "'config.providers.env.class' is not supported"),
-        ("http://a", {"config.providers": "vault"}, r"config\.providers\.vault\.class must be"),
-        ("http://u:${env:P}@a", PROVIDERS, "takes no reference to a secret"),
-        ("http://a", {"value.subject.name.strategy": "com.example.Own"}, "must be TopicNameStrategy, RecordName"),
-    ],
-)
+@pytest.mark.parametrize(("url", "properties", "words"), [
+    ("", {}, "url is empty"), ("registry:8081", {}, "must be like https://host:8081"),
+    ("ftp://me:hidden@host", {}, "must be like https://host:8081"),
+    ("https://me:hid,hidden@host:8081", {}, "',' must be written %2C"),
+    ("https://me:hidden,x@host:8081", {}, "',' must be written %2C"), ("https://me:12/hidden@host:8081", {}, "'/' %2F"),
+    ("https://me:12?hidden@host:8081", {}, "'\\?' %3F"),
+    ("http://a", {"basic.auth.user.infos": "x"}, "'basic.auth.user.infos' is not known"),
+    ("http://a", {"basic.auth.user.info": "hidden"}, "must be like user:password"),
+    ("http://u:hidden@a", {"basic.auth.user.info": "u:hidden"}, "not in both"),
+    ("http://u:hidden@a,http://v:hidden@b", {}, "different users"),
+    ("http://a", {"basic.auth.credentials.source": "SASL_INHERIT"}, "may be USER_INFO or URL"),
+    ("http://a", {"basic.auth.credentials.source": "USER_INFO"}, "must be like user:password"),
+    ("http://a", {"basic.auth.credentials.source": "URL", "basic.auth.user.info": "u:hidden"}, "USER_INFO"),
+    ("http://a", {"bearer.auth.credentials.source": "CUSTOM"}, "may be STATIC_TOKEN or OAUTHBEARER"),
+    ("http://a", {"bearer.auth.credentials.source": "OAUTHBEARER"}, "'bearer.auth.issuer.endpoint.url' is missing"),
+    ("http://a", {"bearer.auth.client.secret": "hidden"}, "'bearer.auth.client.secret' needs bearer.auth"),
+    ("http://u:hidden@a", OAUTH | {"bearer.auth.issuer.endpoint.url": "http://b"}, "or a user in the url, not both"),
+    ("http://a", OAUTH | {"bearer.auth.token": "hidden"}, "or bearer.auth.token, not both"),
+    ("http://a", OAUTH | {"bearer.auth.issuer.endpoint.url": "me:hidden@b"}, "must be like https://host/path"),
+    ("http://a", {"bearer.auth.credentials.source": "STATIC_TOKEN"}, "'bearer.auth.token' is missing"),
+    ("http://a", {"bearer.auth.token": "hidden\nX: y"}, "one line"),
+    ("http://u:hidden@a", {"bearer.auth.token": "hidden"}, "not both"),
+    ("http://a", {"ssl.key.location": "k"}, "needs 'ssl.certificate.location'"),
+    ("http://a", {"ssl.truststore.location": "k", "ssl.truststore.type": "BKS"}, "type must be one of PEM, PKCS12, JKS"),
+    ("http://a", {"ssl.truststore.location": "k", "ssl.ca.location": "k"}, "'ssl.ca.location' or 'ssl.trust"),
+    ("http://a", {"ssl.keystore.password": "hidden"}, "'ssl.keystore.password' needs 'ssl.keystore.location'"),
+    ("http://a", {"ssl.key.password": "hidden"}, "'ssl.key.password' needs"),
+    ("http://a", {"config.providers.env.class": "hidden"}, "'config.providers.env.class' is not supported"),
+    ("http://a", {"config.providers": "vault"}, r"config\.providers\.vault\.class must be"),
+    ("http://u:${env:P}@a", PROVIDERS, "takes no reference to a secret"),
+    ("http://a", {"value.subject.name.strategy": "com.example.Own"}, "must be TopicNameStrategy, RecordName"),
+])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name_and_nothing_secret_is_shown(url, properties, words):
     with pytest.raises(UsageError, match=words) as raised:
         SchemaRegistry(url, properties)
@@ -719,8 +684,7 @@ def test_a_token_that_the_registry_refuses_is_asked_for_again(endpoint):
             registry.by_id(1)
         assert "revoked" not in str(raised.value)
         endpoint.body = json.dumps({"access_token": "good", "expires_in": 3600})
-        assert registry.by_id(1).id == 1
-        assert len(endpoint.asked) == 2
+        assert (registry.by_id(1).id, len(endpoint.asked)) == (1, 2)
 
 
 def test_an_endpoint_that_refuses_the_client_or_is_away_is_named_and_no_secret(endpoint):
@@ -750,11 +714,9 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
     certificates = make_certificates(tmp_path)
     ours = {"ssl.ca.location": str(certificates.ca), "ssl.certificate.location": str(certificates.client)}
     javas = {
-        "ssl.truststore.location": str(certificates.ca),
-        "ssl.truststore.type": "PEM",
-        "ssl.keystore.location": str(certificates.client),
-        "ssl.keystore.type": "PEM",
-    }
+        "ssl.truststore.location": str(certificates.ca), "ssl.truststore.type": "PEM",
+        "ssl.keystore.location": str(certificates.client), "ssl.keystore.type": "PEM",
+    }  # fmt: skip
     key, chain = key_and_chain(certificates)
     (tmp_path / "key.pem").write_text(key)
     (tmp_path / "chain.pem").write_text(chain)

@@ -171,18 +171,12 @@ def compiler_that(script, tmp_path, injected):
     return starts
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        *(f"kill -{signal} $$" for signal in ("KILL", "TERM", "ABRT", "BUS", "XCPU", "SEGV")),
-        "exit 127",
-        "exit 1",
-        "echo 'Traceback (most recent call last):' >&2; echo 'MemoryError' >&2; exit 1",
-        "echo 'Fatal Python error: init: no memory' >&2; exit 1",
-        "echo '/tmp/x/out: No space left on device' >&2; exit 1",
-        "echo 'WARNING: All log messages before' >&2; exit 1",
-    ],
-)
+@pytest.mark.parametrize("fault", [
+    *(f"kill -{signal} $$" for signal in ("KILL", "TERM", "ABRT", "BUS", "XCPU", "SEGV")), "exit 127", "exit 1",
+    "echo 'Traceback (most recent call last):' >&2; echo 'MemoryError' >&2; exit 1",
+    "echo 'Fatal Python error: init: no memory' >&2; exit 1", "echo '/tmp/x/out: No space left on device' >&2; exit 1",
+    "echo 'WARNING: All log messages before' >&2; exit 1",
+])  # fmt: skip
 def test_a_compiler_that_dies_says_nothing_of_a_schema_and_is_tried_again(tmp_path, monkeypatch, fault):
     """Memory that is short for a moment makes no value bad."""
     starts = compiler_that(f'if [ $N -lt 3 ]; then {fault}; fi\nexec $REAL "$@"', tmp_path, monkeypatch)
@@ -202,13 +196,10 @@ def test_a_compiler_that_is_killed_makes_no_value_bad(registry, tmp_path, monkey
     assert len(starts.read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("kill -9 $$", "in 5 tries, the last of which ended with status -9"),
-        ("exec sleep 60", "in 5 tries, .* longer than 0.05 s"),
-    ],
-)
+@pytest.mark.parametrize(("script", "message"), [
+    ("kill -9 $$", "in 5 tries, the last of which ended with status -9"),
+    ("exec sleep 60", "in 5 tries, .* longer than 0.05 s"),
+])  # fmt: skip
 def test_a_schema_that_always_ends_the_compiler_does_not_restart_a_job_for_ever(tmp_path, monkeypatch, script, message):
     starts = compiler_that(script, tmp_path, monkeypatch)
     monkeypatch.setattr(compiler, "_PROTOC_S", 0.05 if "sleep" in script else 30.0)

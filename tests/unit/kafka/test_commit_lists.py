@@ -106,8 +106,7 @@ class TestTopic:
             committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
             assert sink.recorded_epochs() == {JOB: 0}
             other = kafka.fault("Metadata", Rewrite(with_another_id), times=1, when=is_about("commits"))
-            assert sink.recorded_epochs() == {JOB: 0}
-            assert other.fired == 1
+            assert (sink.recorded_epochs(), other.fired) == ({JOB: 0}, 1)
 
     def test_nor_by_a_new_process_that_has_not_read_it_before(self, kafka):
         """The coordinator knows that the job's driver has written a list."""
@@ -432,11 +431,9 @@ class TestWritesUnderWay:
         driver.commit(1, prepared(sink, JOB, 1, ["1"]))
         successor = in_a_new_process(sink)
         unstable = kafka.fault(
-            "Fetch",
-            Rewrite(marker_flipped if damage == "marker" else cut_in_the_first_batch),
-            times=times,
+            "Fetch", Rewrite(marker_flipped if damage == "marker" else cut_in_the_first_batch), times=times,
             when=lambda request: request.isolation_level == 0,
-        )
+        )  # fmt: skip
         if times:
             assert successor.recorded_now() == {JOB: RecordedEpoch(1)}
         else:

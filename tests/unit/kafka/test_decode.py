@@ -93,17 +93,10 @@ def test_only_the_columns_asked_for_are_built_in_schema_order(records: ModuleTyp
         assert decoded.records.column(name).equals(whole.records.column(name))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"columns": ["valu"]},
-        {"columns": []},
-        {"max_batch_bytes": 0},
-        {"max_batch_bytes": 1 << 31},
-        {"max_batch_rows": 0},
-        {"start": -1},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"columns": ["valu"]}, {"columns": []}, {"max_batch_bytes": 0}, {"max_batch_bytes": 1 << 31}, {"max_batch_rows": 0},
+    {"start": -1},
+])  # fmt: skip
 def test_bad_arguments_are_refused_before_anything_is_read(records: ModuleType, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         records.decode(b"", topic="t", partition=0, **{"start": 0, **options})
@@ -363,14 +356,11 @@ def interleaved() -> bytes:
     parts = [
         batch(numbered(2), base=0, flags=TRANSACTIONAL, producer=1),
         batch(numbered(2), base=2, flags=TRANSACTIONAL, producer=2),
-        batch(numbered(1), base=4, flags=TRANSACTIONAL, producer=3),
-        marker(ABORT, base=5, producer=1),
-        marker(COMMIT, base=6, producer=2),
-        batch(numbered(1), base=7, flags=TRANSACTIONAL, producer=1),
-        marker(COMMIT, base=8, producer=1),
-        batch(numbered(1), base=9),
+        batch(numbered(1), base=4, flags=TRANSACTIONAL, producer=3), marker(ABORT, base=5, producer=1),
+        marker(COMMIT, base=6, producer=2), batch(numbered(1), base=7, flags=TRANSACTIONAL, producer=1),
+        marker(COMMIT, base=8, producer=1), batch(numbered(1), base=9),
         batch(numbered(1), base=10, flags=TRANSACTIONAL, producer=3),
-    ]
+    ]  # fmt: skip
     return b"".join(parts)
 
 
@@ -475,8 +465,7 @@ def test_a_corrupt_record_is_refused_after_the_good_ones_before_it(records: Modu
     assert what in error
     assert "topic 'topic', partition 3, record batch at offset 3:" in error
     assert [row[1] for row in rows[:3]] == [b"0", b"1", b"2"]
-    assert len(rows) == (4 if name == "bytes after the last record" else 3)
-    assert positions == [len(rows)]
+    assert (len(rows), positions) == (4 if name == "bytes after the last record" else 3, [len(rows)])
 
 
 def test_offsets_that_do_not_rise_are_refused(records: ModuleType) -> None:
@@ -487,18 +476,13 @@ def test_offsets_that_do_not_rise_are_refused(records: ModuleType) -> None:
 
 
 LIES = {
-    "count too great": {"count": 4, "last": 9},
-    "count too small": {"count": 2, "last": 9},
-    "count of zero": {"count": 0, "last": 9},
-    "count of -1": {"count": -1, "last": 9},
-    "count of two billion": {"count": (1 << 31) - 1, "last": 9},
-    "last offset delta of -1": {"count": 3, "last": -1},
-    "last offset delta too small": {"count": 3, "last": 1},
-    "base offset of -1": {"count": 3, "last": 2, "base": -1},
+    "count too great": {"count": 4, "last": 9}, "count too small": {"count": 2, "last": 9},
+    "count of zero": {"count": 0, "last": 9}, "count of -1": {"count": -1, "last": 9},
+    "count of two billion": {"count": (1 << 31) - 1, "last": 9}, "last offset delta of -1": {"count": 3, "last": -1},
+    "last offset delta too small": {"count": 3, "last": 1}, "base offset of -1": {"count": 3, "last": 2, "base": -1},
     "offsets past 64 bits": {"count": 3, "last": 2, "base": (1 << 63) - 2},
-    "codec 5": {"count": 3, "last": 2, "codec": 5},
-    "codec 7": {"count": 3, "last": 2, "codec": 7},
-}
+    "codec 5": {"count": 3, "last": 2, "codec": 5}, "codec 7": {"count": 3, "last": 2, "codec": 7},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
@@ -647,18 +631,12 @@ def test_compiled_and_uncompiled_agree_on_anything(
 ) -> None:
     stop = None if length is None else start + length
     options: dict[str, Any] = {
-        "start": start,
-        "stop": stop,
-        "columns": columns,
-        "aborted": aborted,
-        "max_uncompressed_bytes": 1 << 20,
-    }
+        "start": start, "stop": stop, "columns": columns, "aborted": aborted, "max_uncompressed_bytes": 1 << 20
+    }  # fmt: skip
     rows, positions, error = outcome(compiled, data, max_batch_bytes=most_bytes, max_batch_rows=most_rows, **options)
     assert outcome(uncompiled, data, max_batch_bytes=most_bytes, max_batch_rows=most_rows, **options) == (
-        rows,
-        positions,
-        error,
-    )
+        rows, positions, error
+    )  # fmt: skip
 
     in_one = outcome(compiled, data, **options)
     assert (rows, error) == (in_one[0], in_one[2])  # whatever the limits

@@ -83,13 +83,9 @@ def _offset(position):
 
 def discovery(cluster, subscription=Topics(("t",)), **plan):  # noqa: B008 - a value
     defaults = {
-        "start": Earliest(),
-        "start_of_new_partitions": Earliest(),
-        "stop": None,
-        "isolation": Isolation.READ_COMMITTED,
-        "no_match": "latest",
-        "fail_on_data_loss": True,
-    }
+        "start": Earliest(), "start_of_new_partitions": Earliest(), "stop": None, "isolation": Isolation.READ_COMMITTED,
+        "no_match": "latest", "fail_on_data_loss": True,
+    }  # fmt: skip
     return KafkaDiscovery(cluster, subscription, PositionPlan(**(defaults | plan)))
 
 
@@ -104,25 +100,11 @@ def known(*splits):
 # --- initial ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("position", "offset"),
-    [
-        (Earliest(), 2),
-        (Latest(), 9),
-        (At(5), 5),
-        (At(2), 2),
-        (At(9), 9),
-        (Timestamp(30), 3),
-        (Timestamp(31), 4),
-        (Timestamp(99), 9),
-        (Committed("g"), 7),
-        (Committed("none"), 2),
-        (Committed("none", Latest()), 9),
-        (Committed("none", At(4)), 4),
-        (Committed("none", Timestamp(40)), 4),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("position", "offset"), [
+    (Earliest(), 2), (Latest(), 9), (At(5), 5), (At(2), 2), (At(9), 9), (Timestamp(30), 3), (Timestamp(31), 4),
+    (Timestamp(99), 9), (Committed("g"), 7), (Committed("none"), 2), (Committed("none", Latest()), 9),
+    (Committed("none", At(4)), 4), (Committed("none", Timestamp(40)), 4),
+], ids=str)  # fmt: skip
 def test_every_position_becomes_a_number(position, offset):
     cluster = PretendedCluster({"t": (A, 1)}, groups={"g": {("t", 0): 7}})
     assert of(discovery(cluster, start=position).initial()) == {("t", 0): (offset, None)}
@@ -249,8 +231,7 @@ def test_a_partition_that_is_back_within_the_looks_is_not_missing(hidden_for, ro
     cluster = Flapping({})
     found = discovery(cluster).later(known(KafkaSplit("t", A, 0, 5), KafkaSplit("t", A, 1, 5)))
     assert (found.added, found.missing) == ([], frozenset())
-    assert cluster.looks == 1 + 2 * rounds
-    assert cluster.pauses == [1, 2, 3][:rounds]
+    assert (cluster.looks, cluster.pauses) == (1 + 2 * rounds, [1, 2, 3][:rounds])
 
 
 def test_what_stays_away_for_all_looks_is_missing():

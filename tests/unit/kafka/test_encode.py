@@ -59,12 +59,10 @@ def to_arrow(rows: Sequence[Row], blob: pa.DataType = pa.binary(), unit: str = "
     headers = [[{"key": key, "value": value} for key, value in row.headers] or None for row in rows]
     times = [None if row.timestamp is None else row.timestamp * scale for row in rows]
     columns = {
-        "value": pa.array([row.value for row in rows], blob),
-        "key": pa.array([row.key for row in rows], blob),
-        "headers": pa.array(headers, HEADERS),
-        "partition": pa.array([row.partition for row in rows], pa.int32()),
+        "value": pa.array([row.value for row in rows], blob), "key": pa.array([row.key for row in rows], blob),
+        "headers": pa.array(headers, HEADERS), "partition": pa.array([row.partition for row in rows], pa.int32()),
         "timestamp": pa.array(times, pa.int64()).cast(pa.timestamp(unit, "UTC")),
-    }
+    }  # fmt: skip
     return pa.RecordBatch.from_pydict(columns)
 
 
@@ -210,14 +208,9 @@ def built(rows: list[Row], partition: int, options: dict[str, Any]) -> list[tupl
     while rows:
         base = sequence if options["producer_id"] >= 0 else -1
         builder = DefaultRecordBatchBuilder(
-            magic=2,
-            compression_type=0,
-            is_transactional=options["transactional"],
-            producer_id=options["producer_id"],
-            producer_epoch=options["producer_epoch"],
-            base_sequence=base,
-            batch_size=options["max_batch_bytes"],
-        )
+            magic=2, compression_type=0, is_transactional=options["transactional"], producer_id=options["producer_id"],
+            producer_epoch=options["producer_epoch"], base_sequence=base, batch_size=options["max_batch_bytes"],
+        )  # fmt: skip
         count = 0
         while count < len(rows) and builder.append(
             count, rows[count].timestamp, rows[count].key, rows[count].value, list(rows[count].headers)
@@ -330,19 +323,9 @@ def test_the_header_of_a_transactional_batch(encode: ModuleType) -> None:
     header = header_of(batch)
     assert header.pop("crc") > 0
     assert header == {
-        "base": 0,
-        "length": len(batch.data) - 12,
-        "epoch": -1,
-        "magic": 2,
-        "attributes": TRANSACTIONAL | 4,
-        "last": 2,
-        "first_time": NOW,
-        "max_time": NOW,
-        "producer_id": 77,
-        "producer_epoch": 5,
-        "sequence": 0,
-        "count": 3,
-    }
+        "base": 0, "length": len(batch.data) - 12, "epoch": -1, "magic": 2, "attributes": TRANSACTIONAL | 4, "last": 2,
+        "first_time": NOW, "max_time": NOW, "producer_id": 77, "producer_epoch": 5, "sequence": 0, "count": 3,
+    }  # fmt: skip
 
 
 def test_sequences_are_counted_by_partition_and_continue_after_a_flush(encode: ModuleType) -> None:
@@ -431,14 +414,10 @@ def test_many_large_arrow_batches_by_many_partitions() -> None:
 # --- partitions ---
 
 VECTORS = {
-    b"21": -973932308,
-    b"foobar": -790332482,
-    b"a-little-bit-long-string": -985981536,
-    b"a-little-bit-longer-string": -1486304829,
-    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
-    b"abc": 479470107,
-    b"": 275646681,
-}
+    b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829, b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107, b"": 275646681,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("key", VECTORS)
@@ -538,11 +517,9 @@ def unpack_lz4(data: bytes) -> bytes:
 
 
 UNPACK: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": lambda data: bytes(cramjam.gzip.decompress(data)),
-    "snappy": unpack_xerial,
-    "lz4": unpack_lz4,
+    "gzip": lambda data: bytes(cramjam.gzip.decompress(data)), "snappy": unpack_xerial, "lz4": unpack_lz4,
     "zstd": lambda data: bytes(cramjam.zstd.decompress(data)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("filler", ["text", "noise", "both"])
@@ -555,8 +532,7 @@ def test_compressed_records_unpack_to_the_plain_ones(encode: ModuleType, codec: 
     for made in (plain, packed):
         made.append(values(*items), NOW)
     (expected,), (batch,) = plain.flush(), packed.flush()
-    assert UNPACK[codec](body(batch)) == body(expected)
-    assert header_of(batch)["attributes"] == CODECS.index(codec)
+    assert (UNPACK[codec](body(batch)), header_of(batch)["attributes"]) == (body(expected), CODECS.index(codec))
     if filler == "text":
         assert len(batch.data) < len(expected.data) / 5
     else:
@@ -673,26 +649,20 @@ def test_a_record_that_no_batch_can_hold_is_refused() -> None:
             encoder(encode).append(pa.RecordBatch.from_pydict({"value": column}), NOW)
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"partitions": 0}, "partitions must be between 1 and"),
-        ({"max_batch_bytes": 0}, "max_batch_bytes"),
-        ({"max_batch_bytes": 1 << 31}, "max_batch_bytes"),
-        ({"producer_id": -2}, "producer_id"),
-        ({"producer_id": 1}, "producer_epoch must be between 0"),
-        ({"producer_id": 1, "producer_epoch": 1 << 15}, "producer_epoch"),
-        ({"transactional": True}, "needs the producer id"),
-        ({"codec": "lzo"}, "codec must be one of none, gzip, snappy, lz4, zstd"),
-        ({"compression_level": 1}, "with none leave it out"),
-        ({"codec": "snappy", "compression_level": 1}, "with snappy leave it out"),
-        ({"codec": "gzip", "compression_level": 10}, "compression_level of gzip must be between 1 and 9, got 10"),
-        ({"codec": "lz4", "compression_level": 0}, "compression_level of lz4"),
-        ({"codec": "zstd", "compression_level": 23}, "compression_level of zstd"),
-        ({"first_sequences": {1: 0}}, "a partition in first_sequences"),
-        ({"first_sequences": {0: -1}}, "a sequence in first_sequences"),
-    ],
-)
+@pytest.mark.parametrize(("options", "what"), [
+    ({"partitions": 0}, "partitions must be between 1 and"), ({"max_batch_bytes": 0}, "max_batch_bytes"),
+    ({"max_batch_bytes": 1 << 31}, "max_batch_bytes"), ({"producer_id": -2}, "producer_id"),
+    ({"producer_id": 1}, "producer_epoch must be between 0"),
+    ({"producer_id": 1, "producer_epoch": 1 << 15}, "producer_epoch"), ({"transactional": True}, "needs the producer id"),
+    ({"codec": "lzo"}, "codec must be one of none, gzip, snappy, lz4, zstd"),
+    ({"compression_level": 1}, "with none leave it out"),
+    ({"codec": "snappy", "compression_level": 1}, "with snappy leave it out"),
+    ({"codec": "gzip", "compression_level": 10}, "compression_level of gzip must be between 1 and 9, got 10"),
+    ({"codec": "lz4", "compression_level": 0}, "compression_level of lz4"),
+    ({"codec": "zstd", "compression_level": 23}, "compression_level of zstd"),
+    ({"first_sequences": {1: 0}}, "a partition in first_sequences"),
+    ({"first_sequences": {0: -1}}, "a sequence in first_sequences"),
+])  # fmt: skip
 def test_arguments_out_of_range_are_refused(encode: ModuleType, options: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
         encoder(encode, **options)

@@ -146,19 +146,11 @@ def test_under_read_committed_what_is_not_stable_yet_does_not_raise_the_size():
     assert plan.take(ONE, 0.0, HEADROOM)[0].max_bytes == asked.max_bytes
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.OFFSET_NOT_AVAILABLE,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.INCONSISTENT_TOPIC_ID,
-    ],
-)
+@pytest.mark.parametrize("code", [
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID,
+])  # fmt: skip
 def test_a_retriable_error_looks_up_the_leader_again_after_a_backoff(code):
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
@@ -473,14 +465,11 @@ def test_a_bounded_partition_is_asked_for_about_what_it_holds_as_plans_before_fo
 # --- looking leaders up again ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("config", "age_s"),
-    [
-        (CONFIG, 300.0),
-        (replace(CONFIG, metadata_max_age_ms=7), 0.1),  # no more often than failed requests are repeated
-        (replace(CONFIG, metadata_max_age_ms=7, retry_backoff_ms=8), 0.05),
-    ],
-)
+@pytest.mark.parametrize(("config", "age_s"), [
+    (CONFIG, 300.0),
+    (replace(CONFIG, metadata_max_age_ms=7), 0.1),  # no more often than failed requests are repeated
+    (replace(CONFIG, metadata_max_age_ms=7, retry_backoff_ms=8), 0.05),
+])  # fmt: skip
 def test_a_leader_is_looked_up_again_once_it_is_known_for_long(config, age_s):
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source, config=config)
@@ -720,15 +709,10 @@ def test_a_later_leader_that_an_answer_names_is_asked_at_once(error, known):
     assert [(again.offset, again.leader_epoch) for again in plan.take(TWO, 1.0, HEADROOM)] == [(10, 6)]
 
 
-@pytest.mark.parametrize(
-    ("error", "hint"),
-    [
-        (ErrorCode.NOT_LEADER_OR_FOLLOWER, Leader(TWO, 5)),
-        (ErrorCode.NOT_LEADER_OR_FOLLOWER, Leader(TWO, None)),
-        (ErrorCode.NOT_LEADER_OR_FOLLOWER, None),
-        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Leader(TWO, 6)),
-    ],
-)
+@pytest.mark.parametrize(("error", "hint"), [
+    (ErrorCode.NOT_LEADER_OR_FOLLOWER, Leader(TWO, 5)), (ErrorCode.NOT_LEADER_OR_FOLLOWER, Leader(TWO, None)),
+    (ErrorCode.NOT_LEADER_OR_FOLLOWER, None), (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Leader(TWO, 6)),
+])  # fmt: skip
 def test_no_other_leader_that_an_answer_names_is_believed(error, hint):
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)

@@ -28,25 +28,18 @@ def old_message(offset: int) -> bytes:
 
 def partition(index: int, records: bytes | None, **given) -> Partition:
     fields = {
-        "partition_index": index,
-        "error_code": 0,
-        "high_watermark": 100,
-        "last_stable_offset": 90,
-        "log_start_offset": 10,
-        "aborted_transactions": [Partition.AbortedTransaction(producer_id=5, first_offset=6)],
-        "preferred_read_replica": -1,
-        "records": records,
-    }
+        "partition_index": index, "error_code": 0, "high_watermark": 100, "last_stable_offset": 90,
+        "log_start_offset": 10, "aborted_transactions": [Partition.AbortedTransaction(producer_id=5, first_offset=6)],
+        "preferred_read_replica": -1, "records": records,
+    }  # fmt: skip
     return Partition(**(fields | given))
 
 
 def response(version: int, partitions: list[Partition]) -> memoryview:
     message = FetchResponse(
-        throttle_time_ms=3,
-        error_code=0,
-        session_id=0,
+        throttle_time_ms=3, error_code=0, session_id=0,
         responses=[Topic(topic="orders", topic_id=TOPIC_ID, partitions=partitions)],
-    )
+    )  # fmt: skip
     return memoryview(bytes(message.encode(version=version)))
 
 
@@ -59,8 +52,7 @@ def test_every_version_that_another_client_writes_is_read(version):
     assert (first.topic, first.topic_id) == (("orders", None) if version < 13 else (None, TOPIC_ID))
     assert (first.partition, first.error, bytes(first.records)) == (0, 0, b"abc")
     assert (first.high_watermark, first.last_stable_offset) == (100, 90)
-    assert first.log_start_offset == (10 if version >= 5 else None)
-    assert first.aborted == [(5, 6)]
+    assert (first.log_start_offset, first.aborted) == (10 if version >= 5 else None, [(5, 6)])
     assert first.preferred_replica is None
     assert (second.partition, second.error, bytes(second.records), second.aborted) == (1, 6, b"", None)
 
@@ -77,11 +69,9 @@ def test_what_the_protocol_writes_as_minus_one_is_none():
 
 def test_divergence_and_the_present_leader_are_read_from_their_tags():
     settings = partition(
-        0,
-        b"",
-        diverging_epoch=Partition.EpochEndOffset(epoch=4, end_offset=55),
+        0, b"", diverging_epoch=Partition.EpochEndOffset(epoch=4, end_offset=55),
         current_leader=Partition.LeaderIdAndEpoch(leader_id=2, leader_epoch=9),
-    )
+    )  # fmt: skip
     answer = parse_fetch_response(response(16, [settings, partition(1, b"x")]), 16)
     assert (answer.partitions[0].diverging, answer.partitions[0].leader) == ((4, 55), (2, 9))
     assert bytes(answer.partitions[1].records) == b"x"

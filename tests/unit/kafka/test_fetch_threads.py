@@ -86,8 +86,7 @@ def test_what_one_of_five_thousand_partitions_needs_is_found_without_a_look_at_t
     assert plan.changed() == {one}
     assert (plan.next_due(one), plan.leaderless(0.0), plan.unresolved()) == (0.0, [], [])
     plan.lost(plan.take(one, 0.0, 1 << 20), RetriableError("gone"), 1.0)
-    assert plan.next_due(None) == pytest.approx(1.1)
-    assert plan.leaderless(1.2) == [sources[0]]
+    assert (plan.next_due(None), plan.leaderless(1.2)) == (pytest.approx(1.1), [sources[0]])
     assert plan.replicas() == {one, two}
 
 
@@ -174,8 +173,7 @@ def test_partitions_that_are_assigned_together_look_through_what_was_fetched_onc
     with fetcher._lock:
         fetcher._queue, fetcher._queued_bytes = Looked(old), 2
     fetcher.assign([FetchFrom("t", number, 0) for number in range(4000)] + [FetchFrom("v", 0, 7)])
-    assert Looked.looks == 1
-    assert len(fetcher._plan) == 4001
+    assert (Looked.looks, len(fetcher._plan)) == (1, 4001)
     assert [fetcher.poll(0.0), fetcher.poll(0.0)] == [old[0], None], "of v what was fetched is dropped"
     over.set()
     fetcher.close()

@@ -111,19 +111,11 @@ class Partition:
         last = found[-1].last_offset if found else -1
         listed = [(producer, first) for producer, first, end in self.aborted if first <= last and end >= offset]
         return PartitionAnswer(
-            topic=topic,
-            topic_id=None,
-            partition=partition,
-            error=0,
-            high_watermark=self.end,
-            last_stable_offset=self.stable,
-            log_start_offset=0,
-            aborted=listed if isolation is Isolation.READ_COMMITTED else None,
-            preferred_replica=None,
-            diverging=None,
-            leader=None,
-            records=memoryview(b"".join(item.data for item in found)),
-        )
+            topic=topic, topic_id=None, partition=partition, error=0, high_watermark=self.end,
+            last_stable_offset=self.stable, log_start_offset=0,
+            aborted=listed if isolation is Isolation.READ_COMMITTED else None, preferred_replica=None, diverging=None,
+            leader=None, records=memoryview(b"".join(item.data for item in found)),
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -152,18 +144,9 @@ MIXED = (
     transactional(11, 1, 7),
 )
 FATES = [
-    (0, None),
-    (1, "aborted"),
-    (3, "committed"),
-    (4, "ABORT"),
-    (5, "committed"),
-    (6, "COMMIT"),
-    (7, "open"),
-    (8, "COMMIT"),
-    (9, "aborted"),
-    (10, "ABORT"),
-    (11, "open"),
-]
+    (0, None), (1, "aborted"), (3, "committed"), (4, "ABORT"), (5, "committed"), (6, "COMMIT"), (7, "open"),
+    (8, "COMMIT"), (9, "aborted"), (10, "ABORT"), (11, "open"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("batches_per_fetch", [1, 2, 3, 100])
@@ -176,8 +159,7 @@ def test_the_fate_of_every_batch_on_both_sides_of_the_last_stable_offset(dumped,
 
 def test_without_open_transactions_nothing_is_read_twice(dumped):
     partition = Partition(7, *MIXED[:6], aborted=[(7, 1, 4)], batches_per_fetch=100)
-    assert dumped(partition) == FATES[:6]
-    assert partition.fetched == [0]
+    assert (dumped(partition), partition.fetched) == (FATES[:6], [0])
 
 
 def test_an_offset_that_is_not_there_is_refused(dumped):

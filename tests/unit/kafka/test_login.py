@@ -61,11 +61,9 @@ JAVA_4_1 = {
     ),
 }
 LIBRDKAFKA = {
-    "sasl.oauthbearer.method": "oidc",
-    "sasl.oauthbearer.client.id": "me",
-    "sasl.oauthbearer.client.secret": "hunter2",
+    "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "me", "sasl.oauthbearer.client.secret": "hunter2",
     "sasl.oauthbearer.scope": "kafka",
-}
+}  # fmt: skip
 
 
 def by_token(url: str, **more: str) -> dict[str, str]:
@@ -137,16 +135,11 @@ def test_a_token_endpoint_that_is_away_is_waited_for(kafka, endpoint):
         ClientCredentials(url="http://127.0.0.1:1/", client_id="me", client_secret="x").token()
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "message"),
-    [
-        (401, '{"error": "invalid_client", "error_description": "no such client"}', "401 .*invalid_client no such .*'me'"),
-        (400, "<html>", "answered 400"),
-        (200, "<html>", "without an access_token"),
-        (200, '{"access_token": "a\\u0001b"}', "access_token that is none"),
-        (200, "[]", "without an access_token"),
-    ],
-)
+@pytest.mark.parametrize(("status", "body", "message"), [
+    (401, '{"error": "invalid_client", "error_description": "no such client"}', "401 .*invalid_client no such .*'me'"),
+    (400, "<html>", "answered 400"), (200, "<html>", "without an access_token"),
+    (200, '{"access_token": "a\\u0001b"}', "access_token that is none"), (200, "[]", "without an access_token"),
+])  # fmt: skip
 def test_a_token_endpoint_that_refuses_is_an_error_of_the_login_without_the_secret(endpoint, status, body, message):
     endpoint.status, endpoint.body = status, body
     with pytest.raises(AuthenticationError, match=message) as caught:
@@ -189,30 +182,21 @@ def test_encoded_credentials_and_extensions_are_sent_as_java_does(endpoint):
 class TestRenewal:
     """As Java's ExpiringCredentialRefreshingLogin counts."""
 
-    @pytest.mark.parametrize(
-        ("lifetime_s", "chance", "after_s"),
-        [
-            (20, 0.0, 16.0),  # too short for the buffer and the least period together, which do not count then
-            (20, 1.0, 17.0),
-            (360, 0.0, 288.0),
-            (361, 0.0, 61.0),  # 300 s before its end
-            (3600, 0.0, 2880.0),
-            (3600, 1.0, 3060.0),
-            (1000, 1.0, 700.0),
-        ],
-    )
+    @pytest.mark.parametrize(("lifetime_s", "chance", "after_s"), [
+        (20, 0.0, 16.0),  # too short for the buffer and the least period together, which do not count then
+        (20, 1.0, 17.0), (360, 0.0, 288.0),
+        (361, 0.0, 61.0),  # 300 s before its end
+        (3600, 0.0, 2880.0), (3600, 1.0, 3060.0), (1000, 1.0, 700.0),
+    ])  # fmt: skip
     def test_a_token_is_renewed_in_the_window_of_its_lifetime_and_well_before_its_end(self, lifetime_s, chance, after_s):
         assert renewal.Renewal().after_s(lifetime_s, chance) == pytest.approx(after_s)
 
     def test_the_properties_of_java_say_when(self, endpoint):
         properties = {
-            "sasl.login.refresh.window.factor": "0.5",
-            "sasl.login.refresh.window.jitter": "0",
-            "sasl.login.refresh.min.period.seconds": "1",
-            "sasl.login.refresh.buffer.seconds": "2",
-            "sasl.login.connect.timeout.ms": "1500",
-            "sasl.login.read.timeout.ms": "2500",
-        }
+            "sasl.login.refresh.window.factor": "0.5", "sasl.login.refresh.window.jitter": "0",
+            "sasl.login.refresh.min.period.seconds": "1", "sasl.login.refresh.buffer.seconds": "2",
+            "sasl.login.connect.timeout.ms": "1500", "sasl.login.read.timeout.ms": "2500",
+        }  # fmt: skip
         provider = config_of(by_token(endpoint.url) | JAVA | properties).sasl.token_provider
         assert provider.renewal == renewal.Renewal(window_factor=0.5, window_jitter=0.0, min_period_s=1.0, buffer_s=2.0)
         assert (provider.http.connect_timeout_s, provider.http.read_timeout_s) == (1.5, 2.5)
@@ -232,8 +216,7 @@ class TestRenewal:
         assert "was not renewed, and the previous one is used for 20 s more" in caplog.text
         assert "hunter2" not in caplog.text
         now[0] += 10.0
-        assert provider.token() == "a"
-        assert len(endpoint.asked) == 3
+        assert (provider.token(), len(endpoint.asked)) == ("a", 3)
         now[0] += 10.0
         with pytest.raises((RetriableError, AuthenticationError)):
             provider.token()
@@ -359,23 +342,20 @@ def test_a_secret_is_in_the_environment_or_a_file_and_in_no_property(kafka, endp
         assert pickle.loads(pickle.dumps(source)).config.sasl == source.config.sasl  # a task has not the driver's environment
 
 
-@pytest.mark.parametrize(
-    ("properties", "words"),
-    [
-        ({"client.id": "${env:NOT_THERE}"}, "'client.id' names the environment variable 'NOT_THERE', which is not set here"),
-        ({"client.id": "${file:/not/there:key}"}, "names the file /not/there, which cannot be read: FileNotFoundError"),
-        ({"config.providers.env.class": "com.example.Vault"}, "config.providers.env.class must be .* not 'com.example.Vault'"),
-        ({"config.providers.vault.class": "com.example.Vault"}, "'config.providers.vault.class' is not supported"),
-        (
-            {"config.providers.env.param.allowlist.pattern": "KAFKA_.*", "client.id": "${env:HOME}"},
-            "the environment variable 'HOME' in a way that is not allowed",
-        ),
-        (
-            {"config.providers.directory.param.allowed.paths": "/run/secrets", "client.id": "${directory:/run/secrets/..:x}"},
-            "which allowed.paths does not allow",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("properties", "words"), [
+    ({"client.id": "${env:NOT_THERE}"}, "'client.id' names the environment variable 'NOT_THERE', which is not set here"),
+    ({"client.id": "${file:/not/there:key}"}, "names the file /not/there, which cannot be read: FileNotFoundError"),
+    ({"config.providers.env.class": "com.example.Vault"}, "config.providers.env.class must be .* not 'com.example.Vault'"),
+    ({"config.providers.vault.class": "com.example.Vault"}, "'config.providers.vault.class' is not supported"),
+    (
+        {"config.providers.env.param.allowlist.pattern": "KAFKA_.*", "client.id": "${env:HOME}"},
+        "the environment variable 'HOME' in a way that is not allowed",
+    ),
+    (
+        {"config.providers.directory.param.allowed.paths": "/run/secrets", "client.id": "${directory:/run/secrets/..:x}"},
+        "which allowed.paths does not allow",
+    ),
+])  # fmt: skip
 def test_a_reference_that_leads_nowhere_is_refused_by_name(properties, words):
     with pytest.raises(UsageError, match=words):
         config_of(PROVIDERS | properties)
@@ -396,12 +376,10 @@ MSK_JAVA = {
     "sasl.client.callback.handler.class": f"{IAM}IAMClientCallbackHandler",
 }
 MSK_OAUTH = {
-    "security.protocol": "SASL_SSL",
-    "sasl.mechanism": "OAUTHBEARER",
-    "sasl.jaas.config": f"{OAUTH_MODULE} required;",
+    "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": f"{OAUTH_MODULE} required;",
     "sasl.login.callback.handler.class": f"{IAM}IAMOAuthBearerLoginCallbackHandler",
     "sasl.client.callback.handler.class": f"{IAM}IAMOAuthBearerLoginCallbackHandler",
-}
+}  # fmt: skip
 
 
 def signed(token: str) -> dict[str, str]:
@@ -428,8 +406,7 @@ def test_the_usual_recipe_of_msk_signs_tokens_for_the_region_of_its_brokers(aws,
     config = config_of(properties, MSK_HOST)
     assert config.sasl.wire_mechanism == "OAUTHBEARER"
     token = signed(config.sasl.token_provider.token())
-    assert token["host"] == "kafka.eu-west-1.amazonaws.com"
-    assert token["Action"] == "kafka-cluster:Connect"
+    assert (token["host"], token["Action"]) == ("kafka.eu-west-1.amazonaws.com", "kafka-cluster:Connect")
     assert token["X-Amz-Credential"].startswith("AKIADEFAULT/")
 
 
@@ -607,22 +584,15 @@ def test_copies_of_one_login_share_the_connections_of_their_process(kafka, provi
 
 def test_logins_of_different_providers_are_different():
     made = [SaslConfig(mechanism="OAUTHBEARER", token_provider=each) for each in (Tokens(), Tokens(), Fixed("a"), Fixed("b"))]
-    assert len(set(made)) == 4
-    assert made[2] == SaslConfig(mechanism="OAUTHBEARER", token_provider=Fixed("a"))
+    assert (len(set(made)), made[2]) == (4, SaslConfig(mechanism="OAUTHBEARER", token_provider=Fixed("a")))
     assert made[0] == SaslConfig(mechanism="OAUTHBEARER", token_provider=made[0].token_provider)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://job:hidden@idp.example:80800/token",
-        "htps://job:hidden@idp.example/token?client_secret=hidden",
-        "job:hidden@idp.example/token",
-        "https://job:hid@den:hidden@[idp/token",
-        "https://job:hidden/1@idp:x/token#hidden",
-        "file://job:hidden@host/token",
-    ],
-)
+@pytest.mark.parametrize("url", [
+    "https://job:hidden@idp.example:80800/token", "htps://job:hidden@idp.example/token?client_secret=hidden",
+    "job:hidden@idp.example/token", "https://job:hid@den:hidden@[idp/token", "https://job:hidden/1@idp:x/token#hidden",
+    "file://job:hidden@host/token",
+])  # fmt: skip
 @pytest.mark.parametrize(
     "more", [{}, {"sasl.oauthbearer.metadata.authentication.type": "azure_imds"}], ids=["endpoint", "Azure"]
 )

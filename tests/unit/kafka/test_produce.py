@@ -160,8 +160,7 @@ def test_nor_does_one_that_ends_in_a_failure_stay_on_loan(monkeypatch):
     sender = cluster.sender()
     sender.send("t", batches(10))
     sender.flush()
-    assert len(ended) == 5
-    assert cluster.given_back == ended
+    assert (len(ended), cluster.given_back) == (5, ended)
 
 
 class StoppedTime:

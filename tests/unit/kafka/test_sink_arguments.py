@@ -23,16 +23,11 @@ class Tokens:
 OAUTH = SaslConfig(mechanism="OAUTHBEARER", token_provider=Tokens())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wanted_ms"),
-    [
-        ({}, 900_000),
-        ({"properties": {"transaction.timeout.ms": "7000"}}, 7000),
-        ({"properties": {"Transaction.Timeout.MS": "7000"}}, 7000),
-        ({"transaction_timeout_ms": 8000}, 8000),
-        ({"transaction_timeout_ms": 8000, "properties": {"transaction.timeout.ms": "8000"}}, 8000),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "wanted_ms"), [
+    ({}, 900_000), ({"properties": {"transaction.timeout.ms": "7000"}}, 7000),
+    ({"properties": {"Transaction.Timeout.MS": "7000"}}, 7000), ({"transaction_timeout_ms": 8000}, 8000),
+    ({"transaction_timeout_ms": 8000, "properties": {"transaction.timeout.ms": "8000"}}, 8000),
+])  # fmt: skip
 def test_the_transaction_timeout_is_the_arguments_else_the_propertys_else_15_minutes(arguments, wanted_ms):
     assert KafkaSink(NOBODY, **arguments).config.transaction_timeout_ms == wanted_ms
 

@@ -332,9 +332,7 @@ class TestSpeed:
 
         ends = kafka.fault("EndTxn", Before(arrive), times=None, when=lambda request: request.transactional_id in tasks)
         committer(sink, JOB).commit(0, handles)
-        assert ends.fired == 40
-        assert max(most) == 16
-        assert values(kafka) == [f"{task:02}" for task in range(40)]
+        assert (ends.fired, max(most), values(kafka)) == (40, 16, [f"{task:02}" for task in range(40)])
 
     def test_one_that_fails_leaves_the_others_committed_and_a_restart_completes_the_epoch(self, kafka, sink):
         handles = prepared(sink, JOB, 0, ["a"], ["b"], ["c"])
@@ -413,15 +411,13 @@ class TestDamageOnTheWay:
         """It was sealed with its own checksum, whatever had come, and `amount=9000` was committed."""
         spoilt = kafka.fault("Fetch", Rewrite(one_bit_of(b"1000")), times=1, when=self.timed_out(kafka, sink))
         committer(sink, JOB).recover()
-        assert values(kafka) == ["amount=1000"]
-        assert spoilt.fired == 1
+        assert (values(kafka), spoilt.fired) == (["amount=1000"], 1)
 
     def test_what_is_damaged_in_the_log_is_not_copied(self, kafka, sink):
         spoilt = kafka.fault("Fetch", Rewrite(one_bit_of(b"1000")), times=None, when=self.timed_out(kafka, sink))
         with pytest.raises(CorruptDataError, match=r"out-.*offset 0.*checksum"):
             committer(sink, JOB).recover()
-        assert values(kafka) == []
-        assert spoilt.fired == 2
+        assert (values(kafka), spoilt.fired) == ([], 2)
 
 
 def brought_nothing(topic):
@@ -444,8 +440,7 @@ class TestNewLeader:
         topic = sink.cluster().topic_id("out")
         nothing = kafka.fault("Fetch", Rewrite(brought_nothing(topic)), nth=2, times=2, when=lambda asked: asks(asked, topic))
         committer(sink, JOB).recover()
-        assert values(kafka) == ["a"]
-        assert nothing.fired == 2
+        assert (values(kafka), nothing.fired) == (["a"], 2)
 
     def test_nor_does_it_end_the_reading_of_the_lists(self, kafka, sink):
         recorded_and_killed(sink, prepared(sink, JOB, 0, ["a"]))
@@ -453,8 +448,7 @@ class TestNewLeader:
         topic = other.cluster().topic_id("commits")
         nothing = kafka.fault("Fetch", Rewrite(brought_nothing(topic)), times=2, when=lambda asked: asks(asked, topic))
         committer(other, JOB).recover()
-        assert values(kafka) == ["a"]
-        assert nothing.fired == 2
+        assert (values(kafka), nothing.fired) == (["a"], 2)
 
 
 def asks(request, topic):
@@ -504,14 +498,12 @@ class TestSmallTopics:
         sink = KafkaSink(kafka.bootstrap, topic="small", commit_topic="commits")
         headers = [[{"key": f"h{number}", "value": None}, {"key": "", "value": b"x"}] for number in range(20)]
         times = pa.array([1_700_000_000_000 + 86_400_000 * (number % 3) for number in range(20)], pa.timestamp("ms", "UTC"))
-        data = pa.RecordBatch.from_pydict(
-            {
-                "value": pa.array([None if number % 4 == 0 else b"%d" % number for number in range(20)], pa.binary()),
-                "key": pa.array([None if number % 5 == 0 else b"k" for number in range(20)], pa.binary()),
-                "headers": pa.array(headers, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-                "timestamp": times,
-            }
-        )
+        data = pa.RecordBatch.from_pydict({
+            "value": pa.array([None if number % 4 == 0 else b"%d" % number for number in range(20)], pa.binary()),
+            "key": pa.array([None if number % 5 == 0 else b"k" for number in range(20)], pa.binary()),
+            "headers": pa.array(headers, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+            "timestamp": times,
+        })  # fmt: skip
         with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
             transaction.write(data)
             committer(sink, JOB).commit(0, (transaction.prepare(),))

@@ -165,8 +165,7 @@ class TestRidingOut:
         outage.at("prepare")
         driver.commit(0, [transaction.prepare()])
         outage.over()
-        assert values(kafka) == ["a"]
-        assert caplog.text.count("trying on") == 1
+        assert (values(kafka), caplog.text.count("trying on")) == (["a"], 1)
         assert caplog.text.count("the brokers answer again") == 1
 
     def test_an_outage_between_the_last_acknowledgement_and_the_handle_is_ridden_out(self, kafka, sink, caplog, monkeypatch):
@@ -589,16 +588,11 @@ class TestBounded:
         monkeypatch.setenv("KAFKA_CLIENT", "me")
         (tmp_path / "client").write_text("rack=here\n")
         classes = "org.apache.kafka.common.config.provider."
-        made = sink_of(
-            kafka,
-            **{
-                "config.providers": "env,file",
-                "config.providers.env.class": f"{classes}EnvVarConfigProvider",
-                "config.providers.file.class": f"{classes}FileConfigProvider",
-                "client.id": "${env:KAFKA_CLIENT}",
-                "client.rack": f"${{file:{tmp_path / 'client'}:rack}}",
-            },
-        )
+        made = sink_of(kafka, **{
+            "config.providers": "env,file", "config.providers.env.class": f"{classes}EnvVarConfigProvider",
+            "config.providers.file.class": f"{classes}FileConfigProvider", "client.id": "${env:KAFKA_CLIENT}",
+            "client.rack": f"${{file:{tmp_path / 'client'}:rack}}",
+        })  # fmt: skip
         sent = pickle.dumps(made)
         monkeypatch.delenv("KAFKA_CLIENT")
         (tmp_path / "client").unlink()
@@ -651,8 +645,7 @@ class TestListOfTheDriver:
         driver.commit(1, handles)
         kafka.check_faults()
         assert "no other driver has done it" in caplog.text
-        assert values(kafka) == ["a", "b"]
-        assert sink.recorded_epochs() == {JOB: 1}
+        assert (values(kafka), sink.recorded_epochs()) == (["a", "b"], {JOB: 1})
 
     def test_nor_is_the_end_of_its_id_which_coordinators_forget_after_a_week(self, kafka, sink):
         driver = JobCommitter(JOB, sink.committer(JOB))
@@ -732,8 +725,7 @@ class TestCommitLog:
         waiting.join(LONGEST_S)
         assert not waiting.is_alive()
         sender.close()
-        assert caplog.text.count("trying on") == 1
-        assert caplog.text.count("answer again") == 1
+        assert (caplog.text.count("trying on"), caplog.text.count("answer again")) == (1, 1)
 
 
 class TestOutcome:

@@ -115,8 +115,7 @@ def test_a_group_in_the_properties_serves_committed_but_is_never_committed_to():
 
 def test_defaults_lose_nothing():
     source = make()
-    assert source.start == Earliest()
-    assert source.start_of_new_partitions == Earliest()
+    assert (source.start, source.start_of_new_partitions) == (Earliest(), Earliest())
     assert source.config.isolation is Isolation.READ_COMMITTED
     assert source.fail_on_data_loss
     assert source.boundedness is Boundedness.UNBOUNDED
@@ -130,17 +129,10 @@ def test_what_is_read_is_one_tagged_value():
 
 
 def test_the_schema_is_that_of_sparks_own_source():
-    assert make().schema == pa.schema(
-        [
-            ("key", pa.binary()),
-            ("value", pa.binary()),
-            ("topic", pa.string()),
-            ("partition", pa.int32()),
-            ("offset", pa.int64()),
-            ("timestamp", pa.timestamp("us", tz="UTC")),
-            ("timestampType", pa.int32()),
-        ]
-    )
+    assert make().schema == pa.schema([
+        ("key", pa.binary()), ("value", pa.binary()), ("topic", pa.string()), ("partition", pa.int32()),
+        ("offset", pa.int64()), ("timestamp", pa.timestamp("us", tz="UTC")), ("timestampType", pa.int32()),
+    ])  # fmt: skip
     assert make(columns=["headers", "value"]).schema.names == ["value", "headers"]
     assert make().with_columns(["offset", "key"]).schema.names == ["key", "offset"]
 
@@ -153,12 +145,9 @@ def test_a_copy_is_equal_and_works_without_a_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket, "socket", refuse)
     source = make(
-        start={("t", 0): At(3), ("t", 1): Timestamp(5)},
-        stop=Committed("g", At(0)),
-        group="g",
-        properties={"security.protocol": "SSL"},
-        discovery_interval_s=None,
-    )
+        start={("t", 0): At(3), ("t", 1): Timestamp(5)}, stop=Committed("g", At(0)), group="g",
+        properties={"security.protocol": "SSL"}, discovery_interval_s=None,
+    )  # fmt: skip
     copy = pickle.loads(pickle.dumps(source))
     assert copy == source
     assert (copy.config, copy.subscription, copy.schema) == (source.config, source.subscription, source.schema)

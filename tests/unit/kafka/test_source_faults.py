@@ -61,8 +61,7 @@ def test_a_fetch_quota_empties_the_answer_and_the_reader_waits_as_reported_and_c
     kafka.fault("Fetch", Rewrite(_without_partitions), times=2)
     throttle = kafka.fault("Fetch", Throttle(300), times=2)
     started = time.monotonic()
-    assert read_all(source_of(kafka)) == [b"%d" % number for number in range(10)]
-    assert throttle.fired == 2
+    assert (read_all(source_of(kafka)), throttle.fired) == ([b"%d" % number for number in range(10)], 2)
     assert time.monotonic() - started >= 0.6
 
 
@@ -408,8 +407,7 @@ def test_a_record_that_comes_while_a_start_at_a_timestamp_becomes_an_offset_is_r
     kafka.append("t", NewRecord(b"old", timestamp_ms=1000))
     late = kafka.fault("ListOffsets", Before(lambda: kafka.append("t", NewRecord(b"new", timestamp_ms=5000))), nth=at)
     (split,) = source_of(kafka, start=Timestamp(4000), stop=None).create_discovery().initial().added
-    assert split.next_offset == 1
-    assert late.fired == 1
+    assert (split.next_offset, late.fired) == (1, 1)
 
 
 # --- readers that no process reads

@@ -26,14 +26,9 @@ GOLDEN_SPLITS = [
 serializer = KafkaSplitSerializer()
 offsets = st.integers(0, 2**63 - 1)
 splits = st.builds(
-    KafkaSplit,
-    st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True),
-    st.none() | st.uuids(),
-    st.integers(0, 2**31 - 1),
-    offsets,
-    st.none() | offsets,
-    st.none() | st.integers(0, 2**31 - 1),
-)
+    KafkaSplit, st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True), st.none() | st.uuids(), st.integers(0, 2**31 - 1),
+    offsets, st.none() | offsets, st.none() | st.integers(0, 2**31 - 1),
+)  # fmt: skip
 
 
 def test_the_golden_splits_are_read_and_written():
@@ -56,23 +51,11 @@ def test_another_version_is_refused(version):
         serializer.deserialize(version, serializer.serialize(GOLDEN_SPLITS[0]))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"next_offset": -1},
-        {"next_offset": None},
-        {"next_offset": "x"},
-        {"next_offset": float("inf")},
-        {"stop_offset": -5},
-        {"stop_offset": []},
-        {"partition": -1},
-        {"partition": {}},
-        {"topic_id": "no-id"},
-        {"topic_id": 5},
-        {"last_epoch": "x"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("damage", [
+    {"next_offset": -1}, {"next_offset": None}, {"next_offset": "x"}, {"next_offset": float("inf")}, {"stop_offset": -5},
+    {"stop_offset": []}, {"partition": -1}, {"partition": {}}, {"topic_id": "no-id"}, {"topic_id": 5},
+    {"last_epoch": "x"},
+], ids=str)  # fmt: skip
 def test_damage_makes_a_checkpoint_unreadable_and_says_so(damage):
     def written(split_data):
         class Damaging(KafkaSplitSerializer):

@@ -181,30 +181,18 @@ def topic(topic_id, partitions=1):
 UNKNOWN = {"t": None}
 
 
-@pytest.mark.parametrize(
-    ("topic_id", "answers", "kind"),
-    [
-        (OLD, [UNKNOWN, topic(NEW), topic(OLD)], RetriableError),
-        (OLD, [UNKNOWN, topic(NEW), UNKNOWN], TopicRecreatedError),
-        (OLD, [UNKNOWN, UNKNOWN], UnknownTopicError),
-        (OLD, [topic(OLD, 0), topic(NEW, 1)], UnknownTopicError),
-        (None, [UNKNOWN, topic(NEW)], RetriableError),
-        (None, [UNKNOWN, UNKNOWN], UnknownTopicError),
-    ],
-)
+@pytest.mark.parametrize(("topic_id", "answers", "kind"), [
+    (OLD, [UNKNOWN, topic(NEW), topic(OLD)], RetriableError), (OLD, [UNKNOWN, topic(NEW), UNKNOWN], TopicRecreatedError),
+    (OLD, [UNKNOWN, UNKNOWN], UnknownTopicError), (OLD, [topic(OLD, 0), topic(NEW, 1)], UnknownTopicError),
+    (None, [UNKNOWN, topic(NEW)], RetriableError), (None, [UNKNOWN, UNKNOWN], UnknownTopicError),
+])  # fmt: skip
 def test_a_topic_is_gone_when_no_broker_knows_it_under_its_id(topic_id, answers, kind):
     assert isinstance(absence("t", 0, topic_id, answers), kind)
 
 
-@pytest.mark.parametrize(
-    ("topic_id", "answers", "same"),
-    [
-        (OLD, [topic(OLD), topic(OLD)], True),
-        (OLD, [topic(OLD), UNKNOWN], True),
-        (OLD, [topic(OLD), topic(NEW)], False),
-        (OLD, [UNKNOWN, UNKNOWN], False),
-        (None, [topic(None)], True),
-    ],
-)
+@pytest.mark.parametrize(("topic_id", "answers", "same"), [
+    (OLD, [topic(OLD), topic(OLD)], True), (OLD, [topic(OLD), UNKNOWN], True), (OLD, [topic(OLD), topic(NEW)], False),
+    (OLD, [UNKNOWN, UNKNOWN], False), (None, [topic(None)], True),
+])  # fmt: skip
 def test_what_was_said_by_name_counts_where_no_broker_knows_another_topic(topic_id, answers, same):
     assert is_same("t", topic_id, answers) is same

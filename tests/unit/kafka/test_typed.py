@@ -51,12 +51,9 @@ def test_a_script_reads_values_of_a_registry_named_before_the_value_or_in_a_head
 def test_bad_keys_and_values_of_one_record_have_one_reason(kafka):
     kafka.append("t", NewRecord(b"{", key=b"\xff"), NewRecord(b'{"a": 1}', key=b"k"), NewRecord(b"]", key=b"k"))
     kept = source(
-        kafka,
-        value=JSON,
-        key=StringFormat(),
-        on_bad_record="keep",
+        kafka, value=JSON, key=StringFormat(), on_bad_record="keep",
         columns=["key", "value", "offset", "badKey", "badValue", "badReason"],
-    )
+    )  # fmt: skip
     first, second, third = rows(kept, "key", "value", "badKey", "badValue", "badReason")
     assert first[:4] == (None, None, b"\xff", b"{")
     assert first[4].startswith("key: text is not UTF-8; value: is not JSON")
@@ -120,19 +117,13 @@ def test_what_is_not_asked_for_is_not_decoded_unless_bad_records_are_left_out(ka
     assert rows(source(kafka, value=JSON, columns=["offset"], on_bad_record="skip"), "offset") == [(1,)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"value": "avro"}, "value must be a format of headrace.formats"),
-        ({"on_bad_record": "drop"}, "on_bad_record must be 'fail', 'keep' or 'skip'"),
-        ({"columns": ["offset", "badValue"]}, "columns must be some of"),
-        (
-            {"columns": ["badValue"], "value": JSON, "on_bad_record": "keep"},
-            "badValue can only be read alongside other columns",
-        ),
-        ({"columns": ["offset", "badKey"], "value": JSON, "on_bad_record": "keep"}, "columns must be some of"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"value": "avro"}, "value must be a format of headrace.formats"),
+    ({"on_bad_record": "drop"}, "on_bad_record must be 'fail', 'keep' or 'skip'"),
+    ({"columns": ["offset", "badValue"]}, "columns must be some of"),
+    ({"columns": ["badValue"], "value": JSON, "on_bad_record": "keep"}, "badValue can only be read alongside other columns"),
+    ({"columns": ["offset", "badKey"], "value": JSON, "on_bad_record": "keep"}, "columns must be some of"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_when_the_source_is_made(kafka, arguments, words):
     with pytest.raises(UsageError, match=words):
         source(kafka, **arguments)
