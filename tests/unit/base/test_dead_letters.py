@@ -129,8 +129,7 @@ class TestLetters:
         ]  # fmt: skip
         letter = letter_of(connect)
         assert (letter.topic, letter.partition, letter.offset, letter.reason) == ("orders", 3, 17, None)
-        assert letter.headers == (("h", b"v"), ("added", b"later"))
-        assert letter_of([("h", b"v")]) is None
+        assert (letter.headers, letter_of([("h", b"v")])) == ((("h", b"v"), ("added", b"later")), None)
         assert letter_of([("__connect.errors.topic", None)]) is None
         assert letter_of([("__connect.errors.topic", b"t"), ("__connect.errors.offset", "²".encode())]).offset is None
 

@@ -227,8 +227,7 @@ def test_closing_closes_everything_once(monkeypatch):
     run = run_of(MemorySource(log_of(a="12")), parallelism=2)
     run.close()
     run.close()
-    assert sorted(closed) == ["discovery", "reader", "reader"]
-    assert run.poll(0.0) is None
+    assert (sorted(closed), run.poll(0.0)) == (["discovery", "reader", "reader"], None)
 
 
 def test_a_run_that_cannot_start_leaves_nothing_open(monkeypatch):

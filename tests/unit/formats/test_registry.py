@@ -398,8 +398,7 @@ def test_ids_that_stay_unknown_are_asked_for_again_together_and_then_once_in_a_w
     asked = len(served.asked)
     assert len(format_.decode(garbage).bad) == 50
     assert (pauses, len(served.asked) - asked) == ([0.001, 0.002], 150)
-    assert len(format_.decode(garbage).bad) == 50
-    assert len(served.asked) - asked == 150
+    assert (len(format_.decode(garbage).bad), len(served.asked) - asked) == (50, 150)
     monkeypatch.setattr(client, "_UNKNOWN_KEPT_S", 0.0)
     assert len(format_.decode(garbage).bad) == 50
     assert (len(pauses), len(served.asked) - asked) == (2, 200)

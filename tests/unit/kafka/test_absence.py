@@ -79,16 +79,14 @@ def test_a_broker_that_names_no_live_broker_proves_nothing(kafka):
 
     source = source_of(kafka)
     nobody = kafka.fault("Metadata", Rewrite(names_nobody))
-    assert source.retired([KafkaSplit("t", None, 0, 0)]) == frozenset()
-    assert nobody.fired == 1
+    assert (source.retired([KafkaSplit("t", None, 0, 0)]), nobody.fired) == (frozenset(), 1)
     assert source.retired([KafkaSplit("u", None, 0, 0)]) == {"u-0@"}
 
 
 def test_a_lost_connection_while_topic_ids_are_looked_up_is_tried_again(kafka):
     discovery = source_of(kafka).create_discovery()
     lost = kafka.fault("Metadata", CutBefore(), nth=3)  # of the first look at every broker
-    assert discovery.topic_ids([("t", 0), ("t", 1)]).keys() == {("t", 0)}
-    assert lost.fired == 1
+    assert (discovery.topic_ids([("t", 0), ("t", 1)]).keys(), lost.fired) == ({("t", 0)}, 1)
 
 
 # --- metadata ---------------------------------------------------------------------------------------------------------------
@@ -97,8 +95,7 @@ def test_a_lost_connection_while_topic_ids_are_looked_up_is_tried_again(kafka):
 def test_a_topic_that_is_just_being_created_is_waited_for_and_no_topic_of_no_partitions(kafka, cluster):
     kafka.append("t", b"a")
     creating = kafka.fault("Metadata", Refuse(ErrorCode.LEADER_NOT_AVAILABLE, topic="t"), times=3)
-    assert cluster.topics(["t"])["t"].partitions.keys() == {0}
-    assert creating.fired == 3
+    assert (cluster.topics(["t"])["t"].partitions.keys(), creating.fired) == ({0}, 3)
     again = kafka.fault("Metadata", Refuse(ErrorCode.LEADER_NOT_AVAILABLE, topic="t"))
     assert [value for *_, value in read_all(source_of(kafka, stop=Latest()))] == [b"a"]
     assert again.fired == 1
@@ -188,8 +185,7 @@ def test_a_partition_left_out_of_an_answer_about_leader_epochs_is_asked_for_agai
         response.topics = []
 
     silent = kafka.fault("OffsetForLeaderEpoch", Rewrite(leave_out))
-    assert cluster.epoch_ends({("t", 0): 0}) == {("t", 0): 1}
-    assert silent.fired == 1
+    assert (cluster.epoch_ends({("t", 0): 0}), silent.fired) == ({("t", 0): 1}, 1)
 
 
 def test_a_partition_that_is_always_left_out_is_said(kafka):

@@ -233,8 +233,7 @@ class TestDestinations:
         for epoch in (0, 1, 1):
             written(sink_to(kafka, "a"), epoch, rows([f"a{epoch}"]))
             written(sink_to(kafka, "b"), epoch, rows([f"b{epoch}"]))
-        assert values(kafka, "a") == ["a0", "a1"]
-        assert values(kafka, "b") == ["b0", "b1"]
+        assert (values(kafka, "a"), values(kafka, "b")) == (["a0", "a1"], ["b0", "b1"])
 
     def test_also_from_two_threads_at_once(self, kafka, in_a_task):
         sinks = [sink_to(kafka, "a"), sink_to(kafka, "b")]

@@ -170,8 +170,7 @@ def test_records_before_the_start_and_from_the_stop_on_are_left_out(records: Mod
     for start in range(100, 120):
         for stop in range(start + 1, 121):
             decoded = run(records, data, start=start, stop=stop)
-            assert column(decoded, "offset") == list(range(start, stop))
-            assert decoded[-1].next_offset == stop
+            assert (column(decoded, "offset"), decoded[-1].next_offset) == (list(range(start, stop)), stop)
 
 
 def test_a_stop_within_a_gap_is_the_position_reached(records: ModuleType) -> None:
@@ -194,8 +193,7 @@ def test_no_data_yields_nothing(records: ModuleType) -> None:
 def test_the_position_passes_the_gaps_that_compaction_leaves(records: ModuleType) -> None:
     data = batch([Record(3), Record(7)], base=100, last=19) + emptied(base=120, last=9)
     decoded = run(records, data, start=100)
-    assert column(decoded, "offset") == [103, 107]
-    assert decoded[-1].next_offset == 130
+    assert (column(decoded, "offset"), decoded[-1].next_offset) == ([103, 107], 130)
 
 
 def test_start_in_a_gap(records: ModuleType) -> None:
@@ -211,16 +209,14 @@ def test_an_emptied_batch_alone_moves_the_position(records: ModuleType) -> None:
 
 def test_a_control_batch_at_the_end_moves_the_position(records: ModuleType) -> None:
     decoded = run(records, batch(numbered(2), flags=TRANSACTIONAL, producer=5) + marker(COMMIT, base=2, producer=5))
-    assert column(decoded, "offset") == [0, 1]
-    assert decoded[-1].next_offset == 3
+    assert (column(decoded, "offset"), decoded[-1].next_offset) == ([0, 1], 3)
 
 
 def test_a_batch_truncated_at_the_end_is_ignored(records: ModuleType) -> None:
     whole, cut = batch(numbered(3)), batch(numbered(3), base=3)
     for length in range(len(cut)):
         decoded = run(records, whole + cut[:length])
-        assert column(decoded, "offset") == [0, 1, 2]
-        assert decoded[-1].next_offset == 3
+        assert (column(decoded, "offset"), decoded[-1].next_offset) == ([0, 1, 2], 3)
 
 
 def test_a_part_of_the_first_batch_is_refused_as_asking_again_would_not_help(records: ModuleType) -> None:
@@ -269,8 +265,7 @@ def test_a_compressed_batch_is_decompressed_once(
     source = random.Random(1)
     values = [compressible(size * 1024, source) for size in kib]
     data = b"".join(batch([Record(0, b"k", value)], base=base, codec=codec) for base, value in enumerate(values))
-    assert column(run(records, data), "value") == values
-    assert len(calls) == len(values)
+    assert (column(run(records, data), "value"), len(calls)) == (values, len(values))
 
 
 def test_bytes_are_bounded_but_a_larger_record_is_given_whole(records: ModuleType) -> None:
@@ -370,8 +365,7 @@ def test_read_uncommitted_sees_all_but_the_markers(records: ModuleType) -> None:
 
 def test_aborted_transactions_are_left_out_until_their_marker(records: ModuleType) -> None:
     decoded = run(records, interleaved(), aborted=[(1, 0), (3, 4)])
-    assert column(decoded, "offset") == [2, 3, 7, 9]
-    assert decoded[-1].next_offset == 11
+    assert (column(decoded, "offset"), decoded[-1].next_offset) == ([2, 3, 7, 9], 11)
 
 
 def test_the_aborted_list_counts_from_each_first_offset(records: ModuleType) -> None:
@@ -556,8 +550,7 @@ def test_header_keys_that_are_not_utf8_are_decoded_leniently_as_java_does(key: b
     body = record(ZERO, ZERO, NULL, NULL, zigzag(1), zigzag(len(key)), key, NULL)
     for records in (compiled, uncompiled):
         rows, _, error = outcome(records, seal(body, count=1, last=0), start=0, columns=["headers"])
-        assert error is None
-        assert rows[0][0][0]["key"] == key.decode("utf-8", "replace")
+        assert (error, rows[0][0][0]["key"]) == (None, key.decode("utf-8", "replace"))
 
 
 # --- compiled against uncompiled, on anything ---
@@ -640,8 +633,7 @@ def test_compiled_and_uncompiled_agree_on_anything(
 
     in_one = outcome(compiled, data, **options)
     assert (rows, error) == (in_one[0], in_one[2])  # whatever the limits
-    assert positions[-1:] == in_one[1][-1:]
-    assert positions == sorted(set(positions))
+    assert (positions[-1:], positions) == (in_one[1][-1:], sorted(set(positions)))
     assert all(start < position and (stop is None or position <= stop) for position in positions)
     if data and stop != start and error is None:
         assert positions

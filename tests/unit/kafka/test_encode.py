@@ -307,10 +307,8 @@ def test_nothing_encoded_depends_on_the_rows_afterwards(encode: ModuleType) -> N
 
 def test_no_rows_no_batches(encode: ModuleType) -> None:
     made = encoder(encode, 3)
-    assert made.flush() == []
-    assert made.append(to_arrow([]), NOW) == []
-    assert made.append(to_arrow([Row()]).slice(1), NOW) == []
-    assert made.flush() == []
+    assert (made.flush(), made.append(to_arrow([]), NOW)) == ([], [])
+    assert (made.append(to_arrow([Row()]).slice(1), NOW), made.flush()) == ([], [])
 
 
 # --- the batch header ---
@@ -374,8 +372,7 @@ def test_batches_are_as_large_as_the_bound_lets_them_be(encode: ModuleType, size
     made = encoder(encode, max_batch_bytes=most)
     full = made.append(values(*[bytes(size)] * 400), NOW)
     rest = made.flush()
-    assert len(rest) == 1
-    assert sum(each.records for each in full + rest) == 400
+    assert (len(rest), sum(each.records for each in full + rest)) == (1, 400)
     for each in full:
         assert len(each.data) <= most or each.records == 1
         assert len(each.data) + record + 2 >= most

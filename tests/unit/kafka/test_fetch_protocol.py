@@ -258,8 +258,7 @@ def test_a_span_ends_before_a_later_leader_epoch_than_is_wanted():
 
 
 def test_the_last_epoch_is_that_of_the_last_batch_and_none_is_not_zero():
-    assert BatchSpan(1, 1, ((0, 3), (4, 5))).last_epoch == 5
-    assert BatchSpan(1, 1, ()).last_epoch is None
+    assert (BatchSpan(1, 1, ((0, 3), (4, 5))).last_epoch, BatchSpan(1, 1, ()).last_epoch) == (5, None)
     found = span_of_batches(memoryview(batch(0, 1, epoch=-1) + batch(1, 1, epoch=0) + batch(2, 1, epoch=0)))
     assert found is not None
     assert (found.epochs, found.last_epoch) == (((1, 0),), 0)
@@ -272,8 +271,7 @@ def test_an_epoch_that_comes_again_is_reported_again():
 
 
 def test_nothing_and_less_than_one_batch_have_no_span():
-    assert span_of_batches(memoryview(b"")) is None
-    assert span_of_batches(memoryview(batch(0, 1)[:-1])) is None
+    assert (span_of_batches(memoryview(b"")), span_of_batches(memoryview(batch(0, 1)[:-1]))) == (None, None)
     assert span_of_batches(memoryview(batch(0, 1)[:11])) is None
 
 

@@ -190,8 +190,7 @@ def test_rows_of_batches_and_records():
         (3, 12, moment, "null", "null", "aborted"),
     ]
     end = DumpedBatch(ended, None, control_marker(ended))
-    assert batch_row(3, end)[7:9] == ("ABORT", 0)
-    assert list(record_rows("t", 3, end, {})) == []
+    assert (batch_row(3, end)[7:9], list(record_rows("t", 3, end, {}))) == (("ABORT", 0), [])
     (empty,) = walked(emptied(base=0, last=4))
     assert list(record_rows("t", 3, DumpedBatch(empty, None, None), {})) == []
 

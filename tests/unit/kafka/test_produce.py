@@ -142,8 +142,7 @@ def test_nothing_more_is_sent_on_a_connection_whose_session_nears_its_end_and_no
     sender.flush()
     assert (first.sizes, cluster.connection.sizes) == ([[900], [900]], [[901]])
     assert not first._waiting  # what was on its way was waited for
-    assert cluster.given_back == [first]
-    assert sender.written["t", 0].records == 3
+    assert (cluster.given_back, sender.written["t", 0].records) == ([first], 3)
 
 
 def test_nor_does_one_that_ends_in_a_failure_stay_on_loan(monkeypatch):
@@ -186,8 +185,7 @@ def test_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypatch):
     sender.send("t", batches(10))
     cluster.connection.code, failures[:] = ErrorCode.NOT_LEADER_OR_FOLLOWER, [ErrorCode.NONE]
     sender.flush()
-    assert failures == []
-    assert sender.written["t", 0].records == 2
+    assert (failures, sender.written["t", 0].records) == ([], 2)
 
 
 def test_nor_does_the_time_in_which_the_rows_are_made(monkeypatch):

@@ -97,8 +97,7 @@ class TestIsolatedLeader:
         with isolated.heard_by(sink) as restarted:
             committer(restarted, JOB).commit(1, prepared(restarted, JOB, 1, ["1"]))
             assert isolated.is_found_out
-        assert values(kafka) == ["0", "1"]
-        assert ongoing(sink, JOB) == []
+        assert (values(kafka), ongoing(sink, JOB)) == (["0", "1"], [])
 
     def test_nor_is_what_is_recorded_there_aborted_by_a_start_that_only_recovers(self, kafka, sink, isolated):
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
@@ -127,8 +126,7 @@ class TestIsolatedLeader:
         committer(sink, JOB).recover()
         with isolated.heard_by(sink) as restarted:
             committer(restarted, JOB).recover()
-        assert values(kafka) == ["0"]
-        assert ongoing(sink, JOB) == []
+        assert (values(kafka), ongoing(sink, JOB)) == (["0"], [])
 
     def test_records_that_say_nothing_are_no_lists(self, kafka, sink):
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
@@ -188,8 +186,7 @@ class TestNames:
             handles = prepared(sink, JOB, epoch, ["a"], ["b"], number=epoch)
             used |= {handle.transactional_id for handle in handles}
             committer(sink, JOB).commit(epoch, handles)
-        assert len(used) == 4
-        assert ongoing(sink, JOB) == []
+        assert (len(used), ongoing(sink, JOB)) == (4, [])
 
 
 class TestStragglers:
@@ -204,8 +201,7 @@ class TestStragglers:
         writer.write(rows(["second"], partition=pa.array([1], pa.int32())))
         with pytest.raises(BrokerError):
             writer.prepare()
-        assert ongoing(sink, JOB) == []
-        assert kafka.offsets("two", 1)[1] == kafka.offsets("two", 1)[2]
+        assert (ongoing(sink, JOB), kafka.offsets("two", 1)[1]) == ([], kafka.offsets("two", 1)[2])
         assert values(kafka, "two") == []
 
     def test_kafka_14053_a_produce_that_an_abort_has_overtaken_is_not_written(self, kafka, sink):
@@ -236,8 +232,7 @@ class TestStragglers:
         loser.write(rows(["a"]))
         with pytest.raises(StateError, match="is committed or aborted already"):
             loser.prepare()
-        assert ongoing(sink, job) == []
-        assert values(kafka) == ["a"]
+        assert (ongoing(sink, job), values(kafka)) == ([], ["a"])
 
     def test_nor_does_one_that_was_open_when_the_write_was_committed(self, kafka, sink):
         job = one_off_job()
@@ -250,8 +245,7 @@ class TestStragglers:
         driver.forget()
         with pytest.raises(HeadraceError):
             loser.prepare()
-        assert ongoing(sink, job) == []
-        assert values(kafka) == ["a"]
+        assert (ongoing(sink, job), values(kafka)) == ([], ["a"])
 
     def test_recovery_cleans_up_its_own_stragglers_before_it_asks_the_log(self, kafka):
         """findings: Sinks 17. The last stable offset was at a straggler, and recovery waited for it until it gave up."""
@@ -358,8 +352,7 @@ class TestErrors:
         passing = kafka.fault("AddPartitionsToTxn", Rewrite(codes(OPERATION_NOT_ATTEMPTED, UNKNOWN_TOPIC_OR_PARTITION)))
         sink = kafka_sink(kafka.bootstrap, "two", "commits")
         committer(sink, JOB).commit(0, to_both(sink))
-        assert passing.fired == 1
-        assert values(kafka, "two") == ["a" * 30, "b" * 30, "c" * 30]
+        assert (passing.fired, values(kafka, "two")) == (1, ["a" * 30, "b" * 30, "c" * 30])
 
     def test_and_the_one_that_is_refused_is_named(self, kafka):
         kafka.set_transaction_version(1)
@@ -380,8 +373,7 @@ class TestErrors:
         kafka.delete_records("two", 1, before=1)
         with pytest.raises(DataLossError, match="two-1"):
             committer(sink, JOB).recover()
-        assert ongoing(sink, JOB) == []
-        assert values(kafka, "two") == ["behind"]
+        assert (ongoing(sink, JOB), values(kafka, "two")) == ([], ["behind"])
 
 
 def one_bit_of(value):
@@ -488,8 +480,7 @@ class TestSmallTopics:
                 transaction.write(rows(wanted[start : start + 500], key=wanted[start : start + 500]))
             handle = transaction.prepare()
         committer(sink, JOB).commit(0, (handle,))
-        assert handle.records == 2000
-        assert values(kafka, "small") == wanted
+        assert (handle.records, values(kafka, "small")) == (2000, wanted)
         for partition in range(2):
             assert in_order(kafka.records("small", partition))
 

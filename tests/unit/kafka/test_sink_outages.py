@@ -601,8 +601,7 @@ class TestBounded:
         transaction.write(rows(["a"]))
         transaction._rows.flush(transaction._sender)
         transaction.abort()
-        assert ongoing(sink, JOB) == []
-        assert sink.open_transactions() == {}
+        assert (ongoing(sink, JOB), sink.open_transactions()) == ([], {})
         bounded = sink.bounded().config
         assert (bounded.client_id, bounded.client_rack) == ("me", "here")
 
@@ -864,8 +863,7 @@ class TestInterruption:
                 raise failures.pop(0)
             return "done"
 
-        assert runner.run("trying", ask) == "done"
-        assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+        assert (runner.run("trying", ask), pauses) == ("done", [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0])
         runner.back_off(1)
         assert pauses[-1] == 0.1
 

@@ -82,8 +82,7 @@ def test_a_missing_field_is_damage(field):
 
 def test_identity_is_topic_id_and_partition_and_never_the_position():
     split = KafkaSplit("t", A, 0, 5)
-    assert split.split_id == f"t-0@{A}"
-    assert split.between(7, 9).split_id == split.split_id
+    assert (split.split_id, split.between(7, 9).split_id) == (f"t-0@{A}", split.split_id)
     other = UUID(int=1)
     assert len({KafkaSplit("t", topic_id, n, 5).split_id for topic_id in (A, other, None) for n in (0, 1)}) == 6
 

@@ -114,8 +114,7 @@ def test_two_looks_of_one_broker_that_lags_behind_end_no_partition(kafka, monkey
     split = the_split(source)
     shared_cluster(source.config).invalidate("t")
     stale = kafka.fault("Metadata", naming(OLD), when=about_t, times=2)
-    assert read_one(source, split) == [b"old-%d" % number for number in range(10)]
-    assert stale.fired == 2
+    assert (read_one(source, split), stale.fired) == ([b"old-%d" % number for number in range(10)], 2)
 
 
 def test_a_topic_that_all_brokers_know_under_another_id_is_gone(kafka, monkeypatch):
@@ -159,8 +158,7 @@ def test_the_end_of_a_successor_is_no_end_of_the_topic_that_was_read(kafka, monk
     old = the_split(source).between(10, None)
     make_anew(kafka)
     kafka.append("t", b"new")
-    assert source.at_end([old]) == {old.split_id: old}
-    assert source.end_offsets([old]) == {old.split_id: 10}
+    assert (source.at_end([old]), source.end_offsets([old])) == ({old.split_id: old}, {old.split_id: 10})
     assert source.create_discovery().later({old.split_id: old}).missing == {old.split_id}, "which is who shows"
 
 
