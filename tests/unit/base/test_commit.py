@@ -109,9 +109,8 @@ CASES = [
     Case("a commit fences first", NEW, ASKED, [Fence()], CommitPhase.FENCING),
     Case("no list: only clean up", FENCING, Fenced(None), [CleanUp(())], CommitPhase.CLEANING_UP),
     Case("a completed list: only clean up", FENCING, Fenced(DONE), [CleanUp(())], CommitPhase.CLEANING_UP),
-    Case(
-        "before an unfinished list all others are cleaned up", FENCING, Fenced(LISTED), [CleanUp((A, B))], CommitPhase.CLEARING
-    ),
+    Case("before an unfinished list all others are cleaned up", FENCING, Fenced(LISTED), [CleanUp((A, B))],
+        CommitPhase.CLEARING),
     Case("but not what is asked for", [CommitRequested(6, (C,))], Fenced(LISTED), [CleanUp((A, B, C))], CommitPhase.CLEARING),
     Case("of a replay it is", [CommitRequested(5, (C,))], Fenced(LISTED), [CleanUp((A, B))], CommitPhase.CLEARING),
     Case("then the list is completed", CLEARING, CleanedUp(), [End(A), End(B)], CommitPhase.ENDING),
@@ -127,13 +126,8 @@ CASES = [
     Case("then a commit after recovery is checked", [ASKED, Fenced(None)], CleanedUp(), [Check((A, B))], CommitPhase.CHECKING),
     Case("then a replay is done", [*CONFIRMING, Recorded()], CleanedUp(), [], CommitPhase.READY),
     Case("then an empty epoch is done", [*READY, CommitRequested(5, ()), Recorded()], CleanedUp(), [], CommitPhase.READY),
-    Case(
-        "an empty first epoch is recorded",
-        [CommitRequested(5, ()), Fenced(None)],
-        CleanedUp(),
-        [Record(DONE)],
-        CommitPhase.COMPLETING,
-    ),
+    Case("an empty first epoch is recorded", [CommitRequested(5, ()), Fenced(None)], CleanedUp(), [Record(DONE)],
+        CommitPhase.COMPLETING),
     Case("the list is made durable", CHECKING, Checked(), [Record(LISTED)], CommitPhase.RECORDING),
     Case("only then it is committed", RECORDING, Recorded(), [End(A), End(B)], CommitPhase.ENDING),
     Case("all are waited for", ENDING, Ended(A, Outcome.COMMITTED), [], CommitPhase.ENDING),
@@ -146,28 +140,17 @@ CASES = [
     Case("a commit after a recovered one is checked", RECOVERED_6, Recorded(), [Check((C,))], CommitPhase.CHECKING),
     Case("an empty epoch after a recovered one", RECOVERED_EMPTY_6, Recorded(), [Record(DONE_6)], CommitPhase.COMPLETING),
     Case("a claim fences first", NEW, ClaimRequested(), [Fence()], CommitPhase.FENCING),
-    Case(
-        "a claim is recorded, with the next number, before anything else",
-        [ClaimRequested()],
-        Fenced(replace(LISTED, claim=HIS)),
-        [Record(replace(LISTED, claim=MINE))],
-        CommitPhase.CLAIMING,
-    ),
+    Case("a claim is recorded, with the next number, before anything else", [ClaimRequested()],
+        Fenced(replace(LISTED, claim=HIS)), [Record(replace(LISTED, claim=MINE))], CommitPhase.CLAIMING),
     Case("then an unfinished list is cleared", CLAIMED_UNFINISHED, Recorded(), [CleanUp((A, B))], CommitPhase.CLEARING),
     Case("a completed one is only cleaned up", CLAIMING, Recorded(), [CleanUp(())], CommitPhase.CLEANING_UP),
     Case("what is given back is fenced first", NEW, ReleaseRequested(), [Fence()], CommitPhase.FENCING),
-    Case(
-        "it is cleaned up, and then it is no process's",
-        RELEASING[:-1],
-        CleanedUp(),
-        [Record(replace(DONE, claim=JobClaim(3, None)))],
-        CommitPhase.RELEASING,
-    ),
-    Case(
-        "an unfinished list is completed before", RELEASED_UNFINISHED, Recorded(), [Record(GIVEN_BACK)], CommitPhase.RELEASING
-    ),
+    Case("it is cleaned up, and then it is no process's", RELEASING[:-1], CleanedUp(),
+        [Record(replace(DONE, claim=JobClaim(3, None)))], CommitPhase.RELEASING),
+    Case("an unfinished list is completed before", RELEASED_UNFINISHED, Recorded(), [Record(GIVEN_BACK)],
+        CommitPhase.RELEASING),
     Case("ready after it was given back", RELEASING, Recorded(), [], CommitPhase.READY),
-]
+]  # fmt: skip
 
 
 def driven(path: list[Any]) -> CommitCore[MemoryHandle]:
@@ -574,12 +557,10 @@ def test_before_any_call_a_job_is_not_known_to_be_new():
 
 @pytest.mark.parametrize(("driver_id", "said"), [
     ("mine", "job 'job' is another driver's, his (claim 2): this one has stopped, and has changed nothing"),
-    (
-        None,
+    (None,
         "job 'job' is that of a supervised driver, his (claim 2), and this query is not supervised: which of the two is "
         "the younger cannot be determined, so it has stopped, and has changed nothing. If that one does not run any more, "
-        "start the job under supervision once and stop it there, which gives it back",
-    ),
+        "start the job under supervision once and stop it there, which gives it back"),
 ])  # fmt: skip
 def test_a_job_of_another_driver_is_refused_with_whose_it_is_and_what_to_do(driver_id, said):
     with pytest.raises(SupersededError) as raised:

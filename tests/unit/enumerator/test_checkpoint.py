@@ -72,38 +72,26 @@ def test_what_is_no_checkpoint_is_refused_as_such(data):
 
 
 @pytest.mark.parametrize(("data", "said"), [
-    (
-        envelope(version=2),
+    (envelope(version=2),
         f"{WHERE}a newer headrace wrote it: version 2, and this one reads up to 1. "
-        "Continue with the headrace that wrote it, or with a newer one",
-    ),
+        "Continue with the headrace that wrote it, or with a newer one"),
     (b'{"format": "flink"}', f"{WHERE}its format is 'flink', not 'headrace-checkpoint'. {PLACE}"),
-    (
-        b"{}",
+    (b"{}",
         f"{WHERE}headrace did not write it: it is a JSON dict without a format. {PLACE}, or put back a copy that is not "
-        "damaged",
-    ),
-    (
-        b"[]",
+        "damaged"),
+    (b"[]",
         f"{WHERE}headrace did not write it: it is a JSON list without a format. {PLACE}, or put back a copy that is not "
-        "damaged",
-    ),
-    (
-        b"{",
+        "damaged"),
+    (b"{",
         f"{WHERE}it is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)). {PLACE}, "
-        "or put back a copy that is not damaged",
-    ),
+        "or put back a copy that is not damaged"),
     (envelope(checksum=1), f"{WHERE}it is damaged (ValueError: its checksum does not match). {COPY}"),
     (sealed("headrace-checkpoint", 7), f"{WHERE}it is damaged (TypeError: its body is a JSON int). {COPY}"),
     (sealed("headrace-checkpoint", {}), f"{WHERE}it is damaged (KeyError: 'source'). {COPY}"),
-    (
-        with_body(source="kafka"),
-        "the state to restore: the checkpoint is of a 'kafka' source and cannot restore a 'memory' source",
-    ),
-    (
-        with_body(splits=[{"finished": False, "split": {"id": "a", "next": 1, "stop": None}}] * 2),
-        f"{WHERE}it is damaged (ValueError: it holds a split twice). {COPY}",
-    ),
+    (with_body(source="kafka"),
+        "the state to restore: the checkpoint is of a 'kafka' source and cannot restore a 'memory' source"),
+    (with_body(splits=[{"finished": False, "split": {"id": "a", "next": 1, "stop": None}}] * 2),
+        f"{WHERE}it is damaged (ValueError: it holds a split twice). {COPY}"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_checkpoint_is_said_in_full(data, said):
     with pytest.raises(StateError) as raised:

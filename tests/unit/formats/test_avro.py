@@ -346,16 +346,11 @@ def test_defaults_of_every_type_are_values_of_that_type():
     (["null", "int"], "string", "wants string; the writer's has a union of null, int"),
     ("int", ["null", "string"], "wants a union of null, string; the writer's has int"),
     ({"type": "long", "logicalType": "timestamp-millis"}, {"type": "long", "logicalType": "timestamp-micros"}, "not converted"),
-    (
-        {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1},
+    ({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1},
         {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
-        "decimal of scale 2; the writer's has decimal of scale 1",
-    ),
-    (
-        record(),
-        {**record(), "fields": [{"name": "n", "type": "int", "default": "x"}]},
-        "the Avro default at field 'n' is not of type int",
-    ),
+        "decimal of scale 2; the writer's has decimal of scale 1"),
+    (record(), {**record(), "fields": [{"name": "n", "type": "int", "default": "x"}]},
+        "the Avro default at field 'n' is not of type int"),
 ])  # fmt: skip
 def test_schemas_that_never_resolve_are_refused_at_once_and_the_field_is_named(writer, reader, words):
     with pytest.raises(UsageError, match=words):
@@ -634,11 +629,8 @@ def test_a_structs_fields_are_found_by_name_and_cast():
     ("int", pa.array([1 << 40]), "takes int32"), (record(("a", "int")), pa.array([1]), "the value is int64"),
     ({"type": "enum", "name": "E", "symbols": ["A"]}, pa.array(["A", "B"]), "value at 1 that is not a symbol"),
     ({"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}, pa.array(["x"]), "row 0.*not a UUID"),
-    (
-        {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"},
-        pa.array([pa.MonthDayNano([0, 0, 1])]),
-        "row 0.*not of whole milliseconds",
-    ),
+    ({"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"}, pa.array([pa.MonthDayNano([0, 0, 1])]),
+        "row 0.*not of whole milliseconds"),
 ])  # fmt: skip
 def test_what_avro_cannot_hold_is_refused_and_the_row_named(schema, column, words):
     with pytest.raises(UsageError, match=words):

@@ -587,14 +587,12 @@ BAD_COLUMNS = {
     "headers as map": ({"value": V, "headers": pa.nulls(1, pa.map_(pa.string(), pa.binary()))}, "must be list<struct"),
     "headers of strings": ({"value": V, "headers": pa.array([["h"]])}, "'headers' must be list<struct"),
     "header keys of bytes": ({"value": V, "headers": pa.nulls(1, pa.list_(BYTES_STRUCT))}, "must be list<struct"),
-    "headers of three": (
-        {"value": V, "headers": pa.nulls(1, pa.list_(pa.struct([*STRUCT, ("more", pa.binary())])))},
-        "must be list<struct",
-    ),
+    "headers of three": ({"value": V, "headers": pa.nulls(1, pa.list_(pa.struct([*STRUCT, ("more", pa.binary())])))},
+        "must be list<struct"),
     "partition of 64 bits": ({"value": V, "partition": pa.array([1])}, "'partition' must be int32, and is int64"),
     "timestamp in seconds": ({"value": V, "timestamp": pa.array([1], pa.timestamp("s"))}, "'timestamp' must be"),
     "timestamp of ints": ({"value": V, "timestamp": pa.array([1])}, "'timestamp' must be timestamp in"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_COLUMNS)

@@ -39,12 +39,8 @@ def config(**properties: str) -> ClientConfig:
     ("connections.max.idle.ms", "-1", "connections_max_idle_ms", None), ("fetch.min.bytes", "0", "fetch_min_bytes", 0),
     ("exclude.internal.topics", "false", "exclude_internal_topics", False),
     ("client.dns.lookup", "use_all_dns_ips", "client_dns_lookup", DnsLookup.USE_ALL_DNS_IPS),
-    (
-        "client.dns.lookup",
-        "resolve_canonical_bootstrap_servers_only",
-        "client_dns_lookup",
-        DnsLookup.RESOLVE_CANONICAL_BOOTSTRAP_SERVERS_ONLY,
-    ),
+    ("client.dns.lookup", "resolve_canonical_bootstrap_servers_only", "client_dns_lookup",
+        DnsLookup.RESOLVE_CANONICAL_BOOTSTRAP_SERVERS_ONLY),
     ("compression.type", "zstd", "compression_type", "zstd"),
 ])  # fmt: skip
 def test_a_property_reaches_its_field(name, value, field, expected):

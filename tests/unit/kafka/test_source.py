@@ -43,10 +43,8 @@ REFUSED = {
     "starts by topic": ({"start": {"t": Earliest()}}, r"'t' is not \(topic, partition\)"),
     "stops by odd keys": ({"stop": {("t", "0"): Latest()}}, r"\('t', '0'\) is not \(topic, partition\)"),
     "a stop at the beginning": ({"stop": Earliest()}, "stop must be one of Latest, At, Timestamp, Committed"),
-    "a later start by partition": (
-        {"start_of_new_partitions": {("t", 0): Latest()}},
-        "start_of_new_partitions must be one position",
-    ),
+    "a later start by partition": ({"start_of_new_partitions": {("t", 0): Latest()}},
+        "start_of_new_partitions must be one position"),
     "a word for a later start": ({"start_of_new_partitions": "latest"}, "start_of_new_partitions must be one of"),
     "a start of no group": ({"start": Committed()}, "Committed.. needs a group"),
     "a stop of no group": ({"stop": {("t", 0): Committed()}}, "Committed.. needs a group"),
@@ -87,7 +85,7 @@ REFUSED = {
     "a tiny budget": ({"fetch_budget_bytes": 1000}, "at least 1 MiB"),
     "an interval of nothing": ({"discovery_interval_s": 0}, "discovery_interval_s must be positive"),
     "a negative interval": ({"discovery_interval_s": -1.0}, "discovery_interval_s must be positive"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
