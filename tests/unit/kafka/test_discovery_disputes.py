@@ -117,10 +117,9 @@ def test_a_broker_that_lags_behind_brings_no_deleted_topic_back(kafka, end):
 def test_while_brokers_differ_on_a_topics_id_that_is_an_outage_which_names_both(kafka):
     discovery = source_of(kafka, **QUICK).create_discovery()
     lags(kafka, 1)
+    both = rf"brokers differ on which topic t is: {DELETED} \(broker 1 \(.*, .*\(broker 3"
     for look in (discovery.initial, lambda: discovery.later_or_raise({}), lambda: discovery.topic_ids([("t", 0)])):
-        with pytest.raises(
-            DeadlineExceededError, match=rf"brokers differ on which topic t is: {DELETED} \(broker 1 \(.*, .*\(broker 3"
-        ):
+        with pytest.raises(DeadlineExceededError, match=both):
             look()
 
 
@@ -145,8 +144,7 @@ def test_what_one_broker_says_against_an_id_counts_the_process_that_else_cannot_
     for _ in range(20):  # asked in random order
         discovery = source_of(kafka, topics=None, pattern="t").create_discovery()  # without a memory
         assert (ids(discovery.later({}).added), ids(discovery.later({t.split_id: t}).added)) == (set(), set())
-    assert stale.fired
-    assert away.fired
+    assert [stale.fired > 0, away.fired > 0] == [True, True]
 
 
 def test_a_broker_that_refuses_one_topic_is_heard_on_the_others(kafka):
@@ -279,7 +277,7 @@ def two_laggards(kafka: FakeKafka) -> None:
     kafka.create_topic("u")
     kafka.append("u", b"of u")
     lags(kafka, 1, "u")
-    kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="u"), broker=3, times=None).optional()
+    kafka.fault("Metadata", replace(UNKNOWN, topic="u"), broker=3, times=None).optional()
 
 
 def test_who_waits_for_a_decision_is_not_reported_by_a_broker_that_does_not_know_the_topic_that_there_is_none(kafka):
@@ -325,11 +323,9 @@ def test_a_dispute_is_over_where_the_topic_is_deleted_with_the_right_to_it(kafka
     assert discovery.later({t.split_id: t}).inconclusive is not None
     stale.stop()
     kafka.delete_topic("u")
-    refused = out_of_reach(kafka, 1, Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="u"), "u")
-    for broker in (2, 3):
-        out_of_reach(kafka, broker, Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="u"), "u")
+    refused = [out_of_reach(kafka, broker, replace(REFUSED, topic="u"), "u") for broker in (1, 2, 3)]
     assert discovery.later({t.split_id: t}) == DiscoveryResult([])
-    assert refused.fired
+    assert refused[0].fired
 
 
 def test_an_added_partition_of_a_split_without_an_id_does_not_wait_for_a_broker_out_of_reach(kafka):
