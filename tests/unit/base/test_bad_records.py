@@ -99,8 +99,6 @@ def test_the_limit_of_what_a_batch_may_unpack_to_can_be_raised(kafka):
 
 
 # --- batches of records that cannot be decoded ------------------------------------------------------------------------
-
-
 @pytest.fixture
 def batches():
     """Offsets 0 to 8 in three batches of three."""

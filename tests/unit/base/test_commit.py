@@ -283,8 +283,6 @@ def test_a_replay_of_another_plan_is_refused_with_what_to_do():
 
 
 # --- who owns the job -------------------------------------------------------------------------------------------------
-
-
 def fenced(request: Any, driver_id: str | None, claim: JobClaim | None) -> CommitCore[MemoryHandle]:
     core: CommitCore[MemoryHandle] = CommitCore("job", driver_id)
     core.handle(request)
@@ -354,8 +352,6 @@ def test_every_list_says_whose_the_job_is(path):
 
 
 # --- with a log in memory -----------------------------------------------------------------------------------------------
-
-
 def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_for():
     log = MemoryTransactionLog()
     sink = MemorySink(log)
@@ -502,7 +498,6 @@ def test_a_name_that_can_name_a_job():
 
 
 # --- the durable list ---------------------------------------------------------------------------------------------------
-
 GOLDEN_LISTS = {
     "commit_list_v1.json": replace(LISTED, content="sha256:ab12", claim=JobClaim(7, "12-34-56-ab12")),
     "commit_list_completed_v1.json": DONE,
@@ -553,8 +548,6 @@ def test_before_any_call_a_job_is_not_known_to_be_new():
 
 
 # --- what is refused, word by word ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("driver_id", "said"), [
     ("mine", "job 'job' is another driver's, his (claim 2): this one has stopped, and has changed nothing"),
     (None,

@@ -135,8 +135,6 @@ class TestLetters:
 
 
 # --- written ----------------------------------------------------------------------------------------------------------
-
-
 def shouted(batch):
     """A pipeline's function: it sees no bad record, and none of the columns that tell of them."""
     assert (batch.schema.names, batch.column("value").null_count) == (["key", "value", "headers"], 0)

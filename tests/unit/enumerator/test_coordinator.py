@@ -45,8 +45,6 @@ def checkpointed_job(b=reading("b", 2, 9)) -> Driver:  # noqa: B008 - it is froz
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
-
-
 def test_there_is_an_example_of_every_event():
     assert set(EVENTS) == {getattr(kind, "__origin__", kind) for kind in get_args(e.Event)}
 
@@ -154,8 +152,6 @@ def test_losing_a_reader_that_is_not_there_changes_nothing():
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_holds_what_the_readers_delivered():
     checkpoint = reading_job().checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
     assert checkpoint.splits == (reading("a", 4, 9), reading("b", 2, 9), reading("c", 1, 9))
@@ -229,7 +225,8 @@ def test_a_snapshot_without_a_split_that_the_reader_holds_is_refused_and_changes
 
 
 @pytest.mark.parametrize(("states", "said"), [
-    ([reading("b", 2, 9), reading("a", 4, 9)], "does not hold"), ([reading("b", 2, 9), finished("unknown", 4)], "does not hold"),
+    ([reading("b", 2, 9), reading("a", 4, 9)], "does not hold"),
+    ([reading("b", 2, 9), finished("unknown", 4)], "does not hold"),
     ([finished("b", 9)], "disagree"),
 ], ids=["another reader's", "an unknown one", "one that is not finished"])  # fmt: skip
 def test_a_reader_that_holds_one_split_reports_no_other(states, said):
@@ -273,8 +270,6 @@ def test_the_end_of_a_checkpoint_that_never_started_is_refused(event):
 
 
 # --- lost readers -----------------------------------------------------------------------------------------------------
-
-
 def test_a_reader_lost_while_snapshots_are_collected_costs_the_checkpoint():
     driver = collecting_job()
     driver.snapshot(1, 1, reading("b", 2, 9))
@@ -336,8 +331,6 @@ def test_a_reader_that_missed_the_completion_may_report_a_finished_split_again()
 
 
 # --- the end of input -------------------------------------------------------------------------------------------------
-
-
 def test_readers_hear_that_no_split_will_come_once_all_are_assigned():
     driver = Driver()
     driver.register(0, 1)

@@ -37,8 +37,6 @@ def lazy(*readers: int) -> Driver:
 
 
 # --- discovery --------------------------------------------------------------------------------------------------------
-
-
 def reachable(start: Discovery) -> set[Discovery]:
     found, todo = {start}, [start]
     while todo:
@@ -229,8 +227,6 @@ def test_what_discovery_refuses_is_said_with_where_it_is():
 
 
 # --- eager ------------------------------------------------------------------------------------------------------------
-
-
 def test_eager_gives_each_reader_its_share_as_it_registers():
     driver = driver_with("abcde")
     assert assigned(driver.register(1)) == {1: splits("bd")}
@@ -283,8 +279,6 @@ def test_eager_restores_at_any_parallelism(parallelism):
 
 
 # --- lazy -------------------------------------------------------------------------------------------------------------
-
-
 def test_lazy_gives_one_split_for_each_request():
     driver = driver_with("abc", assignment=LazyEnumerator)
     assert assigned(driver.register(0, 1)) == {}
@@ -352,8 +346,6 @@ def test_lazy_restores_at_any_parallelism(parallelism):
 
 
 # --- scale ------------------------------------------------------------------------------------------------------------
-
-
 class CountedSplit:
     """A split that counts how often any process asks who it is: what work on a split comes down to."""
 

@@ -50,8 +50,6 @@ values = st.recursive(
 
 
 # --- the envelope -------------------------------------------------------------------------------------------------------
-
-
 def test_an_envelope_is_one_line_of_json_with_four_fields():
     data = PLAN.seal({"a": [1]})
     assert data == b'{"format":"headrace-plan","version":1,"checksum":%d,"body":{"a":[1]}}' % zlib.crc32(b'{"a":[1]}')
@@ -114,8 +112,6 @@ def test_what_the_reader_says_itself_and_errors_of_the_program_pass():
 
 
 # --- every stored format ------------------------------------------------------------------------------------------------
-
-
 def list_of(handles: HandleSerializer) -> Callable[[bytes, str], object]:
     return CommitListSerializer(handles).deserialize
 

@@ -81,8 +81,6 @@ def warnings(caplog):
 
 
 # --- pauses -----------------------------------------------------------------------------------------------------------
-
-
 def test_pauses_double_up_to_the_longest_and_are_short_again_after_a_success():
     pauses = DiscoveryPauses()
     waits = [pauses.after_failure() if number % 2 else pauses.after_inconclusive() for number in range(10)]
@@ -113,8 +111,6 @@ def test_an_interval_shorter_than_a_retry_stays_the_pause():
 
 
 # --- what is logged ---------------------------------------------------------------------------------------------------
-
-
 def test_a_failure_is_to_be_logged_when_it_is_the_first_and_its_end_when_there_was_one():
     failures = FailureLog()
     assert not failures.is_failing
@@ -124,8 +120,6 @@ def test_a_failure_is_to_be_logged_when_it_is_the_first_and_its_end_when_there_w
 
 
 # --- discovery --------------------------------------------------------------------------------------------------------
-
-
 def test_a_fresh_run_is_answered_by_the_initial_discovery_and_a_later_one_with_what_is_known():
     found, later = DiscoveryResult([A]), DiscoveryResult([B])
     driver = driver_of(found, later)
@@ -187,8 +181,6 @@ def test_closing_closes_the_discovery():
 
 
 # --- missing splits ---------------------------------------------------------------------------------------------------
-
-
 def test_missing_splits_are_reported_to_the_source_which_may_stop_the_job():
     source = ScriptedSource(fails=[None, DataLossError("a is gone")])
     driver = driver_of(source=source)
@@ -214,8 +206,6 @@ def test_without_missing_splits_the_source_is_not_asked():
 
 
 # --- publishing -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("error", [RetriableError("busy"), DeadlineExceededError("late"), ConnectionError("lost")])
 def test_positions_that_are_not_published_for_now_are_logged_once_and_so_is_the_end(caplog, error):
     source = ScriptedSource(fails=[None, error, error, None, None, error])

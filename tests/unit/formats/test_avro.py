@@ -55,8 +55,6 @@ def record(*fields: Any, name: str = "R", **more: Any) -> dict[str, Any]:
 
 
 # --- on anything ---
-
-
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_values_of_any_schema_are_what_fastavro_reads_and_are_written_as_fastavro_writes_them(data):
@@ -178,8 +176,6 @@ def _by(decode: Any, encode: Any, schema: Any, batch: list[bytes | None]) -> Any
 
 
 # --- space ---
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A column holds 10 bytes of text: 2 GiB are more than a test can fill. The kernel is uncompiled."""
@@ -213,8 +209,6 @@ def test_a_good_value_is_not_bad_where_memory_is_short(monkeypatch):
 
 
 # --- what is built ---
-
-
 @pytest.mark.parametrize("module", [compiled_decode, compiled_encode])
 def test_the_modules_under_test_are_compiled(module):
     assert module.__file__.endswith(".so")
@@ -226,8 +220,6 @@ def test_running_compiled_imports_neither_cython_nor_fastavro():
 
 
 # --- logical types ---
-
-
 def test_logical_types_are_the_values_that_fastavro_makes_of_them():
     moment = datetime.datetime(2024, 2, 29, 23, 59, 59, 123000, datetime.UTC)
     values = {
@@ -287,8 +279,6 @@ def test_a_logical_type_that_does_not_fit_is_skipped(kind):
 
 
 # --- resolution ---
-
-
 @pytest.mark.parametrize(("writer", "reader", "data", "value"), [
     ("int", "long", b"\x01", -1), ("int", "float", b"\x06", 3.0), ("int", "double", b"\x06", 3.0),
     ("long", "float", b"\x06", 3.0), ("long", "double", b"\x06", 3.0), ("float", "double", b"\x00\x00\xc0\x3f", 1.5),
@@ -364,7 +354,6 @@ def test_a_record_is_found_by_an_alias_with_and_without_its_namespace():
 
 
 # --- fields, recursion, headers ---
-
 TREE = record(("n", "int"), ("next", ["null", "Tree"]), ("after", "string"), name="Tree")
 
 
@@ -539,7 +528,6 @@ def test_references_are_types_of_other_schemas():
 
 
 # --- bytes that mean harm ---
-
 HUGE = b"\xff" * 9 + b"\x01"  # the least 64-bit number
 MANY = b"\xfe" + b"\xff" * 8 + b"\x01"  # the greatest
 
@@ -615,8 +603,6 @@ def test_text_that_is_no_schema_is_refused(text):
 
 
 # --- encoding ---
-
-
 def test_a_structs_fields_are_found_by_name_and_cast():
     avro = AvroFormat(json.dumps(record(("a", "long"), ("b", ["null", "string"]))))
     frame = pa.array([{"b": "x", "a": 1}, {"b": None, "a": 2}, None], pa.struct([("b", pa.large_string()), ("a", pa.int8())]))
@@ -667,8 +653,6 @@ def test_a_slice_of_nested_columns_is_written_as_its_copy_is():
 
 
 # --- schemas that others read though they are odd
-
-
 @pytest.mark.parametrize("odd", [
     {"precision": 4, "scale": 9}, {"precision": 4, "scale": "2"}, {"precision": 4, "scale": 2.0}, {"precision": "4"},
     {"precision": 0}, {},

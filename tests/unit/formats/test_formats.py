@@ -28,8 +28,6 @@ def binary(items: list[bytes | None]) -> pa.Array:
 
 
 # --- bytes and strings ---
-
-
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.string(), pa.large_string()])
 def test_bytes_are_as_they_are_whatever_arrow_calls_them(kind):
     column, bad = BytesFormat().decode(pa.array([b"x", None], kind) if "binary" in str(kind) else pa.array(["x", None], kind))
@@ -59,7 +57,6 @@ def test_strings_are_what_python_decodes_and_the_others_are_bad(items):
 
 
 # --- JSON ---
-
 rows = st.fixed_dictionaries({}, optional={
     "a": st.none() | st.integers(-(1 << 63), (1 << 63) - 1), "b": st.none() | st.text(max_size=5),
     "l": st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3),
@@ -243,8 +240,6 @@ def test_a_type_that_json_does_not_give_back_is_refused_wherever_it_is(kind):
 
 
 # --- by name ---
-
-
 @pytest.mark.parametrize(("name", "options", "kind"), [
     ("bytes", {}, pa.binary()), ("string", {}, pa.string()), ("json", {"arrow_type": ROW}, ROW),
     ("avro", {"schema": '"int"', "reader_schema": '"long"'}, pa.int64()),

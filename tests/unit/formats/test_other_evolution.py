@@ -45,8 +45,6 @@ def test_every_kind_of_compatibility_is_reported_from_the_others(format_):
 
 
 # --- Protobuf
-
-
 def message_class(text: str) -> Any:
     pool = descriptor_pool.DescriptorPool()
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptor_set(text, {})).file
@@ -143,8 +141,6 @@ def test_confluents_protobuf_of_all_versions_is_kept_as_far_as_they_are_compatib
 
 
 # --- JSON Schema
-
-
 def check_json(outcome: Outcome, reader: Any, values: list[Any]) -> None:
     if isinstance(outcome, Refused):
         with pytest.raises(UsageError) as raised:

@@ -64,8 +64,6 @@ FORMATS = {name: (ProtobufFormat(text), message_class(text, name)) for text, nam
 
 
 # --- the oracle
-
-
 class BadTextError(Exception):
     """A text that is not UTF-8, which the runtime gives as bytes: of proto2, where it may be."""
 
@@ -154,8 +152,6 @@ def oracle(name: str, value: bytes) -> Any:
 
 
 # --- values
-
-
 def whole(bits: int, least: int) -> Callable[[random.Random], int]:
     return lambda r: r.choice([0, 1, least, least + 2**bits - 1, least + r.randrange(2**bits)])
 
@@ -258,8 +254,6 @@ def test_the_oracle_sees_a_injected_difference():
 
 
 # --- single rules
-
-
 def decoded(text: str, *values: bytes | None, **options: Any) -> tuple[list[Any], dict[int, str]]:
     column, bad = ProtobufFormat(text, **options).decode(pa.array(values, pa.binary()))
     return column.to_pylist(), {each.row: each.reason for each in bad}
@@ -392,7 +386,6 @@ def test_indices_that_are_no_list_of_numbers_are_none(head):
 
 
 # --- imports that a registry has built in
-
 GOOGLES = (
     "any api descriptor duration empty field_mask source_context struct timestamp type wrappers",
     "calendar_period color date datetime dayofweek decimal expr fraction interval latlng money month phone_number "

@@ -110,8 +110,6 @@ def reading(served: FakeRegistry, subject: str = "flights-value", **options: Any
 
 
 # --- Confluent's own
-
-
 def test_what_confluents_serializer_writes_is_read(served, theirs):
     write = AvroSerializer(theirs, json.dumps(FLIGHT))
     rows = [{"carrier": "UA", "delay": 5}, {"carrier": "AA", "delay": None}]
@@ -289,8 +287,6 @@ def test_versions_and_registrations_are_those_that_confluents_client_sees(served
 
 
 # --- values
-
-
 def test_values_of_several_schemas_stay_in_their_order_and_a_bad_one_costs_no_neighbour(served):
     first, later = served.register("flights-value", FLIGHT), served.register("flights-value", LATER)
     other = served.register("text", '"string"')
@@ -354,8 +350,6 @@ def test_one_id_is_another_schema_in_another_registry(served):
 
 
 # --- look-ups that fail
-
-
 def test_what_is_under_an_id_is_asked_for_once_in_a_process_and_the_newest_version_each_time(served):
     served.register("flights-value", FLIGHT)
     for _ in range(3):
@@ -533,8 +527,6 @@ def test_references_in_a_circle_are_refused(served):
 
 
 # --- who asks
-
-
 @pytest.mark.parametrize(("url", "properties"), [
     ("http://me:se%20cret@", {}), ("http://", {"basic.auth.user.info": "me:se cret"}),
     ("http://", {"schema.registry.basic.auth.user.info": "me:se cret", "Basic.Auth.Credentials.Source": "USER_INFO"}),

@@ -41,8 +41,6 @@ def source_of(kafka: FakeKafka, **fields) -> KafkaSource:
 
 
 # --- discovery --------------------------------------------------------------------------------------------------------------
-
-
 def test_one_of_three_brokers_does_not_know_a_topic_for_long_and_its_partition_is_not_missing(kafka):
     discovery = source_of(kafka).create_discovery()
     known = {split.split_id: split for split in discovery.initial().added}
@@ -88,8 +86,6 @@ def test_a_lost_connection_while_topic_ids_are_looked_up_is_tried_again(kafka):
 
 
 # --- metadata ---------------------------------------------------------------------------------------------------------------
-
-
 def test_a_topic_that_is_just_being_created_is_waited_for_and_no_topic_of_no_partitions(kafka, cluster):
     kafka.append("t", b"a")
     creating = kafka.fault("Metadata", Refuse(ErrorCode.LEADER_NOT_AVAILABLE, topic="t"), times=3)
@@ -109,8 +105,6 @@ def test_a_topic_that_is_just_being_created_does_not_fail_a_pattern(kafka):
 
 
 # --- the time that a topic is unknown ---------------------------------------------------------------------------------------
-
-
 UNKNOWN = UnknownTopicError(frozenset({"t"}))
 
 
@@ -164,8 +158,6 @@ def test_a_fetched_topic_that_is_unknown_twice_with_an_outage_in_between_was_not
 
 
 # --- answers that leave something out ---------------------------------------------------------------------------------------
-
-
 def leave_out(response) -> None:
     response.topics = []
 
@@ -184,8 +176,6 @@ def test_a_partition_that_is_always_left_out_is_said(kafka):
 
 
 # --- a follower that lags ---------------------------------------------------------------------------------------------------
-
-
 def _answer(error: int = 0, preferred: int | None = None) -> PartitionAnswer:
     return PartitionAnswer("t", None, 0, error, 100, 100, 0, None, preferred, None, None, memoryview(b""))
 

@@ -81,8 +81,6 @@ def to_topic(sink, task, topic):
 
 
 # --- the topic -----------------------------------------------------------------------------------------------------------
-
-
 def created_again(kafka, topic="commits"):
     """As an operator does, or another job that finds it missing."""
     kafka.delete_topic(topic)
@@ -225,8 +223,6 @@ def not_authorised(code, response):
 
 
 # --- destinations --------------------------------------------------------------------------------------------------------
-
-
 class TestDestinations:
     def test_two_writes_of_one_name_and_number_to_two_topics_both_write(self, kafka, in_a_task):
         """findings: Sinks 1. The second found the epoch recorded, and wrote nothing, silently."""
@@ -309,8 +305,6 @@ class TestEachRowsTopic:
 
 
 # --- writes under way ----------------------------------------------------------------------------------------------------
-
-
 def dies_in_its_write(monkeypatch, sink, job, epoch):
     """A driver that takes the job over, and dies before the end of the transaction in which it records an epoch."""
 
@@ -457,8 +451,6 @@ class TestWritesUnderWay:
 
 
 # --- size ----------------------------------------------------------------------------------------------------------------
-
-
 def many(tasks, partitions, epoch=0):
     """The handles of this many tasks that wrote to each of this many partitions of a topic, at offsets that differ."""
     return tuple(
@@ -546,7 +538,6 @@ def records_by_key(kafka):
 
 
 # --- stored formats -----------------------------------------------------------------------------------------------------
-
 LISTED = tuple(
     KafkaHandle(
         Producer(f"headrace.job.1.{task}.0", 4000 + task, 2),

@@ -59,8 +59,6 @@ def offsets(records: ModuleType, data: bytes, **options: Any) -> list[int]:
 
 
 # --- what is built, and the schema ---
-
-
 def test_the_module_under_test_is_compiled_and_its_twin_is_not() -> None:
     assert compiled.__file__.endswith(".so")
     assert uncompiled.__file__.endswith(".py")
@@ -113,7 +111,6 @@ def test_topics_of_any_length_and_script(records: ModuleType) -> None:
 
 
 # --- against kafka-python ---
-
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 blobs = st.none() | st.binary(max_size=200)
 
@@ -163,8 +160,6 @@ def test_kafka_pythons_own_marker_reading_agrees_with_the_markers_made_here() ->
 
 
 # --- positions ---
-
-
 def test_records_before_the_start_and_from_the_stop_on_are_left_out(records: ModuleType) -> None:
     data = batch(numbered(10), base=100) + batch(numbered(10), base=110)
     for start in range(100, 120):
@@ -232,8 +227,6 @@ def test_batches_all_below_the_start_are_refused_too(records: ModuleType) -> Non
 
 
 # --- limits on one Arrow batch ---
-
-
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_rows_are_bounded_and_nothing_is_lost_at_the_bounds(records: ModuleType, codec: str) -> None:
     data = b"".join(batch(numbered(7), base=base, codec=codec) for base in range(0, 70, 7))
@@ -292,8 +285,6 @@ def test_yielded_batches_do_not_refer_to_the_data(records: ModuleType) -> None:
 
 
 # --- what a record holds ---
-
-
 def test_null_and_empty_keys_and_values_are_reported_apart(records: ModuleType) -> None:
     pairs = [(None, None), (b"", b""), (b"k", None), (None, b"v"), (b"", None)]
     decoded = run(records, batch([Record(i, *pair) for i, pair in enumerate(pairs)]))
@@ -344,8 +335,6 @@ def test_a_timestamp_beyond_64_bit_microseconds_may_be_a_null_alongside_all_else
 
 
 # --- transactions ---
-
-
 def interleaved() -> bytes:
     """Producer 1 aborts 0-1 and commits 7; producer 2 commits 2-3; 3 aborts 4 and is never ended; plain records at 9."""
     parts = [
@@ -401,8 +390,6 @@ def test_a_control_record_without_a_type_is_refused(records: ModuleType) -> None
 
 
 # --- corruption ---
-
-
 def zigzag(value: int) -> bytes:
     raw = (value << 1) ^ (value >> 63)
     out = b""
@@ -554,8 +541,6 @@ def test_header_keys_that_are_not_utf8_are_decoded_leniently_as_java_does(key: b
 
 
 # --- compiled against uncompiled, on anything ---
-
-
 @st.composite
 def responses(draw: st.DrawFn) -> bytes:
     """Batches of every kind, some with bytes changed and the CRC made good again, the whole perhaps changed or cut."""

@@ -98,8 +98,6 @@ def known(*splits):
 
 
 # --- initial ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("position", "offset"), [
     (Earliest(), 2), (Latest(), 9), (At(5), 5), (At(2), 2), (At(9), 9), (Timestamp(30), 3), (Timestamp(31), 4),
     (Timestamp(99), 9), (Committed("g"), 7), (Committed("none"), 2), (Committed("none", Latest()), 9),
@@ -193,8 +191,6 @@ def test_a_pattern_may_match_nothing_yet():
 
 
 # --- later ----------------------------------------------------------------------------------------------------------------
-
-
 def test_later_only_what_is_not_known_is_found_and_positions_are_not_looked_at():
     cluster = PretendedCluster({"t": (A, 3)})
     found = discovery(cluster, start=Latest()).later(known(KafkaSplit("t", A, 0, 5), KafkaSplit("t", A, 2, 700)))
@@ -290,8 +286,6 @@ def test_what_no_broker_knows_for_long_is_gone_and_what_is_not_selected_is_not_a
 
 
 # --- what can never come back -------------------------------------------------------------------------------------------
-
-
 def retired(cluster, *splits, subscription=Topics(("t",))):  # noqa: B008 - a value
     found = discovery(cluster, subscription).retired(splits)
     return {str(split) for split in splits if split.split_id in found}

@@ -96,8 +96,6 @@ def ids(splits) -> set[UUID]:
 
 
 # --- what is decided --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("end", [{}, {"stop": Latest()}])
 def test_a_broker_that_lags_behind_brings_no_deleted_topic_back(kafka, end):
     kafka.create_topic("u")
@@ -135,8 +133,6 @@ def test_what_is_new_is_found_also_while_one_broker_cannot_be_asked(kafka, fault
 
 
 # --- what is not decided yet ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fault", [CutBefore(), REFUSED])
 def test_what_one_broker_says_against_an_id_counts_the_process_that_else_cannot_be_asked(kafka, fault):
     t = the_split(kafka)
@@ -363,8 +359,6 @@ def test_a_look_in_a_thread_that_outlives_the_main_one(kafka, tmp_path):
 
 
 # --- what continues meanwhile -------------------------------------------------------------------------------------------------
-
-
 def test_the_others_are_read_while_brokers_differ_on_a_new_topic(kafka, caplog):
     source = source_of(kafka, topics=None, pattern="[tu]", discovery_interval_s=0.01)
     with EmbeddedRun(source, clock=time.monotonic, discovery_interval_s=0.01) as run:
@@ -421,8 +415,6 @@ def test_but_not_one_that_reads_what_is_available_now(kafka, brief_outages):
 
 
 # --- presence takes one, absence all ----------------------------------------------------------------------------------------
-
-
 def test_where_a_found_partition_starts_is_its_first_record_also_while_a_broker_lags_behind(kafka):
     t, fired = the_split(kafka), 0
     for _ in range(10):  # asked in random order

@@ -103,8 +103,6 @@ def header_of(batch: Any) -> dict[str, int]:
 
 
 # --- what is built ---
-
-
 def test_the_module_under_test_is_compiled_and_its_twin_is_not() -> None:
     assert compiled.__file__.endswith(".so")
     assert uncompiled.__file__.endswith(".py")
@@ -116,7 +114,6 @@ def test_running_compiled_does_not_import_cython() -> None:
 
 
 # --- round trips ---
-
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 blobs = st.none() | st.binary(max_size=30) | st.integers(60, 300).map(bytes)
 header_lists = st.lists(st.tuples(texts, blobs), max_size=3).map(tuple)
@@ -312,8 +309,6 @@ def test_no_rows_no_batches(encode: ModuleType) -> None:
 
 
 # --- the batch header ---
-
-
 def test_the_header_of_a_transactional_batch(encode: ModuleType) -> None:
     made = encoder(encode, producer_id=77, producer_epoch=5, transactional=True, codec=encode.Codec.ZSTD)
     made.append(values(b"a", b"b", b"c"), NOW)
@@ -361,8 +356,6 @@ def test_without_a_producer_id_there_are_no_sequences(encode: ModuleType) -> Non
 
 
 # --- cutting ---
-
-
 @pytest.mark.parametrize("size", [0, 1, 90, 5000])
 @pytest.mark.parametrize("most", [62, 1000, 20_000])
 def test_batches_are_as_large_as_the_bound_lets_them_be(encode: ModuleType, size: int, most: int) -> None:
@@ -409,7 +402,6 @@ def test_many_large_arrow_batches_by_many_partitions() -> None:
 
 
 # --- partitions ---
-
 VECTORS = {
     b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536,
     b"a-little-bit-longer-string": -1486304829, b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
@@ -489,8 +481,6 @@ def test_where_an_encoder_starts_is_left_to_chance(encode: ModuleType) -> None:
 
 
 # --- codecs ---
-
-
 def body(batch: Any) -> bytes:
     return bytes(batch.data[HEADER.size :])
 
@@ -570,7 +560,6 @@ def test_lz4_of_any_level_has_independent_blocks_as_the_java_client_demands(enco
 
 
 # --- bad inputs ---
-
 STRUCT = pa.struct([("key", pa.string()), ("value", pa.binary())])
 BYTES_STRUCT = pa.struct([("key", pa.binary()), ("value", pa.binary())])
 V = pa.array([b"v"])

@@ -409,8 +409,6 @@ def test_a_bounded_partition_is_asked_for_about_what_it_holds_as_plans_before_fo
 
 
 # --- looking leaders up again ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("config", "age_s"), [
     (CONFIG, 300.0),
     (replace(CONFIG, metadata_max_age_ms=7), 0.1),  # no more often than failed requests are repeated
@@ -509,8 +507,6 @@ def test_what_is_removed_is_unknown():
 
 
 # --- requests -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_space_of_a_request_is_shared_and_no_share_is_below_a_mebibyte():
     for count, share in [(2, 4 << 20), (3, (8 << 20) // 3), (8, 1 << 20), (16, 1 << 20)]:
         plan = plan_of(*(FetchFrom("t", number, 0) for number in range(count)))
@@ -571,8 +567,6 @@ def test_what_a_quota_refused_is_asked_for_again_and_what_was_removed_is_not():
 
 
 # --- answers --------------------------------------------------------------------------------------------------------------
-
-
 def test_all_that_an_answer_says_is_handed_on():
     plan, _, asked = in_flight()
     said = {"high_watermark": 50, "last_stable_offset": 40, "log_start_offset": 5, "aborted": [(7, 11)]}

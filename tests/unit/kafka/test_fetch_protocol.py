@@ -137,8 +137,6 @@ def test_a_length_of_five_bytes_is_one():
 
 
 # --- field by field ---
-
-
 def uvarint(value: int) -> bytes:
     low = bytes([value & 0x7F])
     return low if value < 0x80 else bytes([low[0] | 0x80]) + uvarint(value >> 7)
@@ -246,8 +244,6 @@ def test_records_that_run_past_the_end_are_named_with_their_partition_and_the_ve
 
 
 # --- spans, at their edges ---
-
-
 def test_a_span_ends_before_a_later_leader_epoch_than_is_wanted():
     first, second, third = batch(0, 2, epoch=3), batch(2, 2, epoch=3), batch(4, 1, epoch=5)
     data = memoryview(first + second + third)

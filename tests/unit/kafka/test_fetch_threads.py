@@ -59,8 +59,6 @@ def wait_for(condition) -> None:
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------------
-
-
 class _NobodyLooksThrough(dict):
     """Partitions by key, which no process may go through."""
 
@@ -91,8 +89,6 @@ def test_what_one_of_five_thousand_partitions_needs_is_found_without_a_look_at_t
 
 
 # --- threads and sockets ----------------------------------------------------------------------------------------------------
-
-
 def test_a_thread_ends_when_nothing_is_fetched_from_its_broker_any_more_and_comes_back_with_it(kafka, cluster):
     old = kafka.leader("t")[0]
     new = old % 3 + 1
@@ -139,8 +135,6 @@ def test_a_connection_whose_session_nears_its_end_does_not_stay_on_loan(cluster,
 
 
 # --- who waits for whom -----------------------------------------------------------------------------------------------------
-
-
 def test_a_leader_that_does_not_say_what_it_has_holds_up_no_other_partition(kafka, cluster):
     kafka.append("u", b"x")
     silent = kafka.fault("ListOffsets", LoseAnswer())
@@ -203,8 +197,6 @@ def test_a_new_leader_that_the_old_one_names_is_asked_at_once(kafka, cluster):
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------------
-
-
 def test_closing_a_cluster_wakes_the_process_that_waits_out_a_throttle_of_it(kafka):
     client = KafkaCluster(ClientConfig(bootstrap=kafka.address(1)))
     throttled = kafka.fault("Metadata", Throttle(60_000))

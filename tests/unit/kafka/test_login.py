@@ -82,8 +82,6 @@ def logs_in(config: ClientConfig) -> bool:
 
 
 # --- a token endpoint -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spelling", [JAVA, JAVA_4_1, LIBRDKAFKA], ids=["Java", "Java 4.1", "librdkafka"])
 def test_a_topic_is_read_with_a_token_of_the_endpoint_that_properties_name(kafka, endpoint, spelling):
     source = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest(), properties=by_token(endpoint.url) | spelling)
@@ -298,7 +296,6 @@ def test_the_identity_of_a_machine_is_asked_for_as_azure_has_it(kafka, endpoint)
 
 
 # --- secrets by reference ---------------------------------------------------------------------------------------------------
-
 PROVIDERS = {
     "config.providers": "env,file,directory",
     **{
@@ -349,7 +346,6 @@ def test_what_looks_like_a_reference_to_no_process_is_left_as_it_is(properties, 
 
 
 # --- Amazon MSK -------------------------------------------------------------------------------------------------------------
-
 MSK_HOST = "b-1.mine.abc.c2.kafka.eu-west-1.amazonaws.com:9098"
 MSK_JAVA = {
     "security.protocol": "SASL_SSL", "sasl.mechanism": "AWS_MSK_IAM", "sasl.jaas.config": f"{IAM}IAMLoginModule required;",
@@ -425,7 +421,6 @@ def test_without_a_region_or_credentials_the_login_says_what_to_do(aws):
 
 
 # --- what contradicts itself ------------------------------------------------------------------------------------------------
-
 JAAS, MECHANISM = "sasl.jaas.config", "sasl.mechanism"
 BARE = by_token("https://h/")
 HTTPS = BARE | JAVA
@@ -491,8 +486,6 @@ def test_tokens_for_msk_are_not_sent_in_the_clear_either_when_python_gives_them(
 
 
 # --- a provider of the user's own -------------------------------------------------------------------------------------------
-
-
 class Tokens:
     def token(self) -> str:
         return "good"

@@ -50,8 +50,6 @@ def read_all(source: KafkaSource, checkpoint: bytes | None = None) -> list[bytes
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------------
-
-
 def _without_partitions(response) -> None:
     response.responses = []
 
@@ -94,8 +92,6 @@ def test_closing_wakes_the_process_that_waits_out_a_throttle(kafka):
 
 
 # --- leader epochs ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_leader_changes_inside_one_answer_and_a_checkpoint_between_two_of_its_batches_has_the_epoch_of_its_position(kafka):
     kafka.append("t", b"first")
     source = source_of(kafka, stop=None)
@@ -122,8 +118,6 @@ def test_a_leader_changes_inside_one_answer_and_a_checkpoint_between_two_of_its_
 
 
 # --- followers and old leaders ----------------------------------------------------------------------------------------------
-
-
 def _partition_of(response):
     return response.responses[0].partitions[0]
 
@@ -173,8 +167,6 @@ def test_a_leader_that_is_truncated_and_knows_of_no_other_is_left_when_the_metad
 
 
 # --- error codes ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("api", ["Fetch", "ListOffsets"])
 def test_a_broker_answers_unknown_server_error_and_is_asked_again(kafka, api):
     kafka.append("t", b"x")
@@ -183,8 +175,6 @@ def test_a_broker_answers_unknown_server_error_and_is_asked_again(kafka, api):
 
 
 # --- outages ----------------------------------------------------------------------------------------------------------------
-
-
 class _FastClock:
     """`time.monotonic`, this many times as fast, for the retry policy alone: waits stay as they are."""
 
@@ -309,8 +299,6 @@ def test_a_checkpoint_is_durable_while_the_coordinator_is_away_and_its_completio
 
 
 # --- topics and leaders that are not there ----------------------------------------------------------------------------------
-
-
 def test_every_broker_does_not_know_a_topic_for_longer_than_three_seconds_and_a_loss_allowed_does_not_end_its_partition(
     kafka, monkeypatch, caplog
 ):
@@ -398,10 +386,7 @@ def test_a_record_that_comes_while_a_start_at_a_timestamp_becomes_an_offset_is_r
     assert (split.next_offset, late.fired) == (1, 1)
 
 
-# --- readers that no process reads
-# ----------------------------------------------------------------------------------------------
-
-
+# --- readers that no process reads ------------------------------------------------------------------------------------------
 def test_nothing_is_assigned_and_a_poll_waits(kafka):
     reader = source_of(kafka).create_reader()
     started = time.monotonic()
@@ -438,8 +423,6 @@ def test_a_reader_is_dropped_in_the_middle_and_its_threads_end(kafka):
 
 
 # --- bytes and names --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("pattern", ["orders-[a-z&&[^x]]+", "[a-c[x-z]]", "[^a&&b]"])
 def test_a_java_pattern_with_a_class_in_a_class_is_refused_and_selects_no_other_topics(pattern):
     with pytest.raises(UsageError, match="class in a class"):

@@ -317,8 +317,6 @@ def planned(source, read):
 
 
 # --- whether a position can be gone back to ---------------------------------------------------------------------------------
-
-
 def retention(kafka):
     kafka.delete_records("t", before=5)
 

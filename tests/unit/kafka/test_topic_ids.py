@@ -60,8 +60,6 @@ def about_t(request) -> bool:
 
 
 # --- offsets of a group -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def lagging(kafka):
     """The old split of a topic that was recreated; every broker but the group's coordinator lags behind."""
@@ -95,8 +93,6 @@ def test_those_of_the_successor_are(kafka, lagging):
 
 
 # --- partitions that are fetched --------------------------------------------------------------------------------------------
-
-
 def read_one(source, split):
     reader = source.create_reader()
     try:
@@ -138,8 +134,6 @@ def test_a_partition_that_no_broker_has_under_its_topics_id_is_gone_and_not_wait
 
 
 # --- results by offsets ----------------------------------------------------------------------------------------------------
-
-
 def test_offsets_of_a_topic_that_was_recreated_while_they_were_asked_for_are_no_proof_of_a_truncation(kafka, monkeypatch):
     monkeypatch.setattr(fetch_plan, "_UNKNOWN_TOPIC_GRACE_S", 0.0)
     source = source_of(kafka)
@@ -170,8 +164,6 @@ def test_an_end_before_what_was_read_is_data_loss_where_every_broker_knows_the_t
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------------
-
-
 def topic(topic_id, partitions=1):
     return {"t": TopicMetadata("t", topic_id, {number: PartitionMetadata(1, 0) for number in range(partitions)})}
 
