@@ -115,15 +115,8 @@ def test_the_strict_reader_refuses_what_is_no_value():
     """The checker of the test above is not one that takes everything, or nothing."""
     schema = record(("n", "int"), ("b", "boolean"), ("s", "string"))
     assert _strictly(schema, b"\x02\x01\x02a") == ("{'b':True,'n':1,'s':'a'}",)
-    for bad in (
-        b"",
-        b"\x02\x02\x02a",
-        b"\x02\x01\x04a",
-        b"\x02\x01\x01a",
-        b"\xff\xff\xff\xff\x7f\x01\x02a",
-        b"\x02\x01\x02\xff",
-    ):
-        assert _strictly(schema, bad) is None
+    rest = [b"\x02\x02\x02a", b"\x02\x01\x04a", b"\x02\x01\x01a", b"\xff\xff\xff\xff\x7f\x01\x02a", b"\x02\x01\x02\xff"]
+    assert [_strictly(schema, bad) for bad in [b"", *rest]] == [None] * 6
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -199,9 +192,8 @@ def test_a_good_value_that_its_neighbours_leave_no_space_for_is_not_a_bad_one():
 def test_a_good_value_is_not_bad_where_memory_is_short(monkeypatch):
     avro = AvroFormat('"string"')
     grow, short = DECODE_TWIN._Headroom.grow, [True]  # for the text, and not for the null that would stand in its place
-    monkeypatch.setattr(
-        DECODE_TWIN._Headroom, "grow", lambda headroom, size: not (short and short.pop()) and grow(headroom, size)
-    )
+    scarce = lambda headroom, size: not (short and short.pop()) and grow(headroom, size)  # noqa: E731
+    monkeypatch.setattr(DECODE_TWIN._Headroom, "grow", scarce)
     with pytest.raises(MemoryError):
         avro.decode(binary([b"\x08abcd"]))
     assert not short
@@ -297,19 +289,18 @@ def test_a_union_that_both_sides_share_keeps_its_branches():
 
 
 def test_a_branch_that_the_reader_does_not_have_is_bad_where_it_comes():
-    column, bad = decoded(["null", "int", "string"], [b"\x02\x06", b"\x04\x02a", b"\x00"], reader_schema='["null", "long"]')
-    assert column == [3, None, None]
-    assert bad == {1: "the writer's branch of a union does not match the reader's schema"}
+    items = [b"\x02\x06", b"\x04\x02a", b"\x00"]
+    bad = {1: "the writer's branch of a union does not match the reader's schema"}
+    assert decoded(["null", "int", "string"], items, reader_schema='["null", "long"]') == ([3, None, None], bad)
 
 
 def test_an_enum_is_read_by_its_symbols_and_an_unknown_one_is_the_default_or_bad():
     writer = {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]}
     reader = {"type": "enum", "name": "E", "symbols": ["C", "A"]}
-    column, bad = decoded(writer, [b"\x00", b"\x02", b"\x04"], reader_schema=json.dumps(reader))
+    items = [b"\x00", b"\x02", b"\x04"]
+    column, bad = decoded(writer, items, reader_schema=json.dumps(reader))
     assert (column, bad.keys()) == (["A", None, "C"], {1})
-    column, bad = decoded(writer, [b"\x00", b"\x02", b"\x04"], reader_schema=json.dumps({**reader, "default": "C"}))
-    assert column == ["A", "C", "C"]
-    assert not bad
+    assert decoded(writer, items, reader_schema=json.dumps({**reader, "default": "C"})) == (["A", "C", "C"], {})
 
 
 def test_defaults_of_every_type_are_values_of_that_type():
@@ -323,9 +314,8 @@ def test_defaults_of_every_type_are_values_of_that_type():
     ]  # fmt: skip
     fields = [{"name": f"f{i}", "type": kind, "default": value} for i, (kind, value, _) in enumerate(defaults)]
     reader = {"type": "record", "name": "R", "fields": fields}
-    column, bad = decoded(record(), [b"", b""], reader_schema=json.dumps(reader))
-    assert not bad
-    assert column == [{f"f{i}": value for i, (*_, value) in enumerate(defaults)}] * 2
+    row = {f"f{i}": value for i, (*_, value) in enumerate(defaults)}
+    assert decoded(record(), [b"", b""], reader_schema=json.dumps(reader)) == ([row] * 2, {})
 
 
 @pytest.mark.parametrize(("writer", "reader", "words"), [
@@ -355,6 +345,7 @@ def test_a_record_is_found_by_an_alias_with_and_without_its_namespace():
 
 # --- fields, recursion, headers ---
 TREE = record(("n", "int"), ("next", ["null", "Tree"]), ("after", "string"), name="Tree")
+TOO_DEEP = "field 'next': recursive types are nested more than 100 deep"
 
 
 def test_a_type_within_itself_is_refused_by_name_and_its_other_fields_are_read():
@@ -362,16 +353,13 @@ def test_a_type_within_itself_is_refused_by_name_and_its_other_fields_are_read()
         AvroFormat(json.dumps(TREE))
     leaf = b"\x02\x00\x02x"
     nested = b"\x04\x02" + leaf + b"\x02y"
-    column, bad = decoded(
-        TREE, [leaf, nested, b"\x04\x02" * 99 + leaf + b"\x02y" * 99, b"\x04\x02" * 200], fields=["n", "after"]
-    )
-    assert column == [{"n": 1, "after": "x"}, {"n": 2, "after": "y"}, {"n": 2, "after": "y"}, None]
-    assert bad == {3: "field 'next': recursive types are nested more than 100 deep"}
+    items = [leaf, nested, b"\x04\x02" * 99 + leaf + b"\x02y" * 99, b"\x04\x02" * 200]
+    rows = [{"n": 1, "after": "x"}, {"n": 2, "after": "y"}, {"n": 2, "after": "y"}, None]
+    assert decoded(TREE, items, fields=["n", "after"]) == (rows, {3: TOO_DEEP})
 
 
 def test_a_deeper_recursion_than_the_stack_holds_is_a_bad_value():
-    _, bad = decoded(TREE, [b"\x04\x02" * 1_000_000], fields=["n"])
-    assert bad == {0: "field 'next': recursive types are nested more than 100 deep"}
+    assert decoded(TREE, [b"\x04\x02" * 1_000_000], fields=["n"]) == ([None], {0: TOO_DEEP})
 
 
 def test_a_chain_of_recursive_types_has_one_depth_and_not_one_for_each_type():
@@ -399,7 +387,7 @@ def test_a_field_that_contains_itself_is_json_text_if_that_is_asked_for():
     assert column.type == made.arrow_type
     whole = {"n": 2, "next": '{"n":1,"next":null,"after":"x"}', "after": "y"}
     assert column.to_pylist() == [{"n": 1, "next": None, "after": "x"}, None, whole, None, whole]
-    assert [(each.row, each.reason) for each in bad] == [(3, "field 'next': recursive types are nested more than 100 deep")]
+    assert [(each.row, each.reason) for each in bad] == [(3, TOO_DEEP)]
     assert pickle.loads(pickle.dumps(made)).decode(pa.array([nested])).values.to_pylist() == [whole]
     behind = AvroFormat(json.dumps(TREE), recursive="json", header_bytes=5, fields=["next"])
     assert behind.decode(pa.array([b"\0\0\0\0\1" + nested])).values.to_pylist() == [{"next": whole["next"]}]
@@ -506,19 +494,16 @@ def test_fields_of_fields_are_asked_for_by_dotted_names():
     inner = record(("x", "int"), ("y", "string"), name="I")
     schema = record(("a", inner), ("b", ["null", "I"]), ("c", {"type": "array", "items": "I"}), ("d", "long"))
     value = {"a": {"x": 1, "y": "p"}, "b": {"x": 2, "y": "q"}, "c": [{"x": 3, "y": "r"}], "d": 4}
-    column, bad = decoded(schema, [written(schema, value)], fields=["a.y", "b.x", "c.y"])
-    assert not bad
-    assert column == [{"a": {"y": "p"}, "b": {"x": 2}, "c": [{"y": "r"}]}]
+    row = {"a": {"y": "p"}, "b": {"x": 2}, "c": [{"y": "r"}]}
+    assert decoded(schema, [written(schema, value)], fields=["a.y", "b.x", "c.y"]) == ([row], {})
     with pytest.raises(UsageError, match="record I has the fields x, y; asked for: 'z'"):
         AvroFormat(json.dumps(schema), fields=["a.z"])
 
 
 def test_a_header_is_skipped_and_the_array_may_be_a_slice():
-    column, bad = AvroFormat('"string"', header_bytes=5).decode(
-        binary([b"no", b"\0\0\0\0\7\2a", None, b"\0\0\0\0\7\2b", b"\0\0"])[1:]
-    )
-    assert column.to_pylist() == ["a", None, "b", None]
-    assert [each.row for each in bad] == [3]
+    items = binary([b"no", b"\0\0\0\0\7\2a", None, b"\0\0\0\0\7\2b", b"\0\0"])[1:]
+    column, bad = AvroFormat('"string"', header_bytes=5).decode(items)
+    assert (column.to_pylist(), [each.row for each in bad]) == (["a", None, "b", None], [3])
 
 
 def test_references_are_types_of_other_schemas():

@@ -100,6 +100,18 @@ def served() -> Iterator[FakeRegistry]:
 
 
 @pytest.fixture
+def flights(served: FakeRegistry) -> None:
+    served.register("flights-value", FLIGHT)
+
+
+@contextlib.contextmanager
+def flights_at(**options: Any) -> Iterator[FakeRegistry]:
+    with FakeRegistry(**options) as served:
+        served.register("flights-value", FLIGHT)
+        yield served
+
+
+@pytest.fixture
 def theirs(served: FakeRegistry) -> SchemaRegistryClient:
     return SchemaRegistryClient({"url": served.url})
 
@@ -117,8 +129,7 @@ def test_what_confluents_serializer_writes_is_read(served, theirs):
     assert reading(served).decode(values) == (pa.array(rows, reading(served).arrow_type), [])
 
 
-def test_what_is_written_here_confluents_deserializer_reads(served, theirs):
-    served.register("flights-value", FLIGHT)
+def test_what_is_written_here_confluents_deserializer_reads(served, flights, theirs):
     rows = [{"carrier": "UA", "delay": 5}, None, {"carrier": "AA", "delay": None}]
     encoded = reading(served).encode(pa.array(rows, pa.struct([("carrier", pa.string()), ("delay", pa.int32())])))
     read = AvroDeserializer(theirs)
@@ -322,14 +333,12 @@ def test_values_of_several_schemas_stay_in_their_order_and_a_bad_one_costs_no_ne
         assert words in reason
 
 
-def test_only_the_fields_asked_for_are_read(served):
-    served.register("flights-value", FLIGHT)
+def test_only_the_fields_asked_for_are_read(served, flights):
     column, _ = reading(served, fields=["delay"]).decode(binary([b"\0\0\0\0\1\4UA\2\4"]))
     assert column.to_pylist() == [{"delay": 2}]
 
 
-def test_a_format_that_knows_its_schemas_asks_no_process_in_another_process(served):
-    served.register("flights-value", FLIGHT)
+def test_a_format_that_knows_its_schemas_asks_no_process_in_another_process(served, flights):
     served.register("flights-value", LATER)
     travelled = pickle.dumps(RegisteredAvroFormat.of_subject(SchemaRegistry(served.url), "flights-value", version=1))
     client._known.clear()
@@ -350,8 +359,7 @@ def test_one_id_is_another_schema_in_another_registry(served):
 
 
 # --- look-ups that fail
-def test_what_is_under_an_id_is_asked_for_once_in_a_process_and_the_newest_version_each_time(served):
-    served.register("flights-value", FLIGHT)
+def test_what_is_under_an_id_is_asked_for_once_in_a_process_and_the_newest_version_each_time(served, flights):
     for _ in range(3):
         assert SchemaRegistry(served.url).by_id(1).text == json.dumps(FLIGHT)
     assert served.asked == ["GET /schemas/ids/1"]
@@ -371,8 +379,7 @@ def test_an_unknown_id_is_not_asked_for_by_every_batch_and_is_asked_for_again_la
     assert registry.by_id(1).id == 1
 
 
-def test_a_followers_no_to_a_new_id_is_asked_again_and_costs_no_record(served, monkeypatch):
-    served.register("flights-value", FLIGHT)
+def test_a_followers_no_to_a_new_id_is_asked_again_and_costs_no_record(served, flights, monkeypatch):
     format_ = reading(served)
     served.register("flights-value", LATER)
     monkeypatch.setattr(client, "_PAUSES_S", (0.0, 0.0))
@@ -399,8 +406,7 @@ def test_ids_that_stay_unknown_are_asked_for_again_together_and_then_once_in_a_w
 
 
 @pytest.mark.parametrize("value", [b"\0\xff\xff\xff\xff abc", b"\0\x80\0\0\0x"])
-def test_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_of_no_process(served, value):
-    served.register("flights-value", FLIGHT)
+def test_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_of_no_process(served, flights, value):
     format_ = reading(served)
     asked = len(served.asked)
     column, bad = format_.decode(binary([value, b"\0\0\0\0\1\4UA\0"]))
@@ -409,8 +415,7 @@ def test_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_of_no_proce
     assert served.asked[asked:] == ["GET /schemas/ids/1"] * (len(served.asked) - asked)
 
 
-def test_a_guid_of_a_registry_that_knows_none_is_a_bad_value_if_the_registry_itself_says_so(served):
-    served.register("flights-value", FLIGHT)
+def test_a_guid_of_a_registry_that_knows_none_is_a_bad_value_if_the_registry_itself_says_so(served, flights):
     format_ = reading(served)
     served.answers = [(404, {}, json.dumps(NO_SUCH_PATH).encode())]
     assert "has no schema 78787878-" in format_.decode(binary([b"\1" + b"x" * 20])).bad[0].reason
@@ -444,8 +449,7 @@ def test_a_registry_that_is_away_stops_only_what_needs_an_unknown_id_and_says_so
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     registry = SchemaRegistry(f"http://me:very-secret@127.0.0.1:{port}", deadline_s=0.3)
-    with FakeRegistry() as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at() as served:
         reader = SchemaRegistry(served.url).version("flights-value")
     format_ = RegisteredAvroFormat(registry, reader, known=[reader])
     assert format_.decode(binary([b"\0\0\0\0\1\4UA\0", b"no schema"])).values.is_valid().to_pylist() == [True, False]
@@ -478,8 +482,7 @@ def test_an_answer_that_trickles_is_held_to_the_deadline(monkeypatch):
             thread.join()
 
 
-def test_an_answer_that_is_too_long_is_not_read_to_its_end(served, monkeypatch):
-    served.register("flights-value", FLIGHT)
+def test_an_answer_that_is_too_long_is_not_read_to_its_end(served, flights, monkeypatch):
     monkeypatch.setattr(client, "_LONGEST_ANSWER", 100)
     monkeypatch.setattr(client, "_CHUNK", 64)
     with pytest.raises(CorruptDataError, match="answered with more than 100 bytes"):
@@ -487,14 +490,12 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end(served, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_passing_failure_is_tried_again(served, status):
-    served.register("flights-value", FLIGHT)
+def test_a_passing_failure_is_tried_again(served, flights, status):
     served.answers = [(status, {}, b"busy")] * 2
     assert (SchemaRegistry(served.url).by_id(1).id, len(served.asked)) == (1, 3)
 
 
-def test_the_next_url_is_asked_where_one_does_not_answer_or_does_not_know_yet(served):
-    served.register("flights-value", FLIGHT)
+def test_the_next_url_is_asked_where_one_does_not_answer_or_does_not_know_yet(served, flights):
     with FakeRegistry() as lagging, socket.create_server(("127.0.0.1", 0)) as closed:
         away = f"http://127.0.0.1:{closed.getsockname()[1]}"
         closed.close()
@@ -532,8 +533,7 @@ def test_references_in_a_circle_are_refused(served):
     ("http://", {"schema.registry.basic.auth.user.info": "me:se cret", "Basic.Auth.Credentials.Source": "USER_INFO"}),
 ])  # fmt: skip
 def test_a_user_logs_in_by_confluents_properties_or_the_url(url, properties):
-    with FakeRegistry(user="me:se cret") as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(user="me:se cret") as served:
         assert SchemaRegistry(url + served.url.removeprefix("http://"), properties).by_id(1).id == 1
         with pytest.raises(AuthenticationError, match="answered 401") as raised:
             SchemaRegistry(served.url, {"basic.auth.user.info": "me:wrong-one"}).by_id(2)
@@ -592,8 +592,7 @@ def test_a_secret_is_in_the_environment_or_a_file_and_is_read_when_the_registry_
     in_part = f"me:${{file:{tmp_path}/registry.properties:password}}"
     for reference in ("${env:LOGIN}", f"${{directory:{tmp_path}:login}}", in_part):
         client._known.clear()
-        with FakeRegistry(user="me:hunter2") as served:
-            served.register("flights-value", FLIGHT)
+        with flights_at(user="me:hunter2") as served:
             registry = SchemaRegistry(served.url, PROVIDERS | {"basic.auth.user.info": reference})
             format_ = RegisteredAvroFormat.of_subject(registry, "flights-value")
             served.register("flights-value", LATER)
@@ -608,8 +607,7 @@ def test_a_secret_is_in_the_environment_or_a_file_and_is_read_when_the_registry_
 def test_a_secret_that_changes_is_read_again_and_one_that_is_gone_is_named(tmp_path):
     secret = tmp_path / "token"
     secret.write_text("of-before")
-    with FakeRegistry(token="of-now") as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(token="of-now") as served:
         registry = SchemaRegistry(served.url, PROVIDERS | {"bearer.auth.token": f"${{directory:{tmp_path}:token}}"})
         with pytest.raises(AuthenticationError, match="answered 401") as raised:
             registry.by_id(1)
@@ -628,8 +626,7 @@ def test_a_secret_that_changes_is_read_again_and_one_that_is_gone_is_named(tmp_p
 
 def test_a_value_is_never_bad_as_a_secret_is_not_there(monkeypatch):
     """It fails the task instead: nothing is skipped for it."""
-    with FakeRegistry(user="me:hunter2") as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(user="me:hunter2") as served:
         monkeypatch.setenv("LOGIN", "me:hunter2")
         registry = SchemaRegistry(served.url, PROVIDERS | {"basic.auth.user.info": "${env:LOGIN}"})
         format_ = RegisteredAvroFormat.of_subject(registry, "flights-value")
@@ -650,8 +647,7 @@ def endpoint() -> Iterator[TokenEndpoint]:
 
 def test_a_token_of_an_endpoint_is_asked_for_once_and_sent_with_each_request(endpoint, monkeypatch):
     monkeypatch.setenv("CLIENT_SECRET", "hunter2")
-    with FakeRegistry(token="good") as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(token="good") as served:
         by_reference = {"bearer.auth.client.secret": "${env:CLIENT_SECRET}"}
         own = PROVIDERS | OAUTH | by_reference | {"bearer.auth.issuer.endpoint.url": endpoint.url}
         registry = SchemaRegistry(served.url, own)
@@ -668,8 +664,7 @@ def test_a_token_of_an_endpoint_is_asked_for_once_and_sent_with_each_request(end
 
 def test_a_token_that_the_registry_refuses_is_asked_for_again(endpoint):
     endpoint.body = json.dumps({"access_token": "revoked", "expires_in": 3600})
-    with FakeRegistry(token="good") as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(token="good") as served:
         registry = SchemaRegistry(served.url, OAUTH | {"bearer.auth.issuer.endpoint.url": endpoint.url})
         with pytest.raises(AuthenticationError, match="answered 401") as raised:
             registry.by_id(1)
@@ -712,8 +707,7 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
     (tmp_path / "key.pem").write_text(key)
     (tmp_path / "chain.pem").write_text(chain)
     apart = ours | {"ssl.certificate.location": str(tmp_path / "chain.pem"), "ssl.key.location": str(tmp_path / "key.pem")}
-    with FakeRegistry(certificates=certificates) as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(certificates=certificates) as served:
         for properties in (ours, javas, apart, pkcs12_stores(certificates, tmp_path)):
             assert SchemaRegistry(served.url, properties).version("flights-value").id == 1
         assert SchemaRegistryClient({"url": served.url, **apart}).get_latest_version("flights-value").schema_id == 1
@@ -735,8 +729,7 @@ def test_certificates_that_are_renewed_are_used_by_a_registry_that_is_known(tmp_
     properties = {f"ssl.{name}.location": str(path) for name, path in files.items()}
     for path, text in zip(files.values(), (old.ca.read_text(), chain, key), strict=True):
         path.write_text(text)
-    with FakeRegistry(certificates=old) as served:
-        served.register("flights-value", FLIGHT)
+    with flights_at(certificates=old) as served:
         registry = SchemaRegistry(served.url, properties, deadline_s=2)
         assert registry.version("flights-value").id == 1
         files["key"].write_text("")  # as it is being renewed

@@ -88,6 +88,10 @@ def by_partition(batches: Iterable[Any]) -> dict[int, list[Any]]:
     return dict(found)
 
 
+def encoded(made: Any, *rows: pa.RecordBatch) -> list[Any]:
+    return [batch for each in rows for batch in made.append(each, NOW)] + made.flush()
+
+
 def rows_of(batches: Iterable[Any]) -> list[Row]:
     return [row for batch in batches for row in read_back(batch)]
 
@@ -166,8 +170,7 @@ def jobs(draw: st.DrawFn) -> Job:
 def run(encode: ModuleType, job: Job, codec: str = "none") -> list[Any]:
     random.seed(3)  # the start of the rows without a key
     made = encoder(encode, job.partitions, codec=encode.Codec(codec), **job.options)
-    out = [batch for rows in job.batches for batch in made.append(rows, NOW)]
-    return out + made.flush()
+    return encoded(made, *job.batches)
 
 
 def expected_at(partition: int | None, job: Job) -> list[Row]:
@@ -277,18 +280,14 @@ def test_headers_of_every_layout_that_arrow_allows(encode: ModuleType) -> None:
 def test_timestamps_are_cut_to_milliseconds(encode: ModuleType, unit: str) -> None:
     scale = {"ms": 1, "us": 1000, "ns": 1_000_000}[unit]
     numbers = pa.array([0, 7 * scale + scale - 1, None, 1_700_000_000_123 * scale], pa.int64())
-    made = encoder(encode)
-    made.append(values(*[b""] * 4, timestamp=numbers.cast(pa.timestamp(unit, "Europe/Oslo"))), NOW)
-    (batch,) = made.flush()
+    (batch,) = encoded(encoder(encode), values(*[b""] * 4, timestamp=numbers.cast(pa.timestamp(unit, "Europe/Oslo"))))
     assert [row.timestamp for row in read_back(batch)] == [0, 7, NOW, 1_700_000_000_123]
     assert (header_of(batch)["first_time"], header_of(batch)["max_time"]) == (0, 1_700_000_000_123)
 
 
 def test_a_first_timestamp_may_be_the_greatest_and_differ_by_63_bits(encode: ModuleType) -> None:
     most = (1 << 63) - 1
-    made = encoder(encode)
-    made.append(values(b"", b"", timestamp=pa.array([most, 0], pa.timestamp("ms"))), NOW)
-    (batch,) = made.flush()
+    (batch,) = encoded(encoder(encode), values(b"", b"", timestamp=pa.array([most, 0], pa.timestamp("ms"))))
     assert (header_of(batch)["first_time"], header_of(batch)["max_time"]) == (most, most)
     assert [record.timestamp for record in MemoryRecords(bytes(batch.data)).next_batch()] == [most, 0]
 
@@ -311,8 +310,7 @@ def test_no_rows_no_batches(encode: ModuleType) -> None:
 # --- the batch header ---
 def test_the_header_of_a_transactional_batch(encode: ModuleType) -> None:
     made = encoder(encode, producer_id=77, producer_epoch=5, transactional=True, codec=encode.Codec.ZSTD)
-    made.append(values(b"a", b"b", b"c"), NOW)
-    (batch,) = made.flush()
+    (batch,) = encoded(made, values(b"a", b"b", b"c"))
     header = header_of(batch)
     assert header.pop("crc") > 0
     assert header == {
@@ -336,21 +334,18 @@ def test_sequences_wrap_to_zero_behind_the_greatest_also_within_a_batch(encode: 
     made = encoder(encode, 2, producer_id=1, producer_epoch=0, first_sequences={1: most - 1})
     seen = []
     for count in (1, 1, 2):
-        made.append(to_arrow([Row(partition=1)] * count), NOW)
-        seen += [each.base_sequence for each in made.flush()]
+        seen += [each.base_sequence for each in encoded(made, to_arrow([Row(partition=1)] * count))]
     assert seen == [most - 1, most, 0]
     made = encoder(encode, 1, producer_id=1, producer_epoch=0, first_sequences={0: most - 1})
     for _ in range(2):
-        made.append(values(*[b""] * 5), NOW)
-        seen += [each.base_sequence for each in made.flush()]
+        seen += [each.base_sequence for each in encoded(made, values(*[b""] * 5))]
     assert seen[3:] == [most - 1, 3]
 
 
 def test_without_a_producer_id_there_are_no_sequences(encode: ModuleType) -> None:
     made = encoder(encode)
     for _ in range(2):
-        made.append(values(b"a", b"b"), NOW)
-        (batch,) = made.flush()
+        (batch,) = encoded(made, values(b"a", b"b"))
         header = header_of(batch)
         assert (batch.base_sequence, header["sequence"], header["producer_id"], header["producer_epoch"]) == (-1, -1, -1, -1)
 
@@ -445,8 +440,7 @@ def test_rows_without_a_key_stick_to_a_partition_until_the_arrow_batch_ends(enco
     made = encoder(encode, 3)
     turns = []
     for n in range(7):
-        made.append(values(*[b"%d" % n] * 10), NOW)
-        ((partition, found),) = placed(made.flush()).items()
+        ((partition, found),) = placed(encoded(made, values(*[b"%d" % n] * 10))).items()
         assert found == [b"%d" % n] * 10
         turns.append(partition)
     assert turns == [(turns[0] + n) % 3 for n in range(7)]
@@ -457,8 +451,7 @@ def test_rows_with_a_key_or_a_partition_do_not_move_the_turn(encode: ModuleType)
     turns = []
     for _ in range(4):
         made.append(to_arrow([Row(b"chosen", partition=0), Row(b"keyed", key=b"k")]), NOW)
-        made.append(values(b"free"), NOW)
-        turns += [partition for partition, found in placed(made.flush()).items() if b"free" in found]
+        turns += [partition for partition, found in placed(encoded(made, values(b"free"))).items() if b"free" in found]
     assert turns == [(turns[0] + n) % 3 for n in range(4)]
 
 
@@ -474,9 +467,7 @@ def test_a_large_arrow_batch_is_spread_by_whole_batches(encode: ModuleType) -> N
 def test_where_an_encoder_starts_is_left_to_chance(encode: ModuleType) -> None:
     seen = set()
     for _ in range(200):
-        made = encoder(encode, 3)
-        made.append(values(b""), NOW)
-        seen.add(made.flush()[0].partition)
+        seen.add(encoded(encoder(encode, 3), values(b""))[0].partition)
     assert seen == {0, 1, 2}
 
 
@@ -546,15 +537,13 @@ def test_level_9_of_lz4_is_its_default_as_in_the_java_client(encode: ModuleType)
     out = []
     for level in (None, 9, 10):
         made = encoder(encode, codec=encode.Codec.LZ4, compression_level=level)
-        made.append(values(*[b"%d" % (n * n) for n in range(5000)]), NOW)
-        out.append(len(made.flush()[0].data))
+        out.append(len(encoded(made, values(*[b"%d" % (n * n) for n in range(5000)]))[0].data))
     assert out[0] == out[1] > out[2]
 
 
 def test_lz4_of_any_level_has_independent_blocks_as_the_java_client_demands(encode: ModuleType) -> None:
     made = encoder(encode, codec=encode.Codec.LZ4, compression_level=12)
-    made.append(values(*[b"%d" % (n * n) for n in range(20_000)]), NOW)
-    (batch,) = made.flush()
+    (batch,) = encoded(made, values(*[b"%d" % (n * n) for n in range(20_000)]))
     assert body(batch)[4] == 0x70  # version 1, independent blocks with checksums
     assert len(read_back(batch)) == 20_000
 
@@ -620,8 +609,7 @@ def test_a_row_that_makes_no_record_is_named_and_nothing_is_encoded(encode: Modu
         made.append(bad, NOW)
     with pytest.raises(UsageError, match=what.replace("row 1", "row 0")):
         made.append(bad.slice(1), NOW)
-    made.append(values(b"good"), NOW)
-    assert [row.value for row in rows_of(made.flush())] == [b"good", b"good"]
+    assert [row.value for row in rows_of(encoded(made, values(b"good")))] == [b"good", b"good"]
 
 
 def test_a_record_that_no_batch_can_hold_is_refused() -> None:

@@ -153,26 +153,17 @@ def test_a_value_out_of_range_is_refused_by_its_java_name(name, value):
     [("PLAINTEXT", False, False), ("SSL", True, False), ("SASL_PLAINTEXT", False, True), ("sasl_ssl", True, True)],
 )
 def test_the_security_protocol_decides_what_is_spoken(protocol, tls, sasl):
-    made = ClientConfig.from_properties(
-        BOOTSTRAP
-        | {
-            "security.protocol": protocol,
-            "sasl.mechanism": "PLAIN",
-            "sasl.jaas.config": f'{PLAIN} required username="u" password="p";',
-            "ssl.truststore.location": "/ca.pem",
-        }
-    )
+    jaas = f'{PLAIN} required username="u" password="p";'
+    login = {"sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas, "ssl.truststore.location": "/ca.pem"}
+    made = ClientConfig.from_properties(BOOTSTRAP | login | {"security.protocol": protocol})
     assert (made.tls is not None, made.sasl is not None) == (tls, sasl)
     assert made.security_protocol == protocol.upper()
 
 
 @pytest.mark.parametrize(("value", "checked"), [("https", True), ("", False)])
 def test_the_check_of_the_host_name_can_be_switched_off(value, checked):
-    made = ClientConfig.from_properties(
-        BOOTSTRAP | {"security.protocol": "SSL", "ssl.endpoint.identification.algorithm": value}
-    )
-    assert made.tls is not None
-    assert made.tls.check_hostname is checked
+    properties = BOOTSTRAP | {"security.protocol": "SSL", "ssl.endpoint.identification.algorithm": value}
+    assert ClientConfig.from_properties(properties).tls.check_hostname is checked
 
 
 @pytest.mark.parametrize(("text", "mechanism", "user", "password"), [
