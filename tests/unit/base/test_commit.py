@@ -166,6 +166,20 @@ def batch(*values: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": list(values)})
 
 
+@pytest.fixture
+def log() -> MemoryTransactionLog:
+    return MemoryTransactionLog()
+
+
+@pytest.fixture
+def sink(log: MemoryTransactionLog) -> MemorySink:
+    return MemorySink(log)
+
+
+def driver(sink: MemorySink, name: str | None = None) -> JobCommitter[MemoryHandle]:
+    return JobCommitter("job", sink.committer("job"), name)
+
+
 def prepared(sink: MemorySink, epoch: int, task: int, *values: str, number: int = 0) -> MemoryHandle:
     transaction = sink.begin(Attempt("job", epoch, task, number))
     transaction.write(batch(*values))
@@ -264,11 +278,9 @@ def test_what_an_epoch_was_made_from_is_recorded_with_it_each_time(path):
     ("asked", "recorded"), [("c", "c"), ("c", numbered_content(content_number("c"))), ("c", None), (None, "c"), (None, None)]
 )
 def test_a_replay_of_the_same_plan_is_completed_and_so_is_one_whose_plan_is_not_known(asked, recorded):
-    core = driven(
-        [RecoveryRequested(), Fenced(replace(DONE, content=recorded)), CleanedUp(), CommitRequested(5, (), asked), Recorded()]
-    )
-    assert core.handle(CleanedUp()) == []
-    assert core.phase is CommitPhase.READY
+    path = [RecoveryRequested(), Fenced(replace(DONE, content=recorded)), CleanedUp(), CommitRequested(5, (), asked)]
+    core = driven([*path, Recorded()])
+    assert (core.handle(CleanedUp()), core.phase) == ([], CommitPhase.READY)
 
 
 def test_a_replay_of_another_plan_is_refused_with_what_to_do():
@@ -352,10 +364,8 @@ def test_every_list_says_whose_the_job_is(path):
 
 
 # --- with a log in memory -----------------------------------------------------------------------------------------------
-def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_for():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
-    old, young = (JobCommitter("job", sink.committer("job"), name) for name in ("old", "young"))
+def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_for(log, sink):
+    old, young = (driver(sink, name) for name in ("old", "young"))
     old.claim()
     old.commit(0, (prepared(sink, 0, 0, "a"),))
     young.claim()
@@ -363,27 +373,25 @@ def test_of_two_drivers_that_live_the_younger_continues_and_the_older_is_done_fo
     with pytest.raises(FencedError, match="another driver claimed it"):
         old.commit(1, (prepared(sink, 1, 1, "c"),))
     with pytest.raises(SupersededError, match="young"):  # which fences, and changes nothing
-        JobCommitter("job", sink.committer("job"), "old").commit(1, (prepared(sink, 1, 1, "c"),))
+        driver(sink, "old").commit(1, (prepared(sink, 1, 1, "c"),))
     with pytest.raises(FencedError):
         young.commit(1, (under_way,))
-    JobCommitter("job", sink.committer("job"), "young").commit(1, (under_way,))
+    driver(sink, "young").commit(1, (under_way,))
     assert visible(log) == ["a", "b"]
 
 
-def test_a_job_that_was_given_back_is_for_the_process_that_comes_but_not_for_a_driver_of_before():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
+def test_a_job_that_was_given_back_is_for_the_process_that_comes_but_not_for_a_driver_of_before(log, sink):
     for name in ("older", "younger"):
-        JobCommitter("job", sink.committer("job"), name).claim()
+        driver(sink, name).claim()
     assert sink.recorded_epochs() == {}
-    assert JobCommitter("job", sink.committer("job"), "younger").recorded_epoch is None
-    JobCommitter("job", sink.committer("job"), "younger").release()
+    assert driver(sink, "younger").recorded_epoch is None
+    driver(sink, "younger").release()
     with pytest.raises(SupersededError, match=r"which has ended since \(claim 2\)"):
-        JobCommitter("job", sink.committer("job"), "older").commit(0, ())
-    unsupervised = JobCommitter("job", sink.committer("job"))
+        driver(sink, "older").commit(0, ())
+    unsupervised = driver(sink)
     unsupervised.commit(0, (prepared(sink, 0, 0, "a"),))
     assert unsupervised.is_first
-    JobCommitter("job", sink.committer("job"), "youngest").claim()
+    driver(sink, "youngest").claim()
     assert LISTS.deserialize(log.stored()["job"], "here") == CommitList(0, (), completed=True, claim=JobClaim(3, "youngest"))
 
 
@@ -392,7 +400,7 @@ def test_a_commit_shows_the_rows_and_leaves_nothing_open():
     sink = pickle.loads(pickle.dumps(MemorySink(log)))
     loser = prepared(sink, 0, 0, "a", number=1)
     handles = (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b", "c"))
-    committer = JobCommitter("job", sink.committer("job"))
+    committer = driver(sink)
     committer.commit(0, handles)
     assert visible(log) == ["a", "b", "c"]
     assert not log.unended("job")
@@ -403,28 +411,24 @@ def test_a_commit_shows_the_rows_and_leaves_nothing_open():
     assert sink.recorded_epochs() == {}
 
 
-def test_what_expires_after_it_is_listed_is_copied():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
+def test_what_expires_after_it_is_listed_is_copied(log, sink):
     handles = (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b"))
     old = sink.committer("job")
     old.fence()
     old.record(CommitList(0, handles))
     log.expire(handles[1].number)
-    JobCommitter("job", sink.committer("job")).recover()
+    driver(sink).recover()
     assert sorted(visible(log)) == ["a", "b"]
     with pytest.raises(FencedError, match="another driver"):
         old.record(CommitList(0, ()))
 
 
-def test_what_expires_before_it_is_listed_fails_the_epoch_and_a_replay_writes_it():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
+def test_what_expires_before_it_is_listed_fails_the_epoch_and_a_replay_writes_it(log, sink):
     handle = prepared(sink, 0, 0, "a")
     log.expire(handle.number)
     with pytest.raises(PeerError, match="not prepared any more"):
-        JobCommitter("job", sink.committer("job")).commit(0, (handle,))
-    JobCommitter("job", sink.committer("job")).commit(0, (prepared(sink, 0, 0, "a"),))
+        driver(sink).commit(0, (handle,))
+    driver(sink).commit(0, (prepared(sink, 0, 0, "a"),))
     assert visible(log) == ["a"]
 
 
@@ -464,27 +468,23 @@ def test_the_sink_is_asked_whether_what_was_committed_is_of_the_recorded_write()
     assert watched.confirmed == [handles]
 
 
-def test_what_an_epoch_was_made_from_is_durable():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
-    JobCommitter("job", sink.committer("job")).commit(0, (prepared(sink, 0, 0, "a"),), "sha256:ab12")
+def test_what_an_epoch_was_made_from_is_durable(log, sink):
+    driver(sink).commit(0, (prepared(sink, 0, 0, "a"),), "sha256:ab12")
     assert LISTS.deserialize(log.stored()["job"], "here").content == "sha256:ab12"
 
 
-def test_a_sink_that_leaves_out_an_outcome_is_an_error_and_no_completed_epoch():
-    log = MemoryTransactionLog()
-    sink = MemorySink(log)
+def test_a_sink_that_leaves_out_an_outcome_is_an_error_and_no_completed_epoch(log, sink):
     with pytest.raises(ValueError, match="shorter"):
         JobCommitter("job", Watched(log, "job")).commit(0, (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b")))
-    JobCommitter("job", sink.committer("job")).recover()
+    driver(sink).recover()
     assert visible(log) == ["a", "b"]
 
 
 def test_a_stale_epoch_is_refused_in_the_name_of_its_job():
     log = MemoryTransactionLog()
-    JobCommitter("job", MemorySink(log).committer("job")).commit(5, ())
+    driver(MemorySink(log)).commit(5, ())
     with pytest.raises(StaleEpochError, match="'job' is to write epoch 4"):
-        JobCommitter("job", MemorySink(log).committer("job")).commit(4, ())
+        driver(MemorySink(log)).commit(4, ())
 
 
 @pytest.mark.parametrize("job", ["", "a/b", "a.b", "ä", "x" * 101])
@@ -566,16 +566,12 @@ SKIPPED = (
     "is not: what is recorded was forgotten, or its place was recreated, in between. Nothing was committed; the next try "
     "writes the epoch"
 )
-
-
 ASKED_SKIPPED = CommitRequested(5, (), skipped=True)
 
 
 @pytest.mark.parametrize("before", [READY, [ASKED_SKIPPED, Fenced(None)]], ids=["ready", "new"])
 def test_an_epoch_that_tasks_have_skipped_and_that_is_not_recorded_is_refused(before):
-    core = CommitCore("job")
-    for event in before:
-        core.handle(event)
+    core = driven(before)
     with pytest.raises(PeerError) as raised:
         core.handle(ASKED_SKIPPED if before is READY else CleanedUp())
     assert str(raised.value) == SKIPPED
@@ -583,8 +579,6 @@ def test_an_epoch_that_tasks_have_skipped_and_that_is_not_recorded_is_refused(be
 
 @pytest.mark.parametrize("before", [READY_AT_5, [ASKED_SKIPPED, Fenced(DONE)]], ids=["ready", "new"])
 def test_a_recorded_epoch_that_tasks_have_skipped_is_done(before):
-    core = CommitCore("job")
-    for event in before:
-        core.handle(event)
+    core = driven(before)
     core.handle(ASKED_SKIPPED if before is READY_AT_5 else CleanedUp())
     assert core.phase in (CommitPhase.CONFIRMING, CommitPhase.READY)

@@ -5,14 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
-from headrace.enumerator.errors import (
-    AuthenticationError,
-    DataLossError,
-    DeadlineExceededError,
-    RetriableError,
-    StateError,
-    UsageError,
-)
+from headrace.errors import AuthenticationError, DataLossError, DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
 from tests.helpers.driving import log_of
 
@@ -20,6 +13,7 @@ BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
 
 
 DISPUTE = RetriableError("whether there is a c is not known")
+LOST = TimeoutError("no answer")
 
 
 class Clock:
@@ -290,9 +284,6 @@ def test_a_loss_that_discovery_reports_is_raised_once_and_looks_follow(monkeypat
         grow(log, c="3")
         clock.now_s = 20.0
         assert sorted(read(run)) == ["1", "2", "3"]
-
-
-LOST = TimeoutError("no answer")
 
 
 @pytest.mark.parametrize("answers", [

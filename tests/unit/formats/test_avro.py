@@ -60,8 +60,7 @@ def record(*fields: Any, name: str = "R", **more: Any) -> dict[str, Any]:
 def test_values_of_any_schema_are_what_fastavro_reads_and_are_written_as_fastavro_writes_them(data):
     schema = data.draw(schemas())
     items = data.draw(st.lists(values(schema), max_size=4))
-    encoded = [written(schema, item) for item in items]
-    avro = AvroFormat(json.dumps(schema))
+    encoded, avro = [written(schema, item) for item in items], AvroFormat(json.dumps(schema))
     column, bad = avro.decode(binary(encoded))
     column.validate(full=True)
     assert not bad
@@ -364,8 +363,7 @@ def test_a_deeper_recursion_than_the_stack_holds_is_a_bad_value():
 
 def test_a_chain_of_recursive_types_has_one_depth_and_not_one_for_each_type():
     """Each of 60 types is nested 99 deep, and the last of them holds the first of the next: 5940 levels of the stack."""
-    kinds = 60
-    chain = {}
+    kinds, chain = 60, {}
     for i in reversed(range(kinds)):
         more = [("n", ["null", f"R{i + 1}"])] if i + 1 < kinds else []
         chain[f"R{i}"] = json.dumps(record(("s", ["null", f"R{i}"]), *more, name=f"R{i}"))
@@ -464,8 +462,7 @@ def test_a_value_is_bad_by_its_recursive_field_whatever_types_its_neighbours_hav
 def test_mutated_values_are_bad_or_what_fastavro_reads_in_json_too():
     made, schema = AvroFormat(json.dumps(TREE), recursive="json"), fastavro.parse_schema(TREE)
     value = bytearray(b"\x04\x02" * 5 + b"\x02\x00\x02x" + b"\x04yz" * 5)
-    dice = random.Random(5)
-    mutants = []
+    dice, mutants = random.Random(5), []
     for _ in range(3000):
         mutant = value.copy()
         for _ in range(dice.randint(1, 3)):
@@ -522,8 +519,7 @@ MANY = b"\xfe" + b"\xff" * 8 + b"\x01"  # the greatest
 )
 @pytest.mark.parametrize("count", [HUGE, MANY, b"\x80\x80\x80\x80\x20", HUGE + b"\x00"])
 def test_a_count_that_the_bytes_cannot_hold_costs_nothing(items, count):
-    before = pa.total_allocated_bytes()
-    schema = {"type": "array", "items": items}
+    before, schema = pa.total_allocated_bytes(), {"type": "array", "items": items}
     column, bad = decoded(schema, [count, b"\x00", count + b"\x00" * 100])
     assert (column[1], bad.keys()) == ([], {0, 2})
     assert pa.total_allocated_bytes() - before < 1 << 20
@@ -630,8 +626,7 @@ def test_a_slice_of_nested_columns_is_written_as_its_copy_is():
         {"l": [None, str(i)] * (i % 3), "m": {str(i): i}, "u": [None, i, str(i)][i % 3], "b": i % 2 == 0, "e": "AB"[i % 2]}
         for i in range(20)
     ]
-    encoded = [written(schema, item) for item in items]
-    avro = AvroFormat(json.dumps(schema))
+    encoded, avro = [written(schema, item) for item in items], AvroFormat(json.dumps(schema))
     whole = avro.decode(binary(encoded)).values
     for start, count in ((0, 20), (3, 9), (11, 9), (7, 0)):
         assert avro.encode(whole.slice(start, count)).to_pylist() == encoded[start : start + count]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -15,28 +14,18 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
-from headrace.connectors.formats.registry import client
 from headrace.connectors.formats.registry.schemas import RegisteredSchema
 from headrace.enumerator.errors import UsageError
 from headrace.formats import JsonSchemaFormat, RegisteredJsonFormat, RegisteredProtobufFormat, SchemaRegistry
 from tests.helpers import json_evolution, protobuf_evolution
 from tests.helpers.avro_evolution import KINDS, Change, History, Lost, Outcome, Refused, holds, told_apart
 from tests.helpers.protobuf_evolution import Other
-from tests.helpers.schema_registry import FakeRegistry
 
 NOBODY = SchemaRegistry("http://127.0.0.1:1")
 """It is asked for nothing: all schemas are known."""
 
 CONTEXT = SerializationContext("t", MessageField.VALUE)
 OLD, NEW = 1, 2
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
-    client._known.clear()
-    monkeypatch.setattr(client, "_PAUSES_S", ())
-    with FakeRegistry() as registry:
-        yield registry
 
 
 @pytest.mark.parametrize("format_", [protobuf_evolution, json_evolution])

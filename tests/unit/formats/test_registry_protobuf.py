@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +17,6 @@ from tenacity import wait_none
 
 from headrace.connectors.formats.protobuf import compiler
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
-from headrace.connectors.formats.registry import client
 from headrace.enumerator.errors import RetriableError, UsageError
 from headrace.formats import RegisteredAvroFormat, RegisteredProtobufFormat, SchemaRegistry
 from tests.helpers.schema_registry import FakeRegistry
@@ -31,14 +29,6 @@ message Other { int32 delay = 2; message Inner { message Most { int32 x = 1; } }
 """
 LEG = 'syntax = "proto3"; package air; message Leg { string to = 1; int32 km = 2; }'
 LATER = FLIGHT.replace("message Seat", "string gate = 5; message Seat")
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
-    client._known.clear()
-    monkeypatch.setattr(client, "_PAUSES_S", ())
-    with FakeRegistry() as registry:
-        yield registry
 
 
 def register(registry: FakeRegistry, text: str = FLIGHT, subject: str = "flights-value") -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +12,6 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
-from headrace.connectors.formats.registry import client
 from headrace.connectors.formats.registry.registered import RegisteredFormat
 from headrace.errors import UsageError
 from headrace.formats import RegisteredAvroFormat, RegisteredJsonFormat, RegisteredProtobufFormat, SchemaRegistry
@@ -24,18 +22,6 @@ PERSON = {"type": "record", "name": "Person", "fields": [{"name": "ssn", "type":
 ROWS = pa.array([{"ssn": "000-00-0000"}])
 VALUE = SerializationContext("people", MessageField.VALUE)
 THEIRS = {"auto.register.schemas": False, "use.latest.version": True}
-
-
-@pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    client._known.clear()
-    monkeypatch.setattr(client, "_PAUSES_S", ())
-
-
-@pytest.fixture
-def served() -> Iterator[FakeRegistry]:
-    with FakeRegistry() as registry:
-        yield registry
 
 
 def rule(mode: str, on_failure: str | None = None, kind: str = "ENCRYPT", **more: Any) -> dict[str, Any]:

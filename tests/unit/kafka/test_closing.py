@@ -59,9 +59,9 @@ def is_full(reader: KafkaReader) -> bool:
 
 
 def new_reader(kafka: FakeKafka, topic: str | None, ready: Callable[[KafkaReader], bool]) -> KafkaReader:
-    reader = KafkaSource(kafka.bootstrap, topics=[topic or "t"], start=Earliest()).create_reader()
-    assert isinstance(reader, KafkaReader)
     source = KafkaSource(kafka.bootstrap, topics=[topic or "t"], start=Earliest())
+    reader = source.create_reader()
+    assert isinstance(reader, KafkaReader)
     reader.add_splits(source.create_discovery().initial().added if topic else [])
     until = time.monotonic() + DEADLINE_S
     while not ready(reader):

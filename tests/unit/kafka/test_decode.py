@@ -245,9 +245,7 @@ def compressible(size: int, source: random.Random) -> bytes:
 @pytest.mark.parametrize(
     "kib", [[110] * 16, [884] * 8, [1769] * 4, [600, 1500, 200, 884] * 3], ids=["small", "large", "huge", "mixed"]
 )
-def test_a_compressed_batch_is_decompressed_once(
-    records: ModuleType, codec: str, kib: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compressed_batch_is_decompressed_once(records: ModuleType, codec: str, kib: list[int], monkeypatch) -> None:
     """Of what is nearly as large as an Arrow batch each was decompressed to see that it found no space, then again."""
     calls: list[int] = []
 
@@ -321,9 +319,7 @@ def test_a_timestamp_beyond_64_bit_microseconds_is_refused_only_where_it_is_aske
 
 
 @pytest.mark.parametrize("time", [9_223_372_036_854_776, -9_223_372_036_854_776])
-def test_a_timestamp_beyond_64_bit_microseconds_may_be_a_null_alongside_all_else_of_its_record(
-    records: ModuleType, time: int
-) -> None:
+def test_a_timestamp_beyond_64_bit_microseconds_may_be_a_null_alongside_all_else_of_its_record(records, time) -> None:
     bad, _ = payload(numbered(2))
     data = batch(numbered(3)) + seal(bad, base=3, count=2, last=1, first_time=time) + batch(numbered(1), base=5)
     decoded = run(records, data, bad_timestamps="null", columns=[*records.ALL_COLUMNS, "headers"])
@@ -391,8 +387,7 @@ def test_a_control_record_without_a_type_is_refused(records: ModuleType) -> None
 
 # --- corruption ---
 def zigzag(value: int) -> bytes:
-    raw = (value << 1) ^ (value >> 63)
-    out = b""
+    raw, out = (value << 1) ^ (value >> 63), b""
     while raw > 0x7F:
         out += bytes([raw & 0x7F | 0x80])
         raw >>= 7
@@ -571,8 +566,7 @@ def mutate(draw: st.DrawFn, data: bytes) -> bytes:
 @st.composite
 def changed(draw: st.DrawFn, part: bytes) -> bytes:
     """A batch with some bytes changed behind the CRC, which is made to hold again; within the records or the header."""
-    fields = list(HEADER.unpack_from(part))
-    packed = draw(st.sampled_from(sorted(CODECS)))
+    fields, packed = list(HEADER.unpack_from(part)), draw(st.sampled_from(sorted(CODECS)))
     body = part[HEADER.size :]
     if body:
         body = mutate(draw, body)
@@ -598,23 +592,14 @@ def changed(draw: st.DrawFn, part: bytes) -> bytes:
     most_bytes=st.sampled_from([1, 50, 400, 1 << 24]),
     most_rows=st.sampled_from([None, 1, 3]),
 )
-def test_compiled_and_uncompiled_agree_on_anything(
-    data: bytes,
-    start: int,
-    length: int | None,
-    columns: tuple[str, ...],
-    aborted: list[tuple[int, int]] | None,
-    most_bytes: int,
-    most_rows: int | None,
-) -> None:
+def test_compiled_and_uncompiled_agree_on_anything(data, start, length, columns, aborted, most_bytes, most_rows) -> None:
     stop = None if length is None else start + length
     options: dict[str, Any] = {
         "start": start, "stop": stop, "columns": columns, "aborted": aborted, "max_uncompressed_bytes": 1 << 20
     }  # fmt: skip
-    rows, positions, error = outcome(compiled, data, max_batch_bytes=most_bytes, max_batch_rows=most_rows, **options)
-    assert outcome(uncompiled, data, max_batch_bytes=most_bytes, max_batch_rows=most_rows, **options) == (
-        rows, positions, error
-    )  # fmt: skip
+    limits = {"max_batch_bytes": most_bytes, "max_batch_rows": most_rows}
+    found = rows, positions, error = outcome(compiled, data, **limits, **options)
+    assert outcome(uncompiled, data, **limits, **options) == found
 
     in_one = outcome(compiled, data, **options)
     assert (rows, error) == (in_one[0], in_one[2])  # whatever the limits

@@ -231,8 +231,7 @@ def test_a_partition_that_is_back_within_the_looks_is_not_missing(hidden_for, ro
 
 
 def test_what_stays_away_for_all_looks_is_missing():
-    cluster = PretendedCluster({"t": (A, 1)})
-    gone = KafkaSplit("t", A, 1, 5)
+    cluster, gone = PretendedCluster({"t": (A, 1)}), KafkaSplit("t", A, 1, 5)
     assert discovery(cluster).later(known(KafkaSplit("t", A, 0, 5), gone)).missing == {gone.split_id}
     assert cluster.looks == 1 + 2 * 3
 
@@ -312,9 +311,8 @@ def test_a_partition_without_an_id_is_while_no_topic_bears_its_name():
 
 def test_nothing_is_while_a_broker_cannot_be_asked(monkeypatch, caplog):
     def down(self, names):
-        return TopicViews(
-            [(Broker(1, "b", 9092), dict.fromkeys(names))], dict.fromkeys(names, RetriableError("broker 2 is away"))
-        )
+        away = RetriableError("broker 2 is away")
+        return TopicViews([(Broker(1, "b", 9092), dict.fromkeys(names))], dict.fromkeys(names, away))
 
     monkeypatch.setattr(KafkaCluster, "topic_views", down)
     source = KafkaSource("127.0.0.1:1", topics=["t"], fail_on_data_loss=False)

@@ -1,6 +1,4 @@
-"""Regression tests: brokers differ on which topic bears a name, as one of them lags behind or is isolated from its
-controllers.
-"""
+"""Regression tests: brokers differ on which topic bears a name, as one of them lags behind or is isolated."""
 
 from __future__ import annotations
 
@@ -192,8 +190,7 @@ def test_an_added_partition_of_a_deleted_topic_is_not_taken(kafka):
 def test_a_dispute_is_over_once_no_broker_knows_the_topic(kafka):
     kafka.create_topic("u")
     discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
-    t = the_split(kafka)
-    stale = lags(kafka, 1, "u")
+    t, stale = the_split(kafka), lags(kafka, 1, "u")
     assert "brokers differ on which topic u is" in str(discovery.later({t.split_id: t}).inconclusive)
     stale.stop()
     kafka.delete_topic("u")
@@ -228,8 +225,7 @@ def test_brokers_are_asked_at_once_so_that_one_that_is_silent_holds_up_no_other(
 def test_a_successor_of_a_known_topic_waits_for_all_brokers_to_be_asked(kafka):
     t = the_split(kafka)
     made_anew(kafka)
-    discovery = source_of(kafka).create_discovery()
-    away = out_of_reach(kafka, 3)
+    discovery, away = source_of(kafka).create_discovery(), out_of_reach(kafka, 3)
     found = discovery.later({t.split_id: t})
     assert (found.added, found.missing) == ([], frozenset())
     assert "not every broker can be asked which topic t is now" in str(found.inconclusive)
@@ -241,8 +237,7 @@ def test_a_successor_of_a_known_topic_waits_for_all_brokers_to_be_asked(kafka):
 
 
 def test_a_dispute_is_not_over_because_a_connection_was_lost(kafka):
-    discovery = source_of(kafka).create_discovery()
-    stale = lags(kafka, 1)
+    discovery, stale = source_of(kafka).create_discovery(), lags(kafka, 1)
     assert "brokers differ" in str(discovery.later({}).inconclusive)
     away = [out_of_reach(kafka, broker) for broker in (2, 3)]
     found = discovery.later({})
@@ -314,8 +309,7 @@ def test_a_dispute_is_over_where_a_topic_is_recreated_without_the_partition_that
 def test_a_dispute_is_over_where_the_topic_is_deleted_with_the_right_to_it(kafka):
     kafka.create_topic("u")
     discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
-    t = the_split(kafka)
-    stale = lags(kafka, 1, "u")
+    t, stale = the_split(kafka), lags(kafka, 1, "u")
     assert discovery.later({t.split_id: t}).inconclusive is not None
     stale.stop()
     kafka.delete_topic("u")
@@ -426,8 +420,7 @@ def test_where_a_found_partition_starts_is_its_first_record_also_while_a_broker_
 
 
 def test_that_a_partition_is_there_is_known_though_a_broker_cannot_be_asked(kafka):
-    t = the_split(kafka)
-    away = out_of_reach(kafka, 3)
+    t, away = the_split(kafka), out_of_reach(kafka, 3)
     assert KafkaOffsets(source_of(kafka, **QUICK)).first_offsets([replace(t, next_offset=3)], {}) == {t.split_id: 0}
     assert away.fired
 
@@ -442,7 +435,6 @@ def test_where_a_found_partition_starts_is_not_known_while_a_broker_cannot_be_as
 
 
 def test_nothing_new_is_nothing_to_ask_every_broker_for(kafka):
-    t = the_split(kafka)
-    discovery = source_of(kafka).create_discovery()
+    t, discovery = the_split(kafka), source_of(kafka).create_discovery()
     asked = kafka.fault("Metadata", Rewrite(lambda _: None), times=None)
     assert (discovery.later({t.split_id: t}), asked.fired) == (DiscoveryResult([]), 1)

@@ -219,8 +219,7 @@ def built(rows: list[Row], partition: int, options: dict[str, Any]) -> list[tupl
         data = bytearray(builder.build())
         data[12:16] = b"\xff" * 4  # it claims leader epoch 0, which the CRC does not cover
         out.append((partition, bytes(data), count, base))
-        sequence = (sequence + count) % (1 << 31)
-        rows = rows[count:]
+        sequence, rows = (sequence + count) % (1 << 31), rows[count:]
     return out
 
 
@@ -437,8 +436,7 @@ def test_an_explicit_partition_is_taken_whatever_the_key(encode: ModuleType) -> 
 
 
 def test_rows_without_a_key_stick_to_a_partition_until_the_arrow_batch_ends(encode: ModuleType) -> None:
-    made = encoder(encode, 3)
-    turns = []
+    made, turns = encoder(encode, 3), []
     for n in range(7):
         ((partition, found),) = placed(encoded(made, values(*[b"%d" % n] * 10))).items()
         assert found == [b"%d" % n] * 10
@@ -447,8 +445,7 @@ def test_rows_without_a_key_stick_to_a_partition_until_the_arrow_batch_ends(enco
 
 
 def test_rows_with_a_key_or_a_partition_do_not_move_the_turn(encode: ModuleType) -> None:
-    made = encoder(encode, 3)
-    turns = []
+    made, turns = encoder(encode, 3), []
     for _ in range(4):
         made.append(to_arrow([Row(b"chosen", partition=0), Row(b"keyed", key=b"k")]), NOW)
         turns += [partition for partition, found in placed(encoded(made, values(b"free"))).items() if b"free" in found]
@@ -602,8 +599,7 @@ BAD_ROWS = {
 @pytest.mark.parametrize("name", BAD_ROWS)
 def test_a_row_that_makes_no_record_is_named_and_nothing_is_encoded(encode: ModuleType, name: str) -> None:
     columns, what = BAD_ROWS[name]
-    bad = values(b"bad", b"bad", **columns)
-    made = encoder(encode, 3)
+    bad, made = values(b"bad", b"bad", **columns), encoder(encode, 3)
     made.append(values(b"good"), NOW)
     with pytest.raises(UsageError, match=what):
         made.append(bad, NOW)

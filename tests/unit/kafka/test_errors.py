@@ -30,8 +30,7 @@ RENAMED = {  # kafka-python keeps some names that Kafka has changed since
 
 @pytest.mark.parametrize("code", sorted(code for code in kafka_errors if code is not None and code > 0))
 def test_names_agree_with_another_client(code):
-    other = kafka_errors[code].message
-    ours = error_name(code)
+    other, ours = kafka_errors[code].message, error_name(code)
     if other and code not in RENAMED:
         assert set(ours.split("_")) & set(other.split("_")), (code, ours, other)
 
@@ -69,9 +68,7 @@ def test_what_a_code_means(codes, kind):
 @pytest.mark.parametrize("code", [1, 48, 128, 999])
 def test_a_code_of_unknown_meaning_is_not_retried_and_keeps_its_number(code):
     error = broker_error(code, "doing it")
-    assert type(error) is BrokerError
-    assert error.code == code
-    assert not is_retriable(error)
+    assert (type(error), error.code, is_retriable(error)) == (BrokerError, code, False)
 
 
 @pytest.mark.parametrize("error", [

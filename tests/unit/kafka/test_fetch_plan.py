@@ -8,12 +8,6 @@ from uuid import UUID
 import pytest
 
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import (
-    LogTruncatedError,
-    OffsetOutOfRangeError,
-    TopicRecreatedError,
-    UnknownTopicError,
-)
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
@@ -21,6 +15,7 @@ from headrace.connectors.kafka.format.record_batch import AFTER_LENGTH
 from headrace.connectors.kafka.read.fetch_index import Work
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.enumerator.errors import CorruptDataError, DataLossError, DeadlineExceededError, RetriableError
+from headrace.errors import LogTruncatedError, OffsetOutOfRangeError, TopicRecreatedError, UnknownTopicError
 
 CONFIG = ClientConfig(bootstrap="b:1", default_api_timeout_ms=10_000, retry_backoff_ms=100, retry_backoff_max_ms=1000)
 ONE, TWO = Broker(1, "one", 9092), Broker(2, "two", 9092)
@@ -395,8 +390,7 @@ def test_a_bounded_partition_is_asked_for_about_what_it_holds_as_plans_before_fo
     densities: dict[tuple[str, int], float] = {}
     asked_bytes = []
     for _ in range(2):
-        plan = FetchPlan(CONFIG, densities)
-        source = FetchFrom("t", 0, 10, stop=10_010)
+        plan, source = FetchPlan(CONFIG, densities), FetchFrom("t", 0, 10, stop=10_010)
         plan.add(source)
         plan.leader_found(source, Leader(ONE, 5), ID, 0.0)
         (asked,) = plan.take(ONE, 0.0, 64 << 20)

@@ -1,6 +1,4 @@
-"""A lease's lease store in Kafka's protocol: what one supervisor writes another one sees, and what cannot be is an error
-soon.
-"""
+"""A lease store in Kafka's protocol: what one supervisor writes another one sees, and what cannot be is an error soon."""
 
 from __future__ import annotations
 

@@ -240,8 +240,7 @@ def test_an_endpoint_whose_certificate_is_of_its_own_authority_is_asked_with_tha
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.server)
     endpoint._server.socket = context.wrap_socket(endpoint._server.socket, server_side=True)
-    url = endpoint.url.replace("http:", "https:")
-    module = JAVA["sasl.jaas.config"][:-1]
+    url, module = endpoint.url.replace("http:", "https:"), JAVA["sasl.jaas.config"][:-1]
     for properties in (
         {"sasl.jaas.config": f'{module} ssl.truststore.location="{files.ca}" ssl.truststore.type="PEM";'},
         JAVA | {"https.ca.location": str(files.ca)},

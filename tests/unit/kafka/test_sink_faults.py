@@ -25,6 +25,8 @@ from tests.helpers.isolated import Isolated
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
 
 JOB = "job"
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+UNKNOWN_TOPIC_OR_PARTITION, TOPIC_AUTHORIZATION_FAILED, OPERATION_NOT_ATTEMPTED = 3, 29, 55
 QUICK = {"default.api.timeout.ms": "20000", "request.timeout.ms": "300", "retry.backoff.ms": "20", "retry.backoff.max.ms": "50"}
 
 
@@ -136,39 +138,22 @@ class TestIsolatedLeader:
         assert {record.key for record in said} == {b"/"}
         assert list(sink.commit_log().read()) == [sink.names(JOB).key]
 
-    def test_records_that_it_lacks_are_not_taken_for_lost_where_they_are_to_be_copied(self, kafka, sink):
+    @pytest.mark.parametrize("case", ["records", "an outcome", "open to it"])
+    def test_what_it_lacks_is_not_taken_for_lost_nor_unknown_for_good_nor_waited_for_without_end(self, kafka, sink, case):
         """One OFFSET_OUT_OF_RANGE was a DataLossError, which advises to accept the loss of records that are there."""
         isolated = Isolated(kafka, "out", "Fetch")
         isolated.cut_off()
-        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
-        recorded_and_killed(sink, handles := prepared(sink, JOB, 1, ["1"]), epoch=1)
+        epoch = 0 if case == "open to it" else 1
+        if epoch:
+            committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        recorded_and_killed(sink, handles := prepared(sink, JOB, epoch, [str(epoch)]), epoch=epoch)
+        if case == "an outcome":
+            assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
         take_over(sink, handles[0])
         with isolated.heard_by(sink) as restarted:
             committer(restarted, JOB).recover()
             assert isolated.is_found_out
-        assert values(kafka) == ["0", "1"]
-
-    def test_nor_is_an_outcome_that_it_lacks_unknown_for_good(self, kafka, sink):
-        isolated = Isolated(kafka, "out", "Fetch")
-        isolated.cut_off()
-        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
-        recorded_and_killed(sink, handles := prepared(sink, JOB, 1, ["1"]), epoch=1)
-        assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
-        take_over(sink, handles[0])
-        with isolated.heard_by(sink) as restarted:
-            committer(restarted, JOB).recover()
-            assert isolated.is_found_out
-        assert values(kafka) == ["0", "1"]
-
-    def test_nor_is_one_that_is_open_to_it_waited_for_without_end(self, kafka, sink):
-        isolated = Isolated(kafka, "out", "Fetch")
-        isolated.cut_off()
-        recorded_and_killed(sink, handles := prepared(sink, JOB, 0, ["0"]))
-        take_over(sink, handles[0])
-        with isolated.heard_by(sink) as restarted:
-            committer(restarted, JOB).recover()
-            assert isolated.is_found_out
-        assert values(kafka) == ["0"]
+        assert values(kafka) == [str(each) for each in range(epoch + 1)]
 
 
 class TestNames:
@@ -213,9 +198,8 @@ class TestStragglers:
         writer.abort()
         sender = transactional_sender(sink.cluster(), Transactions(sink.cluster()), late, writer._protocol)
         sender._before_first = lambda _: None  # it was added before the abort
-        encoder = RecordEncoder(
-            1, producer_id=late.producer_id, producer_epoch=late.epoch, transactional=True, first_sequences={0: 1}
-        )
+        producer = {"producer_id": late.producer_id, "producer_epoch": late.epoch, "transactional": True}
+        encoder = RecordEncoder(1, **producer, first_sequences={0: 1})
         encoded = [*encoder.append(rows(["late"]), 0), *encoder.flush()]
         sender.send("out", [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded])
         with closing(sender), pytest.raises(BrokerError):
@@ -289,11 +273,14 @@ class TestTimeLeft:
         committer(sink, JOB).commit(0, (replace(handle, started_ms=handle.started_ms + 1000 * wrong_s),))
         assert sink.recorded_epochs() == {JOB: 0}
 
-    @pytest.mark.parametrize("handles", [40], indirect=True)
-    def test_a_timeout_that_is_nearly_used_up_is_warned_of(self, handles, caplog):
+    @pytest.mark.parametrize(("handles", "said"), [
+        (40, "open for 40 s of its 60"), (3600, "the clocks of this machine and of the brokers differ by minutes"),
+    ], indirect=["handles"], ids=["nearly used up", "over, so that clocks differ"])  # fmt: skip
+    def test_a_timeout_that_is_nearly_used_up_or_over_is_warned_of_and_committed(self, handles, caplog, said):
         sink, prepared_ones = handles
         committer(sink, JOB).commit(0, prepared_ones)
-        assert "open for 40 s of its 60" in caplog.text
+        assert said in caplog.text
+        assert sink.recorded_epochs() == {JOB: 0}
 
     @pytest.mark.parametrize("handles", [57], indirect=True)
     def test_one_that_is_all_but_used_up_fails_the_epoch_before_it_is_recorded(self, handles):
@@ -301,13 +288,6 @@ class TestTimeLeft:
         with pytest.raises(DeadlineExceededError, match=r"has [23] s left of its 60"):
             committer(sink, JOB).commit(0, prepared_ones)
         assert sink.recorded_epochs() == {}
-
-    @pytest.mark.parametrize("handles", [3600], indirect=True)
-    def test_one_that_is_open_though_its_time_is_over_shows_that_clocks_differ_and_is_committed(self, handles, caplog):
-        sink, prepared_ones = handles
-        committer(sink, JOB).commit(0, prepared_ones)
-        assert "the clocks of this machine and of the brokers differ by minutes" in caplog.text
-        assert sink.recorded_epochs() == {JOB: 0}
 
 
 class TestSpeed:
@@ -331,17 +311,13 @@ class TestSpeed:
     def test_one_that_fails_leaves_the_others_committed_and_a_restart_completes_the_epoch(self, kafka, sink):
         handles = prepared(sink, JOB, 0, ["a"], ["b"], ["c"])
         middle = handles[1].transactional_id
-        kafka.fault(
-            "EndTxn", Refuse(TRANSACTIONAL_ID_AUTHORIZATION_FAILED), when=lambda request: request.transactional_id == middle
-        )
+        refused = Refuse(TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        kafka.fault("EndTxn", refused, when=lambda request: request.transactional_id == middle)
         with pytest.raises(RefusedByBrokerError):
             committer(sink, JOB).commit(0, handles)
         assert ongoing(sink, JOB) == [middle]
         committer(sink, JOB).recover()
         assert values(kafka) == ["a", "b", "c"]
-
-
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 
 
 class TestErrors:
@@ -447,9 +423,6 @@ def asks(request, topic):
     return any(item.topic_id == topic for item in request.topics)
 
 
-UNKNOWN_TOPIC_OR_PARTITION, TOPIC_AUTHORIZATION_FAILED, OPERATION_NOT_ATTEMPTED = 3, 29, 55
-
-
 def codes(*wanted):
     """An answer with these codes, partition by partition."""
 
@@ -509,9 +482,8 @@ class TestSmallTopics:
         sink = KafkaSink(kafka.bootstrap, topic="small", commit_topic="commits")
         with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
             transaction.write(rows(["x", "y" * 300, "z"]))
-            with pytest.raises(
-                InvalidForBrokerError, match=r"small-0: the broker answered MESSAGE_TOO_LARGE .*max\.message\.bytes"
-            ):
+            message = r"small-0: the broker answered MESSAGE_TOO_LARGE .*max\.message\.bytes"
+            with pytest.raises(InvalidForBrokerError, match=message):
                 transaction.prepare()
         assert ongoing(sink, JOB) == []
 

@@ -48,6 +48,11 @@ from tests.helpers.sink_rig import ongoing, prepared, rows
 JOB = "job"
 QUICK = {"retry.backoff.ms": "10", "retry.backoff.max.ms": "20", "reconnect.backoff.max.ms": "50"}
 LONGEST_S = 20.0
+STATE_TOPIC = "__transaction_state"
+TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED = 29, 31
+PRODUCER_FENCED, TRANSACTION_ABORTABLE = 90, 120
+UNKNOWN_SERVER_ERROR, LEADER_NOT_AVAILABLE = -1, 5
+NOT_ENOUGH_REPLICAS, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION = 19, 14, 15, 3
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -362,10 +367,6 @@ def without_leader(response):
         partition.leader_id, partition.error_code = -1, LEADER_NOT_AVAILABLE
 
 
-UNKNOWN_SERVER_ERROR, LEADER_NOT_AVAILABLE = -1, 5
-NOT_ENOUGH_REPLICAS, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION = 19, 14, 15, 3
-
-
 class TestDeletedTopic:
     def test_a_topic_that_is_deleted_while_it_is_written_to_ends_the_write(self, kafka, sink):
         transaction = writing(sink)
@@ -396,9 +397,6 @@ class TestDeletedTopic:
         with pytest.raises(UnknownTopicError, match="'commits'"):
             ended(sink.committer(JOB).fence)
         assert asked.fired
-
-
-STATE_TOPIC, TOPIC_AUTHORIZATION_FAILED = "__transaction_state", 29
 
 
 def get_an_answer(sink):
@@ -548,11 +546,8 @@ class TestBounded:
 
     def test_it_takes_the_shorter_limit_and_keeps_all_else(self):
         given = {"Default.Api.Timeout.Ms": "120", "request.timeout.ms": "100", "client.id": "me"}
-        for properties, call_ms, delivery_ms in (
-            ({}, 150, 30_000),
-            (given, 120, 120),
-            ({"delivery.timeout.ms": "50000", "request.timeout.ms": "100"}, 150, 150),
-        ):
+        apart = {"delivery.timeout.ms": "50000", "request.timeout.ms": "100"}
+        for properties, call_ms, delivery_ms in (({}, 150, 30_000), (given, 120, 120), (apart, 150, 150)):
             sink = KafkaSink("a:1", topic="out", properties=properties, transaction_timeout_ms=5000)
             config = sink.bounded().config
             assert (config.default_api_timeout_ms, config.longest_delivery_ms) == (call_ms, delivery_ms)
@@ -605,8 +600,7 @@ class TestListOfTheDriver:
     def test_its_own_timeout_is_not_taken_for_another_driver(self, kafka, sink, caplog, moment):
         driver = JobCommitter(JOB, sink.committer(JOB))
         driver.commit(0, prepared(sink, JOB, 0, ["a"]))
-        handles = prepared(sink, JOB, 1, ["b"])
-        late = Before(lambda: kafka.clock.advance(20))
+        handles, late = prepared(sink, JOB, 1, ["b"]), Before(lambda: kafka.clock.advance(20))
         if moment == "writing":  # the record is taken, its answer is lost, and then everyone is away
             kafka.fault("Produce", CutAfter(), when=is_of_driver(sink))
             kafka.fault("Produce", late, nth=2, when=is_of_driver(sink))
@@ -671,9 +665,6 @@ def is_of_driver(sink):
     return lambda request: request.transactional_id == sink.names(JOB).driver
 
 
-PRODUCER_FENCED, TRANSACTION_ABORTABLE = 90, 120
-
-
 class TestCommitLog:
     def test_who_waits_for_an_open_transaction_in_the_commit_topic_holds_up_no_process_who_need_not(self, kafka, sink, caplog):
         """It waited with the lock held, and said so again after every call of any process that succeeded."""
@@ -712,9 +703,6 @@ class TestOutcome:
         assert (whose + by_name[known] in caplog.text) if known in by_name else (whose not in caplog.text)
 
 
-TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED = 29, 31
-
-
 def hanging_write(sink, topic, transactional_id="foreign"):
     transactions = Transactions(sink.cluster())
     producer = transactions.init(transactional_id, 60_000)
@@ -730,8 +718,7 @@ def hanging_write(sink, topic, transactional_id="foreign"):
 class TestSayingSo:
     def test_calls_that_succeed_meanwhile_do_not_end_an_outage_for_the_log(self, caplog):
         """Each success of any thread let the next failure be reported again, and again."""
-        outage = Waiting()
-        long_ago = time.monotonic() - 1
+        outage, long_ago = Waiting(), time.monotonic() - 1
         for _ in range(3):
             outage.goes_on("first", "looking up topics", long_ago, RetriableError("refused"))
             outage.goes_on("second", "writing", long_ago, RetriableError("refused"))

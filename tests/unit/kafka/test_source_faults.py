@@ -28,6 +28,7 @@ from headrace.spark.kafka_offsets import KafkaOffsets
 from headrace.testing.fake_kafka import Before, Delay, ErrorCode, FakeKafka, NewRecord, Refuse, Rewrite, Throttle
 
 DEADLINE_S = 30.0
+NEAR = {"client.rack": "near", "metadata.max.age.ms": "300"}
 
 
 @pytest.fixture
@@ -136,9 +137,6 @@ def _in_a_rack(request) -> bool:
 
 def _nothing(response) -> None:
     _partition_of(response).records = b""
-
-
-NEAR = {"client.rack": "near", "metadata.max.age.ms": "300"}
 
 
 def test_the_leader_names_a_follower_that_no_metadata_has_and_the_leader_is_read_meanwhile(kafka):

@@ -62,9 +62,8 @@ def test_damage_makes_a_checkpoint_unreadable_and_says_so(damage):
             def serialize(self, split):
                 return {**super().serialize(split), **split_data}
 
-        return CheckpointSerializer("kafka", Damaging()).serialize(
-            Checkpoint(1, (SplitState(GOLDEN_SPLITS[1], finished=False),), exhausted=False)
-        )
+        states = (SplitState(GOLDEN_SPLITS[1], finished=False),)
+        return CheckpointSerializer("kafka", Damaging()).serialize(Checkpoint(1, states, exhausted=False))
 
     reader = CheckpointSerializer("kafka", serializer)
     assert reader.deserialize(written({})).splits[0].split == GOLDEN_SPLITS[1]
@@ -97,14 +96,12 @@ def test_a_position_is_never_symbolic(numbers):
         KafkaSplit("t", A, *numbers)
 
 
-@pytest.mark.parametrize(("at", "stop"), [(0, 0), (5, 5), (6, 5)])
-def test_a_split_is_exhausted_at_its_stop(at, stop):
-    assert KafkaSplit("t", A, 0, at, stop).exhausted
-
-
-@pytest.mark.parametrize(("at", "stop"), [(0, None), (2**62, None), (4, 5)])
-def test_a_split_is_not_exhausted_before_its_stop(at, stop):
-    assert not KafkaSplit("t", A, 0, at, stop).exhausted
+@pytest.mark.parametrize(
+    ("at", "stop", "exhausted"),
+    [(0, 0, True), (5, 5, True), (6, 5, True), (0, None, False), (2**62, None, False), (4, 5, False)],
+)
+def test_a_split_is_exhausted_at_its_stop_and_not_before(at, stop, exhausted):
+    assert KafkaSplit("t", A, 0, at, stop).exhausted is exhausted
 
 
 def test_a_part_of_a_split_keeps_the_epoch_only_where_it_holds():

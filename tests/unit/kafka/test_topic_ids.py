@@ -1,9 +1,8 @@
-"""Regression tests: a topic is deleted and recreated under its name, and one broker lags behind: what is said by name is
-judged.
-"""
+"""Regression tests: a topic is deleted and recreated, and a broker lags behind: what is said by its name is judged."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from uuid import UUID
 
 import pytest
@@ -20,6 +19,7 @@ from headrace.kafka import Earliest, KafkaSource
 from headrace.testing.fake_kafka import Before, ErrorCode, FakeKafka, Refuse, Rewrite
 
 OLD, NEW = UUID(int=1), UUID(int=2)
+UNKNOWN = {"t": None}
 
 
 @pytest.fixture
@@ -94,14 +94,11 @@ def test_those_of_the_successor_are(kafka, lagging):
 
 # --- partitions that are fetched --------------------------------------------------------------------------------------------
 def read_one(source, split):
-    reader = source.create_reader()
-    try:
+    with closing(source.create_reader()) as reader:
         reader.add_splits([split])
         while (batch := reader.poll(1.0)) is None or not batch.records.num_rows:
             pass
         return batch.records.column("value").to_pylist()
-    finally:
-        reader.close()
 
 
 def test_two_looks_of_one_broker_that_lags_behind_end_no_partition(kafka, monkeypatch):
@@ -166,9 +163,6 @@ def test_an_end_before_what_was_read_is_data_loss_where_every_broker_knows_the_t
 # --- the rules --------------------------------------------------------------------------------------------------------------
 def topic(topic_id, partitions=1):
     return {"t": TopicMetadata("t", topic_id, {number: PartitionMetadata(1, 0) for number in range(partitions)})}
-
-
-UNKNOWN = {"t": None}
 
 
 @pytest.mark.parametrize(("topic_id", "answers", "kind"), [
