@@ -219,10 +219,9 @@ def test_an_event_that_is_not_in_the_table_is_refused_and_changes_nothing(phase,
     assert pickle.dumps(vars(core)) == before
 
 
-@pytest.mark.parametrize(
-    "path",
-    [[CommitRequested(4, (C,)), Fenced(DONE), CleanedUp()], [*READY_AT_5, CommitRequested(4, (C,)), Recorded(), CleanedUp()]],
-)
+@pytest.mark.parametrize("path", [
+    [CommitRequested(4, (C,)), Fenced(DONE), CleanedUp()], [*READY_AT_5, CommitRequested(4, (C,)), Recorded(), CleanedUp()]
+])  # fmt: skip
 def test_a_stale_epoch_is_refused_after_its_transactions_are_cleaned_up(path):
     core = driven(path[:-1])
     with pytest.raises(StaleEpochError, match=r"'job' is to write epoch 4.*committed up to epoch 5.*newest checkpoint"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -219,20 +220,13 @@ class Job:
 
     def killed(self, epoch: int, ends: tuple[int, int], step: str, when: str) -> None:
         dying = DyingCommitter(self.sink.committer("job"), step, when)
-        if step == "task":
-            with pytest.raises(Killed):
-                self.run(epoch, ends, task_dies=True)
-        else:
-            with pytest.raises(Killed):
-                self.run(epoch, ends, dying)
-            assert dying.died
+        with pytest.raises(Killed):
+            self.run(epoch, ends, None if step == "task" else dying, task_dies=step == "task")
+        assert step == "task" or dying.died
         self.driver = None
 
 
-STEPS = [
-    ("task", "before"),
-    *((step, when) for step in ("fence", "check", "record", "end", "clean_up") for when in ("before", "after")),
-]
+STEPS = [("task", "before"), *product(("fence", "check", "record", "end", "clean_up"), ("before", "after"))]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ from headrace.formats import (
 )
 from headrace.testing.servers.kafka.security import Certificates, make_certificates
 from tests.helpers.schema_registry import NO_SUCH_PATH, FakeRegistry
-from tests.helpers.token_endpoint import TokenEndpoint
+from tests.helpers.token_endpoint import PROVIDERS, TokenEndpoint
 
 FLIGHT = {
     "type": "record", "name": "Flight", "namespace": "air",
@@ -68,15 +68,6 @@ def binary(items: list[bytes | None]) -> pa.Array:
 def with_headers(*rows: list[tuple[str, bytes]]) -> pa.Array:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     return pa.array([[{"key": key, "value": value} for key, value in row] for row in rows], kind)
-
-
-PROVIDERS = {
-    "config.providers": "env,file,directory",
-    **{
-        f"config.providers.{name}.class": f"org.apache.kafka.common.config.provider.{kind}ConfigProvider"
-        for name, kind in [("env", "EnvVar"), ("file", "File"), ("directory", "Directory")]
-    },
-}
 
 
 OAUTH = {
@@ -612,9 +603,8 @@ def test_a_value_is_never_bad_as_a_secret_is_not_there(monkeypatch):
 @pytest.fixture
 def endpoint() -> Iterator[TokenEndpoint]:
     renewal.kept.start_afresh()
-    server = TokenEndpoint()
-    yield server
-    server.close()
+    with contextlib.closing(TokenEndpoint()) as server:
+        yield server
     renewal.kept.start_afresh()
 
 

@@ -204,10 +204,9 @@ def test_a_compiler_that_cannot_be_started_says_nothing_of_any_schema(tmp_path, 
         descriptor_set(f"{LEG} // not started")
 
 
-@pytest.mark.parametrize(
-    ("references", "message"),
-    [({}, "leg.proto"), ({"leg.proto": "no schema"}, "leg.proto"), ({"leg.proto": 'syntax = "proto3";'}, "Leg")],
-)
+@pytest.mark.parametrize(("references", "message"), [
+    ({}, "leg.proto"), ({"leg.proto": "no schema"}, "leg.proto"), ({"leg.proto": 'syntax = "proto3";'}, "Leg")
+])  # fmt: skip
 def test_what_is_wrong_in_what_a_schema_imports_is_a_result_at_the_first_try(tmp_path, monkeypatch, references, message):
     starts = compiler_that('exec $REAL "$@"', tmp_path, monkeypatch)
     with pytest.raises(UsageError, match=f"not a Protobuf schema: .*{message}"):

@@ -48,11 +48,8 @@ def test_a_topic_is_read_through_canonical_names_and_with_other_values_that_java
     with FakeKafka() as kafka:
         kafka.create_topic("t")
         kafka.append("t", b"x")
-        properties = {
-            "client.dns.lookup": "resolve_canonical_bootstrap_servers_only",
-            "connections.max.idle.ms": "-1",
-            "fetch.min.bytes": "0",
-        }
+        others = {"connections.max.idle.ms": "-1", "fetch.min.bytes": "0"}
+        properties = {"client.dns.lookup": "resolve_canonical_bootstrap_servers_only", **others}
         source = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest(), properties=properties)
         assert [value for *_, value in read_all(source)] == [b"x"]
 

@@ -70,11 +70,9 @@ def new_reader(kafka: FakeKafka, topic: str | None, ready: Callable[[KafkaReader
     return reader
 
 
-@pytest.mark.parametrize(
-    ("topic", "ready"),
-    [(None, lambda _: True), ("empty", lambda _: True), ("t", is_full)],
-    ids=["without splits", "without records", "with records"],
-)
+@pytest.mark.parametrize(("topic", "ready"), [
+    (None, lambda _: True), ("empty", lambda _: True), ("t", is_full)
+], ids=["without splits", "without records", "with records"])  # fmt: skip
 def test_a_signal_handler_may_close_a_reader_at_any_line_of_a_poll(kafka, topic, ready):
     """It waited for a lock that its own thread had, below it, for ever."""
     errors: list[Exception] = []

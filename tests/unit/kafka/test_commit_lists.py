@@ -26,7 +26,7 @@ from headrace.runners.spark.writers import BatchWriter
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, ErrorCode, NewRecord, Refuse, Rewrite
 from tests.helpers.record_batches import CONTROL
-from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows
+from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows, values
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kafka_commit_list_v1.json"
 JOB = "job"
@@ -49,10 +49,6 @@ def sink_to(kafka, topic, **given):
 @pytest.fixture
 def sink(kafka):
     return sink_to(kafka, "a")
-
-
-def values(kafka, topic):
-    return sorted(record.value.decode() for record in kafka.records(topic))
 
 
 class FakeContext:

@@ -2,7 +2,6 @@
 
 import random
 import struct
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +15,6 @@ from kafka.record.default_records import DefaultRecordBatch
 from headrace.enumerator.errors import CorruptDataError, UsageError
 from tests.helpers.decode_twin import compiled, uncompiled
 from tests.helpers.decoding import outcome
-from tests.helpers.python_path import printed
 from tests.helpers.record_batches import (
     APPEND_TIME,
     CODECS,
@@ -62,11 +60,6 @@ def offsets(records: ModuleType, data: bytes, **options: Any) -> list[int]:
 def test_the_module_under_test_is_compiled_and_its_twin_is_not() -> None:
     assert compiled.__file__.endswith(".so")
     assert uncompiled.__file__.endswith(".py")
-
-
-def test_running_compiled_does_not_import_cython() -> None:
-    code = "import sys, headrace.connectors.kafka.format.decode; print([m for m in ('cython', 'Cython') if m in sys.modules])"
-    assert printed(code, Path(__file__).parent) == "[]"
 
 
 def test_the_schema_is_that_of_sparks_kafka_source(records: ModuleType) -> None:

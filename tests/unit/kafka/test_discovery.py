@@ -177,10 +177,9 @@ def test_a_timestamp_without_match_can_be_an_error():
         discovery(PretendedCluster({"t": (A, 1)}), start=Timestamp(99), no_match="error").initial()
 
 
-@pytest.mark.parametrize(
-    ("subscription", "absent"),
-    [(Topics(("t", "u", "v")), "u, v"), (Partitions((("t", 0), ("t", 4))), "t-4"), (Partitions((("u", 0),)), "u")],
-)
+@pytest.mark.parametrize(("subscription", "absent"), [
+    (Topics(("t", "u", "v")), "u, v"), (Partitions((("t", 0), ("t", 4))), "t-4"), (Partitions((("u", 0),)), "u")
+])  # fmt: skip
 def test_what_is_not_there_is_the_users_mistake_at_first(subscription, absent):
     with pytest.raises(UsageError, match=f"no such topic or partition on nowhere:1: {absent}$"):
         discovery(PretendedCluster({"t": (A, 2)}), subscription).initial()

@@ -41,9 +41,9 @@ def plan_of(*sources: FetchFrom, config: ClientConfig = CONFIG) -> FetchPlan:
     return plan
 
 
-def planned(source: FetchFrom, now: float = 0.0) -> FetchPlan:
+def planned(source: FetchFrom, now: float = 0.0, densities: dict[tuple[str, int], float] | None = None) -> FetchPlan:
     """Its leader is not found yet."""
-    plan = FetchPlan(CONFIG)
+    plan = FetchPlan(CONFIG, densities)
     plan.add(source, now)
     return plan
 
@@ -77,8 +77,8 @@ def test_a_partition_is_homeless_until_its_leader_is_found():
 
 
 def test_a_partition_in_flight_is_not_asked_for_again():
-    plan = plan_of(FetchFrom("t", 0, 10))
-    assert (len(plan.take(ONE, 0.0, HEADROOM)), plan.take(ONE, 0.0, HEADROOM)) == (1, [])
+    plan, _, _ = in_flight()
+    assert plan.take(ONE, 0.0, HEADROOM) == []
 
 
 def test_data_moves_the_offset_to_after_the_last_batch():
@@ -108,11 +108,10 @@ def test_a_partition_at_or_past_its_stop_is_not_fetched_at_all(offset, stop):
 
 def test_who_was_served_goes_to_the_end_of_the_line():
     plan = plan_of(*(FetchFrom("t", number, 0) for number in range(3)))
-    first, second, third = plan.take(ONE, 0.0, HEADROOM)
-    assert (first.index, second.index, third.index) == (0, 1, 2)
-    plan.landed(first, answer(batches(0, 1)), None, 0.0)
-    plan.landed(second, answer(), None, 0.0)
-    plan.landed(third, answer(), None, 0.0)
+    asked = plan.take(ONE, 0.0, HEADROOM)
+    assert [each.index for each in asked] == [0, 1, 2]
+    for each, records in zip(asked, [batches(0, 1), b"", b""], strict=True):
+        plan.landed(each, answer(records), None, 0.0)
     assert [asked.index for asked in plan.take(ONE, 0.0, HEADROOM)] == [1, 2, 0]
 
 
@@ -390,8 +389,7 @@ def test_a_bounded_partition_is_asked_for_about_what_it_holds_as_plans_before_fo
     densities: dict[tuple[str, int], float] = {}
     asked_bytes = []
     for _ in range(2):
-        plan, source = FetchPlan(CONFIG, densities), FetchFrom("t", 0, 10, stop=10_010)
-        plan.add(source)
+        plan = planned(source := FetchFrom("t", 0, 10, stop=10_010), densities=densities)
         plan.leader_found(source, Leader(ONE, 5), ID, 0.0)
         (asked,) = plan.take(ONE, 0.0, 64 << 20)
         asked_bytes.append(asked.max_bytes)
@@ -534,10 +532,9 @@ def test_a_failure_is_waited_for_though_the_leader_is_known_again():
     assert len(plan.take(ONE, 1.1, HEADROOM)) == 1
 
 
-@pytest.mark.parametrize(
-    ("config", "waits"),
-    [(CONFIG, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]), (replace(CONFIG, retry_backoff_ms=300, retry_backoff_max_ms=200), [0.3, 0.3])],
-)
+@pytest.mark.parametrize(("config", "waits"), [
+    (CONFIG, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]), (replace(CONFIG, retry_backoff_ms=300, retry_backoff_max_ms=200), [0.3, 0.3])
+])  # fmt: skip
 def test_each_failure_in_a_row_waits_twice_as_long_up_to_a_limit_and_a_success_starts_over(config, waits):
     plan = plan_of(source := FetchFrom("t", 0, 10), config=config)
     for wait in (*waits, None, *waits[:2]):
@@ -586,11 +583,10 @@ def test_data_that_says_nothing_of_its_epoch_leaves_the_one_that_is_known():
 
 def test_the_density_that_was_found_is_that_of_whole_batches_over_what_was_wanted():
     densities: dict[tuple[str, int], float] = {}
-    plan, source = FetchPlan(CONFIG, densities), FetchFrom("t", 0, 10)
-    plan.add(source)
+    plan = planned(source := FetchFrom("t", 0, 10), densities=densities)
     plan.leader_found(source, Leader(ONE, 5), ID, 0.0)
-    (asked,) = plan.take(ONE, 0.0, HEADROOM)
-    plan.landed(asked, answer(bytes(batches(5, 15)) + bytes(batches(20, 5))[:-1]), None, 0.0)
+    part = bytes(batches(5, 15)) + bytes(batches(20, 5))[:-1]
+    plan.landed(*plan.take(ONE, 0.0, HEADROOM), answer(part), None, 0.0)
     assert densities == {("t", 0): len(batches(5, 15)) / 10}
 
 
@@ -730,10 +726,9 @@ def test_what_was_written_before_the_stop_after_the_read_was_planned_is_data_los
     )
 
 
-@pytest.mark.parametrize(
-    ("base", "source"),
-    [(10, {"stop": 20, "stop_epoch": 4}), (20, {"stop": 20, "stop_epoch": 3}), (10, {"stop": 20}), (10, {"stop_epoch": 3})],
-)
+@pytest.mark.parametrize(("base", "source"), [
+    (10, {"stop": 20, "stop_epoch": 4}), (20, {"stop": 20, "stop_epoch": 3}), (10, {"stop": 20}), (10, {"stop_epoch": 3})
+])  # fmt: skip
 def test_no_other_epoch_is_a_loss(base, source):
     fetched(rewritten(bytes(batches(base, 5, epoch=4)), **source))
 

@@ -9,6 +9,7 @@ import ssl
 import threading
 import urllib.parse
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import Before, FakeKafka
 from headrace.testing.servers.kafka.security import make_certificates
 from tests.helpers.kafka_rig import read_all
-from tests.helpers.token_endpoint import TokenEndpoint
+from tests.helpers.token_endpoint import PROVIDERS, TokenEndpoint
 
 OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 IAM = "software.amazon.msk.auth.iam."
@@ -32,9 +33,8 @@ IAM = "software.amazon.msk.auth.iam."
 
 @pytest.fixture
 def endpoint() -> Iterator[TokenEndpoint]:
-    server = TokenEndpoint()
-    yield server
-    server.close()
+    with closing(TokenEndpoint()) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -270,11 +270,9 @@ def test_a_token_in_a_file_is_read_for_every_connection(kafka, tmp_path):
         config.sasl.token_provider.token()
 
 
-@pytest.mark.parametrize(
-    ("text", "api", "nth"),
-    [("", "SaslHandshake", 2), ("of yesterday", "SaslAuthenticate", 1)],
-    ids=["empty while it is rewritten", "another token after a refusal"],
-)
+@pytest.mark.parametrize(("text", "api", "nth"), [
+    ("", "SaslHandshake", 2), ("of yesterday", "SaslAuthenticate", 1)
+], ids=["empty while it is rewritten", "another token after a refusal"])  # fmt: skip
 def test_a_file_whose_text_is_of_no_use_is_read_again(kafka, tmp_path, text, api, nth):
     path = tmp_path / "token"
     path.write_text(text)
@@ -295,13 +293,6 @@ def test_the_identity_of_a_machine_is_asked_for_as_azure_has_it(kafka, endpoint)
 
 
 # --- secrets by reference ---------------------------------------------------------------------------------------------------
-PROVIDERS = {
-    "config.providers": "env,file,directory",
-    **{
-        f"config.providers.{name}.class": f"org.apache.kafka.common.config.provider.{kind}ConfigProvider"
-        for name, kind in [("env", "EnvVar"), ("file", "File"), ("directory", "Directory")]
-    },
-}
 
 
 def test_a_secret_is_in_the_environment_or_a_file_and_in_no_property(kafka, endpoint, tmp_path, monkeypatch):

@@ -149,17 +149,14 @@ def test_nor_does_one_that_ends_in_a_failure_stay_on_loan(monkeypatch):
     assert (len(ended), cluster.given_back) == (5, ended)
 
 
-class StoppedTime:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+def stopped_time() -> SimpleNamespace:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    return clock
 
 
 def test_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypatch):
     """findings: Sinks 8. The time counted from the last acknowledgement: the first passing error after a pause was the end."""
-    clock, cluster = StoppedTime(), OneBroker(delivery_timeout_ms=120_000)
+    clock, cluster = stopped_time(), OneBroker(delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
     sender = cluster.sender()
     sender.send("t", batches(10))
@@ -176,7 +173,7 @@ def test_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypatch):
 
 
 def test_nor_does_the_time_in_which_the_rows_are_made(monkeypatch):
-    clock, cluster = StoppedTime(), OneBroker(max_request_size=1000, delivery_timeout_ms=120_000)
+    clock, cluster = stopped_time(), OneBroker(max_request_size=1000, delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
     sender = cluster.sender()
     sender.send("t", batches(1000))
@@ -189,7 +186,7 @@ def test_nor_does_the_time_in_which_the_rows_are_made(monkeypatch):
 
 
 def test_the_delivery_timeout_counts_all_waiting_since_the_last_acknowledgement(monkeypatch):
-    clock, cluster = StoppedTime(), OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER, delivery_timeout_ms=120_000)
+    clock, cluster = stopped_time(), OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER, delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
     monkeypatch.setattr(cluster, "back_off", lambda *_: setattr(clock, "now", clock.now + 50))
     sender = cluster.sender()

@@ -148,10 +148,9 @@ def test_a_value_out_of_range_is_refused_by_its_java_name(name, value):
         ClientConfig.from_properties(BOOTSTRAP | {name: value})
 
 
-@pytest.mark.parametrize(
-    ("protocol", "tls", "sasl"),
-    [("PLAINTEXT", False, False), ("SSL", True, False), ("SASL_PLAINTEXT", False, True), ("sasl_ssl", True, True)],
-)
+@pytest.mark.parametrize(("protocol", "tls", "sasl"), [
+    ("PLAINTEXT", False, False), ("SSL", True, False), ("SASL_PLAINTEXT", False, True), ("sasl_ssl", True, True)
+])  # fmt: skip
 def test_the_security_protocol_decides_what_is_spoken(protocol, tls, sasl):
     jaas = f'{PLAIN} required username="u" password="p";'
     login = {"sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas, "ssl.truststore.location": "/ca.pem"}

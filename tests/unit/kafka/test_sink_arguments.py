@@ -71,11 +71,9 @@ def test_a_contradiction_is_refused_when_it_is_made(arguments, message):
         KafkaSink(NOBODY, **arguments)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"properties": None}, {"topic": ""}, {"topic": ["a"]}, {"topic": b"a"}],
-    ids=["properties", "empty", "list", "bytes"],
-)
+@pytest.mark.parametrize("arguments", [
+    {"properties": None}, {"topic": ""}, {"topic": ["a"]}, {"topic": b"a"}
+], ids=["properties", "empty", "list", "bytes"])  # fmt: skip
 def test_so_does_the_other_sink(arguments):
     with pytest.raises(UsageError, match=next(iter(arguments))):
         AtLeastOnceKafkaSink(NOBODY, **arguments)

@@ -22,7 +22,7 @@ from headrace.enumerator.errors import CorruptDataError, DataLossError, Deadline
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, Refuse, Rewrite, StoppedClock
 from tests.helpers.isolated import Isolated
-from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
+from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over, values
 
 JOB = "job"
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
@@ -41,10 +41,6 @@ def kafka(request):
 @pytest.fixture
 def sink(kafka):
     return kafka_sink(kafka.bootstrap, "out", "commits")
-
-
-def values(kafka, topic="out"):
-    return sorted(record.value.decode() for record in kafka.records(topic))
 
 
 def recorded_and_killed(sink, handles, epoch=0, job=JOB):
@@ -455,7 +451,8 @@ class TestSmallTopics:
         committer(sink, JOB).commit(0, (handle,))
         assert (handle.records, values(kafka, "small")) == (2000, wanted)
         for partition in range(2):
-            assert in_order(kafka.records("small", partition))
+            found = [record.value for record in kafka.records("small", partition)]
+            assert found == sorted(found)
 
     def test_headers_timestamps_and_nulls_stay_what_they_were(self, kafka):
         kafka.create_topic("small", configs={"max.message.bytes": "200"})
@@ -486,8 +483,3 @@ class TestSmallTopics:
             with pytest.raises(InvalidForBrokerError, match=message):
                 transaction.prepare()
         assert ongoing(sink, JOB) == []
-
-
-def in_order(records):
-    values = [record.value for record in records]
-    return values == sorted(values)

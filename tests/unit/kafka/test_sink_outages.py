@@ -43,7 +43,7 @@ from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamW
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import Before, CutAfter, CutBefore, Refuse, Rewrite
 from headrace.testing.fake_kafka.state.brokers import coordinator_partition
-from tests.helpers.sink_rig import ongoing, prepared, rows
+from tests.helpers.sink_rig import ongoing, prepared, rows, values
 
 JOB = "job"
 QUICK = {"retry.backoff.ms": "10", "retry.backoff.max.ms": "20", "reconnect.backoff.max.ms": "50"}
@@ -79,10 +79,6 @@ def short(monkeypatch):
 
 def sink_of(kafka, **properties):
     return KafkaSink(kafka.bootstrap, topic="out", properties={**QUICK, **properties}, commit_topic="commits")
-
-
-def values(kafka, topic="out"):
-    return sorted(record.value.decode() for record in kafka.records(topic))
 
 
 def writing(sink, flushed=False):
@@ -753,7 +749,8 @@ class TestInterruption:
                 with pytest.raises(KeyboardInterrupt):
                     transactions.describe(["a", "b"])
                 assert time.monotonic() - started_at < 5
-                wait_for(lambda: not in_parallel_threads(), "they try on though no process waits for them")
+                names = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
+                wait_for(lambda: "headrace-transactions" not in names(), "they try on though no process waits for them")
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -813,7 +810,3 @@ class TestInterruption:
         assert (runner.run("trying", ask), pauses) == ("done", [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0])
         runner.back_off(1)
         assert pauses[-1] == 0.1
-
-
-def in_parallel_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "headrace-transactions"]

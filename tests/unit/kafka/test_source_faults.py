@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +30,7 @@ from headrace.testing.fake_kafka import Before, Delay, ErrorCode, FakeKafka, New
 
 DEADLINE_S = 30.0
 NEAR = {"client.rack": "near", "metadata.max.age.ms": "300"}
+WITHOUT_PARTITIONS = Rewrite(lambda response: setattr(response, "responses", []))
 
 
 @pytest.fixture
@@ -51,14 +53,10 @@ def read_all(source: KafkaSource, checkpoint: bytes | None = None) -> list[bytes
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------------
-def _without_partitions(response) -> None:
-    response.responses = []
-
-
 def test_a_fetch_quota_empties_the_answer_and_the_reader_waits_as_reported_and_continues(kafka):
     for number in range(10):
         kafka.append("t", b"%d" % number)
-    kafka.fault("Fetch", Rewrite(_without_partitions), times=2)
+    kafka.fault("Fetch", WITHOUT_PARTITIONS, times=2)
     throttle = kafka.fault("Fetch", Throttle(300), times=2)
     started = time.monotonic()
     assert (read_all(source_of(kafka)), throttle.fired) == ([b"%d" % number for number in range(10)], 2)
@@ -67,7 +65,7 @@ def test_a_fetch_quota_empties_the_answer_and_the_reader_waits_as_reported_and_c
 
 def test_a_partition_left_out_of_an_answer_is_asked_for_again(kafka):
     kafka.append("t", b"x")
-    kafka.fault("Fetch", Rewrite(_without_partitions))
+    kafka.fault("Fetch", WITHOUT_PARTITIONS)
     assert read_all(source_of(kafka)) == [b"x"]
 
 
@@ -82,7 +80,7 @@ def test_a_throttle_longer_than_the_request_timeout_costs_no_connection_and_is_c
 
 def test_closing_wakes_the_process_that_waits_out_a_throttle(kafka):
     kafka.append("t", b"x")
-    kafka.fault("Fetch", Rewrite(_without_partitions))
+    kafka.fault("Fetch", WITHOUT_PARTITIONS)
     throttle = kafka.fault("Fetch", Throttle(60_000))
     batches = source_of(kafka).batches()
     while not throttle.fired:
@@ -135,10 +133,6 @@ def _in_a_rack(request) -> bool:
     return request.rack_id == "near"
 
 
-def _nothing(response) -> None:
-    _partition_of(response).records = b""
-
-
 def test_the_leader_names_a_follower_that_no_metadata_has_and_the_leader_is_read_meanwhile(kafka):
     kafka.append("t", b"x")
     redirect = kafka.fault("Fetch", Rewrite(_sends_to(99)), when=_in_a_rack, times=None)
@@ -152,7 +146,8 @@ def test_a_follower_that_gives_nothing_any_more_is_left_for_the_leader_when_the_
     leader = kafka.leader("t")[0]
     follower = leader % 3 + 1
     kafka.fault("Fetch", Rewrite(_sends_to(follower)), broker=leader, when=_in_a_rack)
-    silent = kafka.fault("Fetch", Rewrite(_nothing), broker=follower, times=None)
+    nothing = Rewrite(lambda response: setattr(_partition_of(response), "records", b""))
+    silent = kafka.fault("Fetch", nothing, broker=follower, times=None)
     assert read_all(source_of(kafka, properties=NEAR)) == [b"x"]
     assert silent.fired
 
@@ -173,14 +168,10 @@ def test_a_broker_answers_unknown_server_error_and_is_asked_again(kafka, api):
 
 
 # --- outages ----------------------------------------------------------------------------------------------------------------
-class _FastClock:
+def _fast_clock(times: float) -> SimpleNamespace:
     """`time.monotonic`, this many times as fast, for the retry policy alone: waits stay as they are."""
-
-    def __init__(self, times: float) -> None:
-        self._times, self._began = times, time.monotonic()
-
-    def monotonic(self) -> float:
-        return self._began + (time.monotonic() - self._began) * self._times
+    started = time.monotonic()
+    return SimpleNamespace(monotonic=lambda: started + (time.monotonic() - started) * times)
 
 
 def stop_all(kafka: FakeKafka) -> None:
@@ -218,7 +209,7 @@ def address_of(kafka: FakeKafka, broker: int) -> tuple[str, int]:
 
 
 def test_every_broker_is_away_for_longer_than_a_minute_and_the_reader_continues(kafka, monkeypatch, caplog):
-    monkeypatch.setattr(fetcher, "time", _FastClock(100))
+    monkeypatch.setattr(fetcher, "time", _fast_clock(100))
     with reading(kafka) as run:
         started_at = time.monotonic()
         stop_all(kafka)
@@ -232,7 +223,7 @@ def test_every_broker_is_away_for_longer_than_a_minute_and_the_reader_continues(
 
 
 def test_an_outage_that_comes_as_an_error_code_of_the_partition_is_said_too(kafka, monkeypatch, caplog):
-    monkeypatch.setattr(fetcher, "time", _FastClock(100))
+    monkeypatch.setattr(fetcher, "time", _fast_clock(100))
     with closing(source_of(kafka, stop=None).batches()._run) as run:
         refused = kafka.fault("Fetch", Refuse(ErrorCode.KAFKA_STORAGE_ERROR, topic="t"), times=1000)
         poll_until(run, lambda _: "nothing can be fetched of t-0" in caplog.text)

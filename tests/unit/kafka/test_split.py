@@ -96,10 +96,9 @@ def test_a_position_is_never_symbolic(numbers):
         KafkaSplit("t", A, *numbers)
 
 
-@pytest.mark.parametrize(
-    ("at", "stop", "exhausted"),
-    [(0, 0, True), (5, 5, True), (6, 5, True), (0, None, False), (2**62, None, False), (4, 5, False)],
-)
+@pytest.mark.parametrize(("at", "stop", "exhausted"), [
+    (0, 0, True), (5, 5, True), (6, 5, True), (0, None, False), (2**62, None, False), (4, 5, False)
+])  # fmt: skip
 def test_a_split_is_exhausted_at_its_stop_and_not_before(at, stop, exhausted):
     assert KafkaSplit("t", A, 0, at, stop).exhausted is exhausted
 
