@@ -20,7 +20,7 @@ from headrace.connectors.kafka.client.wire.protocol import UpdateFeaturesRequest
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.testing import DyingCommitter, Killed
+from headrace.testing import DyingCommitter, FakeKafka, Killed
 from tests.helpers.kafka_tools import AT_THE_END
 
 TIMEOUT_S = 30.0
@@ -46,6 +46,11 @@ def prepared(sink: KafkaSink, job: str, epoch: int, *tasks: Sequence[str], numbe
         transaction.write(rows(values))
         handles.append(transaction.prepare())
     return tuple(handle for handle in handles if handle is not None)
+
+
+def values(kafka: FakeKafka, topic: str = "out") -> list[str]:
+    """What readers of committed records see there, sorted."""
+    return sorted(record.value.decode() for record in kafka.records(topic))
 
 
 def ongoing(sink: KafkaSink, job: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""An OAuth 2 token endpoint in the test's own process."""
+"""What logins need: an OAuth 2 token endpoint in the test's own process, and the providers of secrets by reference."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import json
 import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PROVIDERS = {
+    "config.providers": "env,file,directory",
+    **{
+        f"config.providers.{name}.class": f"org.apache.kafka.common.config.provider.{kind}ConfigProvider"
+        for name, kind in [("env", "EnvVar"), ("file", "File"), ("directory", "Directory")]
+    },
+}
 
 
 class TokenEndpoint:

@@ -12,6 +12,7 @@ import pytest
 from headrace.connectors.base.compiled import MARK, check_compiled
 from headrace.connectors.kafka import format as kafka_format
 from headrace.connectors.kafka.format import decode, encode
+from tests.helpers.python_path import printed
 
 SOURCE = b"VALUE = 1\n"
 
@@ -80,3 +81,10 @@ def test_what_setup_py_has_compiled_says_its_source(module):
     source = Path(kafka_format.__path__[0], f"{module.__name__.rpartition('.')[2]}.py")
     content = source.read_bytes() + source.with_suffix(".pxd").read_bytes()
     assert MARK + hashlib.sha256(content).hexdigest().encode() in file.read_bytes()
+
+
+@pytest.mark.parametrize("module", ["decode", "encode"])
+def test_running_a_compiled_module_does_not_import_cython(module):
+    name = f"headrace.connectors.kafka.format.{module}"
+    code = f"import sys, {name}; print([m for m in ('cython', 'Cython') if m in sys.modules])"
+    assert printed(code, Path(__file__).parent) == "[]"

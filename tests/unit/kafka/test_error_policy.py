@@ -88,5 +88,4 @@ def test_a_broker_asks_for_a_new_bootstrap_and_gets_it(kafka):
         response.error_code, response.topics = ErrorCode.REBOOTSTRAP_REQUIRED, []
 
     fault = kafka.fault("Metadata", Rewrite(change))
-    assert read_and_commit(kafka) == 1
-    assert fault.fired == 1
+    assert (read_and_commit(kafka), fault.fired) == (1, 1)
