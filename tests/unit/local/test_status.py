@@ -26,15 +26,8 @@ from headrace.cli.top import follow
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
+from headrace.runners.local import events
 from headrace.runners.local.core import RunSchedule
-from headrace.runners.local.events import (
-    CheckpointCommitted,
-    CommitCheckpoint,
-    ReportCheckpointFailure,
-    ReportWorkerLost,
-    TakeSnapshot,
-    WorkerSnapshotted,
-)
 from headrace.runners.local.monitoring.lag import ASK_S, STALE_S, LagWatch, RunLag
 from headrace.runners.local.monitoring.metrics_page import RunPage
 from headrace.runners.local.monitoring.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status
@@ -64,15 +57,15 @@ class Clock:
 def shown(folder, clock, checkpoints=1):
     """The status of a run that has read 10 records and written 8 for each of this many checkpoints, and lost a worker."""
     status = RunStatus("run-x", folder, clock.now_s - 60, lambda number: 77, clock)
-    status.record_command(ReportWorkerLost(1, "killed", 0.0))
-    status.record_command(ReportCheckpointFailure(1, "a reader was lost"))
+    status.record_command(events.ReportWorkerLost(1, "killed", 0.0))
+    status.record_command(events.ReportCheckpointFailure(1, "a reader was lost"))
     for number in range(2, 2 + checkpoints):
-        status.record_command(TakeSnapshot(2, number))
+        status.record_command(events.TakeSnapshot(2, number))
         clock.now_s += 0.25
-        status.record_event(WorkerSnapshotted(2, number, {}, (), 10, 8))
-        status.record_command(CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
+        status.record_event(events.WorkerSnapshotted(2, number, {}, (), 10, 8))
+        status.record_command(events.CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
         clock.now_s += 0.25
-        status.record_event(CheckpointCommitted(number))
+        status.record_event(events.CheckpointCommitted(number))
     status.show("RUNNING", {2: 3, 3: 1}, RunLag(clock.now_s, {"a": 7, "b": 0, "c": 1200}))
     return status
 
@@ -111,7 +104,7 @@ def test_the_table_shows_when_a_worker_was_last_restarted_and_which(folder):
     clock = Clock()
     status = shown(folder, clock)
     clock.now_s += 3
-    status.record_command(ReportWorkerLost(7, "killed", 0.0))
+    status.record_command(events.ReportWorkerLost(7, "killed", 0.0))
     clock.now_s += 42
     status.show("RUNNING", {}, None)
     assert read_status(folder)["last_lost"] == {"number": 7, "at": clock.now_s - 42}
