@@ -7,6 +7,7 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import apache_beam as beam
 import pyarrow as pa
@@ -340,11 +341,7 @@ def test_sixteen_busy_splits_have_one_reader_for_all_calls(opened, monkeypatch):
 
 def test_a_call_that_fails_closes_its_reader(opened, monkeypatch):
     closed = []
-
-    def fail(self, timeout):
-        raise CorruptDataError("rubbish")
-
-    monkeypatch.setattr(MemoryReader, "poll", fail)
+    monkeypatch.setattr(MemoryReader, "poll", Mock(side_effect=CorruptDataError("rubbish")))
     monkeypatch.setattr(MemoryReader, "close", lambda self: closed.append(1))
     stage, (work,) = begin(opened, MemorySource(log_of(a="12")))
     with pytest.raises(CorruptDataError):

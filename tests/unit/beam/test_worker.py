@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from unittest.mock import Mock
 
 import pytest
 
@@ -186,11 +187,7 @@ class TestEnds:
     @pytest.mark.parametrize(("error", "raised"), [(RetriableError("no leader"), False), (CorruptDataError("rubbish"), True)])
     def test_only_what_cannot_pass_is_raised_and_once(self, error, raised):
         ends = Ends()
-
-        def look(splits):
-            raise error
-
-        ends.ask([split("a", 5)], look)
+        ends.ask([split("a", 5)], Mock(side_effect=error))
         assert ends.wait(30)
         if raised:
             with pytest.raises(CorruptDataError):

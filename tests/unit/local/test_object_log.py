@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from botocore.exceptions import ClientError
@@ -335,11 +335,7 @@ def test_a_login_that_was_good_and_is_refused_later_is_an_outage():
     store = MemoryStore()
     log = ObjectLog("mem://x", store)
     log.claim()
-
-    def refuse(what, when):
-        raise PermissionError("ExpiredToken")
-
-    store.around = refuse
+    store.around = Mock(side_effect=PermissionError("ExpiredToken"))
     with pytest.raises(RetriableError, match="refuses what it tolerated before"):
         log.write("a.json", b"a")
 
@@ -357,11 +353,7 @@ def test_a_login_that_was_good_and_is_refused_later_is_an_outage():
 )
 def test_what_may_pass_is_an_outage(passing):
     store = MemoryStore()
-
-    def around(what, when):
-        raise passing
-
-    store.around = around
+    store.around = Mock(side_effect=passing)
     with pytest.raises(RetriableError, match="does not answer as it should"):
         ObjectLog("mem://x", store)
 

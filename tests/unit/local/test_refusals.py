@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -242,11 +242,7 @@ def test_a_source_that_cannot_be_asked_now_has_nothing_taken_back(tmp_path, monk
     run, job = folder.living()
     commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
     folder.refused(2, {"id": 2, "name": "y"}, folder.alter)
-
-    def away(splits: Any) -> None:
-        raise OutageError("injected: the source is away")
-
-    monkeypatch.setattr(folder, "check_readable", away)
+    monkeypatch.setattr(folder, "check_readable", Mock(side_effect=OutageError("injected: the source is away")))
     with pytest.raises(OutageError, match="the source is away"):
         folder.coordinator()[1].recover()
     assert folder.checkpoints() == [(1, True), (2, False)]

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
-from unittest.mock import MagicMock, patch
+from unittest.mock import MagicMock, Mock, patch
 
 import pyarrow as pa
 import pytest
@@ -431,11 +431,7 @@ def test_a_driver_that_another_one_has_shut_out_kills_all_that_it_has_started_an
     monkeypatch.setattr(drivers, "kill_tree", done.append)
     monkeypatch.setattr(os, "_exit", done.append)
     driver = driver_of(writes)
-
-    def fenced():
-        raise FencedError("injected")
-
-    monkeypatch.setattr(driver._takeover, "keep_locks", fenced)
+    monkeypatch.setattr(driver._takeover, "keep_locks", Mock(side_effect=FencedError("injected")))
     driver._keep_locks()
     assert json.loads(os.read(reports, 1 << 16)) == {"end": "FENCED", "reason": "FencedError: injected"}
     assert done == [tree, 67]
@@ -446,11 +442,7 @@ def test_a_driver_that_another_one_has_shut_out_kills_all_that_it_has_started_an
 def test_what_may_pass_at_the_lock_of_a_driver_running_is_said_once(monkeypatch, caplog):
     monkeypatch.setenv(TREE_VARIABLE, new_tree())
     driver = driver_of(-1)
-
-    def away():
-        raise RetriableError("injected: the store is away")
-
-    monkeypatch.setattr(driver._takeover, "keep_locks", away)
+    monkeypatch.setattr(driver._takeover, "keep_locks", Mock(side_effect=RetriableError("injected: the store is away")))
     driver._keep_locks()
     driver._keep_locks()
     assert caplog.text.count("injected: the store is away; it is tried again") == 1
@@ -522,10 +514,7 @@ def test_two_names_of_one_checkpoint_are_one_query_too_many(place):
 
 @pytest.mark.parametrize(("code", "kind"), [(errno.ENOLCK, RetriableError), (errno.EOPNOTSUPP, UsageError)])
 def test_a_file_system_without_locks_is_named(place, monkeypatch, code, kind):
-    def refuse(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", Mock(side_effect=OSError(code, os.strerror(code))))
     message = f"no lock is available of the checkpoint {place}, at {place}/.headrace.lock: .*{os.strerror(code)}"
     with pytest.raises(kind, match=message):
         CheckpointLock(place).take(new_tree())
@@ -533,12 +522,9 @@ def test_a_file_system_without_locks_is_named(place, monkeypatch, code, kind):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE])
 def test_an_error_at_the_lock_that_may_pass_is_tried_again_and_the_next_try_has_the_lock(place, monkeypatch, code):
-    def refuse(*_, **__):
-        raise OSError(code, os.strerror(code))
-
     for module, name in ((fcntl, "fcntl"), (os, "open")):
         with monkeypatch.context() as fault:
-            fault.setattr(module, name, refuse)
+            fault.setattr(module, name, Mock(side_effect=OSError(code, os.strerror(code))))
             with pytest.raises(RetriableError, match=os.strerror(code)):
                 CheckpointLock(place).take(new_tree())
     CheckpointLock(place).take(new_tree())

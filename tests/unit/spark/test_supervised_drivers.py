@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from pyspark.sql import SparkSession
@@ -351,11 +351,7 @@ def failed_at_start(cause, progress=None):
     query.lastProgress = progress
     error = RuntimeError("[STREAM_FAILED] Query terminated with exception: requirement failed")
     error._cause = cause  # as PySpark's
-
-    def fail():
-        raise error
-
-    query.when_awaited = fail
+    query.when_awaited = Mock(side_effect=error)
     return query, error
 
 
@@ -460,11 +456,7 @@ def test_a_query_that_fails_in_its_last_batch_has_failed():
     query = supervised_job.Query()
     watched = WatchedQuery(query)
     watched.tell_to_end()
-
-    def fail():
-        raise RuntimeError("in the last batch")
-
-    query.when_awaited = fail
+    query.when_awaited = Mock(side_effect=RuntimeError("in the last batch"))
     with pytest.raises(RuntimeError, match="in the last batch"):
         watched.has_ended(0.1)
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pytest
@@ -317,11 +317,7 @@ def test_a_start_does_not_fail_for_a_commit_log_that_cannot_be_written_to(checkp
     commits = Path(checkpoint("own", 3), "commits")
     commits.mkdir()
     (commits / "1").write_text(ENDED)
-
-    def refused(*_):
-        raise OSError(errno.EPERM, "no hard links")
-
-    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no hard links")))
     OffsetLog(str(commits.parent)).complete(2)
     assert names(commits) == ["1"]
     assert "batch 2 is in the sink, and is run again" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -220,12 +221,9 @@ def test_a_repeated_batch_write_that_is_recorded_by_another_driver_is_left_alone
 
 
 def test_an_abort_that_cannot_ask_what_is_recorded_aborts_nothing(monkeypatch, sink, log):
-    def unreachable(_):
-        raise DeadlineExceededError("no broker")
-
     prepared = messages(sink, 0, ["0"])
     with monkeypatch.context() as patched:
-        patched.setattr(MemorySink, "recorded_epochs", unreachable)
+        patched.setattr(MemorySink, "recorded_epochs", Mock(side_effect=DeadlineExceededError("no broker")))
         StreamWriter(sink, ["value"]).abort(prepared, 0)
     assert len(log.unended(JOB)) == 1
     StreamWriter(sink, ["value"]).abort(prepared, 0)
@@ -252,11 +250,7 @@ def test_a_write_in_foreach_batch_without_a_name_is_warned_of(monkeypatch, sink,
 @pytest.mark.parametrize("error", [PeerError("gone"), OSError("gone")])
 def test_a_list_that_cannot_be_removed_does_not_fail_a_committed_write(monkeypatch, sink, log, caplog, error):
     """findings: Sinks 7. The caller would repeat it."""
-
-    def fail(self):
-        raise error
-
-    monkeypatch.setattr(MemoryCommitter, "forget", fail)
+    monkeypatch.setattr(MemoryCommitter, "forget", Mock(side_effect=error))
     BatchWriter(sink, ["value"], None, None).commit(messages(sink, 0, ["0"]))
     assert values(log) == ["0"]
     assert "could not be removed: gone" in caplog.text
