@@ -679,8 +679,7 @@ def test_publishing_on_flink_without_a_checkpoint_interval_is_refused(runner, re
 )
 def test_how_many_readers_there_are_is_said_or_is_the_pipelines_parallelism(opened, given, options, readers):
     source = MemorySource(log_of(**dict.fromkeys("abcdefghij", "1")))
-    parsed = PipelineOptions(options).get_all_options()
-    enumerate_stage = Stage(ReadFromSource(source, num_readers=given).stages(parsed)[0])
+    enumerate_stage = Stage(ReadFromSource(source, num_readers=given).stages(PipelineOptions(options).get_all_options())[0])
     opened.append(enumerate_stage)
     assert len(enumerate_stage.process(enumerate_stage.begin(BEGIN)).outputs) == readers
 

@@ -197,8 +197,7 @@ def batches_of(*elements: Any, topic: str | None = "t", **formats: Any) -> list[
 
 @pytest.mark.parametrize("at", [AT, WHEN, 1_700_000_000_123, np.datetime64("2023-11-14T22:13:20.123456")])
 def test_a_record_has_the_time_of_its_row(at: Any) -> None:
-    header = KafkaHeader("h", b"1")
-    row = beam.Row(key=b"k", value=b"v", timestamp=at, partition=np.int32(3), headers=[header])
+    row = beam.Row(key=b"k", value=b"v", timestamp=at, partition=np.int32(3), headers=[KafkaHeader("h", b"1")])
     (batch,) = batches_of(row, beam.Row(key=None, value=None))
     first, second = batch.to_pylist()
     assert first == {

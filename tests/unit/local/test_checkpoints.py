@@ -255,8 +255,7 @@ def test_a_port_that_is_taken_ends_a_run_that_starts_and_is_tried_again_by_one_t
 
 
 def test_a_login_that_a_store_refuses_ends_a_run_that_starts_and_is_tried_again_by_one_that_continues(monkeypatch):
-    refusal = AuthenticationError("x: the store refuses the login")
-    monkeypatch.setattr(coordinator, "run_files", Mock(side_effect=refusal))
+    monkeypatch.setattr(coordinator, "run_files", Mock(side_effect=AuthenticationError("x: the store refuses the login")))
     pipeline = Pipeline(KafkaSource("127.0.0.1:1", topics=["in"]), KafkaSink("127.0.0.1:1", topic="out"))
     for run, kind in ((None, AuthenticationError), ("run-a", RetriableError)):
         order = SimpleNamespace(settings=RunSettings("x"), run=run, pipeline=SimpleNamespace(load=lambda: pipeline))
@@ -466,8 +465,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over_though_its_run_jso
         with pytest.raises(StateError, match=r"checkpoints of this run, run-.*, are gone.*Put them back"):
             opened(tmp_path)
     moved.rename(path)
-    again = opened(tmp_path)
-    assert again.latest() == checkpoint(1)
+    assert opened(tmp_path).latest() == checkpoint(1)
 
 
 def test_a_run_that_has_stored_no_checkpoint_yet_starts(store, tmp_path):
@@ -485,16 +483,13 @@ def test_a_removal_that_a_crash_cuts_short_leaves_a_folder_that_starts_over(stor
     store.close()
     [path] = tmp_path.glob("checkpoint-*.json")
     path.unlink()  # as far as it came
-    again = opened(tmp_path)
-    assert again.latest() is None
+    assert opened(tmp_path).latest() is None
 
 
 def test_the_golden_run_json_is_read(tmp_path):
-    golden = (GOLDEN.parent / "run-roster-v1.json").read_bytes()
-    (tmp_path / "run.json").write_bytes(golden)
+    (tmp_path / "run.json").write_bytes((GOLDEN.parent / "run-roster-v1.json").read_bytes())
     (tmp_path / "checkpoint-000000000001.json").write_bytes(b"whatever")
-    store = opened(tmp_path)
-    assert store.registry == WorkerRegistry("run-golden", 3, (1, 2), (), checkpointed=True)
+    assert opened(tmp_path).registry == WorkerRegistry("run-golden", 3, (1, 2), (), checkpointed=True)
 
 
 @pytest.mark.parametrize(
@@ -570,8 +565,7 @@ def test_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_follo
     with FakeKafka() as kafka:
         kafka.create_topic("out")
         sink = KafkaSink(kafka.bootstrap, topic="out", properties={"default.api.timeout.ms": "3000"})
-        serializer = RunCheckpointSerializer(SERIALIZER._source, sink.handles)
-        store = CheckpointStore(str(tmp_path), serializer, 1)
+        store = CheckpointStore(str(tmp_path), RunCheckpointSerializer(SERIALIZER._source, sink.handles), 1)
 
         def one_lifetime(number):
             made = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
@@ -748,8 +742,7 @@ def test_a_coordinator_that_was_replaced_commits_nothing(tmp_path):
     stale, job = recovered(store, log)
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "run.json").write_bytes((tmp_path / "first" / "run.json").read_bytes())
-    copy = opened(tmp_path / "copy")
-    recovered(copy, log)
+    recovered(opened(tmp_path / "copy"), log)
     stale.propose(checkpoint(1).positions)
     with pytest.raises(FencedError):
         job.commit(1, (prepared(log, store, 1, "row"),))
@@ -772,8 +765,7 @@ def test_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_was_aborted(
         recovered(second, log, draw=lambda: 4)
     assert log.rows() == ["row"]
     second.close()
-    again = opened(tmp_path / "first")
-    recovered(again, log)
+    recovered(opened(tmp_path / "first"), log)
     assert log.rows() == ["row"]
 
 
@@ -794,8 +786,7 @@ def test_a_savepoint_has_the_newest_committed_positions_and_another_run_starts_w
     assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.registry.run}-000000000007.json"
     new = opened(tmp_path / "new")
     begin_with(read_savepoint(path), new, POSITIONS, as_it_is)
-    positions = Checkpoint(1, checkpoint(7).positions.splits, False)
-    assert new.latest() == RunCheckpoint(positions, (), completed=True)
+    assert new.latest() == RunCheckpoint(Checkpoint(1, checkpoint(7).positions.splits, False), (), completed=True)
     assert new.registry.run != store.registry.run
 
 

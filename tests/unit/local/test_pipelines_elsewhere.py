@@ -76,8 +76,7 @@ def savepoint_of(kafka, path, offsets, serializer=None, topic="in"):
     splits = [KafkaSplit(topic, topic_id, number, at) for number, at in enumerate(offsets)]
     states = tuple(SplitState(split, finished=False) for split in splits)
     serializer = CheckpointSerializer("kafka", KafkaSource("x:1", topics=["in"]).split_serializer)
-    source = serializer.serialize(Checkpoint(7, states, exhausted=False)).decode()
-    path.write_bytes(Savepoint("run-a", 7, source).serialize())
+    path.write_bytes(Savepoint("run-a", 7, serializer.serialize(Checkpoint(7, states, exhausted=False)).decode()).serialize())
     return str(path)
 
 
@@ -141,8 +140,7 @@ class TestOnSpark:
         kafka.append("in", b'{"a": 1}', b"{", b'{"a": 2}')
         numbers = JsonFormat(pa.struct([("a", pa.int64())]))
         read = {"columns": ["value", "deadLetter"], "value": numbers, "on_bad_record": "keep"}
-        sink = KafkaSink(kafka.bootstrap, topic="out", value=numbers)
-        pipeline = copying(kafka, DeadLetters("letters"), sink, **read)
+        pipeline = copying(kafka, DeadLetters("letters"), KafkaSink(kafka.bootstrap, topic="out", value=numbers), **read)
         pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable()
         assert [record.value for record in kafka.records("letters")] == [b"{"]
         assert sorted(json.loads(record.value)["a"] for record in kafka.records("out")) == [1, 2]

@@ -139,8 +139,7 @@ def test_a_stored_checkpoint_that_the_table_refuses_is_taken_back(tmp_path, chan
         folder.coordinator()[1].recover()
     assert folder.checkpoints() == [(1, True)]
     run, job = folder.living()
-    numbers = pa.schema([("id", pa.int64()), ("name", pa.int64())])
-    commit(run, job, 2, folder.wrote(3, 0, {"id": 2, "name": 2}, schema=numbers))
+    commit(run, job, 2, folder.wrote(3, 0, {"id": 2, "name": 2}, schema=pa.schema([("id", pa.int64()), ("name", pa.int64())])))
     assert folder.rows() == [(0, 0), (2, 2)]
     assert folder.left_open() == set()
     assert folder.checkpoints() == [(2, True)]

@@ -54,8 +54,7 @@ def test_failure_rate_counts_a_failure_that_is_exactly_an_interval_old():
 
 
 def test_exponential_delay_grows_to_its_maximum():
-    times = [0, 100, 200, 300, 400]
-    assert delays(ExponentialDelay(backoff_multiplier=4.0), *times) == [1.0, 4.0, 16.0, 60.0, 60.0]
+    assert delays(ExponentialDelay(backoff_multiplier=4.0), 0, 100, 200, 300, 400) == [1.0, 4.0, 16.0, 60.0, 60.0]
 
 
 def test_exponential_delay_starts_over_after_a_quiet_time():

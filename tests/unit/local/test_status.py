@@ -438,8 +438,7 @@ def test_a_folder_that_cannot_be_made_is_for_the_coordinator_to_name(tmp_path):
 
 def test_a_status_that_is_damaged_is_one_error_after_some_seconds_and_not_a_traceback(folder, monkeypatch):
     shown(folder, Clock())
-    text = (folder / "status.json").read_text()
-    (folder / "status.json").write_text(text[:40])
+    (folder / "status.json").write_text((folder / "status.json").read_text()[:40])
     with pytest.raises(RetriableError, match=r"status\.json is damaged"):
         read_status(folder)
     monkeypatch.setattr(top, "DAMAGED_S", 0.2)
@@ -468,8 +467,7 @@ def test_a_status_of_another_version_is_named(folder):
     with pytest.raises(StateError, match="is not a status of a run, but a JSON list"):
         read_status(folder)
     shown(folder, Clock())
-    other = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps({**other, "since": None}))
+    (folder / "status.json").write_text(json.dumps({**json.loads((folder / "status.json").read_text()), "since": None}))
     with pytest.raises(StateError, match="of another version of headrace: 'since' is None"):
         read_status(folder)
 

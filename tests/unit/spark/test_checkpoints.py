@@ -990,8 +990,7 @@ def test_what_names_schemas_in_a_form_that_is_not_known_is_copied_as_it_is(check
     path = checkpoint / "state" / "0" / "_metadata" / "v2" / "0"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    copy = copied(checkpoint, tmp_path, fork)
-    assert (copy / path.relative_to(checkpoint)).read_text() == text
+    assert (copied(checkpoint, tmp_path, fork) / path.relative_to(checkpoint)).read_text() == text
 
 
 def test_positions_are_given_by_topic_partition_and_offset():

@@ -350,8 +350,7 @@ def test_opentelemetry_is_reported_the_same(tmp_path):
     finally:
         served.close()
     assert served.port is None
-    attributes = {"query_id": QUERY, "query_name": "flights"}
-    assert found["headrace_query_starts"] == [(attributes, 1)]
+    assert found["headrace_query_starts"] == [({"query_id": QUERY, "query_name": "flights"}, 1)]
     assert found["headrace_job_drivers_started"] == [({}, 2)]
     assert found.keys() <= {kind.name for kind in SPARK_METRICS}
     assert points(reader) == {}  # it is closed

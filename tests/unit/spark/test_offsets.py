@@ -394,8 +394,7 @@ def id_of(kafka, topic):
 
 def test_a_checkpoint_of_the_jvm_connector_is_taken_over_with_the_ids_of_today(kafka):
     taken = [KafkaSplit("t", id_of(kafka, "t"), 0, 3), KafkaSplit("t", id_of(kafka, "t"), 1, 0)]
-    found = over(kafka).from_json('{"t":{"0":3,"1":0}}')
-    assert found == LogOffsets({split.split_id: split for split in taken}, started_at={})
+    assert over(kafka).from_json('{"t":{"0":3,"1":0}}') == LogOffsets({split.split_id: split for split in taken}, started_at={})
 
 
 def test_an_empty_checkpoint_of_the_jvm_connector_has_no_splits(kafka):

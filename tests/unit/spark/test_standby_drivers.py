@@ -77,8 +77,7 @@ def test_a_standby_takes_over_when_the_active_is_killed_and_the_next_one_warms(t
     monkeypatch.setenv("STATUS", str(tmp_path / "status"))
     monkeypatch.setenv("PYTHONPATH", python_path())
     job = FunctionName(supervised_job.__file__, "is_taken_over")
-    session = FunctionName(supervised_job.__file__, "session")
-    order = DriverOrder(job, FunctionName.of(headrace_format), session, standbys=1)
+    order = DriverOrder(job, FunctionName.of(headrace_format), FunctionName(supervised_job.__file__, "session"), standbys=1)
     core = StandbyCore(FixedDelay(attempts=1, delay_s=3600.0), SupervisionLimits(), StandbyLimits(1, settle_s=0.0))
     status = StatusFile(tmp_path / "status")
     assert supervise(order, lambda: core, status) == DriverEnd(Ending.STOPPED, "it was stopped")
@@ -145,8 +144,7 @@ def place(tmp_path):
 
 def test_a_checkpoint_that_a_living_supervisor_has_is_refused_by_its_name(place):
     supervisor = subprocess.Popen(["sleep", "600"])
-    tree = tree_by(Process.of(supervisor.pid))
-    with holder(place, tree):
+    with holder(place, tree_by(Process.of(supervisor.pid))):
         with pytest.raises(FencedError, match=f"another supervisor, process {supervisor.pid}, runs this job"):
             CheckpointLock(place).take(new_tree())
         CheckpointLock(f"{place}-another").take(new_tree())  # another checkpoint
@@ -155,12 +153,10 @@ def test_a_checkpoint_that_a_living_supervisor_has_is_refused_by_its_name(place)
 
 
 def test_an_orphan_that_is_stopped_loses_the_lock_with_its_lifetime_and_never_continues(place):
-    tree = tree_by(ended())
-    with holder(place, tree) as held:
+    with holder(place, tree_by(ended())) as held:
         held.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, held.pid, os.WSTOPPED | os.WNOWAIT)
-        lock = CheckpointLock(place)
-        lock.take(new_tree())
+        CheckpointLock(place).take(new_tree())
         assert held.wait() == -signal.SIGKILL
 
 

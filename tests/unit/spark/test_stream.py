@@ -661,8 +661,7 @@ class TestAvailableNow:
         query.log_offsets()  # killed with a batch not committed
         log.hide("b")
         add(log, "c", "c0")
-        batches = self.run_all(query)
-        assert batches[-1] is False
+        assert self.run_all(query)[-1] is False
         assert {"c0", "a9"} <= set(query.rows)
         log.show("b")
         self.run_all(query)

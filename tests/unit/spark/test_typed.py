@@ -131,8 +131,7 @@ def test_the_version_that_is_named_is_the_readers_schema(kafka, registry):
 def test_only_what_the_users_schema_asks_for_is_decoded(kafka, registry):
     registry.register("flights-value", FLIGHT)
     kafka.append("flights", avro(FLIGHT, ROW, 1))
-    legs = FIELDS[3]["type"]
-    assert legs["items"]["name"] == "Leg"
+    assert FIELDS[3]["type"]["items"]["name"] == "Leg"
     kafka.append("flights", b"\0\0\0\0\1\x00\x02\x0a")  # ends after the field that is asked for
     value = StructType([StructField("delay", IntegerType())])
     frame = Frame(kafka, StructType([StructField("value", value)]), onBadRecord="keep", **typed(registry))
@@ -186,8 +185,7 @@ def test_json_times_without_a_zone_are_in_the_sessions_or_the_machines_or_that_o
 
 
 def test_a_type_that_spark_does_not_have_is_refused_and_its_neighbours_are_read(kafka):
-    union = {"name": "u", "type": ["int", "string"]}
-    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, union]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "u", "type": ["int", "string"]}]}
     kafka.append("flights", avro(schema, {"a": 1, "u": "x"}))
     options = {"valueFormat": "avro", "valueSchema": json.dumps(schema)}
     with pytest.raises(UsageError, match=r"Spark has no type for .*union.*; with \.schema\(\.\.\.\) ask only for"):
@@ -519,8 +517,7 @@ class Output:
     def write(self, rows: list[dict[str, Any]], **kinds: pa.DataType) -> list[ReadRecord]:
         schema = pa.schema(list(kinds.items()))
         write, columns = planned_stream_write(self.options, from_arrow_schema(schema), complete=False)
-        sink = pickle.loads(pickle.dumps(write.sink))
-        with sink.begin(Attempt("job", 0, 0, 0)) as transaction:
+        with pickle.loads(pickle.dumps(write.sink)).begin(Attempt("job", 0, 0, 0)) as transaction:
             transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema).select(columns))
             transaction.prepare()
         return list(self.kafka.records("flights", isolation_level="read_uncommitted"))
@@ -535,8 +532,7 @@ def test_a_frame_is_written_by_the_schema_of_a_registry_and_confluents_deseriali
     registry.register("flights-key", '"string"')
     registry.register("flights-value", SIMPLE)
     rows = [{"key": "a", "value": {"carrier": "UA", "delay": 5}}, {"key": "b", "value": None}, {"key": None, "value": None}]
-    output = Output(kafka, delivery=delivery, keyFormat="avro", **typed(registry))
-    written = output.write(rows, key=pa.string(), value=STRUCT)
+    written = Output(kafka, delivery=delivery, keyFormat="avro", **typed(registry)).write(rows, key=pa.string(), value=STRUCT)
     theirs = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
     for field in ("key", "value"):
         context = SerializationContext("flights", field)
@@ -583,8 +579,7 @@ def test_subjects_are_named_by_a_strategy_in_writing_and_in_reading(kafka, regis
 
 def test_a_record_names_one_subject_of_several_topics(kafka, registry):
     kafka.create_topic("others", partitions=1)
-    number = registry.register("air.Flight", PROTO, kind="PROTOBUF")
-    kafka.append("others", b"\0" + number.to_bytes(4, "big") + b"\0\x10\x05")
+    kafka.append("others", b"\0" + registry.register("air.Flight", PROTO, kind="PROTOBUF").to_bytes(4, "big") + b"\0\x10\x05")
     by_record = {"schema.registry.value.subject.name.strategy": "RecordNameStrategy", "subscribe": "flights,others"}
     options = {"valueFormat": "protobuf", "schemaRegistryUrl": registry.url, **by_record}
     (value,) = Frame(kafka, valueMessage="air.Flight", **options).column("value")
@@ -711,8 +706,7 @@ message Other { string x = 1; }
 def test_protobuf_of_a_registry_is_written_and_read_in_sparks_types(kafka, registry):
     registry.register("flights-value", PROTO, kind="PROTOBUF")
     options = {"valueFormat": "protobuf", "schemaRegistryUrl": registry.url}
-    frame = Frame(kafka, **options)
-    kind = frame.schema["value"].dataType
+    kind = Frame(kafka, **options).schema["value"].dataType
     assert kind.simpleString() == (
         "struct<carrier:string,delay:int,at:timestamp,legs:array<struct<to:string,km:int>>,seats:bigint,"
         "miles:decimal(20,0),named:map<string,struct<to:string,km:int>>>"

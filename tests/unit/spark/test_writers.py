@@ -341,8 +341,7 @@ def test_an_epoch_that_tasks_have_skipped_is_not_recorded_as_empty_where_it_is_n
 
     def written():
         writer = StreamWriter(sink, ["value"]) if stream else BatchWriter(sink, ["value"], JOB, 4)
-        task = pickle.loads(pickle.dumps(writer._recorded.__getstate__()))
-        writer._recorded._epochs = task["_epochs"]
+        writer._recorded._epochs = pickle.loads(pickle.dumps(writer._recorded.__getstate__()))["_epochs"]
         return writer, [writer.write(iter([pa.RecordBatch.from_pydict({"value": ["again"]})]))]
 
     writer, sent = written()

@@ -109,8 +109,7 @@ def test_the_zygote_ends_with_its_driver_and_leaves_nothing_behind(processes, ad
 
 
 def test_without_a_zygote_the_daemon_is_sparks_own(processes, address):
-    daemon = processes.daemon(address)
-    with socket.create_connection(("127.0.0.1", port_of(daemon)), TIMEOUT_S):
+    with socket.create_connection(("127.0.0.1", port_of(processes.daemon(address))), TIMEOUT_S):
         pass
 
 
