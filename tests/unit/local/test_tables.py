@@ -70,6 +70,12 @@ class Folder:
         )
         return run, JobCommitter("x", run)
 
+    def living(self) -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
+        """A coordinator that has recovered."""
+        run, job = self.coordinator()
+        job.recover()
+        return run, job
+
     def check_readable(self, splits: Any) -> None:
         """Of the source: all is there."""
 
@@ -144,8 +150,7 @@ def folder(tmp_path) -> Folder:
 
 
 def test_a_checkpoint_of_all_workers_is_one_version_of_the_table(folder):
-    run, job = folder.coordinator()
-    job.recover()
+    run, job = folder.living()
     commit(run, job, 1, folder.prepared(1, 0, "a"), folder.prepared(2, 0, "b"))
     commit(run, job, 2, folder.prepared(2, 1, "c"))
     assert folder.values() == ["a", "b", "c"]
@@ -154,8 +159,7 @@ def test_a_checkpoint_of_all_workers_is_one_version_of_the_table(folder):
 
 
 def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_ones_have_left(folder):
-    run, job = folder.coordinator()
-    job.recover()
+    run, job = folder.living()
     for number in (1, 2, 21):
         folder.store.add_worker(number)
     living, dead = folder.started(21, 0, "later"), folder.started(2, 0, "lost")
@@ -179,8 +183,7 @@ def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypa
     deaths, write = 0, CheckpointStore.write
     for nth in range(1, 200, STEP):
         folder = Folder(tmp_path / str(nth))
-        run, job = folder.coordinator()
-        job.recover()
+        run, job = folder.living()
         commit(run, job, 1, folder.prepared(1, 0, "a"))
         folder.store.add_worker(2)
         folder.prepared(2, 0, "loser")
@@ -194,8 +197,7 @@ def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypa
             except table_rig.KilledError:
                 deaths += 1
         is_stored = folder.store.last_id == 2
-        run, job = folder.coordinator()
-        job.recover()
+        run, job = folder.living()
         assert folder.values() == (["a", "b", "c"] if is_stored else ["a"]), nth
         if not is_stored:
             commit(run, job, 2, folder.enlisted(5, "b"), folder.enlisted(6, "c"))
@@ -209,8 +211,7 @@ def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypa
 
 
 def test_a_coordinator_that_was_replaced_commits_nothing(folder):
-    run, job = folder.coordinator()
-    job.recover()
+    run, job = folder.living()
     (folder.root / "copy").mkdir()
     (folder.root / "copy" / "run.json").write_bytes((folder.root / "checkpoints" / "run.json").read_bytes())
     copy = folder.opened("copy")
@@ -240,8 +241,7 @@ def test_files_that_another_process_removes_before_a_stored_checkpoint_is_commit
 
 
 def test_upkeep_shows_what_a_run_has_open_and_removing_it_fences_the_coordinator(folder):
-    run, job = folder.coordinator()
-    job.recover()
+    run, job = folder.living()
     commit(run, job, 1, folder.prepared(1, 0, "a"))
     handle = folder.prepared(1, 1, "b")
     upkeep = TableUpkeep(folder.sink.log(), folder.sink.uri)

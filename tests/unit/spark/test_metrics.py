@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -261,8 +262,7 @@ class Session:
 
 def test_the_page_shows_what_the_listener_was_reported_until_it_is_closed():
     session = Session()
-    served = metrics(session, port=0)
-    try:
+    with closing(metrics(session, port=0)) as served:
         (listener,) = session.listeners
         assert isinstance(listener, QueryListener)
         listener.onQueryStarted(SimpleNamespace(id="q", runId="1", name="flights"))
@@ -278,8 +278,6 @@ def test_the_page_shows_what_the_listener_was_reported_until_it_is_closed():
         assert end_by(taken.value).ending is Ending.FAILED  # a supervised job is started again
         with pytest.raises(UsageError, match=r"metrics cannot be served at 192\.0\.2\.1:"):
             metrics(session, port=0, address="192.0.2.1")
-    finally:
-        served.close()
     assert session.listeners == []
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=30)
