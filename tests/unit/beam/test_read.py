@@ -647,12 +647,8 @@ def test_publishing_on_flink_without_a_checkpoint_interval_is_refused(runner, re
         pipeline = beam.Pipeline(runner, PipelineOptions(["--streaming", *interval]))
         with pytest.raises(UsageError, match="--checkpointing_interval=10000") if refused else nullcontext():
             _ = pipeline | read()
-    _ = (
-        beam.Pipeline(
-            runner, PipelineOptions(["--streaming", "--checkpointing_interval=5000", "--min_pause_between_checkpoints=500"])
-        )
-        | read()
-    )
+    options = PipelineOptions(["--streaming", "--checkpointing_interval=5000", "--min_pause_between_checkpoints=500"])
+    _ = beam.Pipeline(runner, options) | read()
 
 
 @pytest.mark.parametrize(

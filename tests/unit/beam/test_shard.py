@@ -61,23 +61,9 @@ EVENTS: dict[type, Any] = {
     BundleFinalised: BundleFinalised(),
 }
 TROUBLES = (
-    "restore",
-    "died before CleanUp",
-    "died before End",
-    "died before Copy",
-    "died before Write",
-    "died in Write",
-    "failed CleanUp",
-    "failed End",
-    "failed Copy",
-    "failed Write",
-    "zombie",
-    "expired prepared",
-    "expired open",
-    "copy",
-    "checkpoint",
-    "aborted checkpoint",
-    "savepoint",
+    *("restore", "zombie", "expired prepared", "expired open", "copy", "checkpoint", "aborted checkpoint", "savepoint"),
+    *(f"died {when}" for when in ("before CleanUp", "before End", "before Copy", "before Write", "in Write")),
+    *(f"failed {command}" for command in ("CleanUp", "End", "Copy", "Write")),
 )
 
 

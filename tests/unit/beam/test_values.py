@@ -263,10 +263,8 @@ def test_records_as_they_were_read_are_copied_to_the_topic_that_is_given() -> No
     times = [1_700_000_000_123, -1]
     records = [KafkaRecord("in", 7, 5, time, b"k", b"v", [KafkaHeader("h", None)], 0, "CreateTime") for time in times]
     (batch,) = batches_of(*records)
-    assert (
-        batch.drop_columns(["timestamp", "headers"]).to_pylist()
-        == [{"key": b"k", "value": b"v", "partition": None, "topic": "t"}] * 2
-    )
+    row = {"key": b"k", "value": b"v", "partition": None, "topic": "t"}
+    assert batch.drop_columns(["timestamp", "headers"]).to_pylist() == [row] * 2
     assert batch["timestamp"].to_pylist() == [WHEN.replace(microsecond=123000), None]
     read = pa.record_batch({"value": [b"v"], "topic": ["in"], "partition": pa.array([7], pa.int32()), "offset": [5]})
     (batch,) = batches_of(read)

@@ -1176,32 +1176,25 @@ def test_settings_have_flinks_names_and_defaults():
     assert (defaults.min_pause_s, defaults.timeout_s) == (0, 600)
     assert (defaults.tolerable_failed_checkpoints, defaults.retained) == (0, 1)
     assert (defaults.heartbeat_interval_s, defaults.heartbeat_timeout_s, defaults.restart) == (10, 50, ExponentialDelay())
-    assert flink_settings(
-        {
-            "execution.checkpointing.interval": "500 ms",
-            "execution.checkpointing.min-pause": "1 s",
-            "execution.checkpointing.timeout": "2 min",
-            "execution.checkpointing.tolerable-failed-checkpoints": "3",
-            "execution.checkpointing.num-retained": "4",
-            "execution.checkpointing.savepoint-dir": "/savepoints",
-            "execution.state-recovery.path": "/savepoints/one.json",
-            "execution.checkpointing.externalized-checkpoint-retention": "DELETE_ON_CANCELLATION",
-            "heartbeat.interval": "1000",
-            "heartbeat.timeout": "5 s",
-            "restart-strategy.type": "fixed-delay",
-            "restart-strategy.fixed-delay.attempts": "7",
-        }
-    ) == {
-        "interval_s": 0.5,
-        "min_pause_s": 1.0,
-        "timeout_s": 120.0,
-        "tolerable_failed_checkpoints": 3,
-        "retained": 4,
-        "savepoints": "/savepoints",
-        "from_savepoint": "/savepoints/one.json",
+    given = {
+        "execution.checkpointing.interval": ("500 ms", "interval_s", 0.5),
+        "execution.checkpointing.min-pause": ("1 s", "min_pause_s", 1.0),
+        "execution.checkpointing.timeout": ("2 min", "timeout_s", 120.0),
+        "execution.checkpointing.tolerable-failed-checkpoints": ("3", "tolerable_failed_checkpoints", 3),
+        "execution.checkpointing.num-retained": ("4", "retained", 4),
+        "execution.checkpointing.savepoint-dir": ("/savepoints", "savepoints", "/savepoints"),
+        "execution.state-recovery.path": ("/savepoints/one.json", "from_savepoint", "/savepoints/one.json"),
+        "heartbeat.interval": ("1000", "heartbeat_interval_s", 1.0),
+        "heartbeat.timeout": ("5 s", "heartbeat_timeout_s", 5.0),
+    }
+    others = {
+        "execution.checkpointing.externalized-checkpoint-retention": "DELETE_ON_CANCELLATION",
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": "7",
+    }
+    assert flink_settings({name: text for name, (text, _, _) in given.items()} | others) == {
+        **{setting: value for _, setting, value in given.values()},
         "retention": Retention.DELETE_ON_CANCELLATION,
-        "heartbeat_interval_s": 1.0,
-        "heartbeat_timeout_s": 5.0,
         "restart": FixedDelay(7, 1.0),
     }
 

@@ -303,7 +303,7 @@ class TestOnBeam:
         with on_direct() as p:
             pipeline.expand_on_beam(p, **arguments)
 
-    def test_a_bounded_stretch_is_copied_from_where_a_savepoint_is(self, kafka, tmp_path):
+    def test_a_bounded_stretch_is_copied_from_where_a_savepoint_is(self, kafka, savepoint):
         sink = AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")
         self.expanded(copying(kafka, sink=sink, stop=Latest()), start_from_savepoint=savepoint)
         assert seen(kafka) == Counter(number for number in range(30) if number // 3 >= [4, 10, 0][number % 3])
@@ -331,7 +331,7 @@ class TestOnBeam:
             self.expanded(copying(kafka, sink=AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")))
 
     @pytest.mark.parametrize("limit", [{"stop": Latest()}, {"max_num_records": 16}])
-    def test_read_from_kafka_starts_where_a_savepoint_is_whatever_else_says_where(self, kafka, tmp_path, limit):
+    def test_read_from_kafka_starts_where_a_savepoint_is_whatever_else_says_where(self, kafka, savepoint, limit):
         config = {"bootstrap.servers": kafka.bootstrap, "auto.offset.reset": "latest"}
         with on_direct() as p:
             pairs = p | ReadFromKafka(config, ["in"], start_from_savepoint=savepoint, **limit)

@@ -695,13 +695,9 @@ for command, words in json.loads(sys.argv[3]).items():
 def killed_within(commands, checkpoint, folder, every):
     """Each command, killed at one of this many operations after the other, until it is done: statuses by command and number."""
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_WITHIN, str(checkpoint), str(folder / "copy"), json.dumps(commands), str(every)],
-        env={**os.environ, "PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = [sys.executable, "-c", KILLED_WITHIN, str(checkpoint), str(folder / "copy"), json.dumps(commands), str(every)]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     outcomes = {(command, int(nth)): int(status) for command, nth, status in map(str.split, done.stdout.splitlines())}
     for name in commands:
@@ -805,10 +801,8 @@ def test_a_copy_goes_into_another_store_changed_there_and_back(checkpoint, tmp_p
     changed = {"offsets/5", "offsets/.5.crc"}
     assert differing(checkpoint, tmp_path / "back") == changed - {"offsets/5"} | differing_text(checkpoint, tmp_path / "back")
     assert positions(tmp_path / "back") == positions(checkpoint)
-    assert {name for name in stored(memory, "second") if name.startswith("offsets")} == {
-        *(f"offsets/{name}" for number in (2, 3, 4) for name in (f"{number}", f".{number}.crc")),
-        "offsets/5",
-    }
+    wanted = {f"offsets/{name}" for number in (2, 3, 4) for name in (f"{number}", f".{number}.crc")} | {"offsets/5"}
+    assert {name for name in stored(memory, "second") if name.startswith("offsets")} == wanted
     assert command("fork", f"{url}/first", f"{url}/third", "--stopped").exit_code == 0
     assert read_checkpoint(f"{url}/third").query_id != found.query_id
 

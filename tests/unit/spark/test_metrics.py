@@ -87,12 +87,8 @@ def samples(queries):
 
 NEVER = ("completed", "wrong_use", "data_loss", "bad_checkpoint", "fenced")
 COUNTED = (
-    "headrace_sink_commits_total",
-    "headrace_sink_commit_seconds_total",
-    "headrace_sink_transactions_total",
-    "headrace_source_skipped_records_total",
-    "headrace_source_bad_records_total",
-    "headrace_source_lost_offsets_total",
+    *(f"headrace_sink_{what}_total" for what in ("commits", "commit_seconds", "transactions")),
+    *(f"headrace_source_{what}_total" for what in ("skipped_records", "bad_records", "lost_offsets")),
 )
 
 

@@ -29,6 +29,7 @@ FORMAT = KafkaOffsets(KafkaSource("127.0.0.1:1", topics=["t"]))
 GOLDEN, GOLDEN_TYPED = (
     Path(__file__).parents[1] / "golden" / name for name in ("kafka_offsets_v1.json", "kafka_offsets_typed_v1.json")
 )
+DAMAGED = "^the query's checkpoint: the offset of a batch cannot be read: it is damaged"
 GOLDEN_TEXT = GOLDEN.read_text()
 A = UUID("00112233-4455-6677-8899-aabbccddeeff")
 B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
@@ -36,11 +37,8 @@ B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 
 def offsets(*lines, initial=False):
     """Of (split, where it started)."""
-    return LogOffsets(
-        {split.split_id: split for split, _ in lines},
-        {split.split_id: started_at for split, started_at in lines},
-        initial=initial,
-    )
+    started = {split.split_id: started_at for split, started_at in lines}
+    return LogOffsets({split.split_id: split for split, _ in lines}, started, initial=initial)
 
 
 GOLDEN_OFFSETS = offsets(
@@ -97,14 +95,9 @@ PINNED = {
     "fingerprint": "0123456789abcdef",
     "type": {"a": "int32", "b": ["list", {"c": "string"}], "d": ["map", "timestamp[ms, tz=UTC]"]},
 }
-TYPED = KafkaOffsets(
-    KafkaSource(
-        "127.0.0.1:1",
-        topics=["t"],
-        value=TypedFormat(StringFormat(), PINNED, pa.string()),
-        key=TypedFormat(StringFormat(), {"format": "string"}, pa.string()),
-    )
-)
+TYPED_VALUE = TypedFormat(StringFormat(), PINNED, pa.string())
+TYPED_KEY = TypedFormat(StringFormat(), {"format": "string"}, pa.string())
+TYPED = KafkaOffsets(KafkaSource("127.0.0.1:1", topics=["t"], value=TYPED_VALUE, key=TYPED_KEY))
 
 
 def test_the_golden_offsets_with_formats_are_read_and_written():
@@ -121,10 +114,7 @@ def test_offsets_without_formats_continue_with_formats():
 
 def test_formats_that_are_no_objects_are_damage():
     text = GOLDEN_TYPED.read_text()
-    with pytest.raises(
-        StateError,
-        match=r"^the query's checkpoint: the offset of a batch cannot be read: it is damaged .*formats are not objects",
-    ):
+    with pytest.raises(StateError, match=rf"{DAMAGED} .*formats are not objects"):
         FORMAT.from_json(with_rest(text, rest(text) | {"formats": {"value": "avro"}}))
 
 
@@ -185,7 +175,7 @@ def test_what_is_no_version_is_damage(version):
 def test_a_changed_position_is_damage_though_others_read_it_without_the_rest():
     for old, new in (('"0":123', '"0":124'), ('\\"0\\":7', '\\"0\\":8')):
         assert GOLDEN_TEXT.count(old) == 1
-        with pytest.raises(StateError, match=r"^the query's checkpoint: the offset of a batch cannot be read: it is damaged"):
+        with pytest.raises(StateError, match=DAMAGED):
             read(GOLDEN_TEXT.replace(old, new))
 
 

@@ -28,6 +28,7 @@ from headrace.spark.sql_write import sql_write
 from headrace.sql import SqlSink, UpsertSink
 
 SECRET = "s3cr%t/@:?"
+ONE_OFF = one_off_job()
 QUOTED = "s3cr%25t%2F%40%3A%3F"
 URL = "postgresql://host:5432/shop"
 KAFKA = {"kafka.bootstrap.servers": "localhost:9092", "topic": "t"}
@@ -105,7 +106,7 @@ class TestEverySink:
             ({"txnAppId": "a b", "txnVersion": "1"}, "a job's name"),
             ({"txnApId": "app"}, "'txnApId' is not known to the sink; did you mean 'txnAppId'"),
             ({"wholly-other": "x"}, "'wholly-other' is not known to the sink$"),
-            ({"txnAppId": one_off_job(), "txnVersion": "1"}, "another form than the names of writes that are never repeated"),
+            ({"txnAppId": ONE_OFF, "txnVersion": "1"}, "of another form than the names of writes that are never repeated"),
             ({"txnAppId": " "}, "'txnAppId' must not be empty"),
         ],
     )

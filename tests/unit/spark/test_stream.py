@@ -40,12 +40,8 @@ class WatchedSource(MemorySource):
             raise self.outage
         let_pass = {split.split_id: self.ends_seen.get(split.split_id) for split in splits}
         seen = super().at_end([split for split in splits if let_pass[split.split_id] is None])
-        lost = {
-            split.split_id: replace(split, next_offset=let_pass[split.split_id])
-            for split in splits
-            if split.split_id not in seen
-        }
-        return {**seen, **lost}
+        lost = [split for split in splits if split.split_id not in seen]
+        return {**seen, **{split.split_id: replace(split, next_offset=let_pass[split.split_id]) for split in lost}}
 
     def retired(self, splits):
         self.asked_whether_gone.append([split.split_id for split in splits])
@@ -846,12 +842,8 @@ class TestTasks:
 
     def test_min_tasks_splits_ranges(self, log):
         tasks = self.tasks(log, min_tasks=4)
-        assert [(split.split_id, split.next_offset, split.stop_offset) for task in tasks for split in task] == [
-            ("a", 0, 5),
-            ("a", 5, 10),
-            ("b", 0, 5),
-            ("b", 5, 10),
-        ]
+        ranges = [(split.split_id, split.next_offset, split.stop_offset) for task in tasks for split in task]
+        assert ranges == [("a", 0, 5), ("a", 5, 10), ("b", 0, 5), ("b", 5, 10)]
 
     def test_max_task_offsets_bounds_them(self, log):
         tasks = self.tasks(log, max_task_offsets=3)

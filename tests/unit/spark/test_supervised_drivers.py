@@ -324,17 +324,15 @@ def test_errors_say_whether_another_try_can_help_whichever_way_they_come(error, 
     assert end_by(error).ending is ending
 
 
+HIVE = "org.apache.hadoop.hive.ql.metadata"
+NO_METASTORE = f"{HIVE}.HiveException: java.lang.RuntimeException: Unable to instantiate {HIVE}.SessionHiveMetaStoreClient"
+
+
 @pytest.mark.parametrize(
     ("error", "ending"),
     [
         (IllegalArgumentException("java.net.UnknownHostException: namenode"), Ending.FAILED),
-        (
-            AnalysisException(
-                "org.apache.hadoop.hive.ql.metadata.HiveException: java.lang.RuntimeException: Unable to instantiate "
-                "org.apache.hadoop.hive.ql.metadata.SessionHiveMetaStoreClient"
-            ),
-            Ending.FAILED,
-        ),
+        (AnalysisException(NO_METASTORE), Ending.FAILED),
         (AnalysisException("org.apache.thrift.transport.TTransportException: Connection refused"), Ending.FAILED),
         (IllegalArgumentException("java.net.URISyntaxException: Relative path in absolute URI: a:b"), Ending.WRONG_USE),
         (IllegalArgumentException("Wrong FS: hdfs://n/c, expected: file:///"), Ending.WRONG_USE),
