@@ -200,14 +200,8 @@ def test_a_record_has_the_time_of_its_row(at: Any) -> None:
     row = beam.Row(key=b"k", value=b"v", timestamp=at, partition=np.int32(3), headers=[KafkaHeader("h", b"1")])
     (batch,) = batches_of(row, beam.Row(key=None, value=None))
     first, second = batch.to_pylist()
-    assert first == {
-        "key": b"k",
-        "value": b"v",
-        "headers": [{"key": "h", "value": b"1"}],
-        "partition": 3,
-        "timestamp": WHEN.replace(microsecond=123000),
-        "topic": "t",
-    }
+    wanted = {"key": b"k", "value": b"v", "headers": [{"key": "h", "value": b"1"}], "partition": 3, "topic": "t"}
+    assert first == {**wanted, "timestamp": WHEN.replace(microsecond=123000)}
     assert second == {"key": None, "value": None, "headers": None, "partition": None, "timestamp": None, "topic": "t"}
 
 

@@ -495,9 +495,8 @@ def test_a_script_that_calls_run_at_its_top_is_reported_so_and_not_run_again_and
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED.format(kafka.bootstrap, str(tmp_path / "checkpoints")))
     environment = os.environ | {"PYTHONPATH": python_path()}
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S
-    )
+    command = [sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("call it under if __name__ == '__main__'")
     assert "starts again" not in done.stderr

@@ -134,11 +134,8 @@ def got(port, path):
 def test_the_page_has_the_metrics_of_the_table(folder):
     status = shown(folder, Clock(), checkpoints=2)
     text = got(page(lambda: status.shown).port, "/metrics")
-    found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    found = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
     prefix = "headrace_run_"
     assert {name[0].removeprefix(prefix): value for name, value in found.items() if len(name) == 1} == {
         "input_records_total": 20,
@@ -179,9 +176,8 @@ def test_the_dashboard_is_about_metrics_that_there_are(folder):
     status = shown(folder, Clock())
     there = set(re.findall(r"^(headrace_run_\w+)", got(page(lambda: status.shown).port, "/metrics"), re.MULTILINE))
     lease_store = json.loads((MONITORING / "run-dashboard.json").read_text())
-    shown_there = {
-        name for panel in lease_store["panels"] for target in panel["targets"] for name in METRIC.findall(target["expr"])
-    }
+    targets = [target for panel in lease_store["panels"] for target in panel["targets"]]
+    shown_there = {name for target in targets for name in METRIC.findall(target["expr"])}
     assert {name for name in there if not name.endswith("_created")} - shown_there == {"headrace_run_last_checkpoint_id"}
     assert shown_there <= there
 

@@ -182,9 +182,8 @@ def test_a_driver_and_all_its_processes_end_with_the_supervisor(history):
 def test_a_program_that_supervises_itself_ends_with_the_status_of_its_job(history, unguarded, status, attempts):
     """Unguarded, the driver, too, wants to supervise: the file that it imports says so unsuccessfully."""
     environment = {**os.environ, "UNGUARDED": unguarded}
-    done = subprocess.run(
-        [sys.executable, str(JOB)], env=environment, capture_output=True, text=True, timeout=LONG_S, check=False
-    )
+    command = [sys.executable, str(JOB)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONG_S, check=False)
     assert done.returncode == status, done.stderr
     assert len(history.read_text().split() if history.exists() else []) == attempts
     assert ("offsets 3 to 7 of t-0 are gone" if status == 65 else "WRONG_USE") in done.stderr
