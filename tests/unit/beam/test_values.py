@@ -142,9 +142,6 @@ def test_the_first_rows_suggest_beams_times() -> None:
     assert schema == pa.schema([("at", UTC), ("d", pa.duration("us"))])
 
 
-NESTED = pa.struct([("at", pa.timestamp("us")), ("b", pa.int64())])
-
-
 @pytest.mark.parametrize(
     ("given", "kind"),
     [

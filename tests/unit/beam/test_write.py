@@ -145,8 +145,6 @@ FLINK = ["--runner=FlinkRunner", "--streaming"]
 CHECKPOINTS = "--checkpointing_interval=1000"
 FINISH = "--finish_bundle_before_checkpointing"
 PAUSE = "--min_pause_between_checkpoints=500"
-
-
 DATAFLOW = ["--project=project", "--region=region", "--temp_location=gs://bucket/t", "--staging_location=gs://bucket/s"]
 
 

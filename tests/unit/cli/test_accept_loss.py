@@ -20,6 +20,7 @@ from headrace.testing.fake_kafka import NewRecord, Refuse
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
 
 JOB = "job"
+CONCURRENT_TRANSACTIONS = 51
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -102,9 +103,6 @@ def test_the_list_of_a_job_that_a_supervised_driver_has_claimed_is_completed_for
     assert done.exit_code == 0, done.output
     assert values(kafka) == ["a"]
     JobCommitter(JOB, sink.committer(JOB), "mine").recover()
-
-
-CONCURRENT_TRANSACTIONS = 51
 
 
 class TestAcceptLoss:

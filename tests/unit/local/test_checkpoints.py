@@ -111,9 +111,6 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "run-checkpoint-v1.json"
 SERIALIZER = RunCheckpointSerializer(CheckpointSerializer("memory", MemorySplitSerializer()), MemoryHandleSerializer())
 
 
-PEER_OR_USE = (RetriableError, UsageError)
-
-
 def checkpoint(checkpoint_id=3, handles=(), completed=False, epoch=0, before=0):
     positions = Checkpoint(checkpoint_id, (SplitState(MemorySplit("a", checkpoint_id), False),), False)
     return RunCheckpoint(positions, handles, completed, epoch, before)
@@ -248,7 +245,7 @@ def test_a_port_that_is_taken_ends_a_run_that_starts_and_is_tried_again_by_one_t
         kinds = []
         for run in (None, "run-a"):
             order = SimpleNamespace(settings=RunSettings("x", metrics_port=port), run=run)
-            with pytest.raises(PEER_OR_USE, match=f"cannot be served at 127.0.0.1:{port}") as caught:
+            with pytest.raises((RetriableError, UsageError), match=f"cannot be served at 127.0.0.1:{port}") as caught:
                 part_of_coordination(order=order)._serve_metrics()
             kinds.append((type(caught.value), coordinator._failure(caught.value).is_final))
     assert kinds == [(UsageError, True), (RetriableError, False)]

@@ -124,8 +124,6 @@ COMMAND = "from headrace.cli import main; main()"
 
 
 class Run:
-    """`headrace run` in its own process."""
-
     def __init__(
         self, kafka, folder, *options, workers, job=JOB, checkpoints=None, environment=None, program=COMMAND, interval="200 ms"
     ):
@@ -416,7 +414,6 @@ def lag(folder):
 
 
 def phase(folder):
-    """As `headrace top` shows it; None while it is not known."""
     status = read_status(folder)
     return None if status is None else status["phase"]
 

@@ -112,8 +112,6 @@ class Folder:
 
 
 class Watched(TwoPhaseSink[Any], SingleCommit):
-    """A table sink whose committers are watched."""
-
     def __init__(self, inner: DeltaSink, around: Any, calling: Any) -> None:
         self.inner, self.around, self.calling = inner, around, calling
 

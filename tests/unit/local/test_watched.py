@@ -31,6 +31,7 @@ pipeline = Pipeline(KafkaSource({0!r}, topics=["in"], columns=["key", "value", "
 """
 
 
+PROGRESS = re.compile(r"running; records in \d+.*; records out \d+.*; lag .*; last checkpoint .*; 1 workers")
 SETTINGS = {
     "execution.checkpointing.interval": "200 ms",
     "restart-strategy.type": "fixed-delay",
@@ -136,9 +137,6 @@ def terminal():
 def controlled():
     """In the new process: its terminal's Ctrl-C is for it."""
     fcntl.ioctl(2, termios.TIOCSCTTY, 0)
-
-
-PROGRESS = re.compile(r"running; records in \d+.*; records out \d+.*; lag .*; last checkpoint .*; 1 workers")
 
 
 def test_on_a_terminal_a_run_reports_whole_lines_and_ctrl_c_stops_it_with_its_savepoint(kafka, tmp_path, terminal):

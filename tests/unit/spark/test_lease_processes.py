@@ -24,8 +24,6 @@ HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
 
 
 class Host:
-    """One with a supervisor."""
-
     def __init__(self, folder, bootstrap, *arguments):
         folder.mkdir()
         self.name, self.status_file = folder.name, folder / "status"

@@ -19,6 +19,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StringType, StructField, StructType
 
 from headrace.connectors.base.counters import COUNTERS, Counted, ProcessCounters
 from headrace.enumerator.errors import UsageError
@@ -104,14 +105,8 @@ def read_a_batch(kafka, **options):
 
 def write_a_batch(kafka, values):
     source = DefaultSource({"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out"})
-    writer = source.streamWriter(source_schema(), overwrite=False)
+    writer = source.streamWriter(StructType([StructField("value", StringType())]), overwrite=False)
     writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"value": values})]))], 0)
-
-
-def source_schema():
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    return StructType([StructField("value", StringType())])
 
 
 @pytest.mark.parametrize(
@@ -138,8 +133,8 @@ def test_bad_records_commits_and_throttling_are_on_the_page_after_a_known_load(m
 def test_what_was_lost_and_tolerated_is_on_the_page(monkeypatch, kafka):
     monkeypatch.setattr(readers, "TaskContext", Context)
     kafka.append("in", *[b"%d" % number for number in range(10)])
-    source = DefaultSource({"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "failOnDataLoss": "false",
-                            "startingOffsets": "earliest"})  # fmt: skip
+    given = {"subscribe": "in", "failOnDataLoss": "false", "startingOffsets": "earliest"}
+    source = DefaultSource({"kafka.bootstrap.servers": kafka.bootstrap, **given})
     reader = source.streamReader(source.schema())
     start = reader.initialOffset()
     parts = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))

@@ -249,8 +249,6 @@ def test_names_are_escaped(queries):
 
 
 class Session:
-    """Has listeners, as Spark's."""
-
     def __init__(self):
         self.listeners = []
         self.streams = SimpleNamespace(addListener=self.listeners.append, removeListener=self.listeners.remove)
