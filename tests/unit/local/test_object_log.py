@@ -303,13 +303,8 @@ def of_s3(code):
 @pytest.mark.parametrize(
     "refusal",
     [
-        PermissionError("Forbidden"),
-        NoCredentialsError("none"),
-        AnswerError(401),
-        AnswerError(403),
-        of_s3("InvalidToken"),
-        of_s3("AuthorizationHeaderMalformed"),
-        of_s3("InvalidAccessKeyId"),
+        *[PermissionError("Forbidden"), NoCredentialsError("none"), AnswerError(401), AnswerError(403)],
+        *map(of_s3, ("InvalidToken", "AuthorizationHeaderMalformed", "InvalidAccessKeyId")),
     ],
 )
 @pytest.mark.parametrize("request_", ["names", "create"])
@@ -343,12 +338,8 @@ def test_a_login_that_was_good_and_is_refused_later_is_an_outage():
 @pytest.mark.parametrize(
     "passing",
     [
-        AnswerError(429),
-        AnswerError(503),
-        of_s3("SlowDown"),
-        of_s3("InternalError"),
-        ConnectionError("reset"),
-        OSError(16, "SlowDown"),
+        *[AnswerError(429), AnswerError(503), of_s3("SlowDown"), of_s3("InternalError")],
+        *[ConnectionError("reset"), OSError(16, "SlowDown")],
     ],
 )
 def test_what_may_pass_is_an_outage(passing):
