@@ -259,7 +259,11 @@ def test_the_last_positions_can_be_tried_again_where_no_later_ones_come():
     driver = driver_of(source=source)
     assert driver.publisher.publish_again()  # there is nothing to do
     driver.perform(ev.PublishPositions((A,)))
-    assert [driver.publisher.has_unpublished, driver.publisher.publish_again(), driver.publisher.has_unpublished] == [True, True, False]
+    assert [driver.publisher.has_unpublished, driver.publisher.publish_again(), driver.publisher.has_unpublished] == [
+        True,
+        True,
+        False,
+    ]
     assert driver.publisher.publish_again()
     assert source.calls == [("publish", (A,))] * 2
 
