@@ -2,8 +2,6 @@
 catch.
 """
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Sequence
@@ -134,11 +132,9 @@ class TestTopicPerSplit(OnKafka):
 
 
 CAUGHT_BY = {
-    core.reinitialise_on_restore: "test_savepoint",
-    core.initial_discovery_on_restore: "test_restored_never_initialises",
-    core.checkpoint_without_positions: "test_crash_goes_back_to_the_checkpoint",
-    core.last_read_offset_stored: "test_savepoint",
-}
+    core.reinitialise_on_restore: "test_savepoint", core.initial_discovery_on_restore: "test_restored_never_initialises",
+    core.checkpoint_without_positions: "test_crash_goes_back_to_the_checkpoint", core.last_read_offset_stored: "test_savepoint",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -158,7 +154,7 @@ def on_fake(fake_kafka):
 
 
 @pytest.mark.parametrize("bug", CAUGHT_BY, ids=lambda bug: bug.__name__)
-def test_the_kit_catches(bug: core.Injected, on_fake):
+def test_the_kit_catches(bug, on_fake):
     with bug(), pytest.raises(AssertionError):
         on_fake(CAUGHT_BY[bug])
 

@@ -1,7 +1,5 @@
 """The kit of sinks on databases, where there are any; and injected bugs, which it must catch."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -120,24 +120,18 @@ def test_hidden_code_is_run_and_output_compared(tmp_path):
     assert run(tmp_path, text).ran == [1, 4, 7]
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "message"),
-    [
-        ("```python\n1 / 0\n```\n", ZeroDivisionError, "division"),
-        ("```python\nprint(1)\n```\n```text\n2\n```\n", BlockError, "this was printed"),
-        ("```text\n2\n```\n", BlockError, "follows no block"),
-        ("```\nmystery\n```\n", BlockError, "no language"),
-        ("```sql\nDROP\n```\n", BlockError, "'sql' is not run"),
-        ("- a list\n\n    ```sql\n    DROP\n    ```\n", BlockError, "'sql' is not run"),
-        ("<!--- skip: next -->\n```sql\nDROP\n```\n", BlockError, "without a reason"),
-        ("```console\n$ rm -r /\n```\n", BlockError, "is not run"),
-        ("```console\nheadrace lag\n```\n", BlockError, "starts with a command"),
-        ("```console\n$ headrace lag --group g\nall is well\n```\n", BlockError, "no cluster given"),
-        ("```properties\nsasl.mechanim=PLAIN\n```\n", ValueError, "did you mean"),
-        ("```yaml\na: [\n```\n", Exception, "expected"),
-    ],
-    ids=lambda value: value[:24] if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("text", "error", "message"), [
+    ("```python\n1 / 0\n```\n", ZeroDivisionError, "division"),
+    ("```python\nprint(1)\n```\n```text\n2\n```\n", BlockError, "this was printed"),
+    ("```text\n2\n```\n", BlockError, "follows no block"), ("```\nmystery\n```\n", BlockError, "no language"),
+    ("```sql\nDROP\n```\n", BlockError, "'sql' is not run"),
+    ("- a list\n\n    ```sql\n    DROP\n    ```\n", BlockError, "'sql' is not run"),
+    ("<!--- skip: next -->\n```sql\nDROP\n```\n", BlockError, "without a reason"),
+    ("```console\n$ rm -r /\n```\n", BlockError, "is not run"),
+    ("```console\nheadrace lag\n```\n", BlockError, "starts with a command"),
+    ("```console\n$ headrace lag --group g\nall is well\n```\n", BlockError, "no cluster given"),
+    ("```properties\nsasl.mechanim=PLAIN\n```\n", ValueError, "did you mean"), ("```yaml\na: [\n```\n", Exception, "expected"),
+], ids=lambda value: value[:24] if isinstance(value, str) else "")  # fmt: skip
 def test_the_checker_catches(tmp_path, text, error, message, monkeypatch):
     monkeypatch.delenv("HEADRACE_BOOTSTRAP", raising=False)
     with pytest.raises(error, match=message):

@@ -1,7 +1,5 @@
 """What docs/design names in backticks exists in the code."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

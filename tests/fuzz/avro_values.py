@@ -4,8 +4,6 @@ A chunk draws `CASES` schemas. Of each, `BATCHES` columns are decoded: by the wr
 only some fields. Most of a column's values are mutated, and each `_GOOD_EVERY`th is as fastavro wrote it.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

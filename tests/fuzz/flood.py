@@ -8,8 +8,6 @@ written after each million, and a run that finds one continues from there. A chi
 with each buffer in a file before it is decoded; the last one is the finding, and the run continues behind that chunk.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import json

@@ -7,8 +7,6 @@ target; figures go into `tests/fuzz/results`. A finding's input is kept in the c
 is fixed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

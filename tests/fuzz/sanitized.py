@@ -6,8 +6,6 @@ Both modules are compiled again, with `-fsanitize=address`, in a copy of the che
 malloc, so that each buffer is one for the sanitizer; what is decoded lies in memory of exactly its size. Needs gcc and libasan.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import json

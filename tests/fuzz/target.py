@@ -1,7 +1,5 @@
 """What a fuzz target is, and the corpus that is kept of each in the repository."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

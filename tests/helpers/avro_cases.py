@@ -1,7 +1,5 @@
 """Avro schemas and values from Hypothesis, and readers to hold ours against: a strict one here, and fastavro's."""
 
-from __future__ import annotations
-
 import copy
 import io
 import struct

@@ -3,8 +3,6 @@
 Judges besides ours are fastavro, of each value, and Java's `SchemaCompatibility`, which is what a schema registry asks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -238,35 +236,29 @@ def told_apart(schedules: Collection[History]) -> bool:
 SCHEDULES: dict[str, History] = {
     "fields come with defaults, and go": History(
         (record(ID), record(ID, ("x", "int", 7)), record(ID, ("y", "string", "?"))),
-        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}),
-        transitive(FULL),
+        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}), transitive(FULL),
     ),
     "a default is taken away again": History(
-        (record(ID), record(ID, ("x", "int", 7)), record(ID, ("x", "int"))),
-        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "x": 6}),
+        (record(ID), record(ID, ("x", "int", 7)), record(ID, ("x", "int"))), ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "x": 6}),
         FULL | {"FORWARD_TRANSITIVE"},
     ),
     "a field gets a default, and goes": History(
-        (record(ID, ("x", "int")), record(ID, ("x", "int", 7)), record(ID)),
-        ({"id": 1, "x": 4}, {"id": 2, "x": 5}, {"id": 3}),
+        (record(ID, ("x", "int")), record(ID, ("x", "int", 7)), record(ID)), ({"id": 1, "x": 4}, {"id": 2, "x": 5}, {"id": 3}),
         FULL | {"BACKWARD_TRANSITIVE"},
     ),
     "a name comes back with another type": History(
         (record(ID, ("x", "string", "?")), record(ID), record(ID, ("x", "int", 7))),
-        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}),
-        FULL,
+        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}), FULL,
     ),
     "numbers become wider": of_types({"int": 1, "long": 2**40, "double": 1.5}, transitive(BACKWARD)),
     "numbers become narrower": of_types({"double": 1.5, "long": 2**40, "int": 1}, transitive(FORWARD)),
     "an alias for one version only": History(
         (record(("a", "int")), renamed(("b", "int"), aliases=["a"]), renamed(("c", "int"), aliases=["b"])),
-        ({"a": 1}, {"b": 2}, {"c": 3}),
-        BACKWARD,
+        ({"a": 1}, {"b": 2}, {"c": 3}), BACKWARD,
     ),
     "symbols go one by one": History(
         (record(("a", enum("A", "B", "C"))), record(("a", enum("A", "B"))), record(("a", enum("A")))),
-        ({"a": "C"}, {"a": "B"}, {"a": "A"}),
-        transitive(FORWARD),
+        ({"a": "C"}, {"a": "B"}, {"a": "A"}), transitive(FORWARD),
     ),
     "another type": of_types({"int": 1, "string": "a", "boolean": True}, frozenset()),
-}
+}  # fmt: skip

@@ -125,12 +125,10 @@ class Flow:
 
     def __init__(self, bootstrap: str, pause_s: float = 0.02) -> None:
         self.written: dict[tuple[str, int], int] = defaultdict(int)
-        self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 200,
-                "log_level": 0,
-            }
-        )  # fmt: skip
+        self._producer = Producer({
+            "bootstrap.servers": bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 200,
+            "log_level": 0,
+        })  # fmt: skip
         self.partitions: list[tuple[str, int]] = []
         self._pause_s = pause_s
         self._stopped = threading.Event()

@@ -1,7 +1,5 @@
 """The harness's databases, for tests: without one on the machine the test is skipped, or fails where they are required."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager

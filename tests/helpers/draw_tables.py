@@ -1,7 +1,5 @@
 """Draws the transition tables into docs/design/state-machines.md: `python -m tests.helpers.draw_tables`, in the checkout."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from enum import Enum

@@ -1,7 +1,5 @@
 """Short ways to drive a coordinator by hand, for tests that replay a sequence of events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -43,13 +41,9 @@ class Driver:
     """A started coordinator, and every command it gave."""
 
     def __init__(
-        self,
-        checkpoint: Checkpoint[MemorySplit] | None = None,
-        *,
-        parallelism: int = 2,
-        assignment: type[SplitEnumerator[Any]] = enumeration.EagerEnumerator,
-        discovery_interval_s: float | None = None,
-    ) -> None:
+        self, checkpoint: Checkpoint[MemorySplit] | None = None, *, parallelism: int = 2,
+        assignment: type[SplitEnumerator[Any]] = enumeration.EagerEnumerator, discovery_interval_s: float | None = None,
+    ) -> None:  # fmt: skip
         options: dict[str, Any] = {"parallelism": parallelism, "discovery_interval_s": discovery_interval_s}
         enumerator: SplitEnumerator[MemorySplit]
         if checkpoint is None:

@@ -1,7 +1,5 @@
 """What tests of Beam's pipelines on a real Flink share: the cluster, and a pipeline as a job that is cancelled in any case."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 A test compares what is committed with what this makes, so the version of grpcio-tools is pinned in setup.cfg.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 

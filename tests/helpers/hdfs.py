@@ -1,7 +1,5 @@
 """A small HDFS on this machine: name node and data node of Hadoop's own test jar, in one Java process with Spark's jars."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -62,8 +60,7 @@ def started_hdfs(directory: Path) -> Iterator[str]:
                 *("-cp", f"{jars}/*:{spark_jars()}/*", "org.apache.hadoop.test.MiniDFSClusterManager"),
                 *("-format", "-datanodes", "1", "-nnport", str(port), "-writeDetails", details),
             ],
-            directory / "hdfs.log",
-            group,
+            directory / "hdfs.log", group,
         )  # fmt: skip
         server.start()
         try:

@@ -1,7 +1,5 @@
 """What the tests of Iceberg tables share: a catalog in a folder, and a reader of the table's own metadata files."""
 
-from __future__ import annotations
-
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 

@@ -3,8 +3,6 @@
 The judge of each value is `json`: what is under the reader's names is what is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,15 +70,13 @@ CHANGES: dict[str, Change] = {
 SCHEDULES: dict[str, History] = {
     "properties come and go": History(
         (schema(id="integer"), schema(id="integer", x="integer"), schema(id="integer", y="string")),
-        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}),
-        transitive(FULL),
+        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}), transitive(FULL),
     ),
     "a name comes back with another type": History(
         (schema(id="integer", x="string"), schema(id="integer"), schema(id="integer", x="integer")),
-        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}),
-        FULL,
+        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}), FULL,
     ),
     "numbers become wider": of_types(["integer", "number", ["null", "number"]], [1, 1.5, 2.5], transitive(BACKWARD)),
     "numbers become narrower": of_types([["null", "number"], "number", "integer"], [2.5, 1.5, 1], transitive(FORWARD)),
     "another type": of_types(["integer", "string", "boolean"], [1, "a", True], frozenset()),
-}
+}  # fmt: skip

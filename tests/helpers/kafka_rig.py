@@ -1,7 +1,5 @@
 """What the tests of KafkaSource need: writing by independent clients, faults, and a run whose rows are collected."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -195,13 +193,9 @@ class Reading:
     """A run whose rows are collected, under a clock that is still unless reported."""
 
     def __init__(
-        self,
-        source: KafkaSource,
-        checkpoint: bytes | None = None,
-        *,
-        parallelism: int = 1,
+        self, source: KafkaSource, checkpoint: bytes | None = None, *, parallelism: int = 1,
         assignment: type[SplitEnumerator[KafkaSplit]] = EagerEnumerator,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.source = source
         self.now_s = 0.0
         self.rows: list[Row] = []

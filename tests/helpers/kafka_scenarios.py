@@ -3,8 +3,6 @@
 Each scenario takes a `Rig` and yields what it was given, as JSON would hold it. Played to a real broker and to the fake one.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

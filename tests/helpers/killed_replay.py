@@ -1,7 +1,5 @@
 """A replay of dead letters in its own process, killed in a phase of its commit."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

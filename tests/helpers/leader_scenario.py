@@ -1,7 +1,5 @@
 """What three brokers say of a partition: its leader, a follower, one that has nothing of it; and after the leader stopped."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any, Protocol
 

@@ -5,8 +5,6 @@ A lower bound is a promise that no process keeps an eye on: the tests run with t
 Arguments are pytest's, in place of `tests/unit`. A few minutes the first time; it needs no broker, no Java and no database.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Offsets of a source in memory as JSON, as Spark's runner stores them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

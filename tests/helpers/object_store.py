@@ -6,8 +6,6 @@ It serves until its input ends. Faults are real to its client: a connection that
 Down".
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -6,8 +6,6 @@ Not one of the tests: the server is a download of 212 MB, once. Epochs are appen
 server is stopped during a commit and started again. Exit status 1 with a traceback if anything else is in the table.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Transforms of pipelines in tests: their processes import them from here."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 

@@ -1,7 +1,5 @@
 """Servers that ask for a password, and a search for it in all that is left lying about."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

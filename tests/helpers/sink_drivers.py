@@ -3,8 +3,6 @@
 Their sessions are warm: to be killed with everything that belongs to those is harder, and they start in half the time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the tests of the Kafka sink need: rows, readers that know nothing of headrace, and a committer that dies."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing

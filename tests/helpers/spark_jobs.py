@@ -1,7 +1,5 @@
 """Spark jobs in their own processes, with a fault injected in them; and a cluster of several hosts on this one."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """For tests with a real Spark: one session, a query that keeps what it was given, a producer with everything a record has."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

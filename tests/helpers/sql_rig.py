@@ -1,7 +1,5 @@
 """What the tests of SQL sinks need: their own table, its rows as the database has them, and what is still prepared."""
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Sequence
@@ -89,7 +87,7 @@ class Crash(Exception):  # noqa: N818 - not an error: the test kills the driver
 
 
 def _counted(method: str) -> Any:
-    def call(self: CrashingCommitter, *arguments: Any) -> Any:
+    def call(self: "CrashingCommitter", *arguments: Any) -> Any:
         self.calls.append(method)
         dies = self._left == 0
         self._left -= 1

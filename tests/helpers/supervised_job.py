@@ -1,7 +1,5 @@
 """A job for supervisors, with a query that is none of Spark's: what happens to it is written to the file that HISTORY names."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

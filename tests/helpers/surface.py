@@ -5,8 +5,6 @@
 Annotations are as written in the code, so the text is the same for every Python.
 """
 
-from __future__ import annotations
-
 import enum
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Transition tables in tests: the arrows of one, and those that a test has followed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum

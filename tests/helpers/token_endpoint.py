@@ -1,7 +1,5 @@
 """An OAuth 2 token endpoint in the test's own process."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.parse

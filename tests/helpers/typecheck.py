@@ -6,8 +6,6 @@ Part of `make lint`. No settings are used: so does an editor that opens the chec
 what they import, gathered in one: all of them take it minutes, and mypy checks them. Two of its processes share the cores.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

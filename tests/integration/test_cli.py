@@ -1,7 +1,5 @@
 """The command line on a real broker, run as installed and read as a script reads it: one line for each item, tabs between."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -402,11 +400,9 @@ def headrace(*arguments, **environment):
     return subprocess.run([sys.executable, "-c", MAIN, *arguments], check=False, **settings)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["transactions", "list"], ["lag", "--group", "g"], ["verify", "--input", "a", "--output", "b"], ["dump", "t"]],
-    ids=lambda arguments: arguments[0],
-)
+@pytest.mark.parametrize("arguments", [
+    ["transactions", "list"], ["lag", "--group", "g"], ["verify", "--input", "a", "--output", "b"], ["dump", "t"],
+], ids=lambda arguments: arguments[0])  # fmt: skip
 def test_a_wrong_address_is_one_clear_error(run, arguments):
     ran = run(*arguments, *HASTY, bootstrap="127.0.0.1:1")
     assert (ran.status, ran.out) == (1, "")

@@ -1,7 +1,5 @@
 """`make demo`: it passes, its oracle sees what is wrong, and the bug that headrace exists to prevent makes it fail."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -83,16 +81,12 @@ def replaced(table, column, row, value):
     return table.set_column(table.schema.get_field_index(column), column, pa.array(values, table.schema.field(column).type))
 
 
-@pytest.mark.parametrize(
-    ("change", "duplicates", "lost", "altered"),
-    [
-        (lambda rows: rows, 0, 0, 0), (lambda rows: pa.concat_tables([rows, rows.slice(7, 1)]), 1, 0, 0),
-        (lambda rows: rows.slice(1), 0, 1, 0), (lambda rows: pa.concat_tables([rows.slice(1), rows.slice(7, 1)]), 1, 1, 0),
-        (lambda rows: replaced(rows, "id", 3, 10**6), 0, 1, 1), (lambda rows: replaced(rows, "dest", 3, None), 0, 0, 1),
-        (lambda rows: replaced(rows, "offset", 3, 10**6), 0, 0, 1),
-    ],
-    ids=["nothing", "duplicate", "missing", "both", "unknown", "content", "offset"],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "duplicates", "lost", "altered"), [
+    (lambda rows: rows, 0, 0, 0), (lambda rows: pa.concat_tables([rows, rows.slice(7, 1)]), 1, 0, 0),
+    (lambda rows: rows.slice(1), 0, 1, 0), (lambda rows: pa.concat_tables([rows.slice(1), rows.slice(7, 1)]), 1, 1, 0),
+    (lambda rows: replaced(rows, "id", 3, 10**6), 0, 1, 1), (lambda rows: replaced(rows, "dest", 3, None), 0, 0, 1),
+    (lambda rows: replaced(rows, "offset", 3, 10**6), 0, 0, 1),
+], ids=["nothing", "duplicate", "missing", "both", "unknown", "content", "offset"])  # fmt: skip
 def test_the_oracle_sees(broker, flights, oracle, tmp_path, change, duplicates, lost, altered):
     rows = oracle.read_topic(broker.bootstrap, flights)
     write_output(tmp_path, change(rows))

@@ -1,7 +1,5 @@
 """The experiments of `examples/exactly_once`, as a user runs them; and that they see what they are there to see."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The file sink on a real disk: processes killed in the middle, readers alongside, and every type that Spark gives."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -222,16 +220,11 @@ def test_columns_side_by_side(tmp_path):
     assert first == "{" + ",".join(f'"{name}":{text}' for name, (_, _, text) in zip(names, VALUES, strict=True)) + "}"
 
 
-@pytest.mark.parametrize(
-    ("file_format", "data_type"),
-    [
-        (FileFormat.JSON_LINES, pa.month_day_nano_interval()),
-        (FileFormat.JSON_LINES, pa.list_(pa.struct([("x", pa.month_day_nano_interval())]))),
-        (FileFormat.PARQUET, pa.month_day_nano_interval()),
-        (FileFormat.PARQUET, pa.struct([])),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("file_format", "data_type"), [
+    (FileFormat.JSON_LINES, pa.month_day_nano_interval()),
+    (FileFormat.JSON_LINES, pa.list_(pa.struct([("x", pa.month_day_nano_interval())]))),
+    (FileFormat.PARQUET, pa.month_day_nano_interval()), (FileFormat.PARQUET, pa.struct([])),
+], ids=str)  # fmt: skip
 def test_a_type_that_the_format_cannot_hold_is_refused_and_the_column_is_named(tmp_path, file_format, data_type):
     sink = FileSink(str(tmp_path), file_format)
     batch = pa.record_batch([pa.array([1]), pa.array([None], data_type)], names=["fine", "the column"])

@@ -7,8 +7,6 @@ of seconds. What it cannot show is a requirement that is not declared, of headra
 there is nothing but what the extra `run` declares, and what that needs one after another, as after `pip install '.[run]'`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

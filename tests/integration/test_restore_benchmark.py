@@ -1,7 +1,5 @@
 """The restore benchmark's harness, end to end, with a real broker and the smallest real system."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

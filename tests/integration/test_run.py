@@ -1,7 +1,5 @@
 """A pipeline against a real Kafka: the lines of its guide."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

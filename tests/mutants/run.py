@@ -10,8 +10,6 @@ tables and decorated functions other than static and class methods are not mutat
 not there, and for an entry that fits no survivor.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -46,21 +44,17 @@ _CORE = (
     "events", "split", "transitions", "errors",
 )  # fmt: skip
 GROUPS = {
-    "core": Group(
-        [f"headrace/enumerator/{name}" for name in _CORE],
-        [
-            *(
-                "tests/unit/enumerator/test_ledger", "tests/unit/enumerator/test_enumerator",
-                "tests/unit/enumerator/test_coordinator", "tests/unit/enumerator/test_progress",
-            ),
-            *(
-                "tests/unit/enumerator/test_checkpoint", "tests/unit/enumerator/test_envelope",
-                "tests/unit/enumerator/test_embedded", "tests/unit/enumerator/test_errors",
-            ),
-            "tests/unit/enumerator/test_source_driver",
-            "tests/regressions/test_restore_and_enumeration",
-        ],
-    ),
+    "core": Group([f"headrace/enumerator/{name}" for name in _CORE], [
+        *(
+            "tests/unit/enumerator/test_ledger", "tests/unit/enumerator/test_enumerator",
+            "tests/unit/enumerator/test_coordinator", "tests/unit/enumerator/test_progress",
+        ),
+        *(
+            "tests/unit/enumerator/test_checkpoint", "tests/unit/enumerator/test_envelope",
+            "tests/unit/enumerator/test_embedded", "tests/unit/enumerator/test_errors",
+        ),
+        "tests/unit/enumerator/test_source_driver", "tests/regressions/test_restore_and_enumeration",
+    ]),
     "commit": Group(["headrace/connectors/base/commit"], ["tests/unit/base/test_commit"]),
     "planner": Group(
         ["headrace/runners/spark/planning", "headrace/runners/spark/stream", "headrace/runners/spark/tasks"],

@@ -1,7 +1,5 @@
 """Restore and enumeration bugs that real systems shipped, each sequence replayed on the core. The table is in README.md."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import pytest

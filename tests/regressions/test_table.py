@@ -1,7 +1,5 @@
 """Each row of the table names tests that exist, or gives the reason why there is none."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Each broker has its own view of the metadata, which may lag behind or forget topics for a while; one of them always knows.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

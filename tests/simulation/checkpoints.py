@@ -5,8 +5,6 @@ too. Any attempt may die between two commands of a call, and its call may contin
 any moment. What the options of the job let it do is an `Engine`.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable

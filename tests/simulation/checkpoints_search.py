@@ -1,7 +1,5 @@
 """Beam's writing shards under Flink's checkpoints and savepoints (`tests.simulation.checkpoints`), as schedules of steps."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ In half of the schedules drivers are supervised: each has a driver id and claims
 fenced asks again in another of its processes, as `StreamWriter` does. Then only who owns the job by the list may write it.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter, deque
 from collections.abc import Callable

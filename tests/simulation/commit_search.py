@@ -1,7 +1,5 @@
 """The simulation of commit and recovery (`tests.simulation.commit`), with a mix that goes far in a few steps."""
 
-from __future__ import annotations
-
 from headrace.enumerator.errors import HeadraceError
 from tests.simulation.commit import CommitSimulation
 from tests.simulation.search import Adversary

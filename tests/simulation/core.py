@@ -7,8 +7,6 @@ The oracle is an output that is transactional per checkpoint. Whenever a checkpo
 every split, exactly the records between the split's last committed position and its position in the checkpoint.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any

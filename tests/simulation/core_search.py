@@ -1,7 +1,5 @@
 """The core's simulation (`tests.simulation.core`), with what restores often, and restores of older checkpoints."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

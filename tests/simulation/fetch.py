@@ -6,8 +6,6 @@ where that one does not know the topic by its id. The oracle: what is handed out
 before, is what lies in its log, and in the end is all of it; a partition is given up only where its records are gone.
 """
 
-from __future__ import annotations
-
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
@@ -405,9 +403,7 @@ def _said(records: bytes = b"", **given: object) -> PartitionAnswer:
 
 
 FETCH = Adversary(
-    "fetch",
-    FetchSimulation,
-    2,
+    "fetch", FetchSimulation, 2,
     (
         {
             "look_up": 8, "send": 14, "land": 14, "append": 10, "new_leader": 2, "news": 6, "unlearn": 1, "follow": 2,

@@ -695,9 +695,7 @@ def one_by_one() -> Iterator[None]:
 
 
 RUN = Adversary(
-    "run",
-    RunSimulation,
-    1,
+    "run", RunSimulation, 1,
     (
         {
             "grow": 4, "event": 14, "timer": 3, "interval": 5, "deliver": 14, "receive": 14, "read": 14, "commit": 10,
@@ -710,8 +708,7 @@ RUN = Adversary(
             "time": 1,
         },
     ),
-    longest=150,
-    around=one_by_one,
+    longest=150, around=one_by_one,
 )  # fmt: skip
 
 
@@ -739,9 +736,7 @@ class TwoOutputsSimulation(RunSimulation):
 
 
 OUTPUTS = replace(
-    RUN,
-    name="outputs",
-    begin=TwoOutputsSimulation,
+    RUN, name="outputs", begin=TwoOutputsSimulation,
     mixes=(
         {**RUN.mixes[0], "outage": 4}, {**RUN.mixes[1], "outage": 8},
         {**RUN.mixes[0], "late_outage": 8, "crash": 6, "round": 6}, {**RUN.mixes[1], "looks_lag": 2},

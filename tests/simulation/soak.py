@@ -5,8 +5,6 @@ simulation is searched no further. The order of sets is another in each run; the
 PYTHONHASHSEED.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

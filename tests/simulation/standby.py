@@ -240,12 +240,10 @@ class Simulation:
             process.is_alive = False
 
     def fault(self) -> None:
-        what: Callable[[], None] = self.chances.choice(
-            [
-                *(self.kill_one, self.kill_one, self.stop_one, self.stop_one, self.continue_one, self.jump),
-                *(self.kill_supervisor, self.stop_supervisor, self.second_supervisor),
-            ]
-        )
+        what: Callable[[], None] = self.chances.choice([
+            *(self.kill_one, self.kill_one, self.stop_one, self.stop_one, self.continue_one, self.jump),
+            *(self.kill_supervisor, self.stop_supervisor, self.second_supervisor),
+        ])  # fmt: skip
         what()
 
     def one(self) -> tuple[ProcessTree, Played] | None:

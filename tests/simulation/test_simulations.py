@@ -1,7 +1,5 @@
 """Every simulation: its promises hold in random schedules, what matters happens often, and injected bugs are found."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from unittest.mock import patch
 

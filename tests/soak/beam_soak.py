@@ -186,9 +186,7 @@ def main() -> int:
                 soak.kill(job_id)
             soak.finish()
     result = {
-        **asdict(soak.record_counts),
-        "seed": arguments.seed,
-        "seconds": round(time.monotonic() - started_s),
+        **asdict(soak.record_counts), "seed": arguments.seed, "seconds": round(time.monotonic() - started_s),
         "versions": {
             "beam": version("apache-beam"), "flink": FLINK_VERSION, "runner": RUNNER_VERSION, "kafka": KAFKA_VERSION,
             "python": platform.python_version(),

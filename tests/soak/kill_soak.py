@@ -10,8 +10,6 @@ is `sink_job.py`, which has no engine, or `spark_sink_driver.py`. Exit status 0:
 partially committed, and no transaction still open.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -247,10 +245,7 @@ class SparkSoak(Soak):
                 "transactionalIdPrefix": self.settings["prefix"],
                 "kafka.transaction.timeout.ms": str(self.settings["timeout_ms"]),
             },
-            "select": ["value"],
-            "checkpoint": str(self.state / "checkpoint"),
-            "tasks": tasks,
-            "done": str(self._done),
+            "select": ["value"], "checkpoint": str(self.state / "checkpoint"), "tasks": tasks, "done": str(self._done),
         }  # fmt: skip
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if kill is not None:

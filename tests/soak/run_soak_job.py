@@ -5,8 +5,6 @@ file `plan` there: `{"owner", "method", "when", "victims", "supervisor"}`. The p
 `done` who is killed, and kills.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -144,13 +144,9 @@ class SupervisedJob:
     )
 
     def __init__(
-        self,
-        directory: Path,
-        bootstrap: str,
-        standbys: int = 1,
-        checkpoint: str | None = None,
+        self, directory: Path, bootstrap: str, standbys: int = 1, checkpoint: str | None = None,
         like: SupervisedJob | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`like`: another supervisor of the same job."""
         name = f"standby-{uuid.uuid4().hex[:8]}" if like is None else like.source.removesuffix("-in")
         self.source, self.target = f"{name}-in", f"{name}-out"
@@ -175,8 +171,7 @@ class SupervisedJob:
                     **os.environ, **self._variables, "PYTHONPATH": python_path(), "STANDBY_JOB": self._told,
                     "TMPDIR": str(self._directory),
                 },
-                stdout=log,
-                stderr=log,
+                stdout=log, stderr=log,
             )  # fmt: skip
 
     def check(self) -> None:

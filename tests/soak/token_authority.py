@@ -1,7 +1,5 @@
 """Who issues bearer tokens in tests: a token endpoint, and the keys (JWKS) by which a broker's own validator checks them."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading

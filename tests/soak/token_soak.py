@@ -9,8 +9,6 @@ printed (logs at INFO, the query's plan, errors) and in the checkpoint. Exit sta
 waited longer than LONGEST_GAP_S, nothing failed, nothing was found.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
@@ -150,10 +148,8 @@ def soak(seconds: float, lifetime_s: float) -> dict[str, Any]:
             settings = {
                 "bootstrap": cluster.listeners["SASL_PLAINTEXT"],
                 "properties": authority.properties('clientId="job" clientSecret="${env:TOKEN_SECRET}"') | ENV_PROVIDER,
-                "seconds": seconds,
-                "checkpoint": str(folder / "checkpoint"),
-                "found": str(folder / "found"),
-            }
+                "seconds": seconds, "checkpoint": str(folder / "checkpoint"), "found": str(folder / "found"),
+            }  # fmt: skip
             with (folder / "log").open("wb") as log:
                 command = [sys.executable, "-m", "tests.soak.token_soak", "--jobs", json.dumps(settings)]
                 environment = os.environ | {"PYTHONPATH": python_path(), "TOKEN_SECRET": SECRET}

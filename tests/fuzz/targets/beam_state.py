@@ -46,9 +46,7 @@ def _seeds() -> dict[str, bytes]:
 
 
 TARGET = Target(
-    "beam_state",
-    _check,
-    _seeds,
+    "beam_state", _check, _seeds,
     (
         "headrace.runners.beam.coders", "headrace.enumerator.checkpoint", "headrace.enumerator.envelope",
         "headrace.connectors.kafka.read.split",

@@ -3,8 +3,6 @@
 The first byte is what the decoder is asked (`OPTIONS`); its highest bit: make length and CRC of the first batch good again.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 
 from tests.fuzz.batches import OPTIONS, mutants, resealed, seeds

@@ -1,7 +1,5 @@
 """Fetch responses of every version, and the batch headers in them. The first byte is the version."""
 
-from __future__ import annotations
-
 from kafka.protocol.consumer import FetchResponse
 
 from headrace.connectors.kafka.client.api_versions import API_VERSIONS

@@ -1,7 +1,5 @@
 """Handles of every sink, as JSON values. The first byte: whose, and which version."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -48,9 +46,7 @@ def _seeds() -> dict[str, bytes]:
 
 
 TARGET = Target(
-    "handles",
-    _check,
-    _seeds,
+    "handles", _check, _seeds,
     (
         "headrace.connectors.kafka.write.handles", "headrace.connectors.sql.handles", "headrace.connectors.files.handles",
         "headrace.connectors.tables.handles", "headrace.enumerator.envelope",

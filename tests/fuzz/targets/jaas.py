@@ -3,8 +3,6 @@
 What follows: the JAAS text, then properties, each behind a byte 0, its name before the first `=`.
 """
 
-from __future__ import annotations
-
 import re
 
 from headrace.connectors.kafka.client.sasl import _MECHANISMS, SASL_PROPERTIES, login

@@ -3,8 +3,6 @@
 The first byte states which. A list in several records: they are separated by a byte 0, the first is the head.
 """
 
-from __future__ import annotations
-
 import json
 
 from headrace.connectors.base.commit_list import CommitListSerializer
@@ -59,9 +57,7 @@ def _golden(name: str) -> bytes:
 
 
 TARGET = Target(
-    "lists",
-    _check,
-    _seeds,
+    "lists", _check, _seeds,
     (
         "headrace.connectors.base.commit_list", "headrace.enumerator.envelope", "headrace.runners.beam.shard",
         "headrace.connectors.kafka.write.list_records", "headrace.connectors.kafka.write.handles",

@@ -3,8 +3,6 @@
 The first byte says whether what follows is the whole text, or the part that is ours alone.
 """
 
-from __future__ import annotations
-
 import json
 
 from headrace.enumerator.envelope import checksum, compact

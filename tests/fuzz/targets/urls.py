@@ -1,7 +1,5 @@
 """Addresses: of databases, and of bootstrap servers. The first byte states which."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

@@ -1,7 +1,5 @@
 """The broker harness against the real thing: it starts, takes faults, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -285,13 +283,10 @@ def test_the_first_port_can_be_chosen(own: None) -> None:
             pass
 
 
-@pytest.mark.parametrize(
-    ("wish", "message"),
-    [
-        ({"brokers": 0}, "at least 1"), ({"security": ["TLS"]}, "unknown security"),
-        ({"security": ["SASL_SSL"]}, "needs users"), ({"security": ["SASL_SSL"], "users": {"alice": 'a"b'}}, "alice"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("wish", "message"), [
+    ({"brokers": 0}, "at least 1"), ({"security": ["TLS"]}, "unknown security"), ({"security": ["SASL_SSL"]}, "needs users"),
+    ({"security": ["SASL_SSL"], "users": {"alice": 'a"b'}}, "alice"),
+])  # fmt: skip
 def test_wishes_that_cannot_be_met_are_refused(own: None, wish: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message), start_broker(**wish):
         pass

@@ -1,7 +1,5 @@
 """The fake broker is held to the real one: the same requests to both, and the answers are the same."""
 
-from __future__ import annotations
-
 import pytest
 
 from headrace.testing.fake_kafka import FakeKafka

@@ -1,7 +1,5 @@
 """The Kafka sink on real brokers, under both versions of the transaction protocol: commit, kill, recover, repair, fence."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """KafkaSource against a real broker that deletes, re-creates, compacts, dies, gives corrupt bytes; and restores anywhere."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

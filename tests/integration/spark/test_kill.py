@@ -31,10 +31,8 @@ class Driver:
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         self._log = (out / "driver.log").open("ab")
         command = [
-            sys.executable,
-            str(DRIVER),
-            json.dumps({**arguments, "out": str(out), "checkpoint": str(out / "checkpoint")}),
-        ]
+            sys.executable, str(DRIVER), json.dumps({**arguments, "out": str(out), "checkpoint": str(out / "checkpoint")}),
+        ]  # fmt: skip
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, start_new_session=True, stdout=self._log, stderr=subprocess.STDOUT
         )

@@ -1,7 +1,5 @@
 """A job with supervisors on two hosts, on real Spark, Kafka and HDFS: its leader is paused, wakes, and loses its power."""
 
-from __future__ import annotations
-
 import signal
 import time
 from contextlib import ExitStack

@@ -90,16 +90,13 @@ class TestBatch:
         frame.write.format("headrace").options(**written, delivery="at-least-once").mode("append").save()
         assert read_all(topics.bootstrap, written["topic"]) == sorted(map(str, range(10)))
 
-    @pytest.mark.parametrize(
-        ("query", "options", "complaint"),
-        [
-            ("SELECT 1 AS value", {}, "value attribute type must be string or binary, not int"),
-            ("SELECT 'k' AS key", {}, "Required attribute 'value' not found"),
-            ("SELECT 'v' AS value", {"delivery": "twice"}, "exactly-once or at-least-once"),
-            ("SELECT 'v' AS value", {"comitTopic": "x"}, "did you mean 'commitTopic'"),
-            ("SELECT 'v' AS value, 9 AS partition", {}, "partition 9"),
-        ],
-    )
+    @pytest.mark.parametrize(("query", "options", "complaint"), [
+        ("SELECT 1 AS value", {}, "value attribute type must be string or binary, not int"),
+        ("SELECT 'k' AS key", {}, "Required attribute 'value' not found"),
+        ("SELECT 'v' AS value", {"delivery": "twice"}, "exactly-once or at-least-once"),
+        ("SELECT 'v' AS value", {"comitTopic": "x"}, "did you mean 'commitTopic'"),
+        ("SELECT 'v' AS value, 9 AS partition", {}, "partition 9"),
+    ])  # fmt: skip
     def test_bad_input_is_refused_by_name(self, spark, written, query, options, complaint):
         with pytest.raises(PySparkException, match=complaint):
             spark.sql(query).write.format("headrace").options(**{**written, **options}).mode("append").save()

@@ -4,8 +4,6 @@ Each is shown to have happened; then every record is in the output once, or in t
 nothing is still open.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

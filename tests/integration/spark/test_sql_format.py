@@ -106,30 +106,23 @@ class TestBatch:
 
 
 class TestRefused:
-    @pytest.mark.parametrize(
-        ("columns", "complaint"),
-        [
-            ("id BIGINT, nmae STRING", r"'nmae' \(string\) is not in the table.*have id int64, nmae string; the table has id"),
-            ("id STRING", r"column 'id': string does not go into BIGINT"),
-            ("id ARRAY<BIGINT>", "no counterpart in a table"),
-        ],
-    )
+    @pytest.mark.parametrize(("columns", "complaint"), [
+        ("id BIGINT, nmae STRING", r"'nmae' \(string\) is not in the table.*have id int64, nmae string; the table has id"),
+        ("id STRING", r"column 'id': string does not go into BIGINT"), ("id ARRAY<BIGINT>", "no counterpart in a table"),
+    ])  # fmt: skip
     def test_columns_that_do_not_fit_before_any_task_has_run(self, spark, rig, columns, complaint):
         rig.create()
         empty = spark.createDataFrame([], columns)
         with pytest.raises(PySparkException, match=complaint):
             write(empty, options_of(rig))
 
-    @pytest.mark.parametrize(
-        ("more", "complaint"),
-        [
-            ({"dbtable": "nowhere"}, "there is no table 'nowhere'"),
-            ({"connector": "jdbc"}, "must be one of kafka, sql, files, delta, iceberg, not 'jdbc'"),
-            ({"dbtabel": "x"}, "did you mean 'dbtable'"),
-            ({"delivery": "upsert", "upsertKeys": "name"}, "has no unique key of the columns"),
-            ({"delivery": "upsert", "upsertKeys": "other"}, "has no unique key of the columns"),
-        ],
-    )
+    @pytest.mark.parametrize(("more", "complaint"), [
+        ({"dbtable": "nowhere"}, "there is no table 'nowhere'"),
+        ({"connector": "jdbc"}, "must be one of kafka, sql, files, delta, iceberg, not 'jdbc'"),
+        ({"dbtabel": "x"}, "did you mean 'dbtable'"),
+        ({"delivery": "upsert", "upsertKeys": "name"}, "has no unique key of the columns"),
+        ({"delivery": "upsert", "upsertKeys": "other"}, "has no unique key of the columns"),
+    ])  # fmt: skip
     def test_options_by_name(self, spark, rig, more, complaint):
         rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
         with pytest.raises(PySparkException, match=complaint) as caught:

@@ -1,7 +1,5 @@
 """A job with a standby on real Spark and Kafka: its active driver is killed under load, and the standby continues."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -68,16 +68,13 @@ def test_a_partition_that_appears_while_stopped_is_read_from_its_first_record(qu
     assert query.values == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"startingOffsets": "earliest"}, numbers(range(5))), ({"startingOffsets": '{"TOPIC":{"0":3}}'}, ["3", "4"]),
-        ({"startingOffsets": '{"TOPIC":{"0":-2}}'}, numbers(range(5))), ({"startingOffsets": '{"TOPIC":{"0":-1}}'}, []),
-        ({"startingTimestamp": str(LONG_AGO + 2000)}, ["2", "3", "4"]),
-        ({"startingOffsetsByTimestamp": json.dumps({"TOPIC": {"0": LONG_AGO + 4000}})}, ["4"]),
-        ({"startingTimestamp": str(LONG_AGO + 10**7), "startingOffsetsByTimestampStrategy": "latest"}, []),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "expected"), [
+    ({"startingOffsets": "earliest"}, numbers(range(5))), ({"startingOffsets": '{"TOPIC":{"0":3}}'}, ["3", "4"]),
+    ({"startingOffsets": '{"TOPIC":{"0":-2}}'}, numbers(range(5))), ({"startingOffsets": '{"TOPIC":{"0":-1}}'}, []),
+    ({"startingTimestamp": str(LONG_AGO + 2000)}, ["2", "3", "4"]),
+    ({"startingOffsetsByTimestamp": json.dumps({"TOPIC": {"0": LONG_AGO + 4000}})}, ["4"]),
+    ({"startingTimestamp": str(LONG_AGO + 10**7), "startingOffsetsByTimestampStrategy": "latest"}, []),
+])  # fmt: skip
 def test_where_a_new_query_starts(query, topics, options, expected):
     topic = topics.create()
     for number in range(5):

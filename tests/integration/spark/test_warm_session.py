@@ -1,7 +1,5 @@
 """A session that starts sooner: its JVM from kept classes, its Python processes from one that has everything loaded."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Databases for the tests of SQL sinks, and a table of each test in them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

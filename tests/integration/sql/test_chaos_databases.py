@@ -1,7 +1,5 @@
 """The harness of `make chaos` on real databases: who watches a table and judges it, and faults of its server."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The databases that the other tests use: where they come from, and what a trial may do to them."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

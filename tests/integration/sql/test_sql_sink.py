@@ -1,7 +1,5 @@
 """SQL sinks against real databases: exactly once whatever dies, and no value changes on the way."""
 
-from __future__ import annotations
-
 import functools
 import json
 import pickle
@@ -682,12 +680,10 @@ def test_a_missing_table_is_named(rig):
 def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig):
     wanted = "id BIGINT NOT NULL, amount NUMERIC(10, 2), at DATE, needed INT NOT NULL, filled INT NOT NULL DEFAULT 1"
     rig.create(f"{wanted}, small REAL")
-    rows = pa.record_batch(
-        {
-            "id": ["text"], "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)), "at": pa.array([1.5]), "other": [1],
-            "nested": [[1]], "small": pa.array([1]),
-        }
-    )  # fmt: skip
+    rows = pa.record_batch({
+        "id": ["text"], "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)), "at": pa.array([1.5]), "other": [1],
+        "nested": [[1]], "small": pa.array([1]),
+    })  # fmt: skip
     with rig.sink().begin(Attempt(rig.job(), 0, 0, 0)) as transaction, pytest.raises(errors.UsageError) as caught:
         transaction.write(rows)
     message = str(caught.value)
@@ -698,14 +694,11 @@ def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig)
     assert not rig.prepared()
 
 
-@pytest.mark.parametrize(
-    ("column", "values"),
-    [
-        ("SMALLINT", pa.array([2**15])), ("VARCHAR(3)", pa.array(["four"])), ("BIGINT NOT NULL", pa.array([None], pa.int64())),
-        ("BIGINT UNIQUE", pa.array([1, 1])), ("NUMERIC(3, 1)", pa.array([Decimal("100.0")])),
-        ("TIMESTAMP(0) NULL", pa.array([datetime(2020, 1, 1, 0, 0, 0, 1, UTC)])), ("TIME(3)", pa.array([time(1, 2, 3, 4)])),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("column", "values"), [
+    ("SMALLINT", pa.array([2**15])), ("VARCHAR(3)", pa.array(["four"])), ("BIGINT NOT NULL", pa.array([None], pa.int64())),
+    ("BIGINT UNIQUE", pa.array([1, 1])), ("NUMERIC(3, 1)", pa.array([Decimal("100.0")])),
+    ("TIMESTAMP(0) NULL", pa.array([datetime(2020, 1, 1, 0, 0, 0, 1, UTC)])), ("TIME(3)", pa.array([time(1, 2, 3, 4)])),
+])  # fmt: skip
 def test_a_value_that_does_not_fit_fails_the_transaction(rig, column, values):
     rig.create(f"id {column}")
     rows = pa.record_batch({"id": values})

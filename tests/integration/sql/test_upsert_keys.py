@@ -1,7 +1,5 @@
 """An upsert replaces rows of its key, and no others: what does not identify rows by exactly its key is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa
@@ -81,14 +79,10 @@ def test_a_unique_key_of_a_prefix_is_refused(mariadb_rig):
     assert mariadb_rig.rows() == []
 
 
-@pytest.mark.parametrize(
-    ("index", "flaw"),
-    [
-        ("(name) WHERE live", "index '{}' is partial"),
-        ("(lower(name))", "no unique key of the columns"),
-        ("(name, lower(name))", "index '{}' has an expression"),
-    ],
-)
+@pytest.mark.parametrize(("index", "flaw"), [
+    ("(name) WHERE live", "index '{}' is partial"), ("(lower(name))", "no unique key of the columns"),
+    ("(name, lower(name))", "index '{}' has an expression"),
+])  # fmt: skip
 @pytest.mark.parametrize("any_rig", ["postgresql", "sqlite"], indirect=True)  # MariaDB has no such indexes
 def test_a_partial_index_and_one_of_an_expression_are_refused(any_rig, index, flaw):
     rig = any_rig

@@ -3,8 +3,6 @@
 Each was found here or in a system like ours, or survived as a mutant; the simulated simulation of Spark must find it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The file sink in one process: names, refusals, and drivers that die or are replaced before any call of the filesystem."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -68,11 +66,9 @@ def test_the_golden_handle_is_read_and_written():
     assert json.dumps(FileHandleSerializer().serialize(HANDLE), separators=(",", ":")) == GOLDEN.read_text()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"job": None}, {"job": "../x"}, {"token": "../x"}, {"token": 7}, {"format": "orc"}, {"epoch": "x"}, {"size": None}],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [
+    {"job": None}, {"job": "../x"}, {"token": "../x"}, {"token": 7}, {"format": "orc"}, {"epoch": "x"}, {"size": None},
+], ids=str)  # fmt: skip
 def test_a_damaged_handle_is_refused(changes):
     handles = FileHandleSerializer()
     with pytest.raises((KeyError, TypeError, ValueError)):
@@ -93,19 +89,10 @@ def test_names_before_and_after():
 # --- paths and options --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "normal"),
-    [
-        ("/a/b/", "/a/b"),
-        ("/a/../b", "/b"),
-        ("file:///a/b", "/a/b"),
-        ("file:/a/b", "/a/b"),
-        ("a", os.path.abspath("a")),
-        ("s3://bucket/a/", "s3://bucket/a"),
-        ("./a:b", os.path.abspath("a:b")),
-        ("/a://b", "/a:/b"),
-    ],
-)
+@pytest.mark.parametrize(("path", "normal"), [
+    ("/a/b/", "/a/b"), ("/a/../b", "/b"), ("file:///a/b", "/a/b"), ("file:/a/b", "/a/b"), ("a", os.path.abspath("a")),
+    ("s3://bucket/a/", "s3://bucket/a"), ("./a:b", os.path.abspath("a:b")), ("/a://b", "/a:/b"),
+])  # fmt: skip
 def test_a_path_means_the_same_in_every_process(path, normal):
     sink = FileSink(path)
     assert sink.path == normal
@@ -136,19 +123,12 @@ def test_rows_written_into_a_table_of_others_are_seen_by_no_process_so_it_is_ref
     assert visible(sink) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"path": ""}, "path of a folder"),
-        ({"path": "file://host/a"}, "file:///folder"),
-        ({"path": "s3://bucket/*"}, "patterns"),
-        ({"path": "/a", "row_group_bytes": 0}, "at least 1"),
-        ({"path": "/a", "compression": "rar"}, "no compression 'rar'"),
-        ({"path": "/a", "compression": "zstd", "format": FileFormat.JSON_LINES}, "for Parquet"),
-        ({"path": "/a", "storage_options": {"key": "hidden"}}, r"no storage options; got \['key'\]$"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"path": ""}, "path of a folder"), ({"path": "file://host/a"}, "file:///folder"), ({"path": "s3://bucket/*"}, "patterns"),
+    ({"path": "/a", "row_group_bytes": 0}, "at least 1"), ({"path": "/a", "compression": "rar"}, "no compression 'rar'"),
+    ({"path": "/a", "compression": "zstd", "format": FileFormat.JSON_LINES}, "for Parquet"),
+    ({"path": "/a", "storage_options": {"key": "hidden"}}, r"no storage options; got \['key'\]$"),
+], ids=str)  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_at_once(arguments, message):
     with pytest.raises(UsageError, match=message):
         FileSink(**arguments)
@@ -588,16 +568,11 @@ def test_a_injected_bug_in_the_lists_is_caught(sink, bug):
         test_a_driver_replaced_before_any_call_of_the_filesystem(sink)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "text"),
-    [
-        (pa.timestamp("us", "UTC"), 1_700_000_000_000_000_000, "55840-11-08T22:13:20.000000Z"),
-        (pa.timestamp("s"), -9 * 10**12, "-283229-05-10T08:00:00"),
-        (pa.date32(), 2**31 - 1, "5881580-07-11"),
-        (pa.string_view(), "a", "a"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("kind", "value", "text"), [
+    (pa.timestamp("us", "UTC"), 1_700_000_000_000_000_000, "55840-11-08T22:13:20.000000Z"),
+    (pa.timestamp("s"), -9 * 10**12, "-283229-05-10T08:00:00"), (pa.date32(), 2**31 - 1, "5881580-07-11"),
+    (pa.string_view(), "a", "a"),
+], ids=str)  # fmt: skip
 def test_years_of_more_than_16_bits_and_views_are_written(kind, value, text):
     lines = json_lines(pa.record_batch({"a": pa.array([value, None], kind)}))
     assert lines.decode() == f'{{"a":"{text}"}}\n{{"a":null}}\n'

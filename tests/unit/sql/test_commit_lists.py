@@ -3,8 +3,6 @@
 What only servers have (prepared transactions) is in `tests/integration/sql/test_sql_sink.py`.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path

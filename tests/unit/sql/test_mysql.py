@@ -3,8 +3,6 @@
 MariaDB's are those of a server: `tests/integration/sql/test_sql_sink.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The Iceberg sink in one process: lost answers, rivals, another driver in between; what a table's upkeep leaves alone."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -152,17 +150,10 @@ def test_a_table_recreated_is_another_one(sink, folder):
 
 
 def test_values_and_partitions_come_back_and_filters_find_them(folder):
-    schema = pa.schema(
-        [
-            ("text", pa.string()),
-            ("number", pa.int64()),
-            ("day", pa.date32()),
-            ("flag", pa.bool_()),
-            ("real", pa.float64()),
-            ("at", pa.timestamp("us", tz="UTC")),
-            ("list", pa.list_(pa.int32())),
-        ]
-    )
+    schema = pa.schema([
+        ("text", pa.string()), ("number", pa.int64()), ("day", pa.date32()), ("flag", pa.bool_()), ("real", pa.float64()),
+        ("at", pa.timestamp("us", tz="UTC")), ("list", pa.list_(pa.int32())),
+    ])  # fmt: skip
     sink = IcebergSink(TABLE, catalog_of(folder))
     sink.create_table(schema, ("text", "number", "day", "flag"))
     at = datetime(2024, 2, 29, 23, 59, 59, 123456, UTC)
@@ -196,15 +187,10 @@ def test_a_table_is_made_once_however_many_make_it(folder):
 
 
 TRANSFORMS = {
-    "bucket(4, id)": "id = 5",
-    "truncate(2, name)": "name = 'b\u00e9ta'",
-    "truncate(10, id)": "id >= 10",
-    "years(at)": "at >= '2024-01-01T00:00:00+00:00'",
-    "month(day)": "day = '1969-12-31'",
-    "day(at)": "at < '1970-01-01T00:00:00+00:00'",
-    "hours( at )": "at < '1970-01-01T00:00:00+00:00'",
-    "void(name)": "id = 5",
-}
+    "bucket(4, id)": "id = 5", "truncate(2, name)": "name = 'b\u00e9ta'", "truncate(10, id)": "id >= 10",
+    "years(at)": "at >= '2024-01-01T00:00:00+00:00'", "month(day)": "day = '1969-12-31'",
+    "day(at)": "at < '1970-01-01T00:00:00+00:00'", "hours( at )": "at < '1970-01-01T00:00:00+00:00'", "void(name)": "id = 5",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -266,14 +252,10 @@ def test_a_table_that_is_not_there_is_refused(folder):
             refused()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"table": "orders"}, "namespace.table, not 'orders'"),
-        ({"table": "a.b", "target_file_bytes": 0}, "at least 1"),
-        ({"table": "a.b", "compression": "rar"}, "not 'rar'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"table": "orders"}, "namespace.table, not 'orders'"), ({"table": "a.b", "target_file_bytes": 0}, "at least 1"),
+    ({"table": "a.b", "compression": "rar"}, "not 'rar'"),
+])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_at_once(options, message):
     with pytest.raises(UsageError, match=message):
         IcebergSink(catalog={}, **options)

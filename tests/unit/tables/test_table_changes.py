@@ -1,7 +1,5 @@
 """Changes merged into tables by key: the last change of a key counts, an epoch is one commit, the process that dies where."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
@@ -243,18 +241,15 @@ def test_what_a_deleted_row_lacks_does_not_matter_and_what_another_lacks_does(tm
         rig.commit(1, (3, None, "c"))
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ({"name": ["a"], "op": ["c"], "offset": [1]}, "changes need the column 'id'; the columns are name, op, offset"),
-        ({"id": [1], "name": ["a"], "offset": [1]}, "changes need the column 'op'"),
-        ({"id": [1], "name": ["a"], "op": ["c"]}, "changes need the column 'offset'"),
-        ({"id": [None], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is null in the table|'id' .*null"),
-        ({"id": [1], "name": ["a"], "op": ["c"], "offset": [None]}, "'offset' states which change is the later one"),
-        ({"id": [1], "name": ["a"], "op": [None], "offset": [1]}, "and not by None"),
-        ({"id": ["x"], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is int64 in the table, and string"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "message"), [
+    ({"name": ["a"], "op": ["c"], "offset": [1]}, "changes need the column 'id'; the columns are name, op, offset"),
+    ({"id": [1], "name": ["a"], "offset": [1]}, "changes need the column 'op'"),
+    ({"id": [1], "name": ["a"], "op": ["c"]}, "changes need the column 'offset'"),
+    ({"id": [None], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is null in the table|'id' .*null"),
+    ({"id": [1], "name": ["a"], "op": ["c"], "offset": [None]}, "'offset' states which change is the later one"),
+    ({"id": [1], "name": ["a"], "op": [None], "offset": [1]}, "and not by None"),
+    ({"id": ["x"], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is int64 in the table, and string"),
+])  # fmt: skip
 def test_changes_that_cannot_be_merged_are_refused_in_their_task(tmp_path, rows, message):
     rig = Rig("delta", tmp_path)
     kinds = {field.name: field.type for field in ROWS}
@@ -282,18 +277,11 @@ def test_tables_whose_rows_may_not_be_replaced_are_refused(tmp_path, name):
 
 def test_values_come_through_a_merge_as_they_are(tmp_path):
     """Rows that are written again because a neighbour has changed keep every type."""
-    schema = pa.schema(
-        [
-            ("id", pa.int64()),
-            ("at", pa.timestamp("us", tz="UTC")),
-            ("local", pa.timestamp("us")),
-            ("list", pa.list_(pa.int32())),
-            ("inner", pa.struct([("a", pa.int64()), ("b", pa.string())])),
-            ("raw", pa.binary()),
-            ("flag", pa.bool_()),
-            ("offset", pa.int64()),
-        ]
-    )
+    schema = pa.schema([
+        ("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("local", pa.timestamp("us")), ("list", pa.list_(pa.int32())),
+        ("inner", pa.struct([("a", pa.int64()), ("b", pa.string())])), ("raw", pa.binary()), ("flag", pa.bool_()),
+        ("offset", pa.int64()),
+    ])  # fmt: skip
     at = datetime(1969, 12, 31, 23, 59, 59, 123456, UTC)
     row = {"id": 1, "at": at, "local": at.replace(tzinfo=None), "list": [1, None], "inner": {"a": 1, "b": None}}
     row |= {"raw": b"\x00\xff", "flag": True, "offset": 1}

@@ -1,7 +1,5 @@
 """What a merge of changes refuses, before anything is durable, and what it leaves when it fails; keys of files of others."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -42,16 +40,12 @@ def found(uri: str) -> list[dict[str, Any]]:
     return DeltaTable(uri).to_pyarrow_table().to_pylist()
 
 
-@pytest.mark.parametrize(
-    ("kind", "keys"),
-    [
-        (pa.decimal128(20, 2), [Decimal("123456789012345678.01"), Decimal("123456789012345678.02")]),
-        (pa.decimal128(38, 0), [Decimal("12345678901234567890123456789012345678"), Decimal(-(10**30))]),
-        (pa.decimal128(9, 2), [Decimal("1.15"), Decimal("-1.15")]),
-        (pa.timestamp("us", tz="UTC"), [datetime(2024, 1, 1, 0, 0, 0, 1, UTC), datetime(1969, 1, 1, 0, 0, 0, 999, UTC)]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("kind", "keys"), [
+    (pa.decimal128(20, 2), [Decimal("123456789012345678.01"), Decimal("123456789012345678.02")]),
+    (pa.decimal128(38, 0), [Decimal("12345678901234567890123456789012345678"), Decimal(-(10**30))]),
+    (pa.decimal128(9, 2), [Decimal("1.15"), Decimal("-1.15")]),
+    (pa.timestamp("us", tz="UTC"), [datetime(2024, 1, 1, 0, 0, 0, 1, UTC), datetime(1969, 1, 1, 0, 0, 0, 999, UTC)]),
+], ids=str)  # fmt: skip
 def test_a_row_of_others_with_a_key_of_many_digits_is_replaced_and_not_doubled(tmp_path, kind, keys):
     """Their statistics have a decimal as a number of JSON, which is read as a double, and timestamps in milliseconds."""
     schema = pa.schema([("key", kind), ("name", pa.string())])
@@ -303,33 +297,22 @@ def left(sink: DeltaSink) -> set[str]:
 
 
 ITEM = pa.struct([("sku", pa.string()), ("more", pa.list_(pa.struct([("n", pa.int64())])))])
-NESTED = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("items", pa.list_(ITEM)),
-        ("numbers", pa.list_(pa.int64())),
-        ("extra", pa.struct([("notes", pa.list_(ITEM)), ("by_day", pa.map_(pa.string(), ITEM))])),
-        ("by_day", pa.map_(pa.string(), ITEM)),
-        ("lists", pa.list_(pa.list_(ITEM))),
-        ("counts", pa.map_(pa.string(), pa.int64())),
-    ]
-)
+NESTED = pa.schema([
+    ("id", pa.int64()), ("items", pa.list_(ITEM)), ("numbers", pa.list_(pa.int64())),
+    ("extra", pa.struct([("notes", pa.list_(ITEM)), ("by_day", pa.map_(pa.string(), ITEM))])),
+    ("by_day", pa.map_(pa.string(), ITEM)), ("lists", pa.list_(pa.list_(ITEM))), ("counts", pa.map_(pa.string(), pa.int64())),
+])  # fmt: skip
 EMPTY = {"items": [], "numbers": [], "extra": {"notes": [], "by_day": []}, "by_day": [], "lists": [], "counts": []}
 FULL = {
     "items": [None, {"sku": None, "more": None}, {"sku": "a", "more": [None, {"n": None}, {"n": 1}]}, {"sku": "b", "more": []}],
-    "numbers": [None, 1],
-    "extra": {"notes": None, "by_day": [("x", None), ("y", {"sku": "c", "more": None})]},
-    "by_day": [("z", {"sku": None, "more": [{"n": 2}]}), ("n", None)],
-    "lists": [None, [], [None], [{"sku": "d", "more": []}]],
+    "numbers": [None, 1], "extra": {"notes": None, "by_day": [("x", None), ("y", {"sku": "c", "more": None})]},
+    "by_day": [("z", {"sku": None, "more": [{"n": 2}]}), ("n", None)], "lists": [None, [], [None], [{"sku": "d", "more": []}]],
     "counts": [("x", None), ("y", 1)],
-}
+}  # fmt: skip
 NEIGHBOURS = [
-    {"id": 1, **dict.fromkeys(EMPTY)},
-    {"id": 2, **EMPTY},
-    {"id": 3, **FULL},
-    {"id": 4, **dict.fromkeys(EMPTY), "extra": {"notes": None, "by_day": None}},
-    {"id": 5, **FULL, "extra": None},
-]
+    {"id": 1, **dict.fromkeys(EMPTY)}, {"id": 2, **EMPTY}, {"id": 3, **FULL},
+    {"id": 4, **dict.fromkeys(EMPTY), "extra": {"notes": None, "by_day": None}}, {"id": 5, **FULL, "extra": None},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])

@@ -1,7 +1,5 @@
 """A table's store or catalog that is away during a commit, and commits whose answer is lost, as the libraries say so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a table's log reports about values: readers of others find each row by filters, and changes by key find each key."""
 
-from __future__ import annotations
-
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -26,19 +24,15 @@ LAST = datetime(9999, 12, 31, 23, 59, 59, 999999)
 TOO_LATE = 1_700_000_000_000_000_000  # microseconds: what 2023 is in nanoseconds
 
 VALUES: list[tuple[pa.DataType, list[Any]]] = [
-    (pa.bool_(), [False, True]),
-    (pa.string(), ["a" * 65, "b" * 65]),
-    (pa.string(), ["a" * 5000, "b", "é" * 3000]),
+    (pa.bool_(), [False, True]), (pa.string(), ["a" * 65, "b" * 65]), (pa.string(), ["a" * 5000, "b", "é" * 3000]),
     (pa.string(), ["a", "b" * 63 + "\ud7ff" + "c", "b" * 63 + "\U0010ffff" + "c"]),
     (pa.decimal128(10, 2), [Decimal("-1.50"), Decimal("1.50")]),
     (pa.decimal128(38, 10), [Decimal("0.0000000001"), Decimal("1234567890123456789.0123456789")]),
-    (pa.decimal128(20, 0), [Decimal(0), Decimal(2**64 - 1)]),
-    (pa.timestamp("us"), [datetime(1, 1, 1), LAST]),
+    (pa.decimal128(20, 0), [Decimal(0), Decimal(2**64 - 1)]), (pa.timestamp("us"), [datetime(1, 1, 1), LAST]),
     (pa.timestamp("us", tz="UTC"), [datetime(2024, 1, 1, 0, 0, 0, 1, UTC), LAST.replace(tzinfo=UTC)]),
-    (pa.date32(), [date(1, 1, 1), date(9999, 12, 31)]),
-    (pa.float64(), [-1e300, 1e-300]),
+    (pa.date32(), [date(1, 1, 1), date(9999, 12, 31)]), (pa.float64(), [-1e300, 1e-300]),
     (pa.float32(), [float("-inf"), 0.5, float("inf")]),
-]
+]  # fmt: skip
 KEYS = [(type_, values) for type_, values in VALUES if not pa.types.is_floating(type_)]
 OF_EACH_TYPE = pytest.mark.parametrize(("type_", "values"), VALUES, ids=lambda value: str(value)[:24])
 
@@ -169,12 +163,9 @@ def test_a_delta_table_that_is_partitioned_by_all_columns_is_refused(tmp_path):
 
 
 ODD = [
-    (pa.float64(), [float("nan"), 1.0, 2.0]),
-    (pa.float64(), [-0.0, 1.0, 2.0]),
-    (pa.timestamp("us", tz="UTC"), [TOO_LATE, 1, 2]),
-    (pa.timestamp("us"), [-TOO_LATE, 1, 2]),
-    (pa.date32(), [10**7, 1, 2]),
-]
+    (pa.float64(), [float("nan"), 1.0, 2.0]), (pa.float64(), [-0.0, 1.0, 2.0]),
+    (pa.timestamp("us", tz="UTC"), [TOO_LATE, 1, 2]), (pa.timestamp("us"), [-TOO_LATE, 1, 2]), (pa.date32(), [10**7, 1, 2]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("type_", "values"), ODD, ids=str)

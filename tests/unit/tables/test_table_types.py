@@ -1,7 +1,5 @@
 """What `create_table` made takes the rows that it was made for, with every value as it was; or it is refused by name."""
 
-from __future__ import annotations
-
 from datetime import datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -48,24 +46,15 @@ def values_of(kind: str, folder: Path) -> list[Any]:
 
 @KINDS
 @pytest.mark.parametrize("is_widened", [False, True])
-@pytest.mark.parametrize(
-    ("type_", "stored", "wanted"),
-    [
-        (pa.uint8(), 255, 255),
-        (pa.uint16(), 65535, 65535),
-        (pa.uint32(), 2**32 - 1, 2**32 - 1),
-        (pa.uint64(), 2**64 - 1, Decimal(2**64 - 1)),
-        (pa.int8(), -128, -128),
-        (pa.float16(), 1.5, 1.5),
-        (pa.binary(4), b"abcd", b"abcd"),
-        (pa.large_string(), "a", "a"),
-        (pa.timestamp("ms"), datetime(2024, 1, 1), datetime(2024, 1, 1)),
-        (pa.list_(pa.uint32()), [2**32 - 1, None], [2**32 - 1, None]),
-        (pa.struct([("n", pa.uint64()), ("b", pa.binary(2))]), {"n": 5, "b": b"ab"}, {"n": Decimal(5), "b": b"ab"}),
-        (pa.map_(pa.string(), pa.uint8()), [("a", 200)], [("a", 200)]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("type_", "stored", "wanted"), [
+    (pa.uint8(), 255, 255), (pa.uint16(), 65535, 65535), (pa.uint32(), 2**32 - 1, 2**32 - 1),
+    (pa.uint64(), 2**64 - 1, Decimal(2**64 - 1)), (pa.int8(), -128, -128), (pa.float16(), 1.5, 1.5),
+    (pa.binary(4), b"abcd", b"abcd"), (pa.large_string(), "a", "a"),
+    (pa.timestamp("ms"), datetime(2024, 1, 1), datetime(2024, 1, 1)),
+    (pa.list_(pa.uint32()), [2**32 - 1, None], [2**32 - 1, None]),
+    (pa.struct([("n", pa.uint64()), ("b", pa.binary(2))]), {"n": 5, "b": b"ab"}, {"n": Decimal(5), "b": b"ab"}),
+    (pa.map_(pa.string(), pa.uint8()), [("a", 200)], [("a", 200)]),
+], ids=str)  # fmt: skip
 def test_a_table_takes_the_rows_that_it_was_made_for(tmp_path, kind, is_widened, type_, stored, wanted):
     batch = pa.record_batch([pa.array([1, 2]), pa.array([stored, None], type_)], names=["id", "c"])
     sink = sink_of(kind, tmp_path, merge_schema=is_widened)
@@ -110,15 +99,11 @@ def test_times_are_for_iceberg_and_not_for_delta(tmp_path, type_):
     assert values_of("iceberg", tmp_path) == [time(0, 0, 0, 1000)]
 
 
-@pytest.mark.parametrize(
-    ("type_", "column", "wanted", "bad"),
-    [
-        (UUIDType(), pa.array([str(UUID(int=1)), None]), [UUID(int=1), None], pa.array(["no uuid"])),
-        (FixedType(4), pa.array([b"abcd", None]), [b"abcd", None], pa.array([b"abc"])),
-        (TimeType(), pa.array([1_000, None], pa.time64("ns")), [time(0, 0, 0, 1), None], pa.array([1], pa.time64("ns"))),
-    ],
-    ids=["uuid", "fixed", "time"],
-)
+@pytest.mark.parametrize(("type_", "column", "wanted", "bad"), [
+    (UUIDType(), pa.array([str(UUID(int=1)), None]), [UUID(int=1), None], pa.array(["no uuid"])),
+    (FixedType(4), pa.array([b"abcd", None]), [b"abcd", None], pa.array([b"abc"])),
+    (TimeType(), pa.array([1_000, None], pa.time64("ns")), [time(0, 0, 0, 1), None], pa.array([1], pa.time64("ns"))),
+], ids=["uuid", "fixed", "time"])  # fmt: skip
 def test_sparks_types_are_written_to_icebergs_own(tmp_path, type_, column, wanted, bad):
     there = load_catalog(**catalog_of(str(tmp_path)))
     there.create_namespace(TABLE.rpartition(".")[0])

@@ -1,7 +1,5 @@
 """Faults by script, brokers that come and go, and the clock: what the fake broker does on purpose."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """The harness of `make chaos`, without servers: its network, its output check, its schedule, its results."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -204,19 +202,10 @@ class TestTheNetwork:
                 client.recv(4)
             assert net.cut(lambda _source, _target: True) == 0
 
-    @pytest.mark.parametrize(
-        ("client_id", "source"),
-        [
-            ("broker-3-fetcher-0", "3"),
-            ("raft-client-2", "2"),
-            ("1", "1"),
-            (CLIENT_ID, HARNESS),
-            ("headrace-broker", HARNESS),
-            ("headrace", JOB),
-            ("consumer-spark-kafka-source-1", JOB),
-            (None, JOB),
-        ],
-    )
+    @pytest.mark.parametrize(("client_id", "source"), [
+        ("broker-3-fetcher-0", "3"), ("raft-client-2", "2"), ("1", "1"), (CLIENT_ID, HARNESS), ("headrace-broker", HARNESS),
+        ("headrace", JOB), ("consumer-spark-kafka-source-1", JOB), (None, JOB),
+    ])  # fmt: skip
     def test_the_source_is_reported_by_the_first_request(self, net, echo, client_id, source):
         with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
             data = request(client_id)
@@ -263,14 +252,10 @@ class TestTheNetwork:
             assert client.recv(4) == b""
 
 
-@pytest.mark.parametrize(
-    ("place", "cut_off"),
-    [
-        (clients, {(JOB, 2)}),
-        (peers, {("1", 2), ("3", 2), ("2", 1), ("2", 3)}),
-        (everybody, {(JOB, 2), ("1", 2), ("3", 2), ("2", 1), ("2", 3)}),
-    ],
-)
+@pytest.mark.parametrize(("place", "cut_off"), [
+    (clients, {(JOB, 2)}), (peers, {("1", 2), ("3", 2), ("2", 1), ("2", 3)}),
+    (everybody, {(JOB, 2), ("1", 2), ("3", 2), ("2", 1), ("2", 3)}),
+])  # fmt: skip
 def test_a_partition_is_between_whom_it_says_and_never_before_the_harness(place, cut_off):
     links = {(source, target) for source in (JOB, HARNESS, "1", "2", "3") for target in (1, 2, 3)}
     assert {link for link in links if place(2)(*link)} == cut_off
@@ -402,28 +387,14 @@ class TestLosses:
         assert line["lost"] == [{"partition": 0, "from": 104, "to": 110, "records": 6, "read": 3}]
         assert is_exact(line)
 
-    @pytest.mark.parametrize(
-        ("due", "log"),
-        [
-            (of_truncated, ""),
-            (of_truncated, moved(0, 105, 106)),
-            (of_truncated, moved(0, 104, 105)),
-            (of_truncated, moved(0, 103, 106)),
-            (of_truncated, moved(0, 104, 107)),
-            (of_truncated, moved(1, 104, 106)),
-            (of_truncated, moved(0, 104, 106).replace("offset 104", "offset 107")),
-            (of_truncated, moved(0, 104, 106) + moved(0, 102, 103)),
-            (of_truncated, moved(0, 104, 106) + moved(3, 1, 2)),
-            (of_deleted, ""),
-            (of_deleted, ended(0, 106)),
-            (of_deleted, ended(0, 108)),
-            (of_deleted, ended(0, 107) + ended(1, 5)),
-            (of_deleted, moved(0, 104, 106)),
-            (of_aged, ""),
-            (of_aged, aged(0, 106, 109)),
-            (of_aged, aged(0, 107, 108)),
-        ],
-    )
+    @pytest.mark.parametrize(("due", "log"), [
+        (of_truncated, ""), (of_truncated, moved(0, 105, 106)), (of_truncated, moved(0, 104, 105)),
+        (of_truncated, moved(0, 103, 106)), (of_truncated, moved(0, 104, 107)), (of_truncated, moved(1, 104, 106)),
+        (of_truncated, moved(0, 104, 106).replace("offset 104", "offset 107")),
+        (of_truncated, moved(0, 104, 106) + moved(0, 102, 103)), (of_truncated, moved(0, 104, 106) + moved(3, 1, 2)),
+        (of_deleted, ""), (of_deleted, ended(0, 106)), (of_deleted, ended(0, 108)), (of_deleted, ended(0, 107) + ended(1, 5)),
+        (of_deleted, moved(0, 104, 106)), (of_aged, ""), (of_aged, aged(0, 106, 109)), (of_aged, aged(0, 107, 108)),
+    ])  # fmt: skip
     def test_a_report_that_is_missing_or_too_small_or_too_large_or_of_another_partition_is_not(self, output_check, due, log):
         line = self.losses(output_check, due).line(output_check, [log])
         assert not is_good({"missing": 0, "duplicates": 0, "damaged": 0, **line})

@@ -1,7 +1,5 @@
 """The ablations that demo and benchmark run with: injected as a restarted query's process injects them, each does its harm."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the fuzzers have kept, again, and what they have found; the fuzzers themselves are run by `make fuzz`."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -177,16 +175,11 @@ def runs_out(avro, column):
     raise MemoryError
 
 
-@pytest.mark.parametrize(
-    ("injected", "said"),
-    [
-        (no_reason, "a reason that is none"),
-        (refuses_neighbours, "is a value, and was refused"),
-        (takes_anothers_bytes, "was read|was refused"),
-        (keeps_what_is_bad, "is not a value, and was read"),
-        (runs_out, "MemoryError"),
-    ],
-)
+@pytest.mark.parametrize(("injected", "said"), [
+    (no_reason, "a reason that is none"), (refuses_neighbours, "is a value, and was refused"),
+    (takes_anothers_bytes, "was read|was refused"), (keeps_what_is_bad, "is not a value, and was read"),
+    (runs_out, "MemoryError"),
+])  # fmt: skip
 def test_the_flood_of_avro_values_sees_a_decoder_that_does_what_it_may_not(injected, said):
     with pytest.raises(Finding, match=said):
         few_values(injected)

@@ -1,7 +1,5 @@
 """The versions that the tests run with, in requirements/test.txt, are those of what setup.cfg asks for."""
 
-from __future__ import annotations
-
 import re
 from configparser import ConfigParser
 from pathlib import Path

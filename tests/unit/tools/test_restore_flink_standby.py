@@ -1,7 +1,5 @@
 """The restore benchmark's Flink with a standby: who is running, what is started when, and what a kill of it hits."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
