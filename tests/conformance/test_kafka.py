@@ -75,8 +75,6 @@ class KafkaContext(ExternalContext):
 
 
 class PartitionPerSplit(KafkaContext):
-    """One topic that grows."""
-
     def create_source(self, boundedness: Boundedness) -> KafkaSource:
         return self.source(boundedness, topics=[self.stem])
 
@@ -90,8 +88,6 @@ class PartitionPerSplit(KafkaContext):
 
 
 class TopicPerSplit(KafkaContext):
-    """Topics that match a pattern, and can go."""
-
     def create_source(self, boundedness: Boundedness) -> KafkaSource:
         return self.source(boundedness, pattern=rf"{re.escape(self.stem)}\..*")
 

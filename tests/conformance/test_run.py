@@ -49,7 +49,6 @@ pipeline = Pipeline(source, KafkaSink(bootstrap, topic=topic), whole)
 
 
 def whole(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch as the value of one record."""
     stream = pa.BufferOutputStream()
     with pa.ipc.new_stream(stream, batch.schema) as writer:
         writer.write_batch(batch)

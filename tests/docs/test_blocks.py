@@ -88,7 +88,6 @@ def test_the_blocks_of(path, page):
 
 
 def check_what_readme_has_written(page):
-    """The pipeline's copy: each record once."""
     source = KafkaSource(page.bootstrap, topics=["copy"], stop=Latest())
     copied = [value for batch in source.batches() for value in batch.column("value").to_pylist()]
     assert sorted(copied) == [b"one", b"three", b"two"]

@@ -93,7 +93,6 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def drawn(seed: str) -> list[Case]:
-    """The same for the same seed."""
     found: list[Case] = []
 
     @hypothesis.seed(zlib.crc32(seed.encode()))

@@ -70,7 +70,6 @@ class Figures:
     findings: list[str] = field(default_factory=list)
 
     def add(self, settings: dict[str, Any]) -> None:
-        """What a child has reported some chunks."""
         self.chunk = settings["chunk"]
         self.outcomes.update(settings["outcomes"])
         for name in ("buffers", "rows", "cpu_s"):
@@ -201,7 +200,6 @@ def find(figures: Figures, last: int, folder: Path) -> int:
 
 
 def save(figures: Figures, state: Path) -> None:
-    """Whole or not at all."""
     part = state.with_suffix(".part")
     part.write_text(json.dumps(vars(figures), indent=1) + "\n")
     part.replace(state)

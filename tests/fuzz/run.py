@@ -30,7 +30,6 @@ _FINDING = "finding-"
 
 
 def functions(module: ModuleType) -> Iterator[FunctionType]:
-    """All that a module defines, methods too."""
     for value in vars(module).values():
         inner = list(vars(value).values()) if isinstance(value, type) else [value]
         for each in inner:
@@ -77,7 +76,6 @@ def search(target: Target, folder: Path, libfuzzer: list[str]) -> None:
 
 
 def quoted(word: bytes) -> str:
-    """As a line of libFuzzer's dictionary."""
     return '"' + "".join(f"\\x{byte:02x}" for byte in word) + '"'
 
 

@@ -84,7 +84,6 @@ def sanitized(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]
 
 
 def run(buffers: int) -> dict[str, Any]:
-    """Build and run it all; the figures."""
     started_at = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder, "checkout")

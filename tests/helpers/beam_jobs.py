@@ -23,7 +23,6 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 
 def note(path: str, line: Mapping[str, Any]) -> None:
-    """Append a line in one write."""
     with Path(path).open("a") as file:
         file.write(json.dumps({"at_s": time.time(), "worker": os.getpid(), **line}) + "\n")
 

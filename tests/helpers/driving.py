@@ -60,7 +60,6 @@ class Driver:
         return self.coordinator.enumerator.ledger
 
     def send(self, *events: Any) -> list[Any]:
-        """What the coordinator answers to these."""
         commands = [command for event in events for command in self.coordinator.handle(event)]
         self.commands += commands
         return commands
@@ -89,7 +88,6 @@ def only(commands: list[Any], kind: type[CommandT]) -> list[CommandT]:
 
 
 def assigned(commands: list[Any]) -> dict[int, list[MemorySplit]]:
-    """Reader -> what it was given, in order."""
     given: dict[int, list[MemorySplit]] = {}
     for assign in only(commands, e.Assign):
         given.setdefault(assign.reader, []).extend(assign.splits)
@@ -97,5 +95,4 @@ def assigned(commands: list[Any]) -> dict[int, list[MemorySplit]]:
 
 
 def assigned_splits(commands: list[Any]) -> list[MemorySplit]:
-    """All that was given, by split id."""
     return sorted((s for splits in assigned(commands).values() for s in splits), key=lambda s: s.split_id)

@@ -122,5 +122,4 @@ def frozen_workers(flink: FlinkCluster) -> Iterator[set[int]]:
 
 
 def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until it is true. Raises tenacity's RetryError when that takes longer."""
     Retrying(retry=retry_if_not_result(bool), stop=stop_after_delay(seconds), wait=wait_fixed(0.1))(condition)

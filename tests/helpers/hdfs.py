@@ -29,7 +29,6 @@ def spark_jars() -> Path:
 
 
 def hadoop_version() -> str:
-    """Of the client that Spark brings."""
     (jar,) = spark_jars().glob("hadoop-client-api-*.jar")
     return jar.stem.removeprefix("hadoop-client-api-")
 

@@ -20,5 +20,4 @@ def iceberg_paths(folder: str) -> list[str]:
 
 
 def iceberg_values(folder: str) -> list[str]:
-    """The column `value` of the current snapshot, sorted."""
     return sorted(iceberg_table(folder).scan().to_arrow()["value"].to_pylist())

@@ -26,7 +26,6 @@ Row = tuple[str, int, int, bytes | None]
 
 
 def flip_a_bit(response: Any) -> None:
-    """One bit of the records in an answer to a fetch."""
     for part in (part for topic in response.responses for part in topic.partitions if part.records):
         data = bytearray(part.records)
         data[100] ^= 1
@@ -38,7 +37,6 @@ def _quiet(**settings: Any) -> dict[str, Any]:
 
 
 def write(bootstrap: str, topic: str, values: Sequence[bytes | None], partition: int = 0, **settings: Any) -> list[int]:
-    """Write the values as one record each; return their offsets once they are acknowledged."""
     return write_records(bootstrap, topic, [{"value": value} for value in values], partition, **settings)
 
 
@@ -108,7 +106,6 @@ def wait_for_end(bootstrap: str, topic: str, end: int, partition: int = 0) -> No
 
 
 def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """Ask until the answer is true; fail after 40 s."""
     deadline = time.monotonic() + DEADLINE_S
     while not (answer := condition()):
         assert time.monotonic() < deadline, what
@@ -127,7 +124,6 @@ def _consumer(bootstrap: str, group: str, isolation: str = "read_committed") -> 
 
 
 def commit(bootstrap: str, group: str, offsets: dict[tuple[str, int], int]) -> None:
-    """Commit offsets for a group without members."""
     wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
     with _consumer(bootstrap, group) as consumer:
         consumer.commit(offsets=wanted, asynchronous=False)
@@ -135,7 +131,6 @@ def commit(bootstrap: str, group: str, offsets: dict[tuple[str, int], int]) -> N
 
 
 def committed(bootstrap: str, group: str, *partitions: tuple[str, int]) -> list[int | None]:
-    """What the group has committed, None for nothing."""
     with _consumer(bootstrap, group) as consumer:
         found = consumer.committed([TopicPartition(*partition) for partition in partitions], timeout=DEADLINE_S)
     return [item.offset if item.offset >= 0 else None for item in found]
@@ -156,7 +151,6 @@ def member_of(bootstrap: str, group: str, topic: str) -> Iterator[Consumer]:
 
 
 def recreate(bootstrap: str, topic: str, values: Sequence[bytes | None]) -> None:
-    """Another topic of the same name, with these values."""
     delete_topic(bootstrap, topic)
     create_topic(bootstrap, topic)
     write(bootstrap, topic, values)
@@ -238,19 +232,16 @@ class Reading:
         return self.until(lambda: self.run.finished)
 
     def look(self) -> None:
-        """Let the periodic discovery happen."""
         assert self.source.discovery_interval_s is not None
         self.now_s += self.source.discovery_interval_s
         self.poll(0.0)
 
     def store(self) -> bytes:
-        """A checkpoint, completed."""
         data = self.run.checkpoint()
         self.run.checkpoint_completed()
         return data
 
     def positions(self) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> durable next offset."""
         durable = [entry.durable for entry in self.run.coordinator.enumerator.ledger]
         return {(split.topic, split.partition): split.next_offset for split in durable}
 
@@ -266,7 +257,6 @@ def read_all(source: KafkaSource, checkpoint: bytes | None = None, *, parallelis
 
 
 def by_partition(rows: Sequence[Row]) -> dict[tuple[str, int], list[int]]:
-    """(topic, partition) -> offsets in the order they came."""
     found: dict[tuple[str, int], list[int]] = {}
     for name, partition, offset, _ in rows:
         found.setdefault((name, partition), []).append(offset)

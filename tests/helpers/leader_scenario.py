@@ -12,8 +12,6 @@ _NO_ID = uuid.UUID(int=0)
 
 
 class ThreeBrokers(Protocol):
-    """A real cluster, or the fake one."""
-
     def address(self, node: int) -> str: ...
 
     def stop(self, node: int) -> None: ...

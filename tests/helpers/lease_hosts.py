@@ -30,7 +30,6 @@ class Host(SupervisedJob):
                 (self._cache / "headrace" / entry.name).symlink_to(entry)
 
     def pids(self) -> list[int]:
-        """Of its supervisor, and of all that this has started."""
         assert self.process is not None
         status = self.status()
         drivers = [driver for driver in (status.get("active"), *status.get("standbys", ())) if driver and driver["pid"]]
@@ -38,13 +37,11 @@ class Host(SupervisedJob):
         return [self.process.pid, *{pid for tree in trees for pid in members(tree)}]
 
     def signal_all(self, number: int) -> None:
-        """To all of its processes, the supervisor first."""
         for pid in self.pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def lose_power(self) -> None:
-        """Nothing of it is left, and it has said nothing."""
         self.signal_all(signal.SIGKILL)
         assert self.process is not None
         self.process.wait()
@@ -53,5 +50,4 @@ class Host(SupervisedJob):
         return str((self.status().get("lease") or {}).get("state"))
 
     def follows(self) -> bool:
-        """With a driver that is warm."""
         return self.state() == "FOLLOWING" and [one["state"] for one in self.status()["standbys"]] == ["ARMED"]

@@ -29,7 +29,6 @@ def requirements(text: str) -> list[Requirement]:
 
 
 def extras_of_users(setup: ConfigParser) -> list[str]:
-    """All but those of the tests."""
     return [extra for extra in setup["options.extras_require"] if extra not in OF_THE_TESTS]
 
 

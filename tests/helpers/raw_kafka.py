@@ -62,7 +62,6 @@ def message(name: str) -> Any:
 
 
 def built(name: str, fields: dict[str, Any]) -> Any:
-    """A message from plain dicts and lists."""
     kind = message(name)
     return kind(**{field: _value(kind, field, value) for field, value in fields.items()})
 

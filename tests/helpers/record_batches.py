@@ -50,7 +50,6 @@ class Record(NamedTuple):
 
 
 def numbered(count: int) -> list[Record]:
-    """`count` small records without gaps; the value states which it is."""
     return [Record(delta, value=b"%d" % delta) for delta in range(count)]
 
 

@@ -8,7 +8,6 @@ SCHEMA = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}
 
 
 def login(password: str) -> dict[str, str]:
-    """Properties of a client."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     jaas = f'{module} required username="{USER}" password="{password}";'
     return {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}

@@ -37,7 +37,6 @@ def kafka_sink(bootstrap: str, topic: str | None, commit_topic: str, **given: An
 
 
 def prepared(sink: KafkaSink, job: str, epoch: int, *tasks: Sequence[str], number: int = 0) -> tuple[KafkaHandle, ...]:
-    """Each task writes its values, and prepares."""
     handles = []
     for task, values in enumerate(tasks):
         transaction = sink.begin(Attempt(job, epoch, task, number))

@@ -52,7 +52,6 @@ class SparkJob:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End it, however it is."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(TIMEOUT_S)
@@ -72,7 +71,6 @@ class SparkJob:
             time.sleep(POLL_S)
 
     def wait(self) -> int:
-        """Until it ends by itself; its exit status."""
         return self._process.wait(TIMEOUT_S)
 
     def finish(self) -> None:
@@ -85,7 +83,6 @@ class SparkJob:
         return psutil.Process(int(self.mark.read_text()))
 
     def wait_until_stopped(self) -> None:
-        """Until the fault, a stop, has happened."""
         _, status = os.waitpid(self._process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), self.log()[-3000:]
 
@@ -104,7 +101,6 @@ def frozen(worker: psutil.Process) -> list[psutil.Process]:
 
 
 def thawed(processes: Sequence[psutil.Process]) -> None:
-    """SIGCONT to those that are still there."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.resume()

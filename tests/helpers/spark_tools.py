@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def numbers(*spans: Iterable[int]) -> list[str]:
-    """As texts."""
     return [str(number) for span in spans for number in span]
 
 
@@ -67,7 +66,6 @@ class Topics:
         return name
 
     def holding(self, values: Sequence[Any], **fields: Any) -> str:
-        """A topic with these values in its one partition."""
         topic = self.create()
         self.send(topic, values, **fields)
         return topic
@@ -129,7 +127,6 @@ class Query:
         return self.running
 
     def run_available(self, options: dict[str, str], source: str = "headrace") -> None:
-        """Read what is there now, to the end."""
         self.start(options, source, availableNow=True).awaitTermination()
 
     def caught_up(self) -> None:

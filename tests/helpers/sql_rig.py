@@ -58,7 +58,6 @@ class SqlRig:
         return {f"{data[:length]}.{data[length:]}" for length, data in ours}
 
     def roll_back(self, gid: str) -> None:
-        """As an administrator would."""
         if self.is_postgresql:
             self.execute(f"ROLLBACK PREPARED '{gid}'")
         else:

@@ -144,7 +144,6 @@ def runs_and_freezes(spark: Session) -> Query:
 
 
 def runs_with_a_child(spark: Session) -> Query:
-    """States which processes there are."""
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     sys.stdout.write(f"{os.getpid()} {child.pid}\n")
     sys.stdout.flush()

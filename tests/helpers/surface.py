@@ -20,7 +20,6 @@ MODULES = (
 
 
 def names_of(module: str) -> list[str]:
-    """What the module says is public, sorted."""
     return sorted(import_module(module).__all__)
 
 

@@ -100,7 +100,6 @@ def delta_paths(folder: str) -> list[str]:
 
 
 def delta_values(folder: str) -> list[str]:
-    """The column `value` of the newest version, sorted."""
     files = (pq.ParquetFile(Path(folder) / path).read() for path in delta_paths(folder))
     return sorted(value for table in files for value in table["value"].to_pylist())
 
@@ -158,8 +157,6 @@ class WatchedLog(TableLog):
 
 
 class WatchedStore:
-    """Calls `calling` before each call."""
-
     def __init__(self, inner: Any, calling: Callable[[], None]) -> None:
         self._inner, self._calling = inner, calling
 

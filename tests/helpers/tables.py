@@ -12,7 +12,6 @@ Arrow = tuple[Enum, type, Enum]
 
 
 def arrows(transitions: Transitions[Any]) -> set[Arrow]:
-    """(phase, event's class, phase that may follow), all of them."""
     return {(phase, event, after) for (phase, event), following in transitions.items() for after in following}
 
 

@@ -65,7 +65,6 @@ def _modules_of(node: ast.AST) -> list[str]:
 
 
 def unresolved(root: Path = ROOT) -> list[str]:
-    """Imports of our own modules that cannot be resolved."""
     places = imported(root)
     with TemporaryDirectory() as folder:
         file = Path(folder, "imports.py")
@@ -81,7 +80,6 @@ def _missing(report: dict[str, Any], places: Mapping[str, str]) -> Iterator[str]
 
 
 def main() -> int:
-    """Names every problem; 1 if there is one."""
     with ThreadPoolExecutor(max_workers=2) as two:
         missing = two.submit(unresolved)
         reports = two.map(lambda module: pyright("--verifytypes", module, "--ignoreexternal"), MODULES)

@@ -41,7 +41,6 @@ class Ran:
         return [line.split("\t") for line in self.out.splitlines()]
 
     def of(self, kind):
-        """The lines of a kind, without it."""
         return [line[1:] for line in self.lines if line[0] == kind]
 
 

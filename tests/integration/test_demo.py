@@ -64,7 +64,6 @@ def oracle(monkeypatch):
 
 @pytest.fixture(scope="module")
 def flights(broker):
-    """A topic of a thousand flights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FLIGHTS)
         producer, data = importlib.import_module("producer"), importlib.import_module("flights")

@@ -74,7 +74,6 @@ class Environment:
         return Path(sysconfig.get_path("purelib", "venv", {"base": str(self.home), "platbase": str(self.home)}))
 
     def install(self, *what: str | Path) -> None:
-        """As `pip install` does, but for libraries that are borrowed."""
         command = [sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check", "install", "--quiet"]
         done = run([*command, "--no-deps", "--no-build-isolation", "--no-index", *what], Path("/"))
         assert done.returncode == 0, done.stdout + done.stderr
@@ -325,7 +324,6 @@ class GuidesCopy:
         return [str(self._programs / name), *words]
 
     def start(self) -> subprocess.Popen[bytes]:
-        """What `headrace run` does until it is killed."""
         assert shutil.which("java", path=str(self._programs)) is None
         with self.log.open("ab") as log:
             command, environment = self._command(self._run), {"PATH": str(self._programs)}

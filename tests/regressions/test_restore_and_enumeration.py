@@ -13,7 +13,6 @@ from tests.simulation.bugs import core
 
 
 def read(run: EmbeddedRun) -> str:
-    """Everything there is just now, sorted."""
     values: list[str] = []
     while (batch := run.poll(0.0)) is not None:
         values += batch.records.column("value").to_pylist()

@@ -14,13 +14,11 @@ NO_TEST = "cannot arise: "
 
 @pytest.fixture(scope="module")
 def defined():
-    """The tests and their classes, by file."""
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     return {str(path.relative_to(ROOT)): set(DEFINED.findall(path.read_text())) for path in paths}
 
 
 def rows():
-    """Bug and last cell of each row."""
     lines = [line for line in TABLE.read_text().splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     return [(bug, tests) for bug, _, tests in cells if bug != "bug" and set(bug) != {"-"}]

@@ -134,7 +134,6 @@ class Brokers:
             self.views[number % BROKERS].pop(name, None)
 
     def settle(self) -> None:
-        """Every broker knows what there is."""
         self.lagging.clear()
         self.is_away, self.dead_broker = False, None
         self.low_answers = 0

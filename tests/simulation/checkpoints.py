@@ -85,8 +85,6 @@ class Call:
 
 @dataclass
 class Simulation:
-    """One history."""
-
     random: random.Random
     make_shard: Callable[[], Shard[Any]] = Shard
     engine: Engine = Engine()
@@ -109,7 +107,6 @@ class Simulation:
         self.processes = self.started()
 
     def started(self) -> list[Process]:
-        """The worker processes of a new attempt."""
         return [Process(self.make_shard(), next(self.nonces)) for _ in range(1 if self.engine.sticky else 2)]
 
     # --- what may happen ----------------------------------------------------------------------------------------------
@@ -127,7 +124,6 @@ class Simulation:
         self.run([], may_die=True)
 
     def barrier(self) -> None:
-        """The barrier of a checkpoint comes, when the options let it."""
         if sum(not snapshot.is_savepoint for snapshot in self.under_way) >= self.engine.concurrent:
             return
         if self.engine.pause and self.to_be_told:
@@ -161,13 +157,11 @@ class Simulation:
         self.count("checkpoint")
 
     def abort(self) -> None:
-        """One of them comes to nothing."""
         if self.under_way and self.random.random() < 0.3:
             self.under_way.remove(self.random.choice(self.under_way))
             self.count("aborted checkpoint")
 
     def notification(self) -> None:
-        """The task hears of the completion."""
         if self.to_be_told:
             self.to_be_told -= 1
             callbacks, self.outstanding = self.outstanding, []

@@ -434,13 +434,11 @@ def delete(simulation: Simulation, which: int, chance: int) -> None:
 
 
 def close(simulation: Simulation, chance: int) -> None:
-    """A bounded simulation: no split will be created any more."""
     if chance == 0 and simulation.external_state.bounded:
         simulation.external_state.closed = True
 
 
 def begin_missing(simulation: Simulation) -> None:
-    """Slots without a reader get one."""
     for number, slot in enumerate(simulation.slots):
         if slot.living is None:
             simulation.begin_reader(number)

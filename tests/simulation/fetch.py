@@ -114,15 +114,11 @@ class Log:
 
 @dataclass
 class Request:
-    """A request under way."""
-
     broker: Broker
     asked: list[Asked]
 
 
 class FetchSimulation:
-    """One history."""
-
     def __init__(self, stops: int, starts: int) -> None:
         self.happened: Counter[str] = Counter()
         self.now = 0.0

@@ -198,7 +198,6 @@ class Host:
         self.core = self.new_core()
 
     def stop(self) -> None:
-        """SIGTERM."""
         self.stops += 1
         if self.lease.phase is LeasePhase.LEADING:
             self.tell(supervision.JobStopRequested(self.now_s))

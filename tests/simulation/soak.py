@@ -42,7 +42,6 @@ def search_chunk(task: tuple[str, int]) -> tuple[Counter[str], str | None]:
 
 
 def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> dict[str, Any]:
-    """The simulation's new entry in the result."""
     started_at, first = time.monotonic(), before.get("next_seed", FIRST_SEED)
     happened, played, failure = Counter(before.get("happened", {})), 0, None
     chunks = [(name, seed) for seed in range(first, first + schedules, CHUNK)]

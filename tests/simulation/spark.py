@@ -136,7 +136,6 @@ class Checkpoint:
     committed: int = 0
 
     def copy(self, back: int) -> Checkpoint:
-        """As it was some batches ago."""
         kept = max(0, self.committed - back)
         return Checkpoint(self.offsets[:kept], kept)
 
@@ -454,7 +453,6 @@ class SparkSimulation:
                 self.log.driver = None
 
     def late_task(self, which: int, fails: int) -> None:
-        """An attempt that no process waits for any more continues."""
         if self.attempts:
             attempt = self.attempts.pop(which % len(self.attempts))
             self.happened["late task"] += 1
@@ -596,7 +594,6 @@ class SparkSimulation:
         return Counter(row["value"] for entry in committed for row in entry.rows)
 
     def _check_batch(self, driver: Driver) -> None:
-        """What lies before the end of a batch that is done is visible."""
         query = driver.query
         offsets = offsets_in(driver.checkpoint.offsets[driver.checkpoint.committed - 1])
         assert offsets is not None

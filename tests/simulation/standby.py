@@ -66,7 +66,6 @@ class ProcessTree:
 
     @property
     def processes(self) -> list[Played]:
-        """Those that live."""
         main, jvm = self.main, self.jvm
         if jvm is None or not jvm.is_alive:
             return [main] if main.is_alive else []

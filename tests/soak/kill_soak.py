@@ -114,7 +114,6 @@ class Soak(ABC):
         return int(status)
 
     def tail(self) -> str:
-        """The end of what the job printed."""
         return (self.state / "job.log").read_text(errors="replace")[-3000:]
 
     def round(self) -> int:
@@ -199,8 +198,6 @@ class Soak(ABC):
 
 
 class BareSoak(Soak):
-    """The job without an engine."""
-
     most_calls = 4
     job_seconds = 90.0
 
@@ -226,7 +223,6 @@ class SparkSoak(Soak):
     job_seconds = 240.0
 
     def __init__(self, bootstrap: str, directory: Path, generator: random.Random) -> None:
-        """No bug is injected in it."""
         super().__init__(bootstrap, directory, generator, SPARK_TIMEOUT_MS)
         self._input = f"{self.settings['topic']}-input"
         create_topic(bootstrap, self._input, 1)

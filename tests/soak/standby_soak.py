@@ -244,7 +244,6 @@ def _program(pid: int) -> str | None:
 def running(
     directory: Path, bootstrap: str, rate: float, kind: type[SupervisedJob] = SupervisedJob
 ) -> Iterator[tuple[SupervisedJob, Traffic]]:
-    """A job under load. Nothing is left of it."""
     job = kind(directory, bootstrap)
     with ExitStack() as stack:
         stack.callback(job.end)

@@ -144,7 +144,6 @@ def command(folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]
 
 
 def processes_of(folder: Path) -> list[str]:
-    """The command lines, of all processes alive, that name the folder or were started from it."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

@@ -58,19 +58,16 @@ class Pipeline:
             self.flow.add(topic, partition)
 
     def add(self, topic: str, partition: int) -> None:
-        """One more partition, and records in it."""
         add_partitions(self.bootstrap, topic, partition + 1)
         self.flow.add(topic, partition)
 
     def positions(self) -> dict[str, int]:
-        """By partition, the group's offsets, where there are any."""
         partitions = list(self.flow.partitions)
         offsets = committed(self.bootstrap, self.group, *partitions)
         named = zip((f"{topic}-{partition}" for topic, partition in partitions), offsets, strict=True)
         return {name: offset for name, offset in named if offset is not None}
 
     def reads(self, partition: str) -> None:
-        """Wait until a partition's first record came, in order."""
         eventually(lambda: partition in self.witness.outcomes(), RESTORED_S)
 
     def assert_never_ahead(self, published: dict[str, int], since_s: float) -> None:
@@ -173,7 +170,6 @@ def test_each_slot_has_a_reader(flink: FlinkCluster, pipeline: Pipeline, topic):
     pipeline.create(name, partitions=6)
 
     def elements(job_id: str) -> list[int]:
-        """How many each subtask of the reading stage was given."""
         details = flink.rest._ask("GET", f"/jobs/{job_id}")
         (vertex,) = (vertex for vertex in details["vertices"] if "{ReadFromKafka," in vertex["name"])
         subtasks = flink.rest._ask("GET", f"/jobs/{job_id}/vertices/{vertex['id']}")["subtasks"]

@@ -45,7 +45,6 @@ class Table:
         return [number for (number,) in rows]
 
     def seen(self) -> int:
-        """How many; none twice."""
         numbers = self.numbers()
         assert len(numbers) == len(set(numbers))
         return len(numbers)

@@ -37,7 +37,6 @@ def eventually(condition: Callable[[], Any]) -> None:
 
 
 def processes_of(directory: Path) -> list[str]:
-    """The command lines, of all processes alive, that name the directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -77,14 +77,12 @@ def values(partitions: int, count: int, size: int = 100) -> dict[int, list[bytes
 
 
 def filled(cluster: BrokerCluster, topic: Callable[[], str], partitions: int, count: int, size: int = 100, **settings):
-    """A new topic and what is in it, by partition."""
     name, written = created(cluster.bootstrap, topic, partitions=partitions), values(partitions, count, size)
     produce(cluster.bootstrap, name, written, **settings)
     return name, written
 
 
 def whole(kafka: KafkaCluster, topic: str) -> list[FetchFrom]:
-    """All of a topic, from offset 0 to its present end."""
     found = kafka.topics([topic])[topic]
     ends = kafka.list_offsets({(topic, p): Latest() for p in found.partitions}, Isolation.READ_UNCOMMITTED)
     return [FetchFrom(topic, p, 0, topic_id=found.topic_id, stop=ends[topic, p].offset) for p in found.partitions]
@@ -317,8 +315,6 @@ def test_a_deleted_topic_is_data_loss(broker, kafka, topic):
 
 
 class ThroughProxy(KafkaCluster):
-    """Fetches go through a proxy; the control plane does not."""
-
     proxy: Proxy
 
     def lease(self, broker: Broker) -> Connection:

@@ -28,7 +28,6 @@ def values(frame):
 
 @pytest.fixture
 def filled(topics):
-    """Three partitions with 0-9, 10-19, 20-29."""
     return topics.numbered(3, 10)
 
 
@@ -110,7 +109,6 @@ def test_an_empty_topic_has_no_rows(read, topics):
 class TestTimestamps:
     @pytest.fixture
     def timed(self, topics):
-        """Records 0-4, a second apart, in each of two partitions."""
         topic = topics.create(2)
         for number in range(5):
             for partition in range(2):
@@ -143,7 +141,6 @@ class TestTimestamps:
 class TestIsolation:
     @pytest.fixture
     def transacted(self, topics):
-        """Committed 0-4, aborted 5-9, committed 10-14."""
         topic = topics.create()
         for first, commit in ((0, True), (5, False), (10, True)):
             with topics.transaction() as producer:

@@ -23,8 +23,6 @@ DRIVER = ROOT / "tests" / "helpers" / "spark_driver.py"
 
 
 class Driver:
-    """A driver process in its own process group."""
-
     def __init__(self, out: Path, **arguments) -> None:
         self.out = out
         archive_at_hand()

@@ -28,7 +28,6 @@ def protocol(topics, request):
 
 @pytest.fixture
 def written(topics):
-    """Options of a write, and its topic."""
     topic = topics.create(2)
     return {"kafka.bootstrap.servers": topics.bootstrap, "topic": topic, "commitTopic": f"{topic}-commits"}
 

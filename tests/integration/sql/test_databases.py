@@ -49,7 +49,6 @@ def server(request) -> Iterator[Database]:
 
 @pytest.fixture
 def prepared(server) -> Iterator[SqlRig]:
-    """A table with one row, and another in a transaction that is prepared."""
     rig = SqlRig(server.url)
     rig.create()
     run_epoch(rig.sink(), rig.job(), 0, [[1]])

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def refused(rig: SqlRig, values: pa.Array) -> str:
-    """The error of either sink."""
     said = set()
     for sink in (SqlSink(rig.url, rig.table), UpsertSink(rig.url, rig.table, ("id",))):
         with sink.begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(UsageError) as caught:

@@ -60,7 +60,6 @@ sys.stdin.read()
 
 @pytest.fixture
 def job(rig) -> str:
-    """A job that writes into the rig's table, which is created."""
     rig.create()
     return rig.job()
 
@@ -188,7 +187,6 @@ def test_an_old_driver_can_neither_record_nor_cleans_up(rig, job, sink, driver):
 # --- workers of headrace run ------------------------------------------------------------------------------------------
 @pytest.fixture
 def run_on(rig, tmp_path):
-    """A coordinator's committer on the folder of this name, and its store."""
     positions = CheckpointSerializer("memory", MemorySplitSerializer())
 
     def made(sink, name):
@@ -442,7 +440,6 @@ class Context:
 
 @pytest.fixture
 def driver_process(monkeypatch) -> Iterator[None]:
-    """Its committers are closed, where Spark's end with the process."""
     made: list[JobCommitter[SqlHandle]] = []
 
     @functools.cache

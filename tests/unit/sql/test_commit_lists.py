@@ -33,7 +33,6 @@ def address(tmp_path):
 
 @pytest.fixture
 def tables(address):
-    """Two tables of one database."""
     made = [SqlRig(address), SqlRig(address)]
     for rig in made:
         rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")

@@ -223,7 +223,6 @@ def test_partitions_by_a_transform_are_those_that_the_library_finds(folder, tran
 
 
 def internal(value):
-    """As the library's transforms take it."""
     if isinstance(value, datetime):
         return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     return (value - date(1970, 1, 1)).days if isinstance(value, date) else value

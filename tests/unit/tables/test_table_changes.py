@@ -48,7 +48,6 @@ class Rig:
         self.sink.create_table(schema, partitions)
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
-        """With the next offsets."""
         ids, names, ops = zip(*rows, strict=True)
         offsets = range(self.offset, self.offset + len(rows))
         self.offset += len(rows)
@@ -66,7 +65,6 @@ class Rig:
         return JobCommitter(JOB, TableCommitter(WatchedLog(self.sink.log(), around, calling), JOB, "the table"))
 
     def table(self) -> pa.Table:
-        """By the format's own library."""
         if self.kind == "delta":
             return DeltaTable(self.sink.uri).to_pyarrow_table()
         return iceberg_table(self.folder).scan().to_arrow()
@@ -82,7 +80,6 @@ class Rig:
 
     @property
     def root(self) -> Path:
-        """The table's folder."""
         return Path(self.sink.uri) if self.kind == "delta" else Path(self.folder) / "shop/orders"
 
     def unused_files(self) -> set[str]:

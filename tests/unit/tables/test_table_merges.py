@@ -181,7 +181,6 @@ def test_rows_of_an_iceberg_table_from_before_it_was_partitioned_in_another_way_
 
 
 def checked(sink: DeltaSink, *handles: Any) -> Any:
-    """The committer after its check."""
     committer = sink.committer(JOB)
     committer.fence()
     committer.check(handles)
