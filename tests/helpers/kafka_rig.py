@@ -40,9 +40,7 @@ def write(bootstrap: str, topic: str, values: Sequence[bytes | None], partition:
     return write_records(bootstrap, topic, [{"value": value} for value in values], partition, **settings)
 
 
-def write_records(
-    bootstrap: str, topic: str, records: Sequence[dict[str, Any]], partition: int = 0, **settings: Any
-) -> list[int]:
+def write_records(bootstrap: str, topic: str, records: Sequence[dict], partition: int = 0, **settings: Any) -> list[int]:
     """As `write`, for records with key, value, headers, timestamp."""
     writer = Writer(Producer(_quiet(**{"bootstrap.servers": bootstrap, "linger.ms": 20, **settings})))
     return writer.write(topic, records, partition)
@@ -163,9 +161,7 @@ def delete_records(bootstrap: str, topic: str, before: int, partition: int = 0) 
         assert future.result(DEADLINE_S).low_watermark == before
 
 
-def consume(
-    bootstrap: str, topic: str, isolation: str = "read_committed", partition: int = 0
-) -> list[tuple[int, bytes | None]]:
+def consume(bootstrap: str, topic: str, isolation: str = "read_committed", partition: int = 0) -> list[tuple]:
     """(offset, value) of every record up to the end, as librdkafka reads them."""
     rows: list[tuple[int, bytes | None]] = []
     with _consumer(bootstrap, "consume", isolation) as consumer:

@@ -21,7 +21,6 @@ from tests.helpers.surface import MODULES, names_of
 ROOT = Path(__file__).parents[2]
 OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples", "docs")
 """What our own modules' names start with: folders of the checkout."""
-MISSING = "reportMissingImports"
 
 
 def pyright(*arguments: str, root: Path = ROOT) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def unresolved(root: Path = ROOT) -> list[str]:
 
 def _missing(report: dict[str, Any], places: Mapping[str, str]) -> Iterator[str]:
     for problem in report["generalDiagnostics"]:
-        if problem.get("rule") == MISSING:
+        if problem.get("rule") == "reportMissingImports":
             _, name, _ = problem["message"].split('"')
             yield f"{places[name]}: {problem['message']}"
 

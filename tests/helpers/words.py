@@ -63,7 +63,6 @@ PATTERNS = [(stems, re.compile(pattern, re.IGNORECASE)) for stems, pattern in WO
 COUNTED = re.compile(r"(\.(py|md|cfg|toml|yml|proto)|Makefile)$")
 LEFT_OUT = ("docs/style.md", "tests/helpers/words.py", "tests/unit/tools/test_words.py", "CHANGELOG.md")
 PACKAGE = ("headrace/", "pyspark_headrace/", "enumerator/", "connectors/", "runners/")
-READ_BY_USERS = ("docs/", "README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/")
 LOGS = {"debug", "info", "warning", "error", "exception", "critical", "echo", "print", "Option", "Argument", "Typer"}
 
 
@@ -107,7 +106,7 @@ def counts() -> dict[str, Counter[str]]:
         name, text = path.as_posix(), (ROOT / path).read_text()
         folder = "/".join(path.parts[: 2 if path.parts[0] in ("tests", "docs", "headrace") else 1])
         found["folders"][folder if len(path.parts) > 1 else "."] += len(occurrences(text))
-        if name.startswith(READ_BY_USERS) and name.endswith(".md"):
+        if name.startswith(("docs/", "README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/")) and name.endswith(".md"):
             found["read"][name] += len(occurrences(text))
         if name.startswith(PACKAGE) and name.endswith(".py"):
             tree = ast.parse(text)

@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 ONE_OFF = one_off_job()
 
 MAIN = "from headrace.cli import main; main()"
-HASTY = ("--property", "default.api.timeout.ms=1500")
 
 
 @dataclass(frozen=True)
@@ -403,7 +402,7 @@ def headrace(*arguments, **environment):
     ["transactions", "list"], ["lag", "--group", "g"], ["verify", "--input", "a", "--output", "b"], ["dump", "t"],
 ], ids=lambda arguments: arguments[0])  # fmt: skip
 def test_a_wrong_address_is_one_clear_error(run, arguments):
-    ran = run(*arguments, *HASTY, bootstrap="127.0.0.1:1")
+    ran = run(*arguments, *("--property", "default.api.timeout.ms=1500"), bootstrap="127.0.0.1:1")
     assert (ran.status, ran.out) == (1, "")
     assert ran.err.startswith("headrace: ")
     assert "127.0.0.1:1" in ran.err

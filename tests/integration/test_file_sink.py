@@ -152,7 +152,6 @@ def test_a_reader_alongside_it_sees_only_whole_files_of_committed_epochs(tmp_pat
 NEW_YORK = ZoneInfo("America/New_York")
 VARIANT = pa.struct([pa.field("value", pa.binary(), nullable=False), pa.field("metadata", pa.binary(), nullable=False)])
 MOMENT = datetime(2024, 2, 29, 23, 59, 59, 123456)
-LAST_DAY = date(9999, 12, 31)
 
 # type, value, and what a JSON line says
 VALUES: list[tuple[pa.DataType, Any, str]] = [
@@ -163,7 +162,7 @@ VALUES: list[tuple[pa.DataType, Any, str]] = [
     (pa.decimal128(38, 18), Decimal("12345678901234567890.000000000000000001"), "12345678901234567890.000000000000000001"),
     (pa.decimal128(10, 0), Decimal(7), "7"), (pa.string(), 'é"\n\\\u2028😀', '"é\\"\\n\\\\\u2028😀"'),
     (pa.large_string(), "", '""'), (pa.binary(), b"\x00\xff", '"AP8="'), (pa.large_binary(), b"", '""'),
-    (pa.date32(), LAST_DAY, '"9999-12-31"'),
+    (pa.date32(), date(9999, 12, 31), '"9999-12-31"'),
     (pa.timestamp("us", "UTC"), MOMENT.replace(tzinfo=ZoneInfo("UTC")), '"2024-02-29T23:59:59.123456Z"'),
     (pa.timestamp("us", "America/New_York"), MOMENT.replace(tzinfo=NEW_YORK), '"2024-03-01T04:59:59.123456Z"'),
     (pa.timestamp("us"), MOMENT, '"2024-02-29T23:59:59.123456"'),

@@ -178,9 +178,7 @@ class Brokers:
                 raise UnknownTopicError(unknown)
         return {name: topic for name, topic in seen.items() if topic is not None}
 
-    def list_offsets(
-        self, positions: Mapping[TopicPartition, Any], isolation: Any = None
-    ) -> dict[TopicPartition, OffsetAnswer]:
+    def list_offsets(self, positions: Mapping[TopicPartition, Any], isolation=None) -> dict[TopicPartition, OffsetAnswer]:
         self._reach()
         return {tp: self._offset(tp, position) for tp, position in positions.items()}
 

@@ -25,7 +25,6 @@ from headrace.testing import memory_sink
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State
 
 JOB = "job"
-BYSTANDER = "job-2"  # its name starts with the other's, and no process may touch what it has prepared
 ZOMBIES_AT_MOST = 2
 ROWS_AT_MOST = 4
 TASKS_AT_MOST = 3
@@ -141,7 +140,7 @@ class CommitSimulation:
         self.current = self._new_run(0)
         self.happened: Counter[str] = Counter()
         self.checked: tuple[int, ...] = ()
-        self.bystander = self.log.begin(BYSTANDER, "0.0.0")
+        self.bystander = self.log.begin("job-2", "0.0.0")  # its name starts with the other job's: nothing of it may be touched
         self.log.prepare(self.bystander)
 
     # --- actions ------------------------------------------------------------------------------------------------------

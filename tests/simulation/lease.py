@@ -58,7 +58,6 @@ SETTLED = {(LeasePhase.LEADING, True, DriverPhase.ACTIVE, False), (LeasePhase.FO
 """Of each driver: what its supervisor does, whether it is called, what it does, and whether it hangs."""
 AWAY_STEPS, BACK_STEPS = 60, 40
 """Each is as long as it takes to be taken for dead, and longer."""
-SPEEDS = (0.8, 1.0, 1.25)
 
 
 @dataclass(eq=False)
@@ -264,7 +263,7 @@ class Simulation:
         self.sink = MemorySink(self.log)
         self.checked = 0
         self.is_in_between = False
-        self.hosts = [Host(self, name, self.chances.choice(SPEEDS)) for name in ("a", "b")]
+        self.hosts = [Host(self, name, self.chances.choice((0.8, 1.0, 1.25))) for name in ("a", "b")]
 
     def heartbeat(self) -> Heartbeat | None:
         return None if self.lease_store is None else heartbeat_in(self.lease_store)

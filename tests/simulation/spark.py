@@ -503,9 +503,7 @@ class SparkSimulation:
         fenced, ended = self.log.fenced(job), self.log.listed_and_aborted()
         self._in_process(CommitProcess(), driver, lambda: pickle.loads(driver.writer or b"").abort(messages, batch))
         self.happened["abort of a recorded batch" if is_recorded else "abort"] += 1
-        assert not is_recorded or fenced == self.log.fenced(job), (
-            "an abort has fenced the process that continues with the query"
-        )
+        assert not is_recorded or fenced == self.log.fenced(job), "an abort has fenced the process that continues"
         assert ended == self.log.listed_and_aborted(), "an abort has ended what is on the durable list"
 
     def _in_process(self, process: CommitProcess, driver: Driver, call: Callable[[], None]) -> None:

@@ -31,7 +31,6 @@ from tests.soak.token_authority import ENV_PROVIDER, TokenAuthority
 SECRET = "hunter2-of-the-soak"
 LONGEST_GAP_S = 10.0
 """Between two records as the script reads them. A record is written every half second, on a machine that Spark shares."""
-PAUSE_S = 0.5
 _LISTS = "soak-commits"
 
 
@@ -71,7 +70,7 @@ class Script:
 
         sink = KafkaSink(self._bootstrap, topic="in", properties=self._properties, commit_topic=_LISTS)
         driver = JobCommitter("script", sink.committer("script"))
-        while not self._ended.wait(PAUSE_S):
+        while not self._ended.wait(0.5):
             transaction = sink.begin(Attempt("script", self.written, 0, 0))
             transaction.write(pa.record_batch([pa.array([b"%d" % self.written])], ["value"]))
             handle = transaction.prepare()

@@ -36,9 +36,7 @@ def _sealed(which: int, checkpoint: bytes) -> bytes:
 
 
 def _seeds() -> dict[str, bytes]:
-    golden = {
-        name: bytes([which]) + (GOLDEN / f"beam_{name}_v1.bin").read_bytes() for which, name in enumerate(("ledger", "reader"))
-    }
+    golden = {name: bytes([n]) + (GOLDEN / f"beam_{name}_v1.bin").read_bytes() for n, name in enumerate(("ledger", "reader"))}
     fresh = {f"ledger-{state}": b"\0" + zlib.compress(sealed(_NAMES[0], {"state": state})) for state in ("fresh", "handed on")}
     checkpoints = checkpoint.TARGET.seeds().items()
     packed = {f"{name}-packed-{which}": bytes([2 | which]) + data[1:] for which in (0, 1) for name, data in checkpoints}

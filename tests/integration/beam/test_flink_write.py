@@ -27,7 +27,6 @@ from tests.helpers.sink_rig import read_all, read_pairs
 pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(600)]
 
 END = 1500
-PER_CALL = 50
 KEYS = 5
 
 
@@ -37,7 +36,7 @@ def key_of(number: int) -> bytes | None:
 
 def writing(folder: Path, bootstrap: str, topic: str, **arguments: object) -> Callable[[beam.Pipeline], None]:
     def build(pipeline: beam.Pipeline) -> None:
-        numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(str(folder / "begun"), end=END, per_call=PER_CALL))
+        numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(str(folder / "begun"), end=END, per_call=50))
         keyed = beam.Map(lambda number: (key_of(number), b"%08d" % number))
         pairs = numbers | keyed.with_output_types(tuple[bytes | None, bytes])
         _ = pairs | WriteToKafka({"bootstrap.servers": bootstrap}, topic, **arguments)

@@ -40,9 +40,7 @@ def secured():
         yield cluster
 
 
-def client(
-    cluster: BrokerCluster, protocol: str, mechanism: str = "PLAIN", password: str = PASSWORD, **more: str
-) -> ClientConfig:
+def client(cluster, protocol: str, mechanism: str = "PLAIN", password: str = PASSWORD, **more: str) -> ClientConfig:
     quoted = password.replace("\\", "\\\\").replace('"', '\\"')
     assert cluster.certificates is not None
     return ClientConfig.from_properties(

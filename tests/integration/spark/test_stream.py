@@ -222,9 +222,7 @@ def test_progress_reports_offsets_and_the_end_of_the_topic(query, topics):
     offset, latest = (json.loads(text) if isinstance(text, str) else text for text in texts)
     assert offset[topic] == {"0": 6}
     assert latest == {topic: {"0": 10}}
-    lag = sum(
-        int(latest[name][partition]) - end for name, partitions in offset.items() for partition, end in partitions.items()
-    )
+    lag = sum(int(latest[name][partition]) - end for name, ends in offset.items() for partition, end in ends.items())
     assert lag == 4, "as listeners that were written for Spark's own connector compute it, topic by topic"
 
 

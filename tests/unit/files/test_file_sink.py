@@ -524,9 +524,7 @@ def test_a_driver_whose_cleans_up_is_replaced_at_any_call(sink, step):
         handles, successor = write_epoch(folder, 1, 2), committer_of(folder)
         started_at, refused = old.calls, []
 
-        def let_in(
-            call: int, when: int = number, started_at: int = started_at, handles=handles, successor=successor, refused=refused
-        ):
+        def let_in(call, when=number, started_at=started_at, handles=handles, successor=successor, refused=refused):
             if call == started_at + when:
                 successor.fence()
                 try:

@@ -34,7 +34,6 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.float32(), [float("-inf"), 0.5, float("inf")]),
 ]  # fmt: skip
 KEYS = [(type_, values) for type_, values in VALUES if not pa.types.is_floating(type_)]
-OF_EACH_TYPE = pytest.mark.parametrize(("type_", "values"), VALUES, ids=lambda value: str(value)[:24])
 
 
 def sink_of(kind: str, folder: Path, **options: Any) -> DeltaSink | IcebergSink:
@@ -55,7 +54,7 @@ def rows_of(kind: str, folder: Path) -> pa.Table:
     return DeltaTable(f"{folder}/table").to_pyarrow_table() if kind == "delta" else iceberg_table(str(folder)).scan().to_arrow()
 
 
-@OF_EACH_TYPE
+@pytest.mark.parametrize(("type_", "values"), VALUES, ids=lambda value: str(value)[:24])
 @pytest.mark.parametrize("is_one_file", [True, False])
 def test_the_librarys_own_filters_find_each_row(tmp_path, type_, values, is_one_file):
     """It takes a bound that is missing for null, and finds nothing. At, below and above each bound."""

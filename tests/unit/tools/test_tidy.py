@@ -171,9 +171,7 @@ def test_only_one_module_uses_pysparks_underscore_names():
 
 
 def test_only_a_few_modules_import_or_replace_parts_of_pyspark_that_it_does_not_document():
-    importers = {
-        str(path) for path, tree in modules(*PACKAGE) if any(PROGRAMS_OF_PYSPARK.match(name) for name in imported(tree))
-    }
+    importers = {str(path) for path, tree in modules(*PACKAGE) if any(map(PROGRAMS_OF_PYSPARK.match, imported(tree)))}
     supervision = "runners/spark/supervision/"
     of_supervision = {supervision + "jobs.py", supervision + "query_hooks.py"}
     assert importers == {"headrace/spark/preload.py", PRIVATE_OF_PYSPARK} | of_supervision
