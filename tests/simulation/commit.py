@@ -20,9 +20,10 @@ import pyarrow as pa
 from headrace.connectors.base import commit as commits
 from headrace.connectors.base.commit import ClaimRequested, CommitPhase, CommitRequested, RecoveryRequested, StaleEpochError
 from headrace.connectors.base.sink import Attempt, CommitList, JobClaim, Outcome
-from headrace.enumerator.errors import FencedError, PeerError
+from headrace.enumerator.errors import FencedError, HeadraceError, PeerError
 from headrace.testing import memory_sink
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State
+from tests.simulation.search import Adversary
 
 JOB = "job"
 ZOMBIES_AT_MOST = 2
@@ -277,19 +278,33 @@ class CommitSimulation:
         assert committed <= self.log.listed, "a transaction was committed that never was on a durable list"
         assert self.log.entries[self.bystander].state is State.PREPARED, "another job's transaction was ended"
 
+    def epoch(self, size: int, tasks: int, fates: int) -> None:
+        self.write(0, size, tasks, 1, fates)
+        self.request(0)
+        self.finish(0)
+        self.store()
+
+    def prepared(self, which: int, size: int, tasks: int, look: int, fates: int) -> None:
+        """An epoch up to its commit, which is then under way."""
+        self.write(which, size, tasks, look, fates)
+        self.request(which)
+
     def drain(self) -> None:
         """Nothing fails any more: the job must continue by itself, and leave nothing open."""
-        self.restart(zombie=0, recover=0)
-        self.finish(0)
-        for _ in range(3):
-            self.write(0, size=2, tasks=2, look=0, fates=0)
-            run = self.current
-            self.request(0)
+        try:
+            self.restart(zombie=0, recover=0)
             self.finish(0)
-            assert self.current is run, "the job cannot continue though nothing fails any more"
-            self.check()
-            assert not self.log.unended(JOB), "something is still open"
-            self.store()
+            for _ in range(3):
+                self.write(0, size=2, tasks=2, look=0, fates=0)
+                run = self.current
+                self.request(0)
+                self.finish(0)
+                assert self.current is run, "the job cannot continue though nothing fails any more"
+                self.check()
+                assert not self.log.unended(JOB), "something is still open"
+                self.store()
+        except HeadraceError as error:
+            raise AssertionError(f"the job does not continue: {type(error).__name__}: {error}") from error
         assert self.completed.issuperset(range(self.done + 1))
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -424,3 +439,20 @@ def batch_of(values: list[str]) -> pa.RecordBatch:
 @lru_cache(maxsize=256)
 def _batch_of(values: tuple[str, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": values})
+
+
+COMMITS = Adversary(
+    "commits",
+    CommitSimulation,
+    1,
+    (
+        {  # whole epochs, and commits that are under way
+            "restart": 5, "rewind": 3, "epoch": 5, "prepared": 12, "step": 24, "interrupt": 6, "finish": 5, "store": 4,
+            "again": 3, "recover_again": 1, "give_back": 1, "kill_zombie": 1, "expire": 5, "zombie_task": 3,
+        },
+        {  # step by step
+            "restart": 3, "rewind": 4, "write": 12, "request": 12, "step": 30, "interrupt": 5, "finish": 8, "store": 6,
+            "again": 1, "recover_again": 1, "give_back": 1, "kill_zombie": 1, "expire": 5, "zombie_task": 3,
+        },
+    ),
+)  # fmt: skip

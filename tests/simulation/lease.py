@@ -250,8 +250,8 @@ class Host:
 class Simulation:
     """See the module."""
 
-    def __init__(self, seed: int) -> None:
-        self.chances = random.Random(seed)
+    def __init__(self, high: int, low: int) -> None:
+        self.chances = random.Random(high * NUMBERS + low)
         self.happened: Counter[str] = Counter()
         self.lease_store: str | None = None
         self.lease_store_is_away = False
@@ -540,6 +540,9 @@ class Simulation:
         self._gets_on(0)
         assert follower.lease.phase is LeasePhase.LEADING, "no process leads in place of one that is dead"
 
+    def go_on_a_little(self, steps: int) -> None:
+        self.go_on(steps % 8)
+
     def _settle(self) -> None:
         steps = batches = 0
         for _ in range(CALM_STEPS):
@@ -570,22 +573,12 @@ class Simulation:
         return len(seen) == len(SETTLED) and set(seen) == SETTLED
 
 
-class HostsSimulation(Simulation):
-    """The same as a schedule of steps."""
-
-    def __init__(self, high: int, low: int) -> None:
-        super().__init__(high * NUMBERS + low)
-
-    def go_on_a_little(self, steps: int) -> None:
-        self.go_on(steps % 8)
-
-
 _FAULTS = {
     "pause": 3, "pause_in_a_batch": 2, "pause_in_a_look": 3, "wake": 3, "cut_off": 2, "heal": 3, "take_lease_store_away": 1,
     "lose_answers": 1, "wipe_lease_store": 1, "power_off": 1, "power_on": 2, "hit_driver": 2, "terminate": 2, "jump": 1,
 }  # fmt: skip
 
 HOSTS = Adversary(
-    "hosts", HostsSimulation, 2, ({"go_on": 14, **_FAULTS}, {"go_on": 6, "go_on_a_little": 12, **_FAULTS}), longest=60,
+    "hosts", Simulation, 2, ({"go_on": 14, **_FAULTS}, {"go_on": 6, "go_on_a_little": 12, **_FAULTS}), longest=60,
     actions=by_chance(Simulation, _FAULTS),
 )  # fmt: skip

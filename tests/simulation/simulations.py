@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.simulation import checkpoints_search
+from tests.simulation import checkpoints
 from tests.simulation.bugs import commits, core, fetches, lease, run, spark, standby
 from tests.simulation.bugs.injecting import Injected
-from tests.simulation.checkpoints_search import SHARDS
-from tests.simulation.commit_search import COMMITS
-from tests.simulation.core_search import CORE
+from tests.simulation.commit import COMMITS
+from tests.simulation.core import CORE
 from tests.simulation.fetch import FETCH
 from tests.simulation.lease import HOSTS
 from tests.simulation.run import OUTPUTS, RUN
@@ -58,7 +57,7 @@ SIMULATIONS = (
         "one broker lags behind": 120, "deleted": 30, "recreated": 15, "gave up: LogTruncatedError": 8,
         "gave up: TopicRecreatedError": 25,
     }),
-    Searched(SHARDS, 500, checkpoints_search.INJECTED, {
+    Searched(checkpoints.SHARDS, 500, checkpoints.INJECTED, {
         "checkpoint": 3000, "savepoint": 200, "restore": 500, "zombie": 150, "expired prepared": 100, "copy": 80,
         "died in Write": 60, "died before CleanUp": 60, "died before Write": 50, "aborted checkpoint": 50,
     }),

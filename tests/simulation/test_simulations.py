@@ -12,8 +12,8 @@ from headrace.enumerator.errors import ProtocolViolationError, StateError
 from headrace.enumerator.events import ReaderSnapshotted
 from tests.helpers.tables import arrows, arrows_followed
 from tests.simulation.bugs import core
-from tests.simulation.commit_search import COMMITS
-from tests.simulation.core_search import CORE
+from tests.simulation.commit import COMMITS
+from tests.simulation.core import CORE
 from tests.simulation.measure import TABLE
 from tests.simulation.search import BrokenScheduleError, as_test, shortened
 from tests.simulation.simulations import SIMULATIONS

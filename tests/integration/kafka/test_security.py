@@ -19,7 +19,7 @@ from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, is_retriable
-from headrace.testing.servers.kafka import BrokerCluster, start_broker
+from headrace.testing.servers.kafka import start_broker
 from headrace.testing.servers.kafka.security import make_certificates
 from tests.helpers.kafka_tools import created, produce
 
