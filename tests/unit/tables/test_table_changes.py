@@ -24,8 +24,8 @@ from headrace.connectors.tables.log import OutdatedError
 from headrace.connectors.tables.rows import new_columns
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, PeerError, UsageError
-from headrace.iceberg import IcebergSink
-from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_paths, iceberg_table
+from tests.helpers.both_tables import KINDS, commit_rows, prepared_rows, rows_of, sink_of, taken_over_by
+from tests.helpers.iceberg_rig import iceberg_paths, iceberg_table
 from tests.helpers.table_rig import JOB, Death, KilledError, WatchedLog, answer_lost, delta_actions, delta_paths, driver
 
 BY_ID = Changes(("id",), ("offset",), "op")
@@ -42,9 +42,7 @@ class Rig:
         folder.mkdir(exist_ok=True)
         partitions = given.pop("partition_by", ())
         given["changes"] = changes
-        self.sink: Any = (
-            DeltaSink(f"{folder}/table", **given) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(folder)), **given)
-        )
+        self.sink = sink_of(kind, folder, **given)
         self.sink.create_table(schema, partitions)
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
@@ -54,9 +52,7 @@ class Rig:
         return pa.RecordBatch.from_pydict({"id": ids, "name": names, "op": ops, "offset": offsets}, schema=self.schema)
 
     def prepared(self, epoch: int, batch: pa.RecordBatch, task: int = 0) -> TableHandle:
-        with self.sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
-            transaction.write(batch)
-            return transaction.prepare()
+        return prepared_rows(self.sink, epoch, task, batch)
 
     def commit(self, epoch: int, *rows: Row) -> None:
         driver(self.sink).commit(epoch, (self.prepared(epoch, self.batch(rows)),))
@@ -65,9 +61,7 @@ class Rig:
         return JobCommitter(JOB, TableCommitter(WatchedLog(self.sink.log(), around, calling), JOB, "the table"))
 
     def table(self) -> pa.Table:
-        if self.kind == "delta":
-            return DeltaTable(self.sink.uri).to_pyarrow_table()
-        return iceberg_table(self.folder).scan().to_arrow()
+        return rows_of(self.kind, Path(self.folder))
 
     def rows(self) -> dict[int, str | None]:
         found = self.table()
@@ -153,7 +147,7 @@ def test_rows_of_others_are_changed_too(rig):
     assert rig.rows() == {1: "theirs", 2: "ours"}
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_partitions_and_keys_of_several_columns(tmp_path, kind):
     schema = pa.schema([("city", pa.string()), ("day", pa.date32()), ("total", pa.decimal128(9, 2)), ("n", pa.int32())])
     rig = Rig(kind, tmp_path, Changes(("city", "day"), ("n",)), schema, partition_by=("city",))
@@ -180,10 +174,7 @@ def test_rows_of_others_are_changed_whatever_their_partition_is_called(tmp_path,
 
     def commit(epoch: int, *rows: tuple[int, str | None, str, int]) -> None:
         columns = dict(zip(ROWS.names, zip(*rows, strict=True), strict=True)) | {"p": [partition] * len(rows)}
-        with sink.begin(Attempt(JOB, epoch, 0, 0)) as transaction:
-            transaction.write(pa.RecordBatch.from_pydict(columns, schema))
-            handle = transaction.prepare()
-        driver(sink).commit(epoch, (handle,))
+        commit_rows(sink, epoch, pa.RecordBatch.from_pydict(columns, schema))
 
     (rewritten,) = sink.log().load().files_with(pa.table({"id": [1]}))  # the other one is not read
     assert rewritten.read()["p"].unique().to_pylist() == [partition]
@@ -384,14 +375,8 @@ def test_a_rival_that_writes_the_same_keys_during_a_commit_is_seen(rig):
 
 def test_a_driver_that_takes_over_during_a_merge_fences_it(rig):
     newer = driver(rig.sink)
-
-    def around(number, commit):
-        if number == 2:
-            newer.recover()
-        commit()
-
     with pytest.raises(FencedError):
-        rig.watched(around).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c")])),))
+        rig.watched(taken_over_by(newer)).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c")])),))
     assert rig.rows() == {}
     newer.commit(0, (rig.prepared(0, rig.batch([(1, "a", "c")])),))
     assert rig.rows() == {1: "a"}
@@ -428,7 +413,7 @@ def test_a_driver_that_dies_before_anything_that_it_does(tmp_path):
     assert deaths > 3
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_a_changelog_in_many_epochs_gives_the_same_table_as_a_plain_replay(tmp_path, kind):
     """Kills at random between, epochs written again in other shares; judged by a dictionary."""
     chance, rig, wanted, kills = random.Random(5), Rig(kind, tmp_path), {}, 0
@@ -454,7 +439,7 @@ def test_a_changelog_in_many_epochs_gives_the_same_table_as_a_plain_replay(tmp_p
     assert rig.rows() == wanted
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_rows_that_only_say_what_was_there_before_change_nothing(tmp_path, kind):
     """Also where a task has no others."""
     rig = Rig(kind, tmp_path)
@@ -494,26 +479,15 @@ NARROW = pa.schema([("id", pa.int64()), ("name", pa.string())])
 WIDE = pa.schema([pa.field("extra", pa.float64(), nullable=False), *NARROW, ("tags", pa.list_(pa.string()))])
 
 
-def appending(kind: str, folder: Path, **given: Any) -> Any:
-    return DeltaSink(f"{folder}/table", **given) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(folder)), **given)
-
-
-def read(kind: str, folder: Path) -> pa.Table:
-    return DeltaTable(f"{folder}/table").to_pyarrow_table() if kind == "delta" else iceberg_table(str(folder)).scan().to_arrow()
-
-
 def append(sink: Any, epoch: int, row: dict[str, Any], schema: pa.Schema) -> None:
-    with sink.begin(Attempt(JOB, epoch, 0, 0)) as transaction:
-        transaction.write(pa.RecordBatch.from_pylist([row], schema=schema))
-        handle = transaction.prepare()
-    driver(sink).commit(epoch, (handle,))
+    commit_rows(sink, epoch, pa.RecordBatch.from_pylist([row], schema=schema))
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_columns_that_a_table_does_not_have_are_added_if_that_is_asked_for(tmp_path, kind):
-    appending(kind, tmp_path).create_table(NARROW)
-    append(appending(kind, tmp_path), 0, {"id": 1, "name": "a"}, NARROW)
-    plain, merging = appending(kind, tmp_path), appending(kind, tmp_path, merge_schema=True)
+    sink_of(kind, tmp_path).create_table(NARROW)
+    append(sink_of(kind, tmp_path), 0, {"id": 1, "name": "a"}, NARROW)
+    plain, merging = sink_of(kind, tmp_path), sink_of(kind, tmp_path, merge_schema=True)
     plain.create_table(WIDE)
     with pytest.raises(UsageError, match="the table has no column 'extra'"):
         plain.check_rows(WIDE)
@@ -521,17 +495,17 @@ def test_columns_that_a_table_does_not_have_are_added_if_that_is_asked_for(tmp_p
         merging.create_table(WIDE)
     append(merging, 1, {"id": 2, "name": "b", "extra": 0.5, "tags": ["x"]}, WIDE)
     append(merging, 2, {"id": 3, "name": "c"}, NARROW)
-    found = read(kind, tmp_path).sort_by("id").to_pylist()
+    found = rows_of(kind, tmp_path).sort_by("id").to_pylist()
     assert [row["extra"] for row in found] == [None, 0.5, None]
     assert [row["tags"] for row in found] == [None, ["x"], None]
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 @pytest.mark.parametrize("columns", [["id"], ["id", "name", "note", "more"]])
 def test_a_batch_with_other_columns_than_the_first_one_of_its_transaction_is_refused(tmp_path, kind, columns):
     """Not given the values of another column, and nothing is left out silently."""
     table = pa.schema([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("more", pa.string())])
-    sink = appending(kind, tmp_path)
+    sink = sink_of(kind, tmp_path)
     sink.create_table(table)
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(pa.RecordBatch.from_pydict({"id": [1], "note": ["n"], "name": ["a"]}))
@@ -540,19 +514,19 @@ def test_a_batch_with_other_columns_than_the_first_one_of_its_transaction_is_ref
             transaction.write(pa.RecordBatch.from_pydict({name: [2] if name == "id" else ["b"] for name in columns}))
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_a_column_of_another_type_is_not_changed(tmp_path, kind):
-    sink = appending(kind, tmp_path, merge_schema=True)
+    sink = sink_of(kind, tmp_path, merge_schema=True)
     sink.create_table(NARROW)
     other = pa.schema([("id", pa.int64()), ("name", pa.int64()), ("more", pa.int64())])
     with pytest.raises(UsageError, match=r"column 'name' is .*string in the table, and int64 in the rows: cast it"):
         sink.create_table(other)
-    assert "more" not in read(kind, tmp_path).column_names
+    assert "more" not in rows_of(kind, tmp_path).column_names
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_a_rival_that_adds_the_same_columns_at_the_same_time_is_no_failure(tmp_path, kind):
-    sink = appending(kind, tmp_path, merge_schema=True)
+    sink = sink_of(kind, tmp_path, merge_schema=True)
     sink.create_table(NARROW)
     rivals = []
 
@@ -564,4 +538,4 @@ def test_a_rival_that_adds_the_same_columns_at_the_same_time_is_no_failure(tmp_p
 
     TableCommitter(WatchedLog(sink.log(), around), "schema", "the table").widen(lambda table: new_columns(WIDE, table))
     assert rivals == [1]
-    assert sorted(read(kind, tmp_path).column_names) == ["extra", "id", "name", "tags"]
+    assert sorted(rows_of(kind, tmp_path).column_names) == ["extra", "id", "name", "tags"]

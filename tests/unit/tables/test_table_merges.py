@@ -17,6 +17,7 @@ from headrace.connectors.tables.changes import Changes
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 from headrace.iceberg import IcebergSink
+from tests.helpers.both_tables import KINDS, prepared_rows
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table
 from tests.helpers.table_rig import JOB, driver, open_marks, unadded_transactions
 
@@ -25,9 +26,7 @@ BY_ID = Changes(("id",), ())
 
 
 def prepared(sink: Any, epoch: int, task: int, rows: list[dict[str, Any]], schema: pa.Schema) -> Any:
-    with sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
-        transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
-        return transaction.prepare()
+    return prepared_rows(sink, epoch, task, pa.RecordBatch.from_pylist(rows, schema=schema))
 
 
 def delta(folder: Path, changes: Changes = BY_ID, schema: pa.Schema = IDS, **given: Any) -> DeltaSink:
@@ -102,7 +101,7 @@ def rewrite(uri: str, action: str, value: dict[str, Any]) -> None:
     log.write_text("".join(json.dumps({action: value} if action in line else line) + "\n" for line in lines))
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 def test_a_column_that_differs_from_another_in_upper_case_alone_is_refused(tmp_path, kind):
     given = {"merge_schema": True}
     sink = delta(tmp_path, **given) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(tmp_path)), **given)
@@ -314,7 +313,7 @@ NEIGHBOURS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@KINDS
 @pytest.mark.parametrize("order", [1, -1])
 def test_rows_that_no_change_touches_are_as_they_were(tmp_path, kind, order):
     sink = delta(tmp_path, schema=NESTED) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(tmp_path)), changes=BY_ID)

@@ -22,6 +22,7 @@ from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandl
 from headrace.connectors.tables.metadata_folder import WorkFolder
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
+from tests.helpers.both_tables import commit_rows, prepared_rows, taken_over_by
 from tests.helpers.table_rig import (
     JOB,
     VALUES,
@@ -353,14 +354,8 @@ def test_the_list_of_a_younger_driver_is_left_alone(sink):
 
 def test_a_driver_that_takes_over_during_a_commit_fences_it(sink):
     newer = driver(sink)
-
-    def around(number, commit):
-        if number == 2:
-            newer.recover()
-        commit()
-
     with pytest.raises(FencedError):
-        watched(sink, around).commit(0, (prepared(sink, 0, 0, ["a"]),))
+        watched(sink, taken_over_by(newer)).commit(0, (prepared(sink, 0, 0, ["a"]),))
     assert delta_values(sink.uri) == []
     newer.commit(0, (prepared(sink, 0, 0, ["a"]),))
     assert delta_values(sink.uri) == ["a"]
@@ -483,11 +478,7 @@ WIDE = pa.schema([
 
 
 def written(sink: DeltaSink, *rows: dict, **parts) -> None:
-    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
-        for row in rows:
-            transaction.write(pa.RecordBatch.from_pylist([row], schema=parts.get("schema", WIDE)))
-        handle = transaction.prepare()
-    driver(sink).commit(0, (handle,))
+    commit_rows(sink, 0, *(pa.RecordBatch.from_pylist([row], schema=parts.get("schema", WIDE)) for row in rows))
 
 
 ROW = {
@@ -549,10 +540,7 @@ def test_files_end_at_their_size(tmp_path):
     sink = DeltaSink(str(tmp_path / "table"), target_file_bytes=1000)
     sink.create_table(VALUES)
     driver(sink).commit(0, (prepared(sink, 0, 0, ["x" * 600]),))
-    with sink.begin(Attempt(JOB, 1, 0, 0)) as transaction:
-        for number in range(10):
-            transaction.write(batch_of([f"{number}" + str(hash(str(number))) * 100]))
-        handle = transaction.prepare()
+    handle = prepared_rows(sink, 1, 0, *(batch_of([f"{number}" + str(hash(str(number))) * 100]) for number in range(10)))
     assert len(handle.files) > 1
     assert sum(file.rows for file in handle.files) == 10
 

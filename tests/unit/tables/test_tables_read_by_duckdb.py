@@ -14,10 +14,8 @@ from benchmarks.tables_soak import Reader
 from headrace.connectors.tables import merging
 from headrace.delta import DeltaSink
 from headrace.iceberg import IcebergSink
-from headrace.sinks import Attempt
-from tests.helpers.table_rig import JOB, driver
-
-KINDS = pytest.mark.parametrize("kind", ["delta", "iceberg"])
+from tests.helpers.both_tables import KINDS, prepared_rows
+from tests.helpers.table_rig import driver
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +32,7 @@ def sink_of(kind: str, folder: Path, **options: Any) -> DeltaSink | IcebergSink:
 
 
 def commit(sink: Any, epoch: int, *shares: pa.RecordBatch) -> None:
-    handles = []
-    for task, rows in enumerate(shares):
-        with sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
-            transaction.write(rows)
-            handles.append(transaction.prepare())
-    driver(sink).commit(epoch, tuple(handles))
+    driver(sink).commit(epoch, tuple(prepared_rows(sink, epoch, task, rows) for task, rows in enumerate(shares)))
 
 
 @KINDS
