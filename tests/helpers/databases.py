@@ -1,7 +1,8 @@
 """The harness's databases, for tests: without one on the machine the test is skipped, or fails where they are required."""
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NoReturn
 
@@ -53,3 +54,13 @@ def unavailable(reason: str) -> NoReturn:
     if os.environ.get(REQUIRED):
         pytest.fail(f"{reason} ({REQUIRED} is set)")
     pytest.skip(reason)
+
+
+SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
+
+
+@contextmanager
+def servers() -> Iterator[Callable[[str], databases.Database]]:
+    """Gives servers by name, each started when it is first asked for."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda name: stack.enter_context(SERVERS[name]()))

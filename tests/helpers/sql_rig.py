@@ -64,6 +64,11 @@ class SqlRig:
             job, *attempt = gid.rsplit(".", 4)
             self.execute(f"XA ROLLBACK '{job}','{'.'.join(attempt)}'")
 
+    def drop(self) -> None:
+        for gid in self.prepared():
+            self.roll_back(gid)
+        self.execute(f"DROP TABLE IF EXISTS {self.table}")
+
 
 def batch(ids: Sequence[int], name: str = "n") -> pa.RecordBatch:
     return pa.record_batch({"id": pa.array(ids, pa.int64()), "name": pa.array([f"{name}{number}" for number in ids])})

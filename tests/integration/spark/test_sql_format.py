@@ -1,35 +1,29 @@
 """`format("headrace")` with `connector=sql`: exactly once into a table, and upserts; what does not fit is refused."""
 
-import functools
-from contextlib import ExitStack
 from datetime import datetime
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from headrace.testing.servers.databases import PASSWORD
-from tests.helpers.databases import mariadb, postgresql
+from tests.helpers.databases import SERVERS, servers
 from tests.helpers.sink_drivers import finish_driver, kill_driver
 from tests.helpers.sql_rig import SqlRig
 
-SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
 ROWS = [(1, "one"), (2, None)]
 WRONG = "wr0ng-s3cret"
 
 
 @pytest.fixture(scope="module")
 def server():
-    """Gives servers by name, each started when it is first asked for."""
-    with ExitStack() as stack:
-        yield functools.cache(lambda name: stack.enter_context(SERVERS[name]()))
+    with servers() as by_name:
+        yield by_name
 
 
 def new_rig(server, name):
     rig = SqlRig(server(name).url)
     yield rig
-    for gid in rig.prepared():
-        rig.roll_back(gid)
-    rig.execute(f"DROP TABLE IF EXISTS {rig.table}")
+    rig.drop()
 
 
 @pytest.fixture

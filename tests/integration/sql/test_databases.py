@@ -16,12 +16,11 @@ from headrace.connectors.sql.url import driver_engine
 from headrace.enumerator.errors import UsageError
 from headrace.testing.servers import databases
 from headrace.testing.servers.databases import Database, carried_initdbs
-from tests.helpers.databases import mariadb, postgresql
+from tests.helpers.databases import SERVERS, postgresql
 from tests.helpers.sql_rig import SqlRig, run_epoch, write_epoch
 
 pytestmark = pytest.mark.timeout(300)
 
-SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
 SILENCE_S, TIMEOUT_S = 0.3, 30.0
 
 
