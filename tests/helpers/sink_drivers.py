@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.runners.spark_processes.spark_archive import archive_at_hand
-from tests.helpers.python_path import python_path
+from tests.helpers.python_path import ROOT, python_path
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240.0
 
 

@@ -16,9 +16,8 @@ import psutil
 import pyspark
 
 from headrace.testing.servers.ports import reserved_ports
-from tests.helpers.python_path import python_path
+from tests.helpers.python_path import ROOT, python_path
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240.0
 POLL_S = 0.1
 

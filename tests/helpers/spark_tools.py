@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.runners.spark_processes.spark_archive import archive_at_hand
 from headrace.testing.servers.kafka import BrokerCluster, add_partitions, create_topic, delete_topic
 from tests.helpers.kafka_tools import IDEMPOTENT
-
-ROOT = Path(__file__).parents[2]
+from tests.helpers.python_path import ROOT
 
 
 def numbers(*spans: Iterable[int]) -> list[str]:

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -14,9 +13,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from headrace.testing.servers.kafka import create_topic
-from tests.helpers.python_path import python_path
+from tests.helpers.python_path import ROOT, python_path
 
-ROOT = Path(__file__).parents[2]
 FLIGHTS = ROOT / "examples" / "flights"
 REINITIALISE = ROOT / "tests" / "faults" / "reinitialise"
 COUNT = 30_000

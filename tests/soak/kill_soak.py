@@ -34,11 +34,10 @@ from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.testing.servers.kafka import create_topic, start_broker
 from headrace.testing.servers.kafka.jars import KAFKA_VERSION
 from tests.helpers.kafka_tools import IDEMPOTENT
-from tests.helpers.python_path import python_path
+from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.sink_rig import eventually, kafka_sink, read_all, set_transaction_version
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-ROOT = Path(__file__).parents[2]
 _STEPS = {"KafkaTransaction": ("write", "prepare"), "KafkaCommitter": ("fence", "check", "record", "end", "clean_up")}
 PHASES = [(owner, step, when) for owner, steps in _STEPS.items() for step in steps for when in ("before", "after")]
 REPAIR_PHASES = [(step, when, 1) for step in ("copy", "record", "clean_up") for when in ("before", "after")]

@@ -20,8 +20,6 @@ _NAMES = ("headrace-ledger", "headrace-reader")
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     which = data[0] & 1
     stored = zlib.compress(_sealed(which, data[1:]), 1) if data[0] & 2 else data[1:]
     try:

@@ -12,8 +12,6 @@ _SERIALIZER: CheckpointSerializer[KafkaSplit] = CheckpointSerializer("kafka", Ka
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     stored = data[1:] if data[0] & 1 else _in_an_envelope(data[1:])
     try:
         found = _SERIALIZER.deserialize(stored)

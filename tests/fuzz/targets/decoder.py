@@ -14,8 +14,6 @@ _SEALED = 0x80
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     options = {name: value for name, value in OPTIONS[data[0] & 7].items() if name not in ("topic", "partition")}
     records = resealed(data[1:]) if data[0] & _SEALED else data[1:]
     found = outcome(compiled, records, **options)

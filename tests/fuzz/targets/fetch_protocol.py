@@ -14,8 +14,6 @@ _VERSIONS = API_VERSIONS["Fetch"].highest - MIN_VERSION + 1
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     try:
         answer = parse_fetch_response(memoryview(data)[1:], MIN_VERSION + data[0] % _VERSIONS)
     except CorruptDataError:

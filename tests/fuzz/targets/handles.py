@@ -21,8 +21,6 @@ LISTS = ("kafka_commit_list_v1", "sql_commit_list_v1", "table_commit_list_v1")
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     serializer, version = SERIALIZERS[_NAMES[data[0] & 3]], data[0] >> 2 & 3
     try:
         value = json.loads(data[1:])

@@ -16,8 +16,6 @@ _TOKENS = "sasl.oauthbearer.token.endpoint.url=https://tokens.example/"
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     jaas, *properties = data[1:].decode("utf-8", "replace").split("\0")
     given = {"sasl.mechanism": _MECHANISMS[data[0] % len(_MECHANISMS)], "sasl.jaas.config": jaas}
     given |= {name: value for name, _, value in (each.partition("=") for each in properties) if name in SASL_PROPERTIES}

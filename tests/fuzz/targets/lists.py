@@ -22,8 +22,6 @@ _WHERE = "somewhere"
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     which, stored = data[0], data[1:]
     if which & _PARTED:
         head, *parts = stored.split(b"\0")

@@ -14,8 +14,6 @@ _SECRET = "s3cr3t-0f-n0b0dy"
 
 
 def _check(data: bytes) -> None:
-    if not data:
-        return
     address = data[1:].decode("utf-8", "replace")
     is_secret = not data[0] & 1 and re.fullmatch(rf"[a-z+]+://u:{_SECRET}@[^@]*", address) is not None
     said = ""

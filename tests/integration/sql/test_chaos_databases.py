@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
-
-pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
-
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import NullPool

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
-
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from headrace.connectors.sql.url import driver_engine

@@ -5,8 +5,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
-
 from headrace.connectors.base.sink import Attempt
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink

@@ -16,8 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
-
 from headrace.connectors.base.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.base.jobs import one_off_job
 from headrace.connectors.base.sink import Attempt, CommitList, Outcome

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace._extras import needs_extra
-from tests.helpers.python_path import printed
+from tests.helpers.python_path import ROOT, printed
 from tests.helpers.surface import MODULES, members, names_of, surface
 
-ROOT = Path(__file__).parents[3]
 CHECKPOINT = str(ROOT / "tests" / "unit" / "golden" / "spark_checkpoint")
 SNAPSHOT = Path(__file__).with_name("public_surface.txt")
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.python_path import printed
+from tests.helpers.python_path import ROOT, printed
 
-ROOT = Path(__file__).parents[3]
 OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples")
 CHANGES_OF_LISTS = {"append", "insert", "extend"}
 LONGEST_FUNCTION = 70
