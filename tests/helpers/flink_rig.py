@@ -11,12 +11,13 @@ from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTr
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.utils.timestamp import Duration
-from tenacity import Retrying, retry_if_exception_type, retry_if_not_result, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from headrace.enumerator.errors import StateError
 from headrace.testing.servers.flink import FlinkCluster, start_flink
 from headrace.testing.servers.flink.rest import ENDED
 from tests.helpers.python_path import python_path
+from tests.helpers.waiting import eventually
 
 FOR_EVER = 1 << 40
 
@@ -119,7 +120,3 @@ def frozen_workers(flink: FlinkCluster) -> Iterator[set[int]]:
     finally:
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
-
-
-def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    Retrying(retry=retry_if_not_result(bool), stop=stop_after_delay(seconds), wait=wait_fixed(0.1))(condition)

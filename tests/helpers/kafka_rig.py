@@ -13,9 +13,9 @@ from headrace.enumerator import EagerEnumerator, EmbeddedRun, SplitBatch, SplitE
 from headrace.kafka import KafkaSource, KafkaSplit
 from headrace.testing.servers.kafka import create_topic, delete_topic
 from tests.helpers.kafka_tools import AT_THE_END, proxy_to
+from tests.helpers.waiting import POLL_S, eventually
 
 DEADLINE_S = 40.0
-POLL_S = 0.01  # what is waited for may need the processor itself
 ONE_BATCH_PER_FETCH = {"max.partition.fetch.bytes": "1"}
 """A broker always gives one whole batch; so every batch written comes out of `poll` by itself."""
 
@@ -101,14 +101,6 @@ def end_of(bootstrap: str, topic: str, partition: int = 0, isolation: str = "rea
 def wait_for_end(bootstrap: str, topic: str, end: int, partition: int = 0) -> None:
     """Wait until the last stable offset is `end`: EndTxn is answered before its markers are written."""
     eventually(lambda: end_of(bootstrap, topic, partition) == end, f"the last stable offset never became {end}")
-
-
-def eventually(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(POLL_S)
-    return answer
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from typing import Any
 
 from headrace.runners.spark_processes.spark_archive import archive_at_hand
 from tests.helpers.python_path import ROOT, python_path
+from tests.helpers.waiting import eventually
 
 TIMEOUT_S = 240.0
 
@@ -57,11 +57,8 @@ def kill_driver(folder: Path, arguments: Mapping[str, Any], module: str, owner: 
 
 def finish_driver(folder: Path, arguments: Mapping[str, Any], is_done: Callable[[], bool]) -> None:
     """Run a driver over the same checkpoint, with another number of tasks, until all is written; then end it in good order."""
-    deadline = time.monotonic() + TIMEOUT_S
     with _driver(folder, {**arguments, "tasks": 3}, {}) as process:
-        while not is_done():
-            assert process.poll() is None, _log(folder)
-            assert time.monotonic() < deadline, _log(folder)
-            time.sleep(0.05)
+        eventually(lambda: process.poll() is not None or is_done(), lambda: _log(folder), seconds=TIMEOUT_S)
+        assert process.poll() is None, _log(folder)
         (folder / "done").touch()
         assert process.wait(TIMEOUT_S) == 0, _log(folder)

@@ -19,10 +19,10 @@ from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.testing import DyingCommitter, Killed
+from tests.helpers import waiting
 from tests.helpers.kafka_tools import AT_THE_END
 
 TIMEOUT_S = 30.0
-POLL_S = 0.02  # what is waited for may need the processor itself
 SAFE_DOWNGRADE = 2
 UPGRADE = 1
 
@@ -86,10 +86,7 @@ def read_pairs(bootstrap: str, topic: str, isolation: str = "read_committed") ->
 
 def eventually(read: Any, wanted: Any) -> None:
     """Wait for it: a commit is visible some milliseconds after it is answered."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while (found := read()) != wanted:
-        assert time.monotonic() < deadline, f"{found} instead of {wanted}"
-        time.sleep(POLL_S)
+    waiting.eventually(lambda: read() == wanted, lambda: f"{read()} instead of {wanted}", seconds=TIMEOUT_S)
 
 
 def set_transaction_version(bootstrap: str, level: int) -> None:
@@ -105,9 +102,7 @@ def set_transaction_version(bootstrap: str, level: int) -> None:
         )  # fmt: skip
         response = connection.request(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[key], validate_only=False))
         assert response.error_code == ErrorCode.NONE, response
-        deadline = time.monotonic() + TIMEOUT_S
-        while connection.finalized_features().get("transaction.version") != level:
-            assert time.monotonic() < deadline
+        waiting.eventually(lambda: connection.finalized_features().get("transaction.version") == level, seconds=TIMEOUT_S)
     finally:
         connection.close()
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,9 +18,9 @@ import pyspark
 
 from headrace.testing.servers.ports import reserved_ports
 from tests.helpers.python_path import ROOT, python_path
+from tests.helpers.waiting import eventually
 
 TIMEOUT_S = 240.0
-POLL_S = 0.1
 
 
 class SparkJob:
@@ -63,11 +64,10 @@ class SparkJob:
         return self._log.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
+        def check() -> None:
             assert self._process.poll() is None, self.log()[-3000:]
-            assert time.monotonic() < deadline, self.log()[-3000:]
-            time.sleep(POLL_S)
+
+        eventually(condition, lambda: self.log()[-3000:], seconds=TIMEOUT_S, check=check)
 
     def wait(self) -> int:
         return self._process.wait(TIMEOUT_S)
@@ -135,7 +135,5 @@ def standalone_cluster(folder: Path, hosts: Sequence[str]) -> Iterator[str]:
 
 
 def _wait_for_workers(log: Path, count: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while log.read_text(errors="replace").count("Registering worker") < count:
-        assert time.monotonic() < deadline, log.read_text()[-3000:]
-        time.sleep(POLL_S)
+    said = partial(log.read_text, errors="replace")
+    eventually(lambda: said().count("Registering worker") >= count, lambda: said()[-3000:], seconds=TIMEOUT_S)

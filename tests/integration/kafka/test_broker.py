@@ -17,23 +17,19 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
-from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 from headrace.enumerator.errors import PeerError, UsageError
 from headrace.testing.servers.kafka import BrokerCluster, add_partitions, create_topic, delete_topic, start_broker
 from headrace.testing.servers.kafka.metadata import ask
 from headrace.testing.servers.ports import Ports, is_listening, reserved_ports
 from tests.helpers.kafka_tools import created
+from tests.helpers.waiting import eventually
 
 OWN = "HEADRACE_BOOTSTRAP"
 USERS = {"alice": "alice-secret", "bob": "bob's secret; 100%"}
 CLI = [sys.executable, "-P", "-c", "from headrace.cli import main; main()", "broker"]
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
-
-
-def eventually(condition: Callable[[], Any]) -> None:
-    Retrying(retry=retry_if_not_result(bool), stop=stop_after_delay(30), wait=wait_fixed(0.05))(condition)
 
 
 def processes_of(directory: Path) -> list[str]:

@@ -21,6 +21,7 @@ from headrace.enumerator.errors import DataLossError
 from headrace.testing.servers.kafka import BrokerCluster, create_topic, delete_topic
 from tests.helpers import kafka_rig as rig
 from tests.helpers.kafka_tools import Proxy, created, produce, proxy_to
+from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.broker
 
@@ -361,9 +362,7 @@ def test_closing_wakes_a_fetch_that_waits(broker, topic):
     name = created(broker.bootstrap, topic)
     with CountingCluster(config(broker, fetch_max_wait_ms=60_000, request_timeout_ms=60_000)) as kafka:
         fetcher = Fetcher(kafka, [FetchFrom(name, 0, 0)])
-        deadline = time.monotonic() + TIMEOUT_S
-        while not kafka.fetches:
-            assert time.monotonic() < deadline
+        eventually(lambda: kafka.fetches)
         fetching = threading.active_count()
         started = time.monotonic()
         fetcher.close()

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from headrace.runners.spark_processes.spark_archive import archive_at_hand
 from headrace.spark.kafka_offsets import OURS
 from tests.helpers.envelopes import body_of
 from tests.helpers.spark_tools import ROOT
+from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)  # more than all that it waits for
 
@@ -35,12 +35,11 @@ class Driver:
             command, cwd=ROOT, env=environment, start_new_session=True, stdout=self._log, stderr=subprocess.STDOUT
         )
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 240) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        def check() -> None:
             assert self.process.poll() is None, self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.02)
+
+        eventually(condition, self.log, seconds=240, check=check)
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)

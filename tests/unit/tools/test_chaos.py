@@ -1,6 +1,5 @@
 """The harness of `make chaos`, without servers: its network, its output check, its schedule, its results."""
 
-import asyncio
 import gc
 import json
 import queue
@@ -38,11 +37,11 @@ from benchmarks.restore.oracle import Log
 from benchmarks.restore.process import LOG
 from benchmarks.restore.records import SEQUENCE_BITS, RecordMaker
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
-from headrace.runners.waiting import wait_until
 from headrace.testing import FakeKafka
 from headrace.testing.servers.databases import Database
 from headrace.testing.servers.kafka.metadata import ask
 from headrace.testing.servers.ports import HOST
+from tests.helpers.waiting import eventually
 
 NODE = 2
 UNREAD = 1 << 25  # bytes, more than the sockets take
@@ -116,29 +115,7 @@ def answer(client: socket.socket, count: int = 4) -> bytes:
 
 
 def until_held(net: Network, count: int) -> None:
-    def look() -> None:
-        if net.counts.held != count:
-            raise RetriableError(f"{net.counts.held} bytes are held")
-
-    wait_until(look, "the network holds nothing", TIMEOUT_S, 0.005)
-
-
-def until_closing(writer: asyncio.StreamWriter) -> None:
-    def look() -> None:
-        if not writer.is_closing():
-            raise RetriableError("it is open")
-
-    wait_until(look, "the network closes the connection", TIMEOUT_S, 0.005)
-
-
-def until_ordered(net: Network) -> None:
-    """Until another thread has handed work to the loop, which does not look yet."""
-
-    def look() -> None:
-        if not net._loop._ready:  # type: ignore[attr-defined]  # asyncio shows it nowhere else
-            raise RetriableError("nothing is ordered")
-
-    wait_until(look, "the order to end", TIMEOUT_S, 0.005)
+    eventually(lambda: net.counts.held == count, lambda: f"{net.counts.held} bytes are held", seconds=TIMEOUT_S)
 
 
 def nothing_comes(client: socket.socket) -> bool:
@@ -225,7 +202,7 @@ class TestTheNetwork:
             connection.client.transport.set_write_buffer_limits(UNREAD)  # so that the proxy waits for no process
             server.sendall(bytes(UNREAD))
             server.close()
-            until_closing(connection.client)
+            eventually(connection.client.is_closing, seconds=TIMEOUT_S)
             assert connection.client.transport.get_write_buffer_size()
             net.close()
             assert connection.client.get_extra_info("socket").fileno() == -1
@@ -237,7 +214,7 @@ class TestTheNetwork:
         with connected(address) as client:  # by the kernel: the loop finds it together with the order to end
             end = threading.Thread(target=net.close)
             end.start()
-            until_ordered(net)
+            eventually(lambda: net._loop._ready)  # work was handed to the loop, which does not look yet
             gate.set()
             end.join(TIMEOUT_S)
             assert not end.is_alive()
