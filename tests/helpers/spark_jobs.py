@@ -16,6 +16,7 @@ from typing import Any, Self
 import psutil
 import pyspark
 
+from headrace.runners.spark_processes.spark_archive import archive_at_hand
 from headrace.testing.servers.ports import reserved_ports
 from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.waiting import eventually
@@ -24,7 +25,9 @@ TIMEOUT_S = 240.0
 
 
 class SparkJob:
-    """`spark_sink_driver.py` in its own process group; killed with its JVM when the context ends."""
+    """A script in its own process group; killed with its JVM when the context ends."""
+
+    script = "spark_sink_driver.py"
 
     def __init__(self, folder: Path, name: str, given: Mapping[str, Any], fault: Mapping[str, Any] | None = None) -> None:
         """`name` is that of its log; `given` are its arguments, to which the checkpoint in `folder` is added.
@@ -44,7 +47,7 @@ class SparkJob:
             self._arguments["settings"] = {**self._arguments.get("settings", {}), **executors}
 
     def __enter__(self) -> Self:
-        command = [sys.executable, str(ROOT / "tests" / "helpers" / "spark_sink_driver.py"), json.dumps(self._arguments)]
+        command = [sys.executable, str(ROOT / "tests" / "helpers" / self.script), json.dumps(self._arguments)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=self._environment, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
@@ -88,6 +91,28 @@ class SparkJob:
     def thaw(self) -> None:
         os.killpg(self._process.pid, signal.SIGCONT)
         self.marked().resume()
+
+
+def kill_driver(folder: Path, arguments: Mapping[str, Any], module: str, owner: str, method: str, when: str, nth: int) -> None:
+    """Run a driver until it is killed, as `tests/faults/kill` says."""
+    kill = {"module": module, "owner": owner, "method": method, "when": when, "nth": nth}
+    with _warm_job(folder, {**arguments, "tasks": 2}, kill) as job:
+        status = job.wait()
+        assert job.mark.exists(), job.log()[-3000:]
+        assert status == -signal.SIGKILL
+
+
+def finish_driver(folder: Path, arguments: Mapping[str, Any], is_done: Callable[[], bool]) -> None:
+    """Run a driver over the same checkpoint, with another number of tasks, until all is written; then end it in good order."""
+    with _warm_job(folder, {**arguments, "tasks": 3}) as job:
+        job.wait_for(is_done)
+        job.finish()
+
+
+def _warm_job(folder: Path, arguments: Mapping[str, Any], fault: Mapping[str, Any] | None = None) -> SparkJob:
+    """To be killed with all that belongs to a warm session is harder, and it starts in half the time."""
+    archive_at_hand()
+    return SparkJob(folder, "driver", {**arguments, "session": "warm_session_builder"}, fault)
 
 
 def frozen(worker: psutil.Process) -> list[psutil.Process]:

@@ -5,7 +5,7 @@ from pyspark.errors import PySparkException
 
 from headrace.connectors.files import FileFormat, FileSink
 from tests.helpers.file_rig import job_committer, left_over, prepared, published
-from tests.helpers.sink_drivers import finish_driver, kill_driver
+from tests.helpers.spark_jobs import finish_driver, kill_driver
 
 COLUMNS = {
     "flag": "true", "byte": "-128Y", "short": "32767S", "integer": "-2147483648", "long": "9223372036854775807L",

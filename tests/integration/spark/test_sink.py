@@ -10,8 +10,8 @@ from headrace.runners.spark.supervision.core import Ending
 from headrace.runners.spark.supervision.exit_causes import end_by
 from headrace.spark.checkpoints.copies import fork, write_copy
 from headrace.spark.checkpoints.logs import read_checkpoint
-from tests.helpers.sink_drivers import finish_driver, kill_driver
 from tests.helpers.sink_rig import eventually, read_all, set_transaction_version
+from tests.helpers.spark_jobs import finish_driver, kill_driver
 
 KILLED = "headrace.connectors.kafka.write.sink"
 

@@ -7,7 +7,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from headrace.testing.servers.databases import PASSWORD
 from tests.helpers.databases import SERVERS, servers
-from tests.helpers.sink_drivers import finish_driver, kill_driver
+from tests.helpers.spark_jobs import finish_driver, kill_driver
 from tests.helpers.sql_rig import SqlRig
 
 ROWS = [(1, "one"), (2, None)]
