@@ -3,8 +3,6 @@
 A host is known by its cache folder, which all of its processes have in their environment.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import suppress
@@ -18,7 +16,7 @@ from tests.soak.standby_soak import SupervisedJob
 class Host(SupervisedJob):
     """One with a supervisor of the job `of`, or of a new job. `arguments`: more of the command line."""
 
-    def __init__(self, directory: Path, bootstrap: str, checkpoint: str, *arguments: str, of: Host | None = None) -> None:
+    def __init__(self, directory: Path, bootstrap: str, checkpoint: str, *arguments: str, of: "Host | None" = None) -> None:
         directory.mkdir()
         super().__init__(directory, bootstrap, standbys=0, checkpoint=checkpoint, like=of)
         self._command += arguments

@@ -1,7 +1,5 @@
 """What the tests of table sinks share: writing an epoch, and a reader of Delta tables that knows the protocol alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -120,7 +118,7 @@ def _of_inner(name: str) -> Any:
 class WatchedTable(LoadedTable):
     """Calls `around(commit)` in place of a commit."""
 
-    def __init__(self, inner: LoadedTable, watched: WatchedLog) -> None:
+    def __init__(self, inner: LoadedTable, watched: "WatchedLog") -> None:
         self._inner, self._watched = inner, watched
 
     def __getattr__(self, name: str) -> Any:

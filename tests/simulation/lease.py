@@ -15,8 +15,6 @@ long that it may have been taken for dead calls no driver. Once nothing is wrong
 follows with a warm driver, the job gets on, and it stays so, also while the lease store is away; a dead leader is replaced.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections import Counter, deque
@@ -125,7 +123,7 @@ class SeenLog(FusedLog):
 class Host:
     """A machine with one supervisor. `now_s`: its own clock."""
 
-    def __init__(self, simulation: Simulation, name: str, speed: float) -> None:
+    def __init__(self, simulation: "Simulation", name: str, speed: float) -> None:
         self.simulation, self.name, self.speed = simulation, name, speed
         self.now_s = simulation.chances.uniform(0, 1000)
         self.is_paused = self.is_cut_off = False

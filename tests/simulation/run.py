@@ -6,8 +6,6 @@ its workers then continue as zombies for as long as they like. A second coordina
 another machine with the same checkpoints in a store, while the first one continues.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -59,7 +57,7 @@ class Log(MemoryTransactionLog):
     `shown`: the lists that a check shows, where it does not show those of now.
     """
 
-    def __init__(self, simulation: RunSimulation) -> None:
+    def __init__(self, simulation: "RunSimulation") -> None:
         super().__init__()
         self.simulation = simulation
         self.changes = 0
@@ -152,7 +150,7 @@ class DiskStore:
 class Worker:
     """A worker's process. what it is given and says waits in `inbox` and `outbox`."""
 
-    def __init__(self, simulation: RunSimulation, number: int, registry: WorkerRegistry) -> None:
+    def __init__(self, simulation: "RunSimulation", number: int, registry: WorkerRegistry) -> None:
         self.simulation, self.number = simulation, number
         self.jobs = {name: registry.job(number, name) for name in simulation.outputs.sinks}
         self.inbox: deque[Any] = deque()
@@ -227,7 +225,7 @@ class Worker:
 class Lifetime:
     """One coordinator, on one disk."""
 
-    def __init__(self, simulation: RunSimulation, disk: Disk) -> None:
+    def __init__(self, simulation: "RunSimulation", disk: Disk) -> None:
         self.simulation = simulation
         self.store = DiskStore(disk, simulation.outputs.handles, simulation.changing)
         number = disk.registry.next_number

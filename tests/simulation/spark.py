@@ -13,8 +13,6 @@ end.
 The oracle: whenever a batch is in the commit log, the records up to its end are visible, each once, as they lie in Kafka.
 """
 
-from __future__ import annotations
-
 import logging
 import pickle
 import random
@@ -75,7 +73,7 @@ class QueryFailedError(Exception):
 class SimulatedReader(SourceReader[KafkaSplit]):
     """Reads what the brokers have, a few offsets at a time."""
 
-    def __init__(self, source: SimulatedSource) -> None:
+    def __init__(self, source: "SimulatedSource") -> None:
         self._source = source
         self._splits: list[KafkaSplit] = []
 
@@ -135,7 +133,7 @@ class Checkpoint:
     offsets: list[str] = field(default_factory=list)
     committed: int = 0
 
-    def copy(self, back: int) -> Checkpoint:
+    def copy(self, back: int) -> "Checkpoint":
         kept = max(0, self.committed - back)
         return Checkpoint(self.offsets[:kept], kept)
 
@@ -178,7 +176,7 @@ class Driver:
     `driver id`: if it is supervised.
     """
 
-    query: Query
+    query: "Query"
     checkpoint: Checkpoint
     planner: StreamPlanner[KafkaSplit]
     first_task: int
@@ -213,7 +211,7 @@ class Query:
 class SparkSimulation:
     """One history. Queries share the brokers and the place that they write to."""
 
-    latest: SparkSimulation
+    latest: "SparkSimulation"
     """The one whose cluster is the process's."""
 
     def __init__(self, start: int, loss: int, subscription: int, limits: int, queries: int) -> None:

@@ -13,8 +13,6 @@ driver lasts until it has paid for itself. Exit status 0: each record once, none
 the transactions of two drivers.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -75,7 +73,7 @@ class Traffic:
         self._is_sending, self._is_reading = True, True
         self._threads = [threading.Thread(target=run) for run in (self._send, self._read)]
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> "Traffic":
         for thread in self._threads:
             thread.start()
         return self
@@ -145,7 +143,7 @@ class SupervisedJob:
 
     def __init__(
         self, directory: Path, bootstrap: str, standbys: int = 1, checkpoint: str | None = None,
-        like: SupervisedJob | None = None,
+        like: "SupervisedJob | None" = None,
     ) -> None:  # fmt: skip
         """`like`: another supervisor of the same job."""
         name = f"standby-{uuid.uuid4().hex[:8]}" if like is None else like.source.removesuffix("-in")
