@@ -18,7 +18,7 @@ follows with a warm driver, the job gets on, and it stays so, also while the lea
 import copy
 import random
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -444,22 +444,18 @@ class Simulation:
 
     def pause_in_a_batch(self) -> None:
         """A host whose driver has planned a batch, and has yet to look what is recorded."""
-        for _ in range(40):
-            self.step()
-            planned = [host for host in self.hosts if any(driver.has_planned for driver in host.drivers.values())]
-            if planned:
-                self.chances.choice(planned).is_paused = True
-                self.happened["paused in a batch"] += 1
-                return
+        self._pause_one("batch", lambda host: any(driver.has_planned for driver in host.drivers.values()))
 
     def pause_in_a_look(self) -> None:
         """A host that leads, once the lease store has been asked, and before it has heard the answer."""
+        self._pause_one("check", lambda host: host.answer is not None and host.lease.phase is LeasePhase.LEADING)
+
+    def _pause_one(self, where: str, is_there: Callable[[Host], bool]) -> None:
         for _ in range(40):
             self.step()
-            asking = [host for host in self.hosts if host.answer is not None and host.lease.phase is LeasePhase.LEADING]
-            if asking:
-                self.chances.choice(asking).is_paused = True
-                self.happened["paused in a check"] += 1
+            if there := [*filter(is_there, self.hosts)]:
+                self.chances.choice(there).is_paused = True
+                self.happened[f"paused in a {where}"] += 1
                 return
 
     def wake(self) -> None:

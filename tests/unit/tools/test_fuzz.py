@@ -243,20 +243,19 @@ def test_a_kafka_handle_without_a_name_is_no_handle(wrong):
             KafkaHandleSerializer().deserialize(1, handle | {"topics": [changed]})
 
 
-@pytest.mark.parametrize("name", ["version", "handle_version", "epoch"])
-def test_a_list_whose_numbers_are_none_is_damaged(name):
-    lists = CommitListSerializer(KafkaHandleSerializer())
-    for data in without_numbers("kafka_commit_list_v1", name):
-        with pytest.raises(StateError, match=r"here: the list of transactions cannot be read: it is damaged \(ValueError"):
-            lists.deserialize(data, "here")
+LIST = (CommitListSerializer, "kafka_commit_list_v1", "list of transactions")
+STATE = (ShardStateSerializer, "beam_writer_v1", "state of a writer")
 
 
-@pytest.mark.parametrize("name", ["version", "handle_version", "count"])
-def test_a_writers_state_whose_numbers_are_none_is_damaged(name):
-    states = ShardStateSerializer(KafkaHandleSerializer())
-    for data in without_numbers("beam_writer_v1", name):
-        with pytest.raises(StateError, match=r"here: the state of a writer cannot be read: it is damaged \(ValueError"):
-            states.deserialize(data, "here")
+@pytest.mark.parametrize(("stored", "field"), [
+    (LIST, "version"), (LIST, "handle_version"), (LIST, "epoch"), (STATE, "version"), (STATE, "handle_version"),
+    (STATE, "count"),
+], ids=lambda value: value if isinstance(value, str) else value[1])  # fmt: skip
+def test_a_list_or_a_writers_state_whose_numbers_are_none_is_damaged(stored, field):
+    serializer, name, what = stored
+    for data in without_numbers(name, field):
+        with pytest.raises(StateError, match=rf"here: the {what} cannot be read: it is damaged \(ValueError"):
+            serializer(KafkaHandleSerializer()).deserialize(data, "here")
 
 
 def without_numbers(name: str, field: str) -> list[bytes]:
