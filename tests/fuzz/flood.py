@@ -49,7 +49,6 @@ ADDRESS_SPACE = 2 << 30
 
 RESIDENT_LIMIT = 512 << 20
 _FULLY_CHECKED = 64  # each such buffer's batches are validated in full
-
 Decode = Callable[..., Iterator[Any]]
 
 

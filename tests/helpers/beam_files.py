@@ -13,7 +13,6 @@ from fastavro import parse_schema, writer
 ROWS: list[dict[str, Any]] = [{"id": number, "name": None if number % 7 == 0 else f"é{number}"} for number in range(300)]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 LINES = [f"line {number} é" for number in range(300)]
-
 _FIELDS = [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}]
 
 

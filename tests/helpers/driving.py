@@ -9,7 +9,6 @@ from headrace.enumerator import events as e
 from headrace.testing.memory import MemoryLog, MemorySplit, MemorySplitSerializer
 
 SERIALIZER = CheckpointSerializer("memory", MemorySplitSerializer())
-
 CommandT = TypeVar("CommandT")
 
 

@@ -20,7 +20,6 @@ ONE_BATCH_PER_FETCH = {"max.partition.fetch.bytes": "1"}
 """A broker always gives one whole batch; so every batch written comes out of `poll` by itself."""
 
 TEN = [b"%d" % number for number in range(10)]
-
 Row = tuple[str, int, int, bytes | None]
 """Topic, partition, offset, value."""
 

@@ -18,7 +18,6 @@ Facts = list[Any]
 RECORDING = Path(__file__).parents[1] / "unit" / "testing" / "kafka_answers.json"
 Scenario = Callable[["Rig"], Iterable[Any]]
 SCENARIOS: dict[str, Scenario] = {}
-
 CONCURRENT = 51
 NEVER = frozenset({
     "throttle_time_ms", "port", "host", "error_message", "message", "cluster_id", "node_endpoints", "session_id", "client_host",

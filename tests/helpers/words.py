@@ -15,7 +15,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ALLOWANCE = ROOT / "tests" / "unit" / "tools" / "words_allowance.json"
-
 COUNTED_FIRST = 12_107
 """Occurrences when they were first counted: what the limits are fractions of."""
 
@@ -59,7 +58,6 @@ WORDS: dict[str, tuple[tuple[str, ...], str]] = {
 """Word -> texts of which one is in each match, which are looked for first as that is quick; and what matches."""
 
 PATTERNS = [(stems, re.compile(pattern, re.IGNORECASE)) for stems, pattern in WORDS.values()]
-
 COUNTED = re.compile(r"(\.(py|md|cfg|toml|yml|proto)|Makefile)$")
 LEFT_OUT = ("docs/style.md", "tests/helpers/words.py", "tests/unit/tools/test_words.py", "CHANGELOG.md")
 PACKAGE = ("headrace/", "pyspark_headrace/", "enumerator/", "connectors/", "runners/")

@@ -23,9 +23,7 @@ from tests.helpers.kafka_tools import created
 from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
 ONE_OFF = one_off_job()
-
 MAIN = "from headrace.cli import main; main()"
 
 

@@ -20,7 +20,6 @@ REINITIALISE = ROOT / "tests" / "faults" / "reinitialise"
 COUNT = 30_000
 OUTAGES = re.compile(r"outages: \d+\.\d s until the standby had taken over; \d+\.\d s from a cold start")
 LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) duplicates, (\d+) lost, (\d+) restores")
-
 pytestmark = pytest.mark.broker
 
 

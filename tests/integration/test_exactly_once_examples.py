@@ -14,7 +14,6 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from tests.helpers.databases import mariadb, postgresql
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
-
 EXAMPLES = Path(__file__).parents[2] / "examples" / "exactly_once"
 
 

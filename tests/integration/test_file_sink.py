@@ -148,7 +148,6 @@ def test_a_reader_alongside_it_sees_only_whole_files_of_committed_epochs(tmp_pat
 
 
 # --- every type that Spark gives ----------------------------------------------------------------------------------------
-
 NEW_YORK = ZoneInfo("America/New_York")
 VARIANT = pa.struct([pa.field("value", pa.binary(), nullable=False), pa.field("metadata", pa.binary(), nullable=False)])
 MOMENT = datetime(2024, 2, 29, 23, 59, 59, 123456)

@@ -35,7 +35,6 @@ from tests.helpers.kafka_rig import write_records
 from tests.helpers.sink_rig import read_pairs
 
 pytestmark = pytest.mark.timeout(300)
-
 ROOT = Path(__file__).parents[2]
 OURS = ("headrace", "__editable__", "pyspark_headrace")
 IMPORT = (

@@ -19,7 +19,6 @@ from tests.helpers.kafka_tools import created
 from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.broker
-
 TIMEOUT_S = 60.0
 RATE = 500.0
 SHORT = Timing(warm_up_s=1.0, steady_s=1.0, restore_s=60.0)

@@ -19,7 +19,6 @@ from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.sink_rig import read_pairs
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
-
 TIMEOUT_S = 90.0
 RECORDS = 2000
 

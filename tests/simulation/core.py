@@ -26,7 +26,6 @@ KEPT = 4
 """This many completed checkpoints are kept, to go back to."""
 
 ASSIGNMENTS = (EagerEnumerator, enumeration.LazyEnumerator)
-
 Record = tuple[str, int]
 
 

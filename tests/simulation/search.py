@@ -17,7 +17,6 @@ from typing import Any, Protocol
 Numbers = tuple[int, ...]
 Step = tuple[str, Numbers]
 Action = tuple[Callable[..., None], int]
-
 NUMBERS = 64
 """Numbers are drawn below this."""
 

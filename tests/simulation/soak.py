@@ -24,7 +24,6 @@ FIRST_SEED = 1_000_000
 
 CHUNK = 500
 RESULT = Path(__file__).parents[1] / "simulation" / "soak.json"
-
 _ADVERSARIES = {simulation.adversary.name: simulation.adversary for simulation in SIMULATIONS}
 
 

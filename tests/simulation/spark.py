@@ -56,7 +56,6 @@ SCHEMA = pa.schema([("value", pa.int64())])
 ZOMBIES_AT_MOST = 3
 CALM_BATCHES = 40
 RESTARTS_IN_PEACE = 3
-
 SplitKey = tuple[UUID | None, int]
 
 

@@ -25,7 +25,6 @@ _NEXT = (CommitPhase.CHECKING, CommitPhase.COMPLETING)
 _PAIRS = [(simulation, bug) for simulation in SIMULATIONS for bug in simulation.injected]
 BUGS = [pytest.param(each, bug, id=f"{each.adversary.name}-{bug.__name__}") for each, bug in _PAIRS]
 IDS = [simulation.adversary.name for simulation in SIMULATIONS]
-
 _ROWS = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines() if "`" in line and line.startswith("| ")]
 FOUND_AT = {(simulation, bug.strip("`")): int(number) for simulation, bug, number in _ROWS}
 """The number of the schedule that has found each bug; "missed" is no number."""

@@ -47,9 +47,7 @@ EPOCHS = 4
 OUTAGE, REPAIR, ZOMBIE = 12, 5, 7
 TIMEOUT_MS, SPARK_TIMEOUT_MS = 4000, 20_000  # a first batch of Spark takes seconds to write
 BAD = ("duplicates", "lost", "foreign", "torn", "open")
-
 SINK = "headrace.connectors.kafka.write.sink"
-
 Kill = dict[str, Any]
 
 

@@ -25,7 +25,6 @@ from tests.helpers.flink_rig import Numbers, job, kill_and_restart
 from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.flink, pytest.mark.timeout(300)]
-
 CLI = [sys.executable, "-P", "-c", "from headrace.cli import main; main()", "beam"]
 
 

@@ -27,7 +27,6 @@ from tests.helpers.kafka_tools import created, produce
 from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.flink, pytest.mark.timeout(420)]
-
 RESTORED_S = 120.0
 
 

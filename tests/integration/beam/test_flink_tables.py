@@ -18,7 +18,6 @@ from tests.helpers.table_rig import delta_paths
 from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.flink, pytest.mark.timeout(300)]
-
 SCHEMA = pa.schema([("number", pa.int64())])
 
 

@@ -26,7 +26,6 @@ from tests.helpers.sink_rig import read_all, read_pairs
 from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(600)]
-
 END = 1500
 KEYS = 5
 

@@ -28,7 +28,6 @@ from tests.helpers.waiting import eventually
 OWN = "HEADRACE_BOOTSTRAP"
 USERS = {"alice": "alice-secret", "bob": "bob's secret; 100%"}
 CLI = [sys.executable, "-P", "-c", "from headrace.cli import main; main()", "broker"]
-
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
 

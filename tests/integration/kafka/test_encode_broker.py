@@ -15,11 +15,9 @@ from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordE
 from tests.helpers.kafka_tools import created
 
 pytestmark = pytest.mark.broker
-
 PARTITIONS = 3
 NOW = 1_760_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-
 Record = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None, int]
 """Key, value, headers, timestamp."""
 

@@ -12,7 +12,6 @@ from tests.helpers.kafka_scenarios import SCENARIOS, Facts, Rig, played, recorde
 from tests.helpers.raw_kafka import RawKafka, batch
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
-
 LEADER, FOLLOWER, STRANGER = 1, 2, 3
 _NO_ID = uuid.UUID(int=0)
 

@@ -24,7 +24,6 @@ from tests.helpers.kafka_tools import Proxy, created, produce, proxy_to
 from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.broker
-
 TIMEOUT_S = 120.0
 SMALL_BATCHES = {"batch.size": 10_000}  # so that a topic is not read by a handful of requests
 

@@ -24,7 +24,6 @@ from headrace.testing.servers.kafka.security import make_certificates
 from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.broker
-
 USER, PASSWORD = "alice", "s;e'c r#et-hunter2"
 SESSION_MS = 3000
 MODULES = {"PLAIN": "plain.PlainLoginModule"}

@@ -28,7 +28,6 @@ from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import committer, die_in_commit, eventually, kafka_sink, ongoing, prepared, read_all, rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
-
 JOB = "job"
 
 

@@ -19,7 +19,6 @@ from headrace.testing.servers.processes import JAVA_OPTIONS, ServerProcess, guar
 from tests.soak.standby_soak import ARMED_S, START_S, TAKEOVER_S, SupervisedJob, Traffic, outcome
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
-
 RATE = 500.0
 ASSERTIONS = (  # Hadoop's cluster for tests makes its folders by a method of tests
     "org.junit.jupiter:junit-jupiter-api:5.8.2", "org.junit.platform:junit-platform-commons:1.8.2",

@@ -21,7 +21,6 @@ from tests.helpers import run_jobs
 from tests.helpers.beam_rig import on_direct
 
 pytestmark = pytest.mark.timeout(280)
-
 EACH = 300
 TIMEOUT_S = 60.0
 

@@ -8,7 +8,6 @@ from headrace.runners.spark.supervision.process_tree import members
 from tests.soak.standby_soak import outcome, running, send_signal, take_over
 
 pytestmark = pytest.mark.timeout(600)
-
 RATE = 1000.0
 
 

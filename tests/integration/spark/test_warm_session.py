@@ -13,7 +13,6 @@ from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archi
 from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.timeout(420)
-
 ROOT = Path(__file__).parents[3]
 
 JOB = """

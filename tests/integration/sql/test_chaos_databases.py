@@ -24,7 +24,6 @@ from headrace.testing.servers.databases import Database
 from tests.helpers.databases import mariadb, postgresql
 
 pytestmark = pytest.mark.timeout(600)
-
 SERVERS = {"embedded-postgresql": postgresql, "embedded-mariadb": mariadb}
 TIMEOUT_S = 60.0
 PRODUCED = [5, 3]

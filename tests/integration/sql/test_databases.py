@@ -17,7 +17,6 @@ from tests.helpers.databases import SERVERS, postgresql
 from tests.helpers.sql_rig import SqlRig, run_epoch, write_epoch
 
 pytestmark = pytest.mark.timeout(300)
-
 SILENCE_S, TIMEOUT_S = 0.3, 30.0
 
 

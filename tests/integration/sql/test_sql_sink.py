@@ -38,7 +38,6 @@ from tests.helpers.databases import REQUIRED, postgresql, unavailable
 from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
 
 pytestmark = pytest.mark.timeout(300)
-
 STEPS = ["fence", "clean_up", "check", "record", "end", "end", "clean_up", "record"]
 
 # What a task does that is killed: everything but to end by itself.
@@ -781,7 +780,6 @@ def test_a_table_whose_engine_has_no_transactions_is_refused(rig):
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
-
 TEXTS = ["", "\\N", "\\.", "a\tb\nc\rd\\e", "%s %% 'quoted\" `", "ä🎈", " trailing ", None]
 LEAP_DAY = datetime(2020, 2, 29, 23, 59, 59, 999999, UTC)
 INSTANTS = [LEAP_DAY, datetime(1970, 1, 1, tzinfo=UTC), datetime(1969, 7, 20, 20, 17, tzinfo=UTC)]

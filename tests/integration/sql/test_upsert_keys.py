@@ -25,8 +25,6 @@ def mariadb_rig(server) -> SqlRig:
 
 
 # --- other unique keys, which MariaDB and MySQL match by ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "columns",
     [
@@ -67,8 +65,6 @@ def test_another_unique_key_in_which_no_two_rows_meet_is_none_of_the_upserts_bus
 
 
 # --- the key itself ----------------------------------------------------------------------------------------------------
-
-
 def test_a_unique_key_of_a_prefix_is_refused(mariadb_rig):
     mariadb_rig.create("url VARCHAR(300) NOT NULL, hits BIGINT, UNIQUE first_part (url(20))")
     rows = {"url": ["https://example.com/one", "https://example.com/two"], "hits": [1, 2]}

@@ -58,8 +58,6 @@ def sink(request, tmp_path) -> FileSink:
 
 
 # --- handles ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_golden_handle_is_read_and_written():
     """A difference here means that the format has changed, and needs a new version."""
     assert FileHandleSerializer().deserialize(1, json.loads(GOLDEN.read_text())) == HANDLE
@@ -87,8 +85,6 @@ def test_names_before_and_after():
 
 
 # --- paths and options --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("path", "normal"), [
     ("/a/b/", "/a/b"), ("/a/../b", "/b"), ("file:///a/b", "/a/b"), ("file:/a/b", "/a/b"), ("a", os.path.abspath("a")),
     ("s3://bucket/a/", "s3://bucket/a"), ("./a:b", os.path.abspath("a:b")), ("/a://b", "/a:/b"),
@@ -224,8 +220,6 @@ def syncing_folders_fails(monkeypatch, code: int) -> list[int]:
 
 
 # --- writing ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_task_without_rows_touches_nothing(sink):
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(batch_of([]))
@@ -273,8 +267,6 @@ def test_what_the_filesystem_refuses_names_the_file(tmp_path):
 
 
 # --- committing ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_commit_publishes_the_files_and_leaves_nothing(sink):
     loser = prepared(sink, 0, 0, ROWS[:2], number=1)
     handles = (prepared(sink, 0, 0, ROWS[:2]), prepared(sink, 0, 1, ROWS[2:]))
@@ -439,8 +431,6 @@ def test_lists_are_written_in_the_common_form(sink):
 
 
 # --- drivers that die, and drivers that are replaced ----------------------------------------------------------------------
-
-
 def write_epoch(sink: FileSink, epoch: int, tasks: int) -> tuple[FileHandle, ...]:
     """The same rows whatever the number of tasks, and an attempt that no process counts."""
     values = [f"{epoch}{value}" for value in ROWS]

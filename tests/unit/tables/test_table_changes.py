@@ -283,8 +283,6 @@ def test_values_come_through_a_merge_as_they_are(tmp_path):
 
 
 # --- rivals, deaths, lost answers ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_a_commit_whose_answer_is_lost_is_not_merged_twice(rig, is_applied):
     rig.watched(answer_lost(is_applied=is_applied)).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c"), (2, "b", "c")])),))
@@ -474,7 +472,6 @@ def test_a_timestamp_that_spark_has_written_comes_through_a_merge_as_it_is(tmp_p
 
 
 # --- columns that a table does not have yet ------------------------------------------------------------------------------
-
 NARROW = pa.schema([("id", pa.int64()), ("name", pa.string())])
 WIDE = pa.schema([pa.field("extra", pa.float64(), nullable=False), *NARROW, ("tags", pa.list_(pa.string()))])
 

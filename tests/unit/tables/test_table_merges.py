@@ -177,8 +177,6 @@ def test_rows_of_an_iceberg_table_from_before_it_was_partitioned_in_another_way_
 
 
 # --- a check is the whole of what can be refused ----------------------------------------------------------------------------
-
-
 def checked(sink: DeltaSink, *handles: Any) -> Any:
     committer = sink.committer(JOB)
     committer.fence()

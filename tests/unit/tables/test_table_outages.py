@@ -128,8 +128,6 @@ def test_what_does_not_pass_is_said_at_once(tmp_path, error):
 
 
 # --- answers that are lost ----------------------------------------------------------------------------------------------
-
-
 def once(real: Callable[..., Any], error: Exception, *, is_applied: bool, raised: list[Exception]) -> Callable[..., Any]:
     """The library's commit, whose answer is lost the second time: the first one takes the job over."""
     calls: Iterator[int] = iter(range(1, 100))

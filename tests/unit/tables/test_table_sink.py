@@ -83,7 +83,6 @@ def test_what_the_library_reads_is_what_was_written(sink):
 
 
 # --- stored formats -----------------------------------------------------------------------------------------------------
-
 HANDLE = TableHandle(
     Attempt("query-1", 7, 3, 1), "0123456789abcdef", "f3009e8c-fd18-4ecf-94d0-d8591a2f697a",
     (("value", "string"), ("day", "date32[day]")), ("day",),
@@ -125,8 +124,6 @@ def test_a_damaged_handle_is_refused(changes):
 
 
 # --- deaths -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_driver_that_dies_before_anything_that_it_does(tmp_path):
     """Including between two calls of the store within one step: recovered, every epoch is there once, and nothing is left."""
     deaths = 0
@@ -168,8 +165,6 @@ def test_a_task_that_dies_leaves_what_the_next_commit_removes(sink):
 
 
 # --- answers that are lost, and others running --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_applied", [True, False])
 def test_a_commit_whose_answer_is_lost(sink, is_applied):
     """The table is asked before it is tried again."""
@@ -350,8 +345,6 @@ def test_the_list_of_a_younger_driver_is_left_alone(sink):
 
 
 # --- two drivers --------------------------------------------------------------------------------------------------------
-
-
 def test_a_driver_that_takes_over_during_a_commit_fences_it(sink):
     newer = driver(sink)
     with pytest.raises(FencedError):
@@ -470,7 +463,6 @@ def test_nothing_is_recorded_or_ended_without_its_time(sink):
 
 
 # --- files, partitions, statistics ---------------------------------------------------------------------------------------
-
 WIDE = pa.schema([
     ("text", pa.string()), ("number", pa.int64()), ("real", pa.float64()), ("day", pa.date32()),
     ("at", pa.timestamp("us", tz="UTC")), ("flag", pa.bool_()), ("list", pa.list_(pa.int32())), ("money", pa.decimal128(10, 2)),
@@ -558,8 +550,6 @@ def test_many_partitions_have_few_files_open(tmp_path):
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("rows", "message"), [
     (pa.schema([("other", pa.string())]), "no column 'other'; its columns are text, number"),
     (pa.schema([("number", pa.string())]), "column 'number' is int64 in the table, and string in the rows: cast it"),

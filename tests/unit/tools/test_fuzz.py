@@ -46,8 +46,6 @@ def test_every_committed_figure_is_without_a_finding(name):
 
 
 # --- the checkers see injected bugs ---
-
-
 def test_a_wrong_error_is_kept_with_its_input_and_its_place_once(tmp_path):
     def wrong(data: bytes) -> None:
         if b"x" in data:
@@ -208,8 +206,6 @@ def test_the_flood_sees_memory_above_a_limit(monkeypatch, limit):
 
 
 # --- what was found ---
-
-
 def golden(name: str) -> dict:
     return json.loads((GOLDEN / f"{name}.json").read_text())
 

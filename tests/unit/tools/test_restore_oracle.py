@@ -169,8 +169,6 @@ def test_a_curve_of_events_steps_once_for_all_that_happened_at_one_time():
 
 
 # --- times -------------------------------------------------------------------------------------------------------------
-
-
 def line(since: float, until: float, rate: float, step_s: float, total: float = 0) -> Curve:
     """Grows by `rate` per second, in steps."""
     at = np.arange(since, until, step_s)
