@@ -53,10 +53,7 @@ def spark(folder: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def page(broker: BrokerCluster, spark: Any, folder: Path) -> Iterator[Page]:
-    """A page with a session, as in PySpark's shell.
-
-    Hidden blocks make what a page presumes with `topic`, `closing`, and `register`, for a schema in the registry.
-    """
+    """A page with a session, as in PySpark's shell. Hidden blocks use `topic`, `closing`, and `register` for schemas."""
 
     def topic(name: str, *values: str, partitions: int = 1) -> None:
         create_topic(broker.bootstrap, name, partitions)

@@ -15,10 +15,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Lost:
-    """Of the sample values those at `rows` are bad, and `why` is in the reason; the others are read.
-
-    `by_java`: whether Java's judge, who sees no values, finds the schemas incompatible.
-    """
+    """Values at `rows` are bad, and `why` is in the reason. `by_java`: whether Java finds the schemas incompatible."""
 
     rows: tuple[int, ...]
     why: str

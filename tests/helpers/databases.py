@@ -20,10 +20,7 @@ def postgresql(*settings: str) -> AbstractContextManager[databases.Database]:
 
 @contextmanager
 def mariadb(*settings: str) -> Iterator[databases.Database]:
-    """While it is there, this process has one TLS context for all connections to it.
-
-    PyMySQL makes one for each, and loads the machine's authorities for it, which takes 30 ms, though it verifies no process.
-    """
+    """With one TLS context for all connections of this process: PyMySQL makes one for each, which takes 30 ms."""
     from pymysql.connections import Connection
 
     made, contexts = Connection._create_ssl_ctx, {}

@@ -65,10 +65,7 @@ def job(
     checkpoint_ms: int = 1000,
     parallelism: int | None = None,
 ) -> Iterator[str]:
-    """Build a pipeline, run it, and give its job id once every task of it runs. It is cancelled with the context.
-
-    Functions of the test's own module travel by value; classes of helpers are imported by the workers.
-    """
+    """Run a pipeline until the context ends; its job id, once every task runs. The test's own functions go by value."""
     flags = flink.options(checkpoint_ms=checkpoint_ms, savepoint=savepoint, parallelism=parallelism)
     pipeline = beam.Pipeline(options=PipelineOptions(flags))
     build(pipeline)

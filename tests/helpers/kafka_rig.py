@@ -252,10 +252,7 @@ def by_partition(rows: Sequence[Row]) -> dict[tuple[str, int], list[int]]:
 
 @contextmanager
 def through_proxy(monkeypatch: Any, address: str) -> Iterator[Any]:
-    """Lead every connection that headrace makes to `address` through a proxy, whatever the brokers advertise.
-
-    Errors put into the proxy's `refusals` are raised first, one for each connection that is tried.
-    """
+    """Lead each connection to `address` through a proxy. Errors in its `refusals` are raised first, one each."""
     connect = handshake._open_socket
     with proxy_to(address) as proxy, monkeypatch.context() as patch:
 

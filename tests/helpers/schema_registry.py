@@ -41,10 +41,7 @@ def _context(subject: str) -> str:
 
 
 class FakeRegistry(AbstractContextManager["FakeRegistry"]):
-    """Serves until it is closed, by https where it has certificates: it then asks for the client's, too.
-
-    `asked`: the requests so far, as method and path; what was looked up in a context with its query. Ids count per context.
-    """
+    """With certificates by https, and it asks for the client's, too. `asked`: the requests so far, as method and path."""
 
     def __init__(self, *, user: str | None = None, token: str | None = None, certificates: Certificates | None = None) -> None:
         self.asked: list[str] = []

@@ -30,10 +30,7 @@ class SparkJob:
     script = "spark_sink_driver.py"
 
     def __init__(self, folder: Path, name: str, given: Mapping[str, Any], fault: Mapping[str, Any] | None = None) -> None:
-        """`name` is that of its log; `given` are its arguments, to which the checkpoint in `folder` is added.
-
-        `fault` is one of `tests/faults/kill`; `mark` is there once it has happened.
-        """
+        """`given`: its arguments. `fault`: one of `tests/faults/kill`; `mark` is there once it has happened."""
         self.folder, self.name = folder, name
         run = f"{name}-{time.monotonic_ns()}"
         self.mark, self._done = folder / f"{run}-mark", folder / f"{run}-done"

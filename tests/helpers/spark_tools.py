@@ -23,11 +23,7 @@ def numbers(*spans: Iterable[int]) -> list[str]:
 
 
 def start_session(**settings: str) -> SparkSession:
-    """A session on two cores, with the JVM connector alongside ours; a failed task is tried again, as on a cluster.
-
-    A warm one, as each query of the tests starts Python processes, and waits for what they import. Sessions that are not warm:
-    the drivers of `spark_jobs.py`, and those of test_warm_session.py.
-    """
+    """A warm session on two cores, with the JVM connector alongside ours; a failed task is tried again, as on a cluster."""
     from headrace.spark import warm_session_builder
 
     os.environ["PYSPARK_PYTHON"] = sys.executable

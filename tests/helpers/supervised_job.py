@@ -63,11 +63,7 @@ class State:
 
 
 class Query:
-    """Running in batch 7. `when_awaited`: what it does each time another process waits for it.
-
-    As Spark's (4.3): whether it is active is its state alone, also for who waits, though a batch is under way; and `stop()`
-    interrupts that.
-    """
+    """Running in batch 7, as Spark's (4.3): `stop()` interrupts a batch. `when_awaited`: what it does when it is waited for."""
 
     id = "the query"
 

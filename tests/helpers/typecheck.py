@@ -24,11 +24,7 @@ OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "
 
 
 def pyright(*arguments: str, root: Path = ROOT) -> dict[str, Any]:
-    """Its report on a checkout. Its exit status says no more than the report does.
-
-    The checkout is named: by itself pyright takes the settings of a folder above it where there are some, and then checks all
-    that is in that folder.
-    """
+    """Its report on a checkout, which is named, or pyright would check all in a folder above with settings."""
     command = [sys.executable, "-m", "pyright", "--outputjson", "--project", str(root / "pyproject.toml"), *arguments]
     return json.loads(subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout)
 

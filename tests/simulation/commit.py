@@ -42,10 +42,7 @@ def list_in(data: bytes) -> CommitList[MemoryHandle]:
 
 
 class FusedLog(MemoryTransactionLog):
-    """A log whose caller dies after `fuse` more changes; it counts them, and remembers what was ever on a durable list.
-
-    `shown`: how often a transaction was committed.
-    """
+    """Its caller dies after `fuse` more changes. It remembers what was ever listed. `shown`: how often each was committed."""
 
     def __init__(self) -> None:
         super().__init__()

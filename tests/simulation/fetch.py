@@ -67,9 +67,7 @@ class View:
 
 @dataclass
 class Log:
-    """A partition as its leader has it; a follower has the first `followed` batches of it. `successor`: the id of another topic
-    of this name, made when this one was gone.
-    """
+    """As the leader has it; a follower has `followed` batches. `successor`: the id of the topic made after this one."""
 
     topic: str
     topic_id: UUID

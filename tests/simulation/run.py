@@ -52,10 +52,7 @@ class CoordinatorDiedError(BaseException):
 
 
 class Log(MemoryTransactionLog):
-    """Each change is instructed to the simulation, which may kill who makes it.
-
-    `shown`: the lists that a check shows, where it does not show those of now.
-    """
+    """The simulation may kill who makes a change. `shown`: the lists that a check shows in place of those of now."""
 
     def __init__(self, simulation: "RunSimulation") -> None:
         super().__init__()
@@ -637,11 +634,7 @@ class RunSimulation:
         raise BrokenPromiseError(f"{sorted(wanted - done)} are missing, or a dead worker's transaction is open")
 
     def left_open(self) -> bool:
-        """A dead worker's transaction is open that the folder knows of.
-
-        One that its copy does not know, or that a zombie has started after it was cleaned up twice, is left to the sink's
-        timeout.
-        """
+        """A dead worker's transaction is open that the folder knows of. Any other is left to the sink's timeout."""
         if self.happened["foreign coordinator"]:
             return False
         registry = self.disk.registry

@@ -18,10 +18,7 @@ from tests.simulation.standby import STANDBY
 
 @dataclass(frozen=True)
 class Searched:
-    """`schedules`: how many the tests play, of the code as it is and of that with an injected bug.
-
-    `often`: what must happen in them, and how often at least.
-    """
+    """`schedules`: how many the tests play. `often`: what must happen in them, and how often at least."""
 
     adversary: Adversary
     schedules: int

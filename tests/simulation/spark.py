@@ -170,10 +170,7 @@ class Attempt:
 
 @dataclass(eq=False)
 class Driver:
-    """One run of a query in a driver. `stale`: from an older copy of the checkpoint, which is its own.
-
-    `driver id`: if it is supervised.
-    """
+    """One run of a query. `stale`: from an older copy of the checkpoint, its own. `driver_id`: if it is supervised."""
 
     query: "Query"
     checkpoint: Checkpoint
