@@ -1,6 +1,4 @@
-"""The kit on KafkaSource and a real broker: a partition per split, a topic per split; and injected bugs, which it must
-catch.
-"""
+"""The kit on KafkaSource and a broker: a partition per split, a topic per split; and injected bugs, which it must catch."""
 
 import re
 import uuid

@@ -1,7 +1,4 @@
-"""How Avro schemas may change: whether a new version reads the values of the previous one, and that one the new one's.
-
-Judges besides ours are fastavro, of each value, and Java's `SchemaCompatibility`, which is what a schema registry asks.
-"""
+"""How Avro schemas may change, judged by fastavro, value by value, and by Java's `SchemaCompatibility`, as registries do."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""What the tests of Beam's pipelines on Flink put behind the source: witnesses that write down what they saw.
-
-Workers import this module. A line is JSON. Lines are appended at once and survive whatever is killed afterwards.
-"""
+"""Witnesses behind a source on Flink: workers import this; each line is JSON, appended at once, and survives kills."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How JSON Schemas may change: what a version makes of another's values, which carry the names of their fields.
-
-The judge of each value is `json`: what is under the reader's names is what is read.
-"""
+"""How JSON Schemas may change. The judge is `json`: what is under the reader's names is what is read."""
 
 from collections.abc import Sequence
 from typing import Any

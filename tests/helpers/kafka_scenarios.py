@@ -1,7 +1,4 @@
-"""The same requests to any Kafka broker, and its answers without what differs from run to run: names, ids, ports, the time.
-
-Each scenario takes a `Rig` and yields what it was given, as JSON would hold it. Played to a real broker and to the fake one.
-"""
+"""The same requests to any broker, and its answers without what differs from run to run. A scenario takes a `Rig`."""
 
 import json
 import time

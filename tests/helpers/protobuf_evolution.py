@@ -1,7 +1,4 @@
-"""How Protobuf schemas may change: what a version makes of another's values. Fields are found by their numbers.
-
-The judge of each value is Protobuf's own runtime, with the reader's message type.
-"""
+"""How Protobuf schemas may change. Fields are found by numbers; the judge is Protobuf's own runtime."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

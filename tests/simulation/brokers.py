@@ -1,7 +1,4 @@
-"""A Kafka cluster as a value: what `KafkaCluster` answers of it, without I/O, while topics come, go and change.
-
-Each broker has its own view of the metadata, which may lag behind or forget topics for a while; one of them always knows.
-"""
+"""A Kafka cluster as a value, while topics come, go and change. Brokers' metadata may lag; one of them always knows."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""What Beam keeps of a Kafka source: the enumerating stage's restriction, and a reader's.
-
-The first byte states which, and whether what follows is to be put into an envelope first.
-"""
+"""What Beam keeps of a Kafka source. The first byte: whose restriction, and whether it is put into an envelope first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Record batches through the compiled decoder and its source run by the interpreter, which must agree.
-
-The first byte is what the decoder is asked (`OPTIONS`); its highest bit: make length and CRC of the first batch good again.
-"""
+"""The decoder compiled and not. The first byte: what is asked (`OPTIONS`); its highest bit: seal the first batch again."""
 
 from itertools import islice
 

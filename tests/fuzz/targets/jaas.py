@@ -1,7 +1,4 @@
-"""`sasl.jaas.config`, and the properties of a login. The first byte is the mechanism.
-
-What follows: the JAAS text, then properties, each behind a byte 0, its name before the first `=`.
-"""
+"""A login: the mechanism as the first byte, the JAAS text, then properties, each behind a byte 0, its name before `=`."""
 
 import re
 

@@ -1,7 +1,4 @@
-"""Durable lists of committables of every sink, the state of a Beam writer, and Kafka's lists in several records.
-
-The first byte states which. A list in several records: they are separated by a byte 0, the first is the head.
-"""
+"""Durable lists of every sink, and a Beam writer's state. The first byte: which. A list's records are separated by a byte 0."""
 
 import json
 

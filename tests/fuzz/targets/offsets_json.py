@@ -1,7 +1,4 @@
-"""The offsets that Spark stores in a query's checkpoint: ours, and the JVM connector's.
-
-The first byte says whether what follows is the whole text, or the part that is ours alone.
-"""
+"""Offsets in Spark's checkpoints, ours and the JVM connector's. The first byte: the whole text, or our part alone."""
 
 import json
 

@@ -1,7 +1,4 @@
-"""Injected bugs of sinks: any sink, with one promise of `headrace.sinks` broken. The conformance kit must catch each.
-
-Every bug counts how often it has done harm, so that a test can tell a caught bug from one that never happened.
-"""
+"""Injected bugs of sinks, each counting its harm: any sink, with one promise of `headrace.sinks` broken."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Lists of committables in a database: one for each table of a job. On SQLite, by upserts.
-
-What only servers have (prepared transactions) is in `tests/integration/sql/test_sql_sink.py`.
-"""
+"""Lists of committables in a database, on SQLite: one for each table of a job. Servers: integration/sql/test_sql_sink.py."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
