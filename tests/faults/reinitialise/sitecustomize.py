@@ -1,4 +1,4 @@
-"""An injected bug, for `PYTHONPATH`: a restored source initialises again, in place of what was restored (Beam #31313, #34890)."""
+"""An injected bug for `PYTHONPATH`: a restore initialises again, in place of what was restored (Beam #31313, #34890)."""
 
 import os
 import sys
