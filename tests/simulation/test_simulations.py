@@ -70,12 +70,16 @@ def test_every_promise_is_kept_in_every_history_and_what_matters_happens_often(s
     assert {what: happened[what] for what, times in simulation.often.items() if happened[what] < times} == {}
 
 
+def search_for(simulation, bug):
+    """First where it was found last: mostly it is there again."""
+    simulation.adversary.search(max(0, FOUND_AT[simulation.adversary.name, bug.__name__] - 5), 10)
+    simulation.adversary.search(0, simulation.schedules)
+
+
 @pytest.mark.parametrize(("simulation", "bug"), BUGS)
 def test_a_injected_bug_is_found(simulation, bug):
-    number = FOUND_AT[simulation.adversary.name, bug.__name__]
     with bug(), pytest.raises(BrokenScheduleError) as found:
-        simulation.adversary.search(max(0, number - 5), 10)  # where it was found last: mostly there again, and sooner
-        simulation.adversary.search(0, simulation.schedules)
+        search_for(simulation, bug)
     # a broken promise, or a run that refuses to continue; anything else would be a mistake in the injected bug itself
     assert isinstance(found.value.error, AssertionError | ProtocolViolationError | StateError)
 
