@@ -54,7 +54,8 @@ def soak(name: str, schedules: int, before: dict[str, Any], processes: int) -> d
     rate = round(played / (time.monotonic() - started_at))
     print(f"{name}: {played} schedules, {rate}/s, {failure or 'every promise kept'}", flush=True)  # noqa: T201
     return {
-        "next_seed": first + played, "schedules": before.get("schedules", 0) + played, "failure": failure,
+        "next_seed": first + played, "schedules": before.get("schedules", before.get("histories", 0)) + played,
+        "failure": failure,
         "happened": dict(sorted(happened.items())),
     }  # fmt: skip
 
@@ -69,8 +70,8 @@ def with_an_order_of_sets() -> None:
 def main() -> int:
     with_an_order_of_sets()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--histories", type=int, default=100_000, help="of each simulation")
-    parser.add_argument("--world", choices=sorted(_ADVERSARIES), action="append", help="default: all of them")
+    parser.add_argument("--schedules", type=int, default=100_000, help="of each simulation")
+    parser.add_argument("--simulation", choices=sorted(_ADVERSARIES), action="append", help="default: all of them")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--result", type=Path, default=RESULT)
     arguments = parser.parse_args()

@@ -180,7 +180,7 @@ def is_good(result: dict[str, Any]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--life", type=float, default=20.0)
+    parser.add_argument("--lifetime", type=float, default=20.0)
     parser.add_argument("--result", type=Path)
     parser.add_argument("--jobs", type=json.loads, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
