@@ -1,7 +1,5 @@
 """What logins need: an OAuth 2 token endpoint in the test's own process, and the providers of secrets by reference."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.parse

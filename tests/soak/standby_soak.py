@@ -13,8 +13,6 @@ driver lasts until it has paid for itself. Exit status 0: each record once, none
 the transactions of two drivers.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -75,7 +73,7 @@ class Traffic:
         self._is_sending, self._is_reading = True, True
         self._threads = [threading.Thread(target=run) for run in (self._send, self._read)]
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> "Traffic":
         for thread in self._threads:
             thread.start()
         return self
@@ -144,13 +142,9 @@ class SupervisedJob:
     )
 
     def __init__(
-        self,
-        directory: Path,
-        bootstrap: str,
-        standbys: int = 1,
-        checkpoint: str | None = None,
-        like: SupervisedJob | None = None,
-    ) -> None:
+        self, directory: Path, bootstrap: str, standbys: int = 1, checkpoint: str | None = None,
+        like: "SupervisedJob | None" = None,
+    ) -> None:  # fmt: skip
         """`like`: another supervisor of the same job."""
         name = f"standby-{uuid.uuid4().hex[:8]}" if like is None else like.source.removesuffix("-in")
         self.source, self.target = f"{name}-in", f"{name}-out"
@@ -175,8 +169,7 @@ class SupervisedJob:
                     **os.environ, **self._variables, "PYTHONPATH": python_path(), "STANDBY_JOB": self._told,
                     "TMPDIR": str(self._directory),
                 },
-                stdout=log,
-                stderr=log,
+                stdout=log, stderr=log,
             )  # fmt: skip
 
     def check(self) -> None:
@@ -249,7 +242,6 @@ def _program(pid: int) -> str | None:
 def running(
     directory: Path, bootstrap: str, rate: float, kind: type[SupervisedJob] = SupervisedJob
 ) -> Iterator[tuple[SupervisedJob, Traffic]]:
-    """A job under load. Nothing is left of it."""
     job = kind(directory, bootstrap)
     with ExitStack() as stack:
         stack.callback(job.end)

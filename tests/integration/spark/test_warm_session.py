@@ -1,7 +1,5 @@
 """A session that starts sooner: its JVM from kept classes, its Python processes from one that has everything loaded."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -15,7 +13,6 @@ from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archi
 from tests.helpers.kafka_tools import created, produce
 
 pytestmark = pytest.mark.timeout(420)
-
 ROOT = Path(__file__).parents[3]
 
 JOB = """
