@@ -6,50 +6,20 @@ record once, or raises an error at each call.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
-from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator, embedded
+from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
 from headrace.enumerator.errors import StateError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing import FakeKafka
 from headrace.testing.memory import MemoryLog, MemorySource
+from tests.helpers.interruptions import OURS, Interruption
 
-OURS = str(Path(embedded.__file__).resolve().parents[1])
 SPLITS = {"a": "123", "b": "45", "c": "6"}
-
-
-class Interruption:
-    """Raises `error` at the `nth` bytecode, from 0, that this thread executes in these folders."""
-
-    def __init__(self, nth: int, error: type[BaseException], *folders: str) -> None:
-        self._left, self._error, self._folders = nth, error, folders
-        self.happened = False
-
-    def __enter__(self) -> Interruption:
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        if not Path(frame.f_code.co_filename).resolve().as_posix().startswith(self._folders):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            if self._left == 0:
-                self.happened = True
-                raise self._error
-            self._left -= 1
-        return self._trace
 
 
 def source() -> MemorySource:
