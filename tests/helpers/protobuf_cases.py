@@ -90,6 +90,8 @@ def with_numbers(kind: pa.DataType) -> pa.DataType:
         return pa.struct([each.with_type(with_numbers(each.type)) for each in kind])
     if pa.types.is_list(kind):
         return pa.list_(with_numbers(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, with_numbers(kind.item_type))
     return pa.int64() if pa.types.is_timestamp(kind) or pa.types.is_duration(kind) else kind
 
 
