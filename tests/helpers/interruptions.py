@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +30,7 @@ class Interruption:
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        if not Path(frame.f_code.co_filename).resolve().as_posix().startswith(self._folders):
+        if not _resolved(frame.f_code.co_filename).startswith(self._folders):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
@@ -38,3 +39,8 @@ class Interruption:
                 raise self._error
             self._left -= 1
         return self._trace
+
+
+@cache
+def _resolved(path: str) -> str:
+    return Path(path).resolve().as_posix()

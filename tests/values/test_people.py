@@ -170,6 +170,9 @@ class Reading(RuleBasedStateMachine):
 
     @precondition(lambda self: self.readers)
     @rule(at=st.integers(0, 2), moment=MOMENTS)
+    def next_one(self, at: int, moment: int | None) -> None:
+        self.next(at, moment)
+
     def next(self, at: int, moment: int | None) -> None:
         reader = self.reader(at)
         answer = called(lambda: self.take(reader.batches), moment)
@@ -242,9 +245,17 @@ class Reading(RuleBasedStateMachine):
             reader.is_closed = True
 
     @precondition(lambda self: self.readers)
-    @rule(at=st.integers(0, 2))
-    def fork(self, at: int) -> None:
+    @rule(at=st.integers(0, 2), moments=st.lists(MOMENTS, min_size=1, max_size=6))
+    def next_ones(self, at: int, moments: list[int | None]) -> None:
+        for moment in moments:
+            self.next(at, moment)
+
+    @precondition(lambda self: self.readers)
+    @rule(at=st.integers(0, 2), chance=st.integers(0, 3))
+    def fork(self, at: int, chance: int) -> None:
         reader = self.reader(at)
+        if chance:  # it takes longer than all else
+            return
         said = in_child(lambda: self.take(reader.batches))
         if said not in ("error", "None"):
             records = eval(said)
@@ -285,7 +296,7 @@ class OfKafka(Reading):
     def begin(self) -> None:
         self.topic = f"t{self.number}"
         kafka().create_topic(self.topic, PARTITIONS)
-        self.source = KafkaSource(kafka().bootstrap, topics=[self.topic], stop=Latest(), properties={"group.id": f"g{self.number}"})
+        self.source = KafkaSource(kafka().bootstrap, topics=[self.topic], stop=Latest(), group=f"g{self.number}")
         assert pickle.loads(pickle.dumps(self.source)) == self.source
 
     def append(self, partition: int, values: list[int]) -> None:
@@ -445,7 +456,11 @@ class Writing(RuleBasedStateMachine):
     has_begun = precondition(lambda self: self.transaction is not None)
 
     @has_begun
-    @rule(rows=st.integers(0, 5), moment=MOMENTS)
+    @rule(rows=st.integers(0, 5), moments=st.lists(MOMENTS, min_size=1, max_size=4))
+    def write_some(self, rows: int, moments: list[int | None]) -> None:
+        for moment in moments:
+            self.write(rows, moment)
+
     def write(self, rows: int, moment: int | None) -> None:
         numbers = self.fresh(rows)
         batch = self.target.rows(numbers)
@@ -505,7 +520,7 @@ class Writing(RuleBasedStateMachine):
         self.is_doubtful = True
         COUNTS["writing"]["forks"] += 1
 
-    @has_begun
+    @precondition(lambda self: self.transaction is not None and self.written and not self.is_ended)
     @rule()
     def pickled(self) -> None:
         assert not is_picklable(self.transaction)

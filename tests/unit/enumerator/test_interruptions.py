@@ -6,6 +6,8 @@ record once, or raises an error at each call.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -160,6 +162,24 @@ def test_batches_that_are_closed_have_ended(kafka):
         assert next(batches).num_rows
     assert list(batches) == []
     batches.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_batches_are_refused_in_a_forked_child_and_the_parent_reads_on(kafka):
+    """Its threads are the parent's: it would wait for ever."""
+    batches = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest()).batches()
+    rows = next(batches).num_rows
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        with suppress(BaseException):
+            with pytest.raises(StateError, match="made before a fork"):
+                next(batches)
+            batches.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert rows + sum(batch.num_rows for batch in batches) == 80
 
 
 def test_a_days_batches_end_where_that_day_ends_and_not_where_the_day_before_did():

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from headrace.connectors.files.guard import AllOrNothing
+from headrace.connectors.base.guard import AllOrNothing
 from headrace.enumerator import EmbeddedRun
 
 Injected = Callable[[], AbstractContextManager[Any]]
