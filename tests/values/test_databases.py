@@ -31,7 +31,7 @@ from tests.values import schemas
 from tests.values.budget import explore, find
 from tests.values.bugs import databases as bugs
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 COUNTS: Counter[str] = Counter()
 UPSERTS = 60
@@ -218,6 +218,11 @@ def holds(rig: SqlRig, kind: pa.DataType, value: Any) -> bool:
 
 def upserts(url: str) -> Callable[[], None]:
     return given(plans())(lambda plan: check(url, plan))
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_short_run_over_databases(urls, server):
+    find(upserts(urls(server)), 8)
 
 
 @pytest.mark.parametrize("server", SERVERS)

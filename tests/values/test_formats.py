@@ -35,8 +35,6 @@ from tests.values.budget import explore, find
 from tests.values.bugs import formats as bugs
 from tests.values.test_files import parsed
 
-pytestmark = pytest.mark.long
-
 COUNTS: dict[str, Counter[str]] = defaultdict(Counter)
 EXAMPLES = {"avro": 100, "protobuf": 60, "json": 150, "json schema": 100}
 """Of the default budget."""
@@ -458,6 +456,11 @@ SEARCHES: dict[str, Callable[[], Callable[[], None]]] = {
     "json": lambda: given(columns(FLAT_JSON), CHANCES)(check_json),
     "json schema": lambda: given(columns(tuple(OF_JSON_SCHEMA)), CHANCES)(check_json_schema),
 }
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_short_run_over_formats(name):
+    find(SEARCHES[name](), 15)
 
 
 @pytest.mark.parametrize("name", SEARCHES)

@@ -42,7 +42,7 @@ from tests.helpers.table_rig import JOB, driver
 from tests.values.budget import explore, find
 from tests.values.bugs import people as bugs
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 COUNTS: dict[str, Counter[str]] = {"reading": Counter(), "writing": Counter()}
 READINGS, WRITINGS = 60, 80
@@ -556,6 +556,11 @@ class Writing(RuleBasedStateMachine):
 
 
 # --- the searches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", [OfKafka, OfRun, Writing])
+def test_a_short_run_of_people(machine):
+    find(machine, 6)
 
 
 @pytest.mark.parametrize("machine", [OfKafka, OfRun, OfLazyRun])
