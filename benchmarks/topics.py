@@ -29,11 +29,13 @@ class Shape:
     value_bytes: int
     codec: str = "none"
     partitions: int = 8
+    batch_kib: int = 128
 
     @property
     def topic(self) -> str:
         """The topic's name, which says it all."""
-        return f"bench-{self.records}x{self.value_bytes}B-{self.codec}-{self.partitions}p"
+        of_batches = "" if self.batch_kib == Shape.batch_kib else f"-{self.batch_kib}KiB"
+        return f"bench-{self.records}x{self.value_bytes}B-{self.codec}-{self.partitions}p{of_batches}"
 
     def values(self) -> list[bytes]:
         """Distinct values."""
@@ -63,6 +65,10 @@ class Contents(Protocol):
     @property
     def partitions(self) -> int:
         """How many there are; records take turns."""
+
+    @property
+    def batch_kib(self) -> int:
+        """How large a batch may become, before it is compressed."""
 
     def values(self) -> list[bytes]:
         """Distinct values, which take turns."""
@@ -105,7 +111,8 @@ def _produce(bootstrap: str, shape: Contents) -> None:
             "bootstrap.servers": bootstrap,
             "compression.type": shape.codec,
             "linger.ms": 100,
-            "batch.size": 128 << 10,
+            "batch.size": shape.batch_kib << 10,
+            "message.max.bytes": max(1_000_000, shape.batch_kib << 10),
             "queue.buffering.max.messages": 1_000_000,
             "queue.buffering.max.kbytes": 256 << 10,
         }

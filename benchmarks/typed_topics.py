@@ -39,6 +39,7 @@ class TypedShape:
     wanted: int | None = None
     codec: str = "none"
     partitions: int = 8
+    batch_kib: int = 128
 
     @property
     def topic(self) -> str:

@@ -1,11 +1,11 @@
 """This checkout and another one: reads, writes, triggers and copies, alternately, on one broker.
 
-    python -m benchmarks.versions ../headrace-before [--rounds 7] [--records 500000]
+    python -m benchmarks.versions ../headrace-before [--rounds 7] [--records 500000] [--only compressed]
 
 Each checkout has one process, which imports `headrace` from there by PYTHONPATH (its compiled modules must have been built:
 `python setup.py build_ext --inplace`) and uses public names only. They alternate, A B A B, the first two rounds being
 warm-ups. A round gives one ratio of seconds, ours over the other's; the result has the median and the range of these.
-Results go to benchmarks/results/versions.json.
+Results go to benchmarks/results/versions.json, kind by kind. Compressed reads are of small and large batches of each codec.
 """
 
 from __future__ import annotations
@@ -52,9 +52,16 @@ class Work:
 
     def read_in_python(self) -> int:
         """The whole topic, without an engine."""
+        return self._read(self._topic)
+
+    def read_compressed(self, topic: str) -> int:
+        """The same of another topic."""
+        return self._read(topic)
+
+    def _read(self, topic: str) -> int:
         from headrace.kafka import KafkaSource, Latest
 
-        return sum(batch.num_rows for batch in KafkaSource(self._bootstrap, topics=[self._topic], stop=Latest()).batches())
+        return sum(batch.num_rows for batch in KafkaSource(self._bootstrap, topics=[topic], stop=Latest()).batches())
 
     def read_on_spark(self) -> int:
         """The whole topic in a batch, all columns."""
@@ -92,6 +99,8 @@ class Work:
 
 
 KINDS = ("read_in_python", "read_on_spark", "write_on_spark", "trigger_on_spark", "copy_on_spark")
+CODECS = ("gzip", "snappy", "lz4", "zstd")
+BATCHES_KIB = (16, 1024, 4096)
 
 
 def serve(bootstrap: str, topic: str, records: int) -> None:
@@ -102,8 +111,9 @@ def serve(bootstrap: str, topic: str, records: int) -> None:
     print(json.dumps(str(Path(headrace.__file__).resolve().parent.parent)), flush=True)  # noqa: T201 - the protocol
     for line in sys.stdin:
         started = time.perf_counter()
-        done: Callable[[], int] = getattr(work, line.strip())
-        count = done()
+        kind, *topics = line.split()
+        done: Callable[..., int] = getattr(work, kind)
+        count = done(*topics)
         print(json.dumps([time.perf_counter() - started, count]), flush=True)  # noqa: T201 - the protocol
 
 
@@ -144,28 +154,34 @@ class Checkout:
         self._process.wait()
 
 
-def measure(other: Path, rounds: int, records: int, console: Console) -> dict[str, Any]:
-    """All kinds of work, each in pairs."""
+def measure(other: Path, rounds: int, records: int, only: str, console: Console) -> dict[str, Any]:
+    """All kinds of work whose names have `only` in them, each in pairs."""
     from benchmarks.topics import Shape, fill
     from headrace.testing.servers.kafka import create_topic, start_broker
 
     shape = Shape(records, VALUE_BYTES, "lz4", partitions=1)
+    packed = [Shape(records, VALUE_BYTES, codec, 1, size) for codec in CODECS for size in BATCHES_KIB]
+    kinds = {kind: kind for kind in KINDS} | {
+        f"compressed_{each.codec}_{each.batch_kib}_kib": f"read_compressed {each.topic}" for each in packed
+    }
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        bootstrap = stack.enter_context(start_broker(jvm_options=("-Xmx1g",))).bootstrap
-        fill(bootstrap, shape)
+        config = {"message.max.bytes": str(8 << 20)}
+        bootstrap = stack.enter_context(start_broker(jvm_options=("-Xmx1g",), config=config)).bootstrap
+        for each in (shape, *packed):
+            fill(bootstrap, each)
         create_topic(bootstrap, f"{shape.topic}-out", 1)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         both = []
         for root in (ROOT, other):
             both.append(Checkout(root, [bootstrap, shape.topic, str(records)], folder / f"{uuid.uuid4()}.log"))
             stack.callback(both[-1].close)
-        for kind in KINDS:
+        for kind in (each for each in kinds if only in each):
             expected = TRIGGERS * 100 if kind.startswith("trigger") else records
-            pairs = [[each.seconds(kind, expected) for each in both] for _ in range(WARM_UPS + rounds)][WARM_UPS:]
+            pairs = [[each.seconds(kinds[kind], expected) for each in both] for _ in range(WARM_UPS + rounds)][WARM_UPS:]
             ratios = [ours / theirs for ours, theirs in pairs]
             found[kind] = {"ratio": statistics.median(ratios), "range": [min(ratios), max(ratios)], "pairs_s": pairs}
-            console.print(f"{kind:20} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+            console.print(f"{kind:24} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     return found
 
 
@@ -175,15 +191,18 @@ def main() -> None:
     parser.add_argument("other", type=Path, help="the other checkout, built in place")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--records", type=int, default=500_000)
+    parser.add_argument("--only", default="", help="kinds with this in their names")
     given = parser.parse_args()
     other = given.other.resolve()
 
     from benchmarks.environment import environment
 
     load = round(os.getloadavg()[0], 2)
-    found = measure(other, given.rounds, given.records, Console())
+    found = measure(other, given.rounds, given.records, given.only, Console())
     commit = subprocess.check_output(["git", "-C", str(other), "rev-parse", "--short", "HEAD"], text=True).strip()  # noqa: S603, S607
-    result = {"other": commit, "records": given.records, "load_average": load, "kinds": found, **environment("local")}
+    earlier = json.loads(RESULT.read_text())["kinds"] if RESULT.exists() else {}
+    kinds = {**earlier, **found}
+    result = {"other": commit, "records": given.records, "load_average": load, "kinds": kinds, **environment("local")}
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -29,6 +29,7 @@ _MOST_JOINED_BYTES = 16 << 20  # read at once; a larger value is read alone
 _ROW = re.compile(r" in row (\d+)$")
 _COLUMN = re.compile(r"Column\(/v(?:/\[\])?(/[^)]*)?\)")
 _WINDOW = 256  # values that are halved together
+_MOST_NAMES = 64  # looking for more of them costs as much as a parse by Python
 _NOT_UTF8 = "text is not UTF-8"
 _CONSTANTS = r"(?:^|[:,\[])[ \t\r\n]*-?(?:NaN|Inf(?:inity)?)[ \t\r\n]*(?:[,\]}]|$)"
 """Where NaN or Infinity may be a number: Arrow's reader takes them for such, and JSON has none. Strings may have it too."""
@@ -69,6 +70,7 @@ class JsonFormat(ValueFormat):
         self._decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=parse_float, object_pairs_hook=_object)
         self._misfit = _check(self._type, "")
         self._misfits = "|".join(_misfits(self._type))
+        self._names = sorted({json.dumps(name, ensure_ascii=False) for name in _names(self._type)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its arguments."""
@@ -103,8 +105,8 @@ class JsonFormat(ValueFormat):
             wrong |= self._faults(texts, _constant_rows(texts))
         try:
             column = self._read_good(texts, wrong) if wrong else self._read(texts, lines)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            column = self._read_around(texts, wrong)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            column = self._read_around(texts, wrong, error)
         if column.type != self._type:
             column = self._with_times(column, wrong)
         bad += [BadValue(start + row, wrong[row]) for row in sorted(wrong)]
@@ -118,10 +120,13 @@ class JsonFormat(ValueFormat):
             wrong |= dict.fromkeys(rows.to_pylist(), _unfit("", path, str(kind)))
         return without(timed, wrong) if unfit else timed
 
-    def _read_around(self, texts: pa.Array, wrong: dict[int, str]) -> pa.Array:
-        """A chunk with values that cannot be read, which are added to `wrong`."""
-        for rows in (self._suspects(texts), range(len(texts))):
-            wrong |= self._faults(texts, rows)
+    def _read_around(self, texts: pa.Array, wrong: dict[int, str], error: Exception) -> pa.Array:
+        """A chunk with values that cannot be read, which are added to `wrong`. `error`: of the first of them."""
+        finders = [self._suspects, self._repeats]
+        if "specified twice" in str(error):
+            finders.reverse()
+        for find in (*finders, _all_rows):
+            wrong |= self._faults(texts, find(texts))
             try:
                 return self._read_good(texts, wrong)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -143,6 +148,14 @@ class JsonFormat(ValueFormat):
         except pa.ArrowInvalid:  # too many fields for one expression
             return range(len(texts))
         rows: list[int] = pc.indices_nonzero(pc.invert(looks_well)).to_pylist()
+        return rows
+
+    def _repeats(self, texts: pa.Array) -> Iterable[int]:
+        """Rows in which the name of a field is found more than once."""
+        if len(self._names) > _MOST_NAMES:
+            return ()
+        counts = [pc.count_substring(texts, name) for name in self._names]
+        rows: list[int] = pc.indices_nonzero(pc.greater(pc.max_element_wise(*counts), 1)).to_pylist() if counts else []
         return rows
 
     def _faults(self, texts: pa.Array, rows: Iterable[int]) -> dict[int, str]:
@@ -238,6 +251,10 @@ def _chunks(texts: pa.Array) -> Iterator[tuple[int, int]]:
             start, size = row, 0
         size += length
     yield start, len(texts) - start
+
+
+def _all_rows(texts: pa.Array) -> Iterable[int]:
+    return range(len(texts))
 
 
 def _without(texts: pa.Array, wrong: dict[int, str]) -> pa.Array:
@@ -397,6 +414,14 @@ def _name_misfits(kind: pa.DataType, names: dict[str, list[str]]) -> None:
             name = re.escape(json.dumps(each.name, ensure_ascii=False)[1:-1])
             names.setdefault(_misfit_pattern(each.type), []).append(name)
             _name_misfits(each.type, names)
+
+
+def _names(kind: pa.DataType) -> Iterator[str]:
+    """Of all fields, those in arrays and in other fields too."""
+    for each in (kind.field(index) for index in range(kind.num_fields)):
+        if pa.types.is_struct(kind):
+            yield each.name
+        yield from _names(each.type)
 
 
 def _misfit_pattern(kind: pa.DataType) -> str:

@@ -29,6 +29,10 @@ _PAIRS = [(simulation, bug) for simulation in SIMULATIONS for bug in simulation.
 BUGS = [pytest.param(each, bug, id=f"{each.adversary.name}-{bug.__name__}") for each, bug in _PAIRS]
 IDS = [simulation.adversary.name for simulation in SIMULATIONS]
 
+_ROWS = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines() if "`" in line and line.startswith("| ")]
+FOUND_AT = {(simulation, bug.strip("`")): int(number) for simulation, bug, number in _ROWS}
+"""The number of the schedule that has found each bug; "missed" is no number."""
+
 
 @pytest.fixture(scope="module")
 def played():
@@ -70,10 +74,16 @@ def test_every_promise_is_kept_in_every_history_and_what_matters_happens_often(s
     assert {what: happened[what] for what, times in simulation.often.items() if happened[what] < times} == {}
 
 
+def search_for(simulation, bug):
+    """First where it was found last: mostly it is there again."""
+    simulation.adversary.search(max(0, FOUND_AT[simulation.adversary.name, bug.__name__] - 5), 10)
+    simulation.adversary.search(0, simulation.schedules)
+
+
 @pytest.mark.parametrize(("simulation", "bug"), BUGS)
 def test_a_injected_bug_is_found(simulation, bug):
     with bug(), pytest.raises(BrokenScheduleError) as found:
-        simulation.adversary.search(0, simulation.schedules)
+        search_for(simulation, bug)
     # a broken promise, or a run that refuses to continue; anything else would be a mistake in the injected bug itself
     assert isinstance(found.value.error, AssertionError | ProtocolViolationError | StateError)
 
@@ -117,9 +127,6 @@ def test_a_failing_history_becomes_a_short_test():
 
 
 def test_the_table_names_every_injected_bug_and_none_was_missed():
-    table = TABLE.read_text()
-    assert "missed" not in table
-    named = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ") and "`" in line]
-    assert [(simulation.strip(), bug.strip(" `")) for simulation, bug in named] == [
+    assert list(FOUND_AT) == [
         (simulation.adversary.name, bug.__name__) for simulation in SIMULATIONS for bug in simulation.injected
     ]
