@@ -35,10 +35,10 @@ import pyarrow as pa
 
 from headrace.connectors.base.capabilities import EpochRecord, WriterCommit
 from headrace.connectors.base.commit_list import CommitListSerializer
+from headrace.connectors.base.guard import AllOrNothing
 from headrace.connectors.base.jobs import check_job
 from headrace.connectors.base.sink import Attempt, CommitList, Committer, Outcome, RecordedEpoch, Transaction, TwoPhaseSink
 from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer, has_codec
-from headrace.connectors.files.guard import AllOrNothing
 from headrace.connectors.files.handles import CLEANED_UP, OPEN, FileHandle, FileHandleSerializer, temporary_name
 from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
@@ -174,10 +174,12 @@ class FileTransaction(Transaction[FileHandle]):
             self._writer = None
             size = self._store.finish(self._name, self._file)
         self._file = None
+        self._whole.end()
         return FileHandle(self._attempt, self._token, self._sink.format, self._rows, size)
 
     def abort(self) -> None:
         """Remove the file, unless it is prepared; what fails is left to the next clean up."""
+        self._whole.end()
         file, writer, self._file, self._writer = self._file, self._writer, None, None
         if writer is not None:
             with suppress(OSError, ValueError, pa.ArrowException):

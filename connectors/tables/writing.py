@@ -12,8 +12,8 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.connectors.base.guard import AllOrNothing
 from headrace.connectors.base.sink import Attempt, Transaction
-from headrace.connectors.files.guard import AllOrNothing
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
 from headrace.connectors.tables.log import FileLayout, LoadedTable, TableLog
@@ -68,12 +68,14 @@ class TableTransaction(Transaction[TableHandle]):
             if not started.work.is_open(self._place):
                 raise PeerError(f"{self._where}: transaction {self._place} was given up by a driver: write the epoch again")
         self._begun = None
+        self._whole.end()
         columns = tuple((field.name, str(field.type)) for field in started.schema)
         partitioning = started.table.partitioning if self._changes is None else ()
         return TableHandle(self._attempt, self._token, started.table.id, columns, partitioning, written, self._changes)
 
     def abort(self) -> None:
         """Remove the files, unless they are prepared; what fails is left to the next clean up."""
+        self._whole.end()
         started, self._begun = self._begun, None
         if started is None:
             return

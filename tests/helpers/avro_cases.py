@@ -3,7 +3,7 @@
 import copy
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -31,9 +31,9 @@ class _Names:
 
 
 @st.composite
-def schemas(draw: st.DrawFn, *, with_empty: bool = True) -> dict[str, Any]:
+def schemas(draw: st.DrawFn, *, with_empty: bool = True, depth: int = 2) -> dict[str, Any]:
     """A record of some fields of all kinds of types. `with_empty`: also types whose values take no bytes."""
-    return _record(draw, _Names(), 2, with_empty)
+    return _record(draw, _Names(), depth, with_empty)
 
 
 def _record(draw: st.DrawFn, names: _Names, depth: int, with_empty: bool) -> dict[str, Any]:
@@ -114,18 +114,18 @@ def evolved(draw: st.DrawFn, writer: Any) -> Any:
     return {**reader, "fields": draw(st.permutations(reader["fields"]))}
 
 
-def values(schema: Any) -> st.SearchStrategy[Any]:
-    """Values of a schema as fastavro writes them under `raw(schema)`."""
+def values(schema: Any, simple: Mapping[str, st.SearchStrategy[Any]] | None = None) -> st.SearchStrategy[Any]:
+    """Values of a schema as fastavro writes them under `raw(schema)`. `simple`: of primitive types."""
     if isinstance(schema, list):
-        return st.one_of([values(each) for each in schema])
+        return st.one_of([values(each, simple) for each in schema])
     kind = schema if isinstance(schema, str) else schema["type"]
     match kind:
         case "record":
-            return st.fixed_dictionaries({field["name"]: values(field["type"]) for field in schema["fields"]})
+            return st.fixed_dictionaries({field["name"]: values(field["type"], simple) for field in schema["fields"]})
         case "array":
-            return st.lists(values(schema["items"]), max_size=3)
+            return st.lists(values(schema["items"], simple), max_size=3)
         case "map":
-            return st.dictionaries(st.text(max_size=3), values(schema["values"]), max_size=3)
+            return st.dictionaries(st.text(max_size=3), values(schema["values"], simple), max_size=3)
         case "enum":
             return st.sampled_from(schema["symbols"])
         case "fixed":
@@ -133,7 +133,7 @@ def values(schema: Any) -> st.SearchStrategy[Any]:
     if isinstance(schema, dict) and schema.get("logicalType") == "decimal":
         most = 10 ** schema["precision"] - 1
         return st.integers(-most, most).map(_unscaled)
-    return SIMPLE[kind]
+    return (simple or SIMPLE)[kind]
 
 
 def _unscaled(number: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import psutil
 import pyspark
 
-from headrace.runners.spark_processes.spark_archive import archive_at_hand
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from headrace.testing.servers.ports import reserved_ports
 from tests.helpers.python_path import ROOT, python_path
 from tests.helpers.waiting import eventually
@@ -108,7 +108,7 @@ def finish_driver(folder: Path, arguments: Mapping[str, Any], is_done: Callable[
 
 def _warm_job(folder: Path, arguments: Mapping[str, Any], fault: Mapping[str, Any] | None = None) -> SparkJob:
     """To be killed with all that belongs to a warm session is harder, and it starts in half the time."""
-    archive_at_hand()
+    archive_of_spark().at_hand()
     return SparkJob(folder, "driver", {**arguments, "session": "warm_session_builder"}, fault)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.runners.spark_processes.spark_archive import archive_of_spark
 from headrace.spark.kafka_offsets import OURS
 from tests.helpers.envelopes import body_of
 from tests.helpers.spark_jobs import SparkJob
@@ -26,7 +27,7 @@ class Driver(SparkJob):
 
 @pytest.fixture
 def start(tmp_path):
-    archive_at_hand()
+    archive_of_spark().at_hand()
     with ExitStack() as stack:
         yield lambda **arguments: stack.enter_context(Driver(tmp_path, "driver", {**arguments, "out": str(tmp_path)}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -137,6 +138,16 @@ def test_nulls_are_left_out_where_the_schema_does_not_allow_them_and_refused_whe
         strict = made({**schema, "required": required})
         with pytest.raises(UsageError, match=f"row 1 .* {words}"):
             strict.encode(pa.array([{"a": 1}, {"d": items}], strict.arrow_type))
+
+
+def test_numbers_that_json_does_not_have_are_refused_and_a_zero_keeps_its_sign():
+    there = made(obj(a={"type": ["number", "null"]}, b={"type": "array", "items": {"type": "number"}}, c=STRING))
+    for value in (math.nan, math.inf, -math.inf):
+        for row, where in ({"a": value, "c": "x"}, "a"), ({"b": [value], "c": None}, r"b\[\]"):
+            with pytest.raises(UsageError, match=f"row 1 .* the number at field '{where}' is .*, which JSON does not have"):
+                there.encode(pa.array([{"c": "NaN"}, row], there.arrow_type))
+    rows = pa.array([{"a": -0.0, "b": [-0.0], "c": c} for c in ("NaN", None)], there.arrow_type)
+    assert [repr(row["a"].as_py()) for row in there.decode(there.encode(rows)).values] == ["-0.0", "-0.0"]
 
 
 def test_what_confluents_serializer_writes_is_read_and_the_other_way_round(registry):
