@@ -39,12 +39,12 @@ cdef class Fixed(Column):
     cdef Py_ssize_t width
     cdef inline bint has_headroom(self) noexcept nogil
 
-cdef class Ended(Column):
+cdef class _WithEnds(Column):
     cdef _Headroom ends
     cdef void begin(self)
 
 @cython.final
-cdef class Binary(Ended):
+cdef class Binary(_WithEnds):
     cdef _Headroom data
     cdef Py_ssize_t used
     cdef inline int has_headroom(self, Py_ssize_t length) noexcept nogil
@@ -62,7 +62,7 @@ cdef class Struct(Column):
     cdef _Table children
 
 @cython.final
-cdef class Lists(Ended):
+cdef class Lists(_WithEnds):
     cdef Column child
     cdef inline int append(self) noexcept nogil
 

@@ -363,7 +363,7 @@ class Fixed(Column):
         return pa.Array.from_buffers(kind, rows, buffers, nulls)
 
 
-class Ended(Column):
+class _WithEnds(Column):
     """Values of any length: `ends` has where each ends."""
 
     def __init__(self) -> None:
@@ -382,7 +382,7 @@ class Ended(Column):
         return Column.append_null(self)
 
 
-class Binary(Ended):
+class Binary(_WithEnds):
     """Strings and bytes."""
 
     def __init__(self) -> None:
@@ -470,7 +470,7 @@ class Struct(Column):
         return pa.StructArray.from_buffers(kind, rows, [validity], nulls, children=children)
 
 
-class Lists(Ended):
+class Lists(_WithEnds):
     """Arrays, and maps: their child is then a struct of key and value."""
 
     def __init__(self, child: Column) -> None:
