@@ -76,7 +76,7 @@ bench-outage: $(INSTALLED) ## Brokers away for ten minutes, restarted one after 
 	$(BIN)/python -m benchmarks.outage
 
 soak: $(INSTALLED) ## 100,000 new histories of each simulated simulation, and 340 SIGKILLs of exactly-once jobs (an hour)
-	$(BIN)/python -m tests.simulation.soak --histories 100000
+	$(BIN)/python -m tests.simulation.soak --schedules 100000
 	$(BIN)/python -m tests.soak.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
 	$(BIN)/python -m tests.soak.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 
@@ -119,8 +119,8 @@ fuzz: $(INSTALLED) ## Fuzzers of everything that reads others' bytes, AddressSan
 	$(BIN)/python -m tests.fuzz.flood --buffers 100000000 --state build/flood.json
 	$(BIN)/python -m tests.fuzz.flood --of avro --buffers 10000000 --state build/flood_avro.json
 
-values: $(INSTALLED) ## A search for values that sinks lose, change or hide, read back by others (an hour; HEADRACE_VALUES_MINUTES for each search)
-	HEADRACE_VALUES_MINUTES=$${HEADRACE_VALUES_MINUTES:-15} $(BIN)/pytest tests/values -k "not bug"
+values: $(INSTALLED) ## Values that sinks and formats lose, change or hide, and what people do next (hours; HEADRACE_VALUES_MINUTES for each search)
+	HEADRACE_VALUES_MINUTES=$${HEADRACE_VALUES_MINUTES:-15} $(BIN)/pytest tests/values -m long -k "not bug"
 
 mutants: $(INSTALLED) ## Mutation testing of the modules that decide: no survivor without a reason (hours; continues where it stopped)
 	$(BIN)/pip install --quiet --requirement requirements/mutants.txt

@@ -25,6 +25,8 @@ _PLAIN = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), 
 _OF_PARTS = ("oneOf", "anyOf", "allOf")
 _MOST_NODES = 10_000
 _LONGEST = 2**31 - 1
+_NO_NUMBERS = '"(?:NaN|-?Infinity)"'
+_NULLS_AND_NO_NUMBERS = f"null|{_NO_NUMBERS}"
 
 
 class JsonSchemaFormat(ValueFormat):
@@ -70,20 +72,22 @@ class JsonSchemaFormat(ValueFormat):
     def encode(self, values: pa.Array) -> pa.Array:
         """As `ValueFormat` says. A null is written where the schema allows it, and is left out where it does not.
 
-        Raises UsageError for a null that is required.
+        Raises UsageError for a null that is required, for NaN and for an infinity.
         """
         encoded = self._values.encode(values)
-        if not self._node.may_leave_out:
+        looked_at = _NULLS_AND_NO_NUMBERS if self._node.may_leave_out else _NO_NUMBERS
+        rows = pc.indices_nonzero(pc.match_substring_regex(encoded, looked_at)).to_pylist()
+        if not rows:
             return encoded
-        found = [
-            self._without_nulls(text, row) if text is not None and b"null" in text else text
-            for row, text in enumerate(encoded.to_pylist())
-        ]
+        found = encoded.to_pylist()
+        for row in rows:
+            found[row] = self._checked(found[row], row)
         return pa.array(found, pa.binary())
 
-    def _without_nulls(self, text: bytes, row: int) -> bytes:
+    def _checked(self, text: bytes, row: int) -> bytes:
         try:
-            return json.dumps(self._node.written(json.loads(text), ""), ensure_ascii=False, separators=(",", ":")).encode()
+            found = json.loads(text, parse_int=lambda digits: -0.0 if digits == "-0" else int(digits))
+            return json.dumps(self._node.written(found, ""), ensure_ascii=False, separators=(",", ":")).encode()
         except UsageError as error:
             raise UsageError(f"row {row} cannot be written by the JSON Schema: {error}") from None
 
@@ -106,6 +110,8 @@ class _Node:
 
     def written(self, value: Any, path: str) -> Any:  # noqa: ANN401 - JSON
         """A value without the nulls that the schema does not allow. Raises UsageError where it needs another value."""
+        if isinstance(value, str) and pa.types.is_floating(self.kind):
+            raise UsageError(f"the number{_at(path)} is {value}, which JSON does not have")
         if isinstance(value, dict):
             return {name: each for name, each in self._written(value, path) if each is not None or self.fields[name].nullable}
         if isinstance(value, list) and self.items is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from headrace.connectors.base.guard import AllOrNothing
 from headrace.connectors.base.sink import Transaction
 from headrace.connectors.sql.arrow import Field, normalised
 from headrace.connectors.sql.errors import translated
@@ -29,47 +30,38 @@ def end_session(engine: Engine, connection: Connection) -> None:
     engine.dispose()
 
 
-@contextmanager
-def closed_on_error(engine: Engine, connect: Callable[[], Connection]) -> Iterator[Connection]:
-    """Give a connection that stays open, unless the context ends by an exception."""
-    connection = connect()
-    try:
-        yield connection
-    except BaseException:
-        end_session(engine, connection)
-        raise
-
-
 class RowTransaction(Transaction[SqlHandle]):
     """Rows of one schema into one table. A subclass says how they are put there, and what the pre-commit is."""
 
     def __init__(self, engine: Engine, connection: Connection, table: Table) -> None:
         """Takes the connection over, in which the transaction has started, or starts with its first statement."""
-        self._engine = engine
-        self._connection = connection
-        self._table = table
+        self._engine, self._connection, self._table = engine, connection, table
         self._schema: pa.Schema | None = None
         self._fields: tuple[Field, ...] = ()
         self._rows = 0
         self._is_open = True
+        self._whole = AllOrNothing(f"table {table.name!r}", "the transaction", self.abort)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send the rows. Raises UsageError when they do not fit the table, or are not like the previous ones."""
+        self._whole.check()
         if self._schema is None:
             self._fields = fields_of(self._table, batch.schema)
             self._check(batch.schema)
             self._schema = batch.schema
         elif not batch.schema.equals(self._schema):
             raise UsageError(f"the rows for table {self._table.name!r} have changed from {self._schema} to {batch.schema}")
-        for start in range(0, batch.num_rows, _CHUNK_ROWS):
-            chunk = batch.slice(start, _CHUNK_ROWS)
-            columns = [normalised(array, field) for array, field in zip(chunk.columns, self._fields, strict=True)]
-            with translated(self._engine, f"writing to table {self._table.name!r}"):
-                self._put(self._fields, columns)
-            self._rows += chunk.num_rows
+        with self._whole.steps():
+            for start in range(0, batch.num_rows, _CHUNK_ROWS):
+                chunk = batch.slice(start, _CHUNK_ROWS)
+                columns = [normalised(array, field) for array, field in zip(chunk.columns, self._fields, strict=True)]
+                with translated(self._engine, f"writing to table {self._table.name!r}"):
+                    self._put(self._fields, columns)
+                self._rows += chunk.num_rows
 
     def prepare(self) -> SqlHandle | None:
         """Pre-commit. Raises UsageError for rows that the database refuses, RetriableError for a lost connection."""
+        self._whole.check()
         try:
             if not self._rows:
                 return None
@@ -79,7 +71,7 @@ class RowTransaction(Transaction[SqlHandle]):
             self.abort()  # the session is over either way; what is prepared or committed does not mind
 
     def abort(self) -> None:
-        """End the session."""
+        self._whole.end()
         if self._is_open:
             self._is_open = False
             end_session(self._engine, self._connection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +12,8 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.connectors.base.guard import AllOrNothing
 from headrace.connectors.base.sink import Attempt, Transaction
-from headrace.connectors.files.guard import AllOrNothing
 from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
 from headrace.connectors.tables.log import FileLayout, LoadedTable, TableLog
@@ -68,12 +68,14 @@ class TableTransaction(Transaction[TableHandle]):
             if not started.work.is_open(self._place):
                 raise PeerError(f"{self._where}: transaction {self._place} was given up by a driver: write the epoch again")
         self._begun = None
+        self._whole.end()
         columns = tuple((field.name, str(field.type)) for field in started.schema)
         partitioning = started.table.partitioning if self._changes is None else ()
         return TableHandle(self._attempt, self._token, started.table.id, columns, partitioning, written, self._changes)
 
     def abort(self) -> None:
         """Remove the files, unless they are prepared; what fails is left to the next clean up."""
+        self._whole.end()
         started, self._begun = self._begun, None
         if started is None:
             return
@@ -88,7 +90,9 @@ class TableTransaction(Transaction[TableHandle]):
         loaded.check_writable()
         schema = written_columns(self._changes, rows, loaded, self._where)
         work = WorkFolder(self._log.store(), self._attempt.job)
-        formats = loaded.files if self._changes is None else _Staged()
+        formats = (
+            loaded.files if self._changes is None else FileLayout()
+        )  # no table has staged files: the driver reads them whole
         stored = schema if self._changes is None else self._changes.staged_schema(rows, schema)
         files = PartitionedFiles(work, self._place, self._layout, formats, stored)
         work.open(self._place)
@@ -129,26 +133,6 @@ class _Begun:
     work: WorkFolder
     files: PartitionedFiles
     columns: list[str]
-
-
-class _Staged(FileLayout):
-    """Of files that no table has: the driver reads them whole."""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return ()
-
-    def keys(self, rows: pa.RecordBatch) -> Sequence[pa.Array]:
-        return ()
-
-    def columns(self, schema: pa.Schema) -> pa.Schema:
-        return schema
-
-    def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
-        return ()
-
-    def statistics(self, footer: pq.FileMetaData, measured: Sequence[Measures]) -> str:
-        return ""
 
 
 class PartitionedFiles:

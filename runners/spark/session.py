@@ -35,7 +35,7 @@ from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark.reports import REPORTS_VARIABLE, own_address
 from headrace.runners.spark.version import require_pyspark
 from headrace.runners.spark_processes.daemon import ZYGOTE_VARIABLE
-from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_file, use_archive
+from headrace.runners.spark_processes.spark_archive import SUBMIT_OPTIONS, archive_of_spark, use_archive
 from headrace.runners.spark_processes.zygote import HASH_SEED, SEED
 from headrace.runners.user_cache import cache_directory
 
@@ -150,7 +150,7 @@ def warm_session_builder(spark_format: DataSourceFormat) -> SparkSession.Builder
             "the JVM runs already, so this session starts as ever: warm_session_builder() cannot help under spark-submit"
         )
         return session_builder(spark_format)
-    archive_file()  # raises without Java, which is not to wait for the session
+    _ = archive_of_spark().file  # raises without Java, which is not to wait for the session
     return _builder(WarmBuilder, spark_format)
 
 

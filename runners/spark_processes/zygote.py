@@ -50,7 +50,10 @@ def main(address: Path, names: list[str]) -> None:
                 listener.bind(name)
             listener.listen()
             for name in names:
-                _load(name)
+                module, _, function = name.partition(":")
+                loaded = importlib.import_module(module)
+                if function:
+                    getattr(loaded, function)()
             if others := _other_threads() - FORKABLE_THREADS:
                 raise SystemExit(f"not forking, since loading {', '.join(names)} has started threads: {', '.join(others)}")
             gc.freeze()  # what is loaded is shared by all that are forked, as long as no collection writes to it
@@ -66,13 +69,6 @@ def main(address: Path, names: list[str]) -> None:
 
 
 _STARTED = os.getpid()
-
-
-def _load(name: str) -> None:
-    module, _, function = name.partition(":")
-    loaded = importlib.import_module(module)
-    if function:
-        getattr(loaded, function)()
 
 
 def _other_threads() -> set[str]:

@@ -1,11 +1,9 @@
 """Avro schemas and values from Hypothesis, and readers to hold ours against: a strict one here, and fastavro's."""
 
-from __future__ import annotations
-
 import copy
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -33,9 +31,9 @@ class _Names:
 
 
 @st.composite
-def schemas(draw: st.DrawFn, *, with_empty: bool = True) -> dict[str, Any]:
+def schemas(draw: st.DrawFn, *, with_empty: bool = True, depth: int = 2) -> dict[str, Any]:
     """A record of some fields of all kinds of types. `with_empty`: also types whose values take no bytes."""
-    return _record(draw, _Names(), 2, with_empty)
+    return _record(draw, _Names(), depth, with_empty)
 
 
 def _record(draw: st.DrawFn, names: _Names, depth: int, with_empty: bool) -> dict[str, Any]:
@@ -93,9 +91,6 @@ def raw(schema: Any) -> Any:
     return kept
 
 
-PROMOTED = {"int": "long", "long": "double", "float": "double", "string": "bytes"}
-
-
 @st.composite
 def evolved(draw: st.DrawFn, writer: Any) -> Any:
     """A reader's schema: fields removed, added with a default, renamed with an alias, moved, promoted, made nullable."""
@@ -108,7 +103,7 @@ def evolved(draw: st.DrawFn, writer: Any) -> Any:
             case "rename":
                 field |= {"name": f"new_{field['name']}", "aliases": [field["name"]]}
             case "promote" if isinstance(kind, str):
-                field["type"] = PROMOTED.get(kind, kind)
+                field["type"] = {"int": "long", "long": "double", "float": "double", "string": "bytes"}.get(kind, kind)
             case "wrap" if isinstance(kind, str) and kind != "null":
                 field["type"] = ["null", kind]
             case "inside" if isinstance(kind, dict) and kind["type"] == "record":
@@ -119,18 +114,18 @@ def evolved(draw: st.DrawFn, writer: Any) -> Any:
     return {**reader, "fields": draw(st.permutations(reader["fields"]))}
 
 
-def values(schema: Any) -> st.SearchStrategy[Any]:
-    """Values of a schema as fastavro writes them under `raw(schema)`."""
+def values(schema: Any, simple: Mapping[str, st.SearchStrategy[Any]] | None = None) -> st.SearchStrategy[Any]:
+    """Values of a schema as fastavro writes them under `raw(schema)`. `simple`: of primitive types."""
     if isinstance(schema, list):
-        return st.one_of([values(each) for each in schema])
+        return st.one_of([values(each, simple) for each in schema])
     kind = schema if isinstance(schema, str) else schema["type"]
     match kind:
         case "record":
-            return st.fixed_dictionaries({field["name"]: values(field["type"]) for field in schema["fields"]})
+            return st.fixed_dictionaries({field["name"]: values(field["type"], simple) for field in schema["fields"]})
         case "array":
-            return st.lists(values(schema["items"]), max_size=3)
+            return st.lists(values(schema["items"], simple), max_size=3)
         case "map":
-            return st.dictionaries(st.text(max_size=3), values(schema["values"]), max_size=3)
+            return st.dictionaries(st.text(max_size=3), values(schema["values"], simple), max_size=3)
         case "enum":
             return st.sampled_from(schema["symbols"])
         case "fixed":
@@ -138,7 +133,7 @@ def values(schema: Any) -> st.SearchStrategy[Any]:
     if isinstance(schema, dict) and schema.get("logicalType") == "decimal":
         most = 10 ** schema["precision"] - 1
         return st.integers(-most, most).map(_unscaled)
-    return SIMPLE[kind]
+    return (simple or SIMPLE)[kind]
 
 
 def _unscaled(number: int) -> bytes:

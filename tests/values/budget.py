@@ -8,8 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 MINUTES = float(os.environ.get("HEADRACE_VALUES_MINUTES", "0"))
 """Of one search."""
@@ -18,26 +20,30 @@ _A_ROUND = 50
 _ALL = tuple(HealthCheck)
 
 
-def explore(make: Callable[[], Callable[[], None]], examples: int, part: str, counts: Counter[str]) -> None:
-    """Run the `@given` search that `make` makes; a long run adds `counts` to the results under the name of the part."""
+Search: TypeAlias = Callable[[], None] | type[RuleBasedStateMachine]
+"""Decorated with `@given`, or a state machine."""
+
+
+def explore(make: Callable[[], Search], examples: int, part: str, counts: Counter[str]) -> None:
+    """Run the search that `make` makes; a long run adds `counts` to the results under the name of the part."""
     given = settings(deadline=None, database=None, suppress_health_check=_ALL, max_examples=examples, derandomize=True)
     if not MINUTES:
-        given(make())()
+        _run(make(), given)
         return
     end, rounds = time.monotonic() + MINUTES * 60, 0
     fresh = settings(given, derandomize=False, max_examples=_A_ROUND)
     while time.monotonic() < end:
-        seed(rounds)(fresh(make()))()
+        _run(seed(rounds)(make()), fresh)
         rounds += 1
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results[part] = dict(sorted(counts.items()))
     RESULTS.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
 
 
-def find(search: Callable[[], None], examples: int) -> None:
+def find(search: Search, examples: int) -> None:
     """The same without shrinking what is found, and never longer: for injected bugs."""
     phases = (Phase.generate,)
-    settings(
+    short = settings(
         deadline=None,
         database=None,
         suppress_health_check=_ALL,
@@ -45,4 +51,12 @@ def find(search: Callable[[], None], examples: int) -> None:
         derandomize=True,
         phases=phases,
         report_multiple_bugs=False,
-    )(search)()
+    )
+    _run(search, short)
+
+
+def _run(search: Search, chosen: settings) -> None:
+    if isinstance(search, type):
+        run_state_machine_as_test(search, settings=chosen)
+    else:
+        chosen(search)()

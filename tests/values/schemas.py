@@ -5,6 +5,7 @@ Times are drawn as the integers that Arrow stores: Python's calendar ends with t
 
 from __future__ import annotations
 
+import random
 from datetime import datetime
 from decimal import Context, Decimal
 from functools import cache
@@ -267,3 +268,42 @@ def ends(column: pa.ChunkedArray) -> list[pa.Scalar]:
     if types.is_floating(column.type):
         known = known.filter(pc.invert(pc.is_nan(known)))
     return [known.take(pc.sort_indices(known)[at : at + 1])[0] for at in (0, len(known) - 1)] if len(known) else []
+
+
+# --- the same values in other forms ------------------------------------------------------------------------------------
+
+
+def other_form(column: pa.Array, chance: random.Random) -> pa.Array:
+    """The same values as others hand them over: views, dictionaries, fields in another order, texts under a null struct."""
+    kind = column.type
+    if types.is_struct(kind) and kind.num_fields:
+        parts = [(field.name, other_form(column.field(at), chance)) for at, field in enumerate(kind)]
+        parts = [(name, _with_text_under_nulls(column, part)) for name, part in chance.sample(parts, len(parts))]
+        return pa.StructArray.from_arrays([part for _, part in parts], names=[name for name, _ in parts], mask=column.is_null())
+    if types.is_list(kind):
+        lengths = pc.fill_null(pc.list_value_length(column), 0).cast(pa.int64())
+        offsets = pc.cumulative_sum(pa.concat_arrays([pa.array([0]), lengths]))
+        made = chance.choice([pa.ListArray, pa.LargeListArray])
+        offsets = offsets.cast(pa.int32() if made is pa.ListArray else pa.int64())
+        return made.from_arrays(offsets, other_form(column.flatten(), chance), mask=column.is_null())
+    if types.is_dictionary(kind):
+        return column.cast(pa.string())
+    if types.is_string(kind):
+        return chance.choice(
+            [column, column.cast(pa.large_string()), column.cast(pa.string_view()), column.dictionary_encode()]
+        )
+    return column.cast(chance.choice([kind, pa.large_binary(), pa.binary_view()])) if types.is_binary(kind) else column
+
+
+def _with_text_under_nulls(struct: pa.Array, part: pa.Array) -> pa.Array:
+    is_text = types.is_string(part.type) and struct.null_count
+    return pc.if_else(struct.is_valid(), part, pa.scalar("\0under a null")) if is_text else part
+
+
+def sliced(column: pa.Array) -> pa.Array:
+    """The same rows between two others; a union's rows are not put together."""
+    return (
+        column
+        if "union" in str(column.type)
+        else pa.concat_arrays([column[:1], column, column[:1]])[len(column[:1]) :][: len(column)]
+    )

@@ -6,6 +6,7 @@ import base64
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import types
@@ -23,10 +23,8 @@ from headrace.connectors.files.formats import FileFormat
 from headrace.connectors.files.sink import FileSink
 from headrace.enumerator.errors import PeerError, UsageError
 from tests.values import schemas
-from tests.values.budget import explore
+from tests.values.budget import explore, find
 from tests.values.test_tables import COMPARISONS, commit, decoded, ids_of, probes, quoted, text_of
-
-pytestmark = pytest.mark.long
 
 COUNTS: Counter[str] = Counter()
 ALL = tuple(
@@ -134,7 +132,14 @@ def key_of(text: str, kind: pa.DataType) -> Any:
     return int(text) if types.is_integer(kind) else parsed(text, kind)
 
 
+def files() -> Callable[[], None]:
+    return given(st.sampled_from(list(FileFormat)), st.sampled_from([1, 64 << 20]), written())(check)
+
+
+def test_a_short_run_over_files():
+    find(files(), 10)
+
+
 def test_what_is_written_to_files_is_read_by_others():
-    formats, sizes = st.sampled_from(list(FileFormat)), st.sampled_from([1, 64 << 20])
-    explore(lambda: given(formats, sizes, written())(check), 100, "files", COUNTS)
+    explore(files, 100, "files", COUNTS)
     assert COUNTS["refused"] < COUNTS["schemas"] / 2

@@ -13,7 +13,7 @@ from tests.helpers.spark_tools import stop_session
 from tests.values.bugs import plans as bugs
 from tests.values.plans import Bench, DifferenceError, search, start_session
 
-pytestmark = [pytest.mark.long, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 SEED, CASES, PLANS = 1, 12, 6
 CASES_OF_A_BUG = 50
@@ -33,6 +33,10 @@ def spark():
 def kafka():
     with FakeKafka() as cluster:
         yield cluster
+
+
+def test_a_short_run_of_plans(spark, kafka):
+    search(Bench(spark, kafka).play, SEED, 2, PLANS)
 
 
 def test_plans_give_what_they_give_over_a_table(spark, kafka):

@@ -36,8 +36,6 @@ from tests.values import schemas
 from tests.values.budget import explore, find
 from tests.values.bugs import tables as bugs
 
-pytestmark = pytest.mark.long
-
 WAREHOUSE = tempfile.TemporaryDirectory(prefix="headrace-values-")
 """Of all Iceberg tables, one after the other: a catalog takes longer to make than a table."""
 KINDS = st.sampled_from(["delta", "iceberg"])
@@ -314,6 +312,12 @@ def appends(duckdb: Reader, *, is_narrow: bool = False) -> Callable[[], None]:
 
 def partitions(duckdb: Reader) -> Callable[[], None]:
     return given(KINDS, partitioned())(lambda kind, drawn: check_partitioned(duckdb, kind, drawn))
+
+
+def test_a_short_run_over_tables(duckdb):
+    find(appends(duckdb, is_narrow=True), 10)
+    find(partitions(duckdb), 3)
+    find(changelogs(), 5)
 
 
 def test_rows_of_partitions_alone_are_found(duckdb):

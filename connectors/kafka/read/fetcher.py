@@ -8,6 +8,7 @@ thread ends when nothing is fetched from its broker any more. `poll`, `assign`, 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -27,7 +28,7 @@ from headrace.connectors.kafka.read.bytes_per_offset import shared_densities
 from headrace.connectors.kafka.read.fetch_index import Work, Worker
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.connectors.kafka.read.topic_ids import absence, is_same, range_outcome
-from headrace.enumerator.errors import HeadraceError, RetriableError
+from headrace.enumerator.errors import HeadraceError, RetriableError, StateError
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Fetcher:
         self._in_call: set[Work] = set()
         self._crash: BaseException | None = None
         self._closed = False
+        self._pid = os.getpid()
         with self._lock:
             for source in sources:
                 self._plan.add(source)
@@ -88,8 +90,13 @@ class Fetcher:
     def poll(self, timeout_s: float) -> FetchedData | FetchFailed | None:
         """The next data or failure, waiting up to `timeout_s`; None when there was none in time, or when `done`.
 
-        Raises nothing of Kafka's: failures are items. RuntimeError states that a fetching thread died of a bug.
+        Raises nothing of Kafka's: failures are items. RuntimeError states that a fetching thread died of a bug, StateError that
+        this is a forked child, which has no such threads.
         """
+        if self._pid != os.getpid():
+            raise StateError(
+                "this reader was made before a fork, and its parent process reads on: make another one here, from a checkpoint"
+            )
         deadline = time.monotonic() + timeout_s
         with self._lock:
             while not self._queue:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.connectors.base.dead_letters import parted
+from headrace.connectors.base.guard import AllOrNothing
 from headrace.connectors.base.immediate import ImmediateSink
 from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.connectors.kafka.client.cluster import enduring_cluster
@@ -34,12 +35,18 @@ class _AtLeastOnceTransaction(Transaction[Any]):
         self._sink = sink
         self._sender: BatchSender | None = None
         self._rows: TopicRows | None = None
+        self._whole = AllOrNothing(sink.bootstrap, "the writer", self.abort)
 
     def write(self, batch: pa.RecordBatch) -> None:
+        self._whole.check()
         if batch.num_rows == 0:
             return
         rest, dead = parted(batch)
         rows = encoded(rest, key=self._sink.key, value=self._sink.value)
+        with self._whole.steps():
+            self._send(rows, dead)
+
+    def _send(self, rows: pa.RecordBatch, dead: pa.RecordBatch | None) -> None:
         if self._sender is None or self._rows is None:
             config, cluster = self._sink.config, enduring_cluster(self._sink.config)
             producer = Transactions(cluster).init_idempotent()
@@ -48,6 +55,7 @@ class _AtLeastOnceTransaction(Transaction[Any]):
         self._rows.write(rows, self._sender, dead)
 
     def prepare(self) -> None:
+        self._whole.check()
         try:
             if self._sender is not None and self._rows is not None:
                 self._rows.flush(self._sender)
@@ -55,6 +63,7 @@ class _AtLeastOnceTransaction(Transaction[Any]):
             self.abort()
 
     def abort(self) -> None:
+        self._whole.end()
         if self._sender is not None:
             self._sender.close()
             self._sender = None

@@ -13,6 +13,7 @@ from typing import Protocol, Self
 import pyarrow as pa
 
 from headrace.connectors.base.dead_letters import parted
+from headrace.connectors.base.guard import AllOrNothing
 from headrace.connectors.base.jobs import is_one_off
 from headrace.connectors.base.sink import Attempt, Transaction
 from headrace.connectors.formats.value_format import ValueFormat
@@ -73,19 +74,23 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         self._started_ms = 0
         self._sender: BatchSender | None = None
         self._rows: TopicRows | None = None
+        self._whole = AllOrNothing(sink.config.bootstrap, f"the transaction of {attempt}", self.abort)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Raises UsageError for rows that cannot be records, BrokerError for records that a broker refuses, and for the
         transaction timeout if it is longer than brokers allow."""
+        self._whole.check()
         if batch.num_rows == 0:
             return
         rest, dead = parted(batch)
         rows = encoded(rest, key=self._sink.key, value=self._sink.value)
-        sender, topics = self._begun()
-        with self._explaining():
-            topics.write(rows, sender, dead)
+        with self._whole.steps():
+            sender, topics = self._begun()
+            with self._explaining():
+                topics.write(rows, sender, dead)
 
     def prepare(self) -> KafkaHandle | None:
+        self._whole.check()
         if self._producer is None or self._sender is None or self._rows is None:
             return None
         try:
@@ -99,6 +104,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         handle = KafkaHandle(self._producer, self._protocol, self._started_ms, self._sink.config.transaction_timeout_ms, ranges)
         self._sender.close()
         self._producer = self._sender = None
+        self._whole.end()
         return handle
 
     @contextmanager
@@ -133,6 +139,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
 
     def abort(self) -> None:
         """Abort, if the coordinator can be reached."""
+        self._whole.end()
         producer, sender, self._producer, self._sender = self._producer, self._sender, None, None
         if sender is not None:
             sender.close()

@@ -1,9 +1,4 @@
-"""Injected bugs in what runs under Spark: planner, discovery, offsets, tasks and writers.
-
-Each was found here or in a system like ours, or survived as a mutant; the simulated simulation of Spark must find it.
-"""
-
-from __future__ import annotations
+"""Injected bugs in what runs under Spark, each found here or in a system like ours: the simulation must find it."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -6,58 +6,25 @@ record once, or raises an error at each call.
 
 from __future__ import annotations
 
-import sys
+import os
+import signal
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
-from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator, embedded
+from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
 from headrace.enumerator.errors import StateError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing import FakeKafka
 from headrace.testing.memory import MemoryLog, MemorySource
-
-OURS = str(Path(embedded.__file__).resolve().parents[1])
-SPLITS = {"a": "123", "b": "45", "c": "6"}
-
-
-class Interruption:
-    """Raises `error` at the `nth` bytecode, from 0, that this thread executes in these folders."""
-
-    def __init__(self, nth: int, error: type[BaseException], *folders: str) -> None:
-        self._left, self._error, self._folders = nth, error, folders
-        self.happened = False
-
-    def __enter__(self) -> Interruption:
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        if not Path(frame.f_code.co_filename).resolve().as_posix().startswith(self._folders):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            if self._left == 0:
-                self.happened = True
-                raise self._error
-            self._left -= 1
-        return self._trace
+from tests.helpers.driving import log_of
+from tests.helpers.interruptions import OURS, Interruption
 
 
 def source() -> MemorySource:
-    log = MemoryLog()
-    for split_id, values in SPLITS.items():
-        log.create(split_id)
-        log.append(split_id, values)
-    return MemorySource(log, bounded=True)
+    return MemorySource(log_of(a="123", b="45", c="6"), bounded=True)
 
 
 def read(run: EmbeddedRun[Any], values: list[str]) -> None:
@@ -190,6 +157,24 @@ def test_batches_that_are_closed_have_ended(kafka):
         assert next(batches).num_rows
     assert list(batches) == []
     batches.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_batches_are_refused_in_a_forked_child_and_the_parent_reads_on(kafka):
+    """Its threads are the parent's: it would wait for ever."""
+    batches = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest()).batches()
+    rows = next(batches).num_rows
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        with suppress(BaseException):
+            with pytest.raises(StateError, match="made before a fork"):
+                next(batches)
+            batches.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert rows + sum(batch.num_rows for batch in batches) == 80
 
 
 def test_a_days_batches_end_where_that_day_ends_and_not_where_the_day_before_did():

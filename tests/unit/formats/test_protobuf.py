@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import base64
 import datetime
-import math
 import pickle
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +18,7 @@ from headrace.connectors.formats.protobuf.compiler import descriptor_set
 from headrace.connectors.formats.registry.protobuf_values import indices_as_bytes, read_indices
 from headrace.enumerator.errors import UsageError
 from headrace.formats import ProtobufFormat, create_format
+from tests.helpers.protobuf_cases import answers_of, message_class, message_of, mutated, oracle_of
 
 PROTO3 = """
 syntax = "proto3"; package p.q;
@@ -49,176 +46,21 @@ message M {
 }
 message In { optional int32 x = 1; required string q = 2; }
 """
-FIELD = FieldDescriptorProto
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-
-
-def message_class(text: str, name: str) -> Any:
-    pool = descriptor_pool.DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set(text)).file:
-        pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
 
 FORMATS = {name: (ProtobufFormat(text), message_class(text, name)) for text, name in ((PROTO3, "p.q.M"), (PROTO2, "M"))}
 
 
-# --- the oracle
-
-
-class BadTextError(Exception):
-    """A text that is not UTF-8, which the runtime gives as bytes: of proto2, where it may be."""
-
-
-class BeyondError(Exception):
-    """A time that 64-bit microseconds do not hold."""
-
-
-def expected(message: Any, within: tuple[str, ...] = ()) -> Any:
-    """A message as the runtime has read it, by the rules of our columns."""
-    inside = (*within, message.DESCRIPTOR.full_name)
-    return {field.name: of_field(message, field, inside) for field in message.DESCRIPTOR.fields}
-
-
-def of_field(message: Any, field: Any, within: tuple[str, ...]) -> Any:
-    value = getattr(message, field.name)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        of = field.message_type.fields_by_name["value"]
-        keyed = field.message_type.fields_by_name["key"]
-        return sorted((one(key, keyed, within), one(value[key], of, within)) for key in value)
-    if field.is_repeated:
-        return [one(each, field, within) for each in value]
-    return None if field.has_presence and not message.HasField(field.name) else one(value, field, within)
-
-
-def one(value: Any, field: Any, within: tuple[str, ...]) -> Any:
-    if field.enum_type is not None:
-        return field.enum_type.values_by_number[value].name if value in field.enum_type.values_by_number else str(value)
-    if field.type == FIELD.TYPE_STRING and isinstance(value, bytes):
-        raise BadTextError
-    if field.message_type is None:
-        return number(value)
-    name = field.message_type.full_name
-    if name in ("google.protobuf.Timestamp", "google.protobuf.Duration"):
-        microseconds = value.seconds * 10**6 + int(value.nanos / 1000)
-        if not -(2**63) < microseconds < 2**63 - 1:
-            raise BeyondError
-        return microseconds
-    if name.startswith("google.protobuf."):
-        return number(value.value)
-    return value.SerializePartialToString() if name in within else expected(value, within)
-
-
-def number(value: Any) -> Any:
-    """NaN, which is not itself, as a text. Negative zero is written as zero."""
-    return "NaN" if isinstance(value, float) and math.isnan(value) else value
-
-
-def plain(value: Any, kind: pa.DataType) -> Any:
-    """A value of our columns as the oracle has it. Maps have no order, and times may be beyond Python's."""
-    if value is None:
-        return None
-    if pa.types.is_struct(kind):
-        return {each.name: plain(value[each.name], each.type) for each in kind}
-    if pa.types.is_map(kind):
-        return sorted((key, plain(each, kind.item_type)) for key, each in value)
-    return [plain(each, kind.value_type) for each in value] if pa.types.is_list(kind) else number(value)
-
-
-def with_numbers(kind: pa.DataType) -> pa.DataType:
-    """Times as their microseconds."""
-    if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(with_numbers(each.type)) for each in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(with_numbers(kind.value_type))
-    return pa.int64() if pa.types.is_timestamp(kind) or pa.types.is_duration(kind) else kind
+# --- against the oracle
 
 
 def answers(name: str, values: list[bytes]) -> list[Any]:
-    """What our column has for each, or the word bad; held to the runtime's answer by `oracle`."""
-    decoded, bad = FORMATS[name][0].decode(pa.array(values, pa.binary()))
-    decoded.validate(full=True)
-    numbers = decoded.cast(with_numbers(decoded.type))
-    rows = {each.row for each in bad}
-    return ["bad" if row in rows else plain(value, numbers.type) for row, value in enumerate(numbers.to_pylist())]
+    return answers_of(FORMATS[name][0], values)
 
 
 def oracle(name: str, value: bytes) -> Any:
-    try:
-        message = FORMATS[name][1].FromString(value)
-        message.DiscardUnknownFields()
-        found = expected(message)
-    except (DecodeError, BadTextError, BeyondError):
-        return "bad"
-    return found
-
-
-# --- values
-
-
-def whole(bits: int, least: int) -> Callable[[random.Random], int]:
-    return lambda r: r.choice([0, 1, least, least + 2**bits - 1, least + r.randrange(2**bits)])
-
-
-def real(r: random.Random) -> float:
-    return r.choice([0.0, 1.5, -2.25, math.inf, -math.inf, math.nan, r.getrandbits(24) * 0.5])
-
-
-NUMBERS: dict[int, Callable[[random.Random], Any]] = {
-    **dict.fromkeys([FIELD.TYPE_INT32, FIELD.TYPE_SINT32, FIELD.TYPE_SFIXED32], whole(32, -(2**31))),
-    **dict.fromkeys([FIELD.TYPE_INT64, FIELD.TYPE_SINT64, FIELD.TYPE_SFIXED64], whole(64, -(2**63))),
-    **dict.fromkeys([FIELD.TYPE_UINT32, FIELD.TYPE_FIXED32], whole(32, 0)),
-    **dict.fromkeys([FIELD.TYPE_UINT64, FIELD.TYPE_FIXED64], whole(64, 0)),
-    **dict.fromkeys([FIELD.TYPE_FLOAT, FIELD.TYPE_DOUBLE], real),
-    FIELD.TYPE_BOOL: lambda r: r.random() < 0.5,
-    FIELD.TYPE_STRING: lambda r: "".join(r.choices("aé☃😀\0", k=r.randrange(4))),
-    FIELD.TYPE_BYTES: lambda r: r.randbytes(r.randrange(4)),
-}
-
-
-def message_of(of: Any, r: random.Random, depth: int = 2) -> Any:
-    """A message of a class, by its descriptor."""
-    message = of()
-    for field in message.DESCRIPTOR.fields:
-        if field.is_required or r.random() < 0.4:
-            fill(message, field, r, depth)
-    return message
-
-
-def fill(message: Any, field: Any, r: random.Random, depth: int) -> None:
-    inner = field.message_type
-    if inner is not None and inner.GetOptions().map_entry:
-        key, value = inner.fields_by_name["key"], inner.fields_by_name["value"]
-        for _ in range(r.randrange(3)):
-            at, items = scalar(key, r), getattr(message, field.name)
-            if value.message_type is None:
-                items[at] = scalar(value, r)
-            else:
-                items[at].CopyFrom(message_of(message_factory.GetMessageClass(value.message_type), r, 0))
-    elif field.is_repeated:
-        getattr(message, field.name).extend(item(field, r, depth) for _ in range(r.randrange(4)))
-    elif inner is None:
-        setattr(message, field.name, scalar(field, r))
-    elif depth:
-        getattr(message, field.name).CopyFrom(item(field, r, depth))
-
-
-def item(field: Any, r: random.Random, depth: int) -> Any:
-    if field.message_type is None:
-        return scalar(field, r)
-    return message_of(message_factory.GetMessageClass(field.message_type), r, max(0, depth - 1))
-
-
-def scalar(field: Any, r: random.Random) -> Any:
-    return r.choice(field.enum_type.values).number if field.enum_type is not None else NUMBERS[field.type](r)
-
-
-def mutated(value: bytes, r: random.Random) -> bytes:
-    made = bytearray(value + value[: r.choice([0, 0, 8])])
-    for _ in range(r.randint(1, 4)):
-        at = r.randint(0, len(made))
-        made[at : at + r.randrange(3)] = r.randbytes(r.randrange(4))
-    return bytes(made)
+    return oracle_of(FORMATS[name][1], value)
 
 
 SEEDS = st.integers(0, 2**63)
@@ -258,8 +100,6 @@ def test_the_oracle_sees_a_injected_difference():
 
 
 # --- single rules
-
-
 def decoded(text: str, *values: bytes | None, **options: Any) -> tuple[list[Any], dict[int, str]]:
     column, bad = ProtobufFormat(text, **options).decode(pa.array(values, pa.binary()))
     return column.to_pylist(), {each.row: each.reason for each in bad}
@@ -286,16 +126,12 @@ def test_of_several_alternatives_the_last_one_counts_and_of_a_key_too():
     assert decoded(PROTO3, twice, fields=["m"]) == ([{"m": [("a", 2)]}], {})
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (b"\x08\xff", "is not a message p.q.M: its bytes are not of Protobuf's wire format"),
-        (b"\x1a\x01\xff", "is not a message p.q.M"),
-        (b"\x7b" * 200_000 + b"\x7c" * 200_000, "is not a message p.q.M"),
-        (b"\x82\x02\x00" + b"\x22\x02\x08", "is not a message p.q.M"),
-        (b"\x72\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "a time or a duration in it does not fit 64-bit microseconds"),
-    ],
-)
+@pytest.mark.parametrize(("value", "reason"), [
+    (b"\x08\xff", "is not a message p.q.M: its bytes are not of Protobuf's wire format"),
+    (b"\x1a\x01\xff", "is not a message p.q.M"), (b"\x7b" * 200_000 + b"\x7c" * 200_000, "is not a message p.q.M"),
+    (b"\x82\x02\x00" + b"\x22\x02\x08", "is not a message p.q.M"),
+    (b"\x72\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "a time or a duration in it does not fit 64-bit microseconds"),
+])  # fmt: skip
 def test_what_is_no_message_is_bad_and_costs_no_neighbour(value, reason):
     rows, bad = decoded(PROTO3, b"\x08\x01", value, None, b"\x08\x02")
     assert [row and row["i"] for row in rows] == [1, None, None, 2]
@@ -319,18 +155,15 @@ def test_only_the_fields_that_are_asked_for_are_columns_and_the_format_is_pickle
     assert decoded(PROTO3, b"\x08\x01", None, b"\x08", fields=[])[0] == [{}, None, None]
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"e": "X"}, "row 1 cannot be written as Protobuf: field 'e' has a value that is not a symbol of the enum p.q.E"),
-        ({"me": [(True, "X")]}, "field 'me{}' has a value that is not a symbol"),
-        ({"ca": 1, "cb": "x"}, "has more than one of ca, cb, cc, which are alternatives"),
-        ({"ri": [1, None]}, r"row 1 .* field 'ri\[\]' is null, which no repeated field can hold"),
-        ({"rn": [{"a": 1, "b": 1}]}, r"row 1 .* field 'rn\[\]' has more than one of a, b"),
-        ({"m": [("a", None)]}, "field 'm{}' is null"),
-        ({"self": b""}, "field 'self' is a message p.q.M within itself, which cannot be written"),
-    ],
-)
+@pytest.mark.parametrize(("row", "words"), [
+    ({"e": "X"}, "row 1 cannot be written as Protobuf: field 'e' has a value that is not a symbol of the enum p.q.E"),
+    ({"me": [(True, "X")]}, "field 'me{}' has a value that is not a symbol"),
+    ({"ca": 1, "cb": "x"}, "has more than one of ca, cb, cc, which are alternatives"),
+    ({"ri": [1, None]}, r"row 1 .* field 'ri\[\]' is null, which no repeated field can hold"),
+    ({"rn": [{"a": 1, "b": 1}]}, r"row 1 .* field 'rn\[\]' has more than one of a, b"),
+    ({"m": [("a", None)]}, "field 'm{}' is null"),
+    ({"self": b""}, "field 'self' is a message p.q.M within itself, which cannot be written"),
+])  # fmt: skip
 def test_what_a_message_cannot_hold_is_refused_with_its_row(row, words):
     made = FORMATS["p.q.M"][0]
     with pytest.raises(UsageError, match=words):
@@ -359,22 +192,19 @@ def test_columns_are_cast_and_found_by_name_and_what_is_missing_is_not_set():
         FORMATS["M"][0].encode(pa.array([{"o": 1}]))
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "words"),
-    [
-        ("nonsense", {}, "this is not a Protobuf schema: line 1:1: Expected top-level statement"),
-        ('syntax="proto3"; message M { X x = 1; }', {}, 'this is not a Protobuf schema: line 1:30: "X" is not defined'),
-        ('syntax="proto3"; import "o.proto"; message M { }', {}, "o.proto: File not found"),
-        ('syntax="proto3"; message M { }', {"references": {"../o": "x"}}, "refers to a file named '../o'"),
-        ('syntax="proto3";', {}, "has no message type"),
-        ('edition="2023"; message M { }', {}, "is of an edition; proto2 and proto3 can be read"),
-        ('syntax="proto2"; message M { optional group G = 1 { } }', {}, "field 'g' of message M is a group"),
-        (PROTO3, {"message": "p.q.X"}, "has no message type p.q.X; there are: .*p.q.In"),
-        (PROTO3, {"fields": ["zz"]}, "message p.q.M has the fields i, .*; asked for: 'zz'"),
-        (PROTO3, {"fields": ["i.x"]}, "field 'i' of message p.q.M has no fields; asked for: 'i.x'"),
-        (b"\x08", {}, "this is not a FileDescriptorSet"),
-    ],
-)
+@pytest.mark.parametrize(("text", "options", "words"), [
+    ("nonsense", {}, "this is not a Protobuf schema: line 1:1: Expected top-level statement"),
+    ('syntax="proto3"; message M { X x = 1; }', {}, 'this is not a Protobuf schema: line 1:30: "X" is not defined'),
+    ('syntax="proto3"; import "o.proto"; message M { }', {}, "o.proto: File not found"),
+    ('syntax="proto3"; message M { }', {"references": {"../o": "x"}}, "refers to a file named '../o'"),
+    ('syntax="proto3";', {}, "has no message type"),
+    ('edition="2023"; message M { }', {}, "is of an edition; proto2 and proto3 can be read"),
+    ('syntax="proto2"; message M { optional group G = 1 { } }', {}, "field 'g' of message M is a group"),
+    (PROTO3, {"message": "p.q.X"}, "has no message type p.q.X; there are: .*p.q.In"),
+    (PROTO3, {"fields": ["zz"]}, "message p.q.M has the fields i, .*; asked for: 'zz'"),
+    (PROTO3, {"fields": ["i.x"]}, "field 'i' of message p.q.M has no fields; asked for: 'i.x'"),
+    (b"\x08", {}, "this is not a FileDescriptorSet"),
+])  # fmt: skip
 def test_what_is_no_schema_or_cannot_be_read_is_refused_by_name(text, options, words):
     with pytest.raises(UsageError, match=words):
         ProtobufFormat(text, **options)
@@ -402,7 +232,6 @@ def test_indices_that_are_no_list_of_numbers_are_none(head):
 
 
 # --- imports that a registry has built in
-
 GOOGLES = (
     "any api descriptor duration empty field_mask source_context struct timestamp type wrappers",
     "calendar_period color date datetime dayofweek decimal expr fraction interval latlng money month phone_number "

@@ -1,4 +1,4 @@
-"""A task's files are whole or not used: after any error the transaction takes no rows and gives no handle."""
+"""A task's rows are whole or not used: after an error, and after its end, a transaction takes no rows and gives no handle."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ class AllOrNothing:
     def __init__(self, where: str, name: str, abort: Callable[[], None]) -> None:
         """`where` and `name`, the destination and the transaction, are for messages; `abort` removes what is written."""
         self._where, self._name, self._abort = where, name, abort
-        self._failed = False
+        self._failed = self._ended = False
 
     def check(self) -> None:
-        """Raise UsageError after an error."""
-        if self._failed:
-            raise UsageError(f"{self._where}: {self._name} was given up after an error, and takes and gives no rows")
+        """Raise UsageError after an error, and after the end."""
+        if self._failed or self._ended:
+            why = "was given up after an error" if self._failed else "has ended"
+            raise UsageError(f"{self._where}: {self._name} {why}, and takes and gives no rows: begin another one")
+
+    def end(self) -> None:
+        """It was prepared or aborted."""
+        self._ended = True
 
     @contextmanager
     def steps(self) -> Iterator[None]:

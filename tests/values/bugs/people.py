@@ -1,0 +1,55 @@
+"""Injected bugs of what people use: batches lost or given twice after an interruption, and rows that no error tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from headrace.connectors.base.guard import AllOrNothing
+from headrace.enumerator import EmbeddedRun
+
+Injected = Callable[[], AbstractContextManager[Any]]
+
+
+def _never(name: str) -> AbstractContextManager[Any]:
+    return patch.object(EmbeddedRun, name, property(lambda _: False, lambda *_: None), create=True)
+
+
+def readers_are_kept_after_an_interruption() -> AbstractContextManager[Any]:
+    return _never("_readers_are_behind")
+
+
+def a_run_goes_on_whose_state_is_half_changed() -> AbstractContextManager[Any]:
+    return _never("_is_deciding")
+
+
+def a_checkpoint_lacks_the_last_batch() -> AbstractContextManager[Any]:
+    real = EmbeddedRun.checkpoint
+
+    def checkpoint(self: Any) -> bytes:
+        handed, self._handed = self._handed, None
+        try:
+            return real(self)
+        finally:
+            self._handed = handed
+
+    return patch.object(EmbeddedRun, "checkpoint", checkpoint)
+
+
+def a_closed_run_reads_on() -> AbstractContextManager[Any]:
+    return patch.object(EmbeddedRun, "close", lambda self: None)
+
+
+def a_transaction_goes_on_after_an_error() -> AbstractContextManager[Any]:
+    return patch.object(AllOrNothing, "check", lambda self: None)
+
+
+OF_READERS: Sequence[Injected] = (
+    readers_are_kept_after_an_interruption,
+    a_run_goes_on_whose_state_is_half_changed,
+    a_checkpoint_lacks_the_last_batch,
+    a_closed_run_reads_on,
+)
+OF_WRITERS: Sequence[Injected] = (a_transaction_goes_on_after_an_error,)
