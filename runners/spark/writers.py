@@ -303,7 +303,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         if queries:
             log.warning(
                 "query %s writes in foreachBatch without txnAppId and txnVersion: a batch that Spark runs again is written "
-                "again, and each write takes names of its own, which Kafka's coordinators keep for 7 days "
+                "again, and each write takes separate names, which Kafka's coordinators keep for 7 days "
                 "(transactional.id.expiration.ms)",
                 ", ".join(sorted(map(str, queries))),
             )

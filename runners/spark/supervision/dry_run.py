@@ -191,6 +191,9 @@ def _has_run(query: StreamingQuery, batches: int) -> bool:
     error = query.exception()
     if error is not None:
         raise error
-    progress, status = query.lastProgress, query.status
+    progress = query.lastProgress
+    if progress is None:
+        return False
+    status = query.status
     is_idle = not status["isTriggerActive"] and not status["isDataAvailable"]
-    return progress is not None and (int(progress["batchId"]) >= batches - 1 or is_idle)
+    return int(progress["batchId"]) >= batches - 1 or is_idle

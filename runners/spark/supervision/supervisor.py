@@ -308,7 +308,8 @@ class _Supervisor:
             log.warning("the driver is started again in %.1f s: %s", _until(job.wake_at_s), job.last_failure)
         elif called is not None:
             waits = self._lease is not None and self._lease.waiting == called
-            log.warning("driver %d %s: %s", called, "is to take over" if waits else "takes over", job.last_failure)
+            does = "is to take over" if waits else "takes over"
+            log.warning("driver %d %s: %s", called, does, job.last_failure)
 
     def _show(self) -> None:
         if self._status is None:

@@ -966,7 +966,7 @@ def test_the_writer_of_a_dry_run_has_the_sink_of_the_job(tmp_path):
     options = {"headraceDryRun": "true", "connector": "files", "path": str(tmp_path / "out")}
     writer = DefaultSource(options).streamWriter(StructType([StructField("a", LongType())]), overwrite=False)
     assert isinstance(writer, DryRunWriter)
-    assert writer.sink.path == str(tmp_path / "out")
+    assert writer._sink.path == str(tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
