@@ -489,6 +489,9 @@ class Writing(RuleBasedStateMachine):
     @rule(moment=MOMENTS)
     def prepare(self, moment: int | None) -> None:
         answer = called(self.transaction.prepare, moment)
+        if answer.error is None and answer.value is None and not self.written:  # there was nothing to prepare
+            self.is_doubtful = True
+            return
         if answer.error is None:
             assert not (self.is_ended and self.written), "there is no error, and rows are not written"
             assert not self.has_given or answer.value is None
